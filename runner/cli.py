@@ -1,0 +1,177 @@
+"""``python -m runner [OPTIONS] TARGET [ARGS...]``: the steps from the environment to the target."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import NoReturn
+
+from runner.comm.job import Job
+from runner.dispatch import dispatch
+from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError, UsageError
+from runner.guard.watch import Lifeline, start_worker
+from runner.launch.context import LaunchContext
+from runner.launch.detect import detect, may_speak, refuse_lost_ranks
+from runner.leaving import leave
+from runner.options import Request, parse
+from runner.placement import Placement, Resources, as_record, place_host, resources
+from runner.rendezvous.handshake import check, own_record
+from runner.rendezvous.meeting import choose_way, meet
+from runner.rendezvous.mpi_library import library_of_launcher
+from runner.rendezvous.topology import Topology
+from runner.target import Target, find_target
+from runner.tools import tool_names
+
+# What gloo, NCCL and the store say on the ranks that are left when one has gone.
+_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "ncclRemoteError")
+_UNHEARD = 2.0  # seconds after which a rank says itself what rank 0 should have said
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line; ends the process with the exit code that the README documents."""
+    try:
+        request = parse(sys.argv[1:] if argv is None else argv)
+        context = detect(os.environ, request.launcher)
+        refuse_lost_ranks(context)
+    except RunnerError as error:
+        _say_once(error, may_speak(os.environ), "")
+        sys.exit(error.exit_code)
+    lifeline = start_worker(context.label, request.timeout + 10, lambda code: _why_no_meeting(context, request, code))
+    _work(request, context, lifeline)
+
+
+def _work(request: Request, context: LaunchContext, lifeline: Lifeline) -> NoReturn:
+    """Everything that happens in the worker."""
+    for stream in (sys.stdout, sys.stderr):
+        # A launcher's pipe would hold lines back until the end; unbuffered (torchrun starts ranks so) would cut them
+        # in two writes, and lines of several ranks would run into one another.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True, write_through=False)
+    worker, in_order, in_time = os.getpid(), False, True
+    try:
+        target, job = _prepare(request, context, lifeline)
+        dispatch(target, request.arguments, job)
+        code = EXIT_OK
+    except SystemExit as leaving:
+        code = _exit_code_of(leaving)
+        in_time = False  # on purpose: the program's exit handlers may take what they need
+    except KeyboardInterrupt:
+        code = 130
+    except RunnerError as error:
+        code = error.exit_code
+        in_order = error.told_by_all  # what all ranks refuse they can also leave together
+        _say_once(error, context.rank.value == 0, "" if error.told_by_all else f"{context.label}: ")
+    except BaseException as error:
+        code = EXIT_FAILURE
+        _tell_failure(error, context)
+    if os.getpid() != worker:
+        leave(code, in_order=False)  # a child that the program has forked: group and MPI are its parent's
+    if code != EXIT_OK and in_time:
+        lifeline.failed(code)  # from here on the guard bounds every wait
+    leave(code, in_order=in_order or code == EXIT_OK)
+
+
+def _prepare(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple[Target, Job]:
+    problem = target = None
+    try:
+        target = find_target(request.target, as_module=request.as_module, tools=tool_names())
+    except UsageError as error:
+        problem = str(error)
+    record = own_record(
+        context,
+        problem=problem,
+        target=request.target,
+        digest=target.digest if target else "",
+        arguments=list(request.arguments),
+        resources=as_record(resources(context.environment)),
+    )
+    meeting = meet(context, record, way=request.rendezvous, timeout=request.timeout)
+    topology = check(meeting.records)
+    lifeline.met()
+    assert target is not None  # else check() has refused
+    job = Job(
+        context=context,
+        topology=topology,
+        endpoint=meeting.endpoint,
+        meeting=meeting.why,
+        placements=_place(context, topology, request.device),
+        backend=request.backend,
+        collective_timeout=request.collective_timeout,
+    )
+    if job.placement.warning and job.local_rank == 0 and target.name != "explain":
+        print(f"runner: {context.host}: {job.placement.warning}", file=sys.stderr)
+    return target, job
+
+
+def _place(context: LaunchContext, topology: Topology, device: str) -> tuple[Placement, ...]:
+    """Every rank's placement, worked out alike on all ranks, so that all of them know of a refusal."""
+    placements: dict[int, Placement] = {}
+    for host in topology.hosts:
+        sharers = [Resources(**topology.records[rank]["resources"]) for rank in host.ranks]
+        placements.update(zip(host.ranks, place_host(context.launcher, host.name, sharers, device), strict=True))
+    return tuple(placements[rank] for rank in range(topology.size))
+
+
+def _say_once(error: RunnerError, first: bool, label: str) -> None:
+    """Print one line. Where all ranks know it rank 0 says it; the others step in if the job goes on without it."""
+    if not first:
+        # Whoever ends first has the launcher end the others, so rank 0 is given time to speak. MPI's end waits for it.
+        if not (error.told_by_all and "mpi4py.MPI" in sys.modules):
+            time.sleep(_UNHEARD)
+        if error.told_by_all:
+            return
+    print(f"runner: {label}{error}", file=sys.stderr, flush=True)
+
+
+def _exit_code_of(leaving: SystemExit) -> int:
+    """What Python makes of ``sys.exit``'s argument."""
+    if leaving.code is None:
+        return EXIT_OK
+    if isinstance(leaving.code, int):
+        return leaving.code & 0xFF
+    print(leaving.code, file=sys.stderr)
+    return EXIT_FAILURE
+
+
+def _tell_failure(error: BaseException, context: LaunchContext) -> None:
+    """One line that names rank, host and cause, then the program's own part of the traceback."""
+    cause = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+    own = _skip_runner(error.__traceback__)
+    if any(sign in str(error) for sign in _ECHOES):
+        time.sleep(_UNHEARD)  # another rank has failed, and its own message should come first
+    print(f"runner: {context.label} failed: {cause}", file=sys.stderr, flush=True)
+    sys.excepthook(type(error), error.with_traceback(own), own)  # the program's own, where it has set one
+    sys.stderr.flush()
+
+
+def _skip_runner(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame that is not the runner's own way to the target."""
+    way = {__file__, sys.modules[dispatch.__module__].__file__}
+    start = trace
+    while start is not None and (
+        start.tb_frame.f_code.co_filename in way or "<frozen" in start.tb_frame.f_code.co_filename
+    ):
+        start = start.tb_next
+    return start or trace
+
+
+def _why_no_meeting(context: LaunchContext, request: Request, code: int | None) -> str:
+    """What the guard says of a worker that was not in time, or that has ended with a code and no message of ours."""
+    try:
+        way, _ = choose_way(context, request.rendezvous)
+    except RunnerError as error:
+        return str(error)
+    if code is not None:
+        library = library_of_launcher() or "/path/of/your/mpirun's/lib/libmpi.so"
+        hint = f"; MPI ended it, perhaps as it is not {context.launcher.title}'s: MPI4PY_LIBMPI={library}"
+        return f"ended with code {code} before the ranks had met{hint if way == 'mpi' else ''}"
+    reason = "a rank has not started, or cannot be reached"
+    if way == "mpi":
+        reason = f"MPI_Init or the first MPI collective did not end: {reason}"
+    return (
+        f"the {context.size.value} ranks did not meet within {request.timeout:.0f} s (by {way}); {reason}; "
+        "allow more with --timeout"
+    )

@@ -1,0 +1,63 @@
+"""The variables that a program started by torchrun finds, made for a job of any launcher."""
+
+from __future__ import annotations
+
+import hashlib
+
+from runner.comm.job import Job
+
+
+def settings(job: Job) -> dict[str, str]:
+    """What every target runs with: threads, and the interface for the backends' own connections.
+
+    What the user set is kept.
+    """
+    wanted = {"OMP_NUM_THREADS": str(job.placement.threads)}
+    if job.endpoint.interface:
+        wanted["GLOO_SOCKET_IFNAME"] = job.endpoint.interface
+        wanted["NCCL_SOCKET_IFNAME"] = f"={job.endpoint.interface}"  # "=": this name, not all that begin so
+    users = dict(job.context.environment)
+    if job.placement.threads_source != "OMP_NUM_THREADS":
+        users.pop("OMP_NUM_THREADS", None)  # not a number of threads, if it is set at all
+    return {name: value for name, value in wanted.items() if not users.get(name)}
+
+
+def torchrun_variables(job: Job) -> dict[str, str]:
+    """torchrun's variables (docs: elastic/run, Environment Variables). Under torchrun its own are kept."""
+    if job.context.launcher.name == "torchrun":
+        return {}
+    local_rank, local_size = job.local_rank, job.topology.local_size(job.rank)
+    group, groups = job.topology.host_index(job.rank), len(job.topology.hosts)
+    if _have_gpus_of_their_own(job):
+        # Scripts take LOCAL_RANK for a device's index, so every rank is shown as a group of one worker, as torchrun
+        # would show it if it were started in such a task.
+        local_rank, local_size = job.placement.device_index or 0, 1
+        group, groups = job.rank, job.size
+    first = job.topology.records[0]
+    run_id = hashlib.sha256(f"{first['host_key']}/{first['pid']}/{job.endpoint.port}".encode()).hexdigest()[:16]
+    numbers = {
+        "RANK": job.rank,
+        "WORLD_SIZE": job.size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_size,
+        "GROUP_RANK": group,
+        "GROUP_WORLD_SIZE": groups,
+        "ROLE_RANK": job.rank,
+        "ROLE_WORLD_SIZE": job.size,
+        "MASTER_PORT": job.endpoint.port,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+    }
+    return {name: str(number) for name, number in numbers.items()} | {
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": job.endpoint.host,
+        "TORCHELASTIC_RUN_ID": run_id,
+        # The store is there already, so init_process_group() on rank 0 joins it like the others.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def _have_gpus_of_their_own(job: Job) -> bool:
+    """Whether some rank's device is not the one that its local rank counts to: the same answer on all ranks."""
+    indices = [placement.device_index for placement in job.placements]
+    return any(index is not None and index != job.topology.local_rank(rank) for rank, index in enumerate(indices))

@@ -1,0 +1,39 @@
+"""All that is known about the job once its ranks have met."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.launch.context import LaunchContext
+from runner.placement import Placement
+from runner.rendezvous.endpoint import Endpoint
+from runner.rendezvous.topology import Topology
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """This rank's view of the job."""
+
+    context: LaunchContext
+    topology: Topology
+    endpoint: Endpoint
+    meeting: str  # why the ranks met the way they did
+    placements: tuple[Placement, ...]  # of all ranks
+    backend: str = "auto"
+    collective_timeout: float = 1800.0  # seconds
+
+    @property
+    def placement(self) -> Placement:
+        return self.placements[self.rank]
+
+    @property
+    def rank(self) -> int:
+        return self.context.rank.value
+
+    @property
+    def size(self) -> int:
+        return self.topology.size
+
+    @property
+    def local_rank(self) -> int:
+        return self.topology.local_rank(self.rank)

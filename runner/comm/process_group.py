@@ -1,0 +1,75 @@
+"""The job's store and default process group."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from runner.comm.job import Job
+from runner.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+
+def serve_store(job: Job) -> TCPStore | None:
+    """On rank 0, make the held socket the job's store; keep what is returned for as long as it is needed."""
+    if job.endpoint.listener is None:
+        return None
+    from torch._C._distributed_c10d import TCPStore
+
+    return TCPStore(
+        job.endpoint.host,
+        job.endpoint.port,
+        is_master=True,
+        master_listen_fd=job.endpoint.listener.detach(),
+        wait_for_workers=False,
+        timeout=timedelta(seconds=job.collective_timeout),
+    )
+
+
+def start_process_group(job: Job) -> TCPStore | None:
+    """Initialise torch.distributed's default group for a workload. Returns the store to keep.
+
+    Raises:
+        UsageError: the backend asked for is not there.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    backend = job.backend
+    if backend == "auto":
+        backend = "nccl" if job.placement.device == "cuda" else "gloo"
+    if backend == "nccl" and job.placement.device != "cuda":
+        raise UsageError("--backend nccl needs GPUs; say --backend gloo, or run where GPUs are", told_by_all=True)
+    if not dist.is_backend_available(backend):
+        raise UsageError(
+            f"this torch ({torch.__version__}) was built without {backend}; say --backend gloo", told_by_all=True
+        )
+    device = None
+    if job.placement.device == "cuda":
+        device = torch.device(job.placement.torch_device)
+        torch.cuda.set_device(device)
+    timeout = timedelta(seconds=job.collective_timeout)
+    store = serve_store(job)
+    client = TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=timeout)
+    dist.init_process_group(
+        backend,
+        store=PrefixStore("runner", client),
+        rank=job.rank,
+        world_size=job.size,
+        timeout=timeout,
+        device_id=device if backend == "nccl" else None,
+    )
+    return store
+
+
+def stop_process_group() -> None:
+    """Destroy the default group if there is one. For success only: after an exception it may wait for ever."""
+    if "torch.distributed" in sys.modules:
+        import torch.distributed as dist
+
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()

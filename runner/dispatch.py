@@ -1,0 +1,94 @@
+"""Run the target: a script or module as Python would run it, a workload's ``main``, or a tool."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+from runner.comm.environment import settings, torchrun_variables
+from runner.comm.job import Job
+from runner.comm.process_group import serve_store, start_process_group
+from runner.errors import UsageError
+from runner.target import Target
+from runner.tools import load_tool
+
+# Held until the process ends: when rank 0 drops the store, the other ranks lose theirs.
+_held: list[Any] = []
+
+
+def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
+    """Run the target on this rank. What it raises, it raises here."""
+    os.environ.update(settings(job))
+    if target.kind == "tool":
+        load_tool(target.name)(job, list(arguments))
+    elif target.kind == "workload":
+        _put_first_on_path(os.getcwd())
+        _run_workload(target.name, arguments, job)
+    else:
+        os.environ.update(torchrun_variables(job))
+        _held.append(serve_store(job))
+        if target.kind == "script":
+            _run_script(str(target.path), arguments)
+        else:
+            _run_module(target.name, arguments)
+
+
+def _run_workload(name: str, arguments: Sequence[str], job: Job) -> None:
+    main = getattr(importlib.import_module(name), "main", None)
+    if not callable(main):
+        raise UsageError(f"module {name} has no main(run, argv), so it is no workload", told_by_all=True)
+    from runner.training.run import Run
+
+    _held.append(start_process_group(job))
+    main(Run(job=job, workload=name), list(arguments))
+
+
+def _run_script(path: str, arguments: Sequence[str]) -> None:
+    """What ``python PATH ARGUMENTS`` does, in this process."""
+    sys.argv = [path, *arguments]
+    _put_first_on_path(os.path.dirname(os.path.realpath(path)))
+    with open(path, "rb") as source:
+        code = compile(source.read(), path, "exec", dont_inherit=True)  # not this file's own __future__ imports
+    main = _new_main()
+    main.__dict__.update(__file__=os.path.abspath(path), __cached__=None, __package__=None, __spec__=None)
+    exec(code, main.__dict__)
+
+
+def _run_module(name: str, arguments: Sequence[str]) -> None:
+    """What ``python -m NAME ARGUMENTS`` does, in this process."""
+    _put_first_on_path(os.getcwd())
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    if spec is None or spec.loader is None or spec.origin is None:
+        raise ImportError(f"no code for module {name}")
+    code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]  # all loaders of source have it
+    sys.argv = [spec.origin, *arguments]
+    main = _new_main()
+    main.__dict__.update(
+        __file__=spec.origin,
+        __cached__=spec.cached,
+        __package__=spec.parent,
+        __spec__=spec,
+        __loader__=spec.loader,
+    )
+    exec(code, main.__dict__)
+
+
+def _new_main() -> types.ModuleType:
+    """A fresh ``__main__``, so that pickling and spawned children find the program's names and not the runner's."""
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    return main
+
+
+def _put_first_on_path(folder: str) -> None:
+    """Python puts the script's folder, or the working folder, first; unless told not to (``-P``)."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = folder

@@ -1,0 +1,109 @@
+"""What a process knows about its launch: launcher, rank, size, local rank, each with its source."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from runner.errors import LaunchError
+from runner.launch.processes import launcher_process
+from runner.launch.slurm_lists import expand_hosts
+from runner.launch.table import HOST_LISTS, SCHEDULER_JOBS, Launcher
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number and the variable it was read from."""
+
+    value: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """Variables that were set and not used, and why."""
+
+    names: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchContext:
+    """Who this process is, according to its launcher.
+
+    ``local_rank`` and ``local_size`` are what the launcher says, or None where it says nothing; what
+    holds is measured later, by exchange.
+    """
+
+    launcher: Launcher
+    why: str
+    rank: Value
+    size: Value
+    local_rank: Value | None
+    local_size: Value | None
+    ignored: tuple[Ignored, ...]
+    environment: Mapping[str, str]
+
+    @property
+    def host(self) -> str:
+        """This host's own name (two virtual hosts on one machine have two)."""
+        return socket.gethostname()
+
+    @property
+    def label(self) -> str:
+        """``rank 1 of 4 on host node1``: how messages name this process."""
+        return f"rank {self.rank.value} of {self.size.value} on host {self.host}"
+
+    @property
+    def on_one_host(self) -> bool:
+        """Whether the launcher says that all ranks are on this host."""
+        return self.local_size is not None and self.local_size.value == self.size.value
+
+    @property
+    def job_id(self) -> str | None:
+        """A name that all ranks of this job, and of no other job, have in common; None where nothing gives one.
+
+        It is the launcher's own identifiers; on one host, else, the launcher process that all ranks
+        descend from; and on several hosts the scheduler's job.
+        """
+        names = self.launcher.job or ("",)
+        if not all(self.environment.get(name) for name in names):
+            names = tuple(name for name in SCHEDULER_JOBS if self.environment.get(name))[:1]
+            parent = launcher_process() if self.on_one_host else None
+            if parent is not None:
+                return f"{self.launcher.name}/{os.getuid()}/process {parent.pid}@{parent.create_time()}"
+            if not names:
+                return None
+        return "/".join([self.launcher.name, str(os.getuid()), *(self.environment[name] for name in names)])
+
+    @property
+    def hosts(self) -> list[str]:
+        """The job's hosts as launcher or scheduler list them, without repetition; empty where none does."""
+        for name in filter(None, (self.launcher.hosts, *HOST_LISTS)):
+            text = self.environment.get(name, "")
+            if not text:
+                continue
+            if os.path.isfile(text):
+                with open(text) as lines:
+                    return list(dict.fromkeys(line.split()[0] for line in lines if line.split()))
+            try:
+                return list(dict.fromkeys(expand_hosts(text)))
+            except ValueError as error:
+                raise LaunchError(f"{name}: {error}") from None
+        return []
+
+    @property
+    def user_endpoint(self) -> tuple[str, int] | None:
+        """``MASTER_ADDR`` and ``MASTER_PORT`` where both are set.
+
+        Raises:
+            LaunchError: the port is not one.
+        """
+        address, port = self.environment.get("MASTER_ADDR"), self.environment.get("MASTER_PORT")
+        if not address or not port:
+            return None
+        if not port.isdecimal() or not 0 < int(port) < 65536:
+            raise LaunchError(f"MASTER_PORT={port} is not a port (1 to 65535); set one, or unset it and MASTER_ADDR")
+        return address, int(port)

@@ -1,0 +1,220 @@
+"""Find out who started this process, from its variables alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from runner.errors import EXIT_USAGE, LaunchError
+from runner.launch.context import Ignored, LaunchContext, Value
+from runner.launch.processes import RANK_STARTERS, ancestors, launcher_process
+from runner.launch.slurm_lists import expand_counts
+from runner.launch.table import LAUNCHERS, SINGLE, Launcher
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """One launcher's variables, read completely."""
+
+    launcher: Launcher
+    rank: Value
+    size: Value
+    local_rank: Value | None
+    local_size: Value | None
+
+    def __str__(self) -> str:
+        return (
+            f"{self.launcher.title} says rank {self.rank.value} of {self.size.value} "
+            f"({self.rank.source}, {self.size.source})"
+        )
+
+
+def detect(environment: Mapping[str, str], launcher: str | None = None) -> LaunchContext:
+    """Say which launcher started this process and what it says about it.
+
+    Args:
+        environment: the process's variables.
+        launcher: a name from the table that wins over everything that is set, or ``single``.
+
+    Raises:
+        LaunchError: a set of variables is incomplete, malformed, or contradicts another one.
+    """
+    if launcher == SINGLE.name:
+        return _single(environment, "chosen by --launcher single")
+    if launcher is not None:
+        row = next((row for row in LAUNCHERS if row.name == launcher), None)
+        if row is None:
+            names = ", ".join([row.name for row in LAUNCHERS] + [SINGLE.name])
+            raise LaunchError(f"unknown launcher {launcher!r}; one of: {names}", told_by_all=True)
+        return _context(_read(row, environment), environment, f"chosen by --launcher {launcher}", ())
+
+    readings = [_read(row, environment) for row in LAUNCHERS if is_marked(row, environment)]
+    if not readings:
+        _refuse_half_set(environment)
+        return _single(environment, _why_single(environment))
+    winner, others = readings[0], readings[1:]
+    for other in others:
+        agrees = (other.rank.value, other.size.value) == (winner.rank.value, winner.size.value)
+        if not agrees and other.launcher.name not in winner.launcher.within:
+            raise LaunchError(
+                f"two launchers disagree: {winner}, but {other}; unset the variables of the one that did not start "
+                f"this process, or choose with --launcher {winner.launcher.name} or --launcher {other.launcher.name}"
+            )
+    marks = ", ".join(_shown(mark, environment) for mark in winner.launcher.marks)
+    return _context(winner, environment, f"{marks} set", tuple(_ignored(winner, others, environment)))
+
+
+def is_marked(row: Launcher, environment: Mapping[str, str]) -> bool:
+    """Whether the variables that mark a launcher are there, and do not mean a step without ranks."""
+    return (
+        all(_name_of(mark, environment) in environment for mark in row.marks)
+        and not any(name in environment for name in row.absent)
+        and not any(environment.get(name) in values for name, values in row.no_task.items())
+    )
+
+
+def may_speak(environment: Mapping[str, str]) -> bool:
+    """Whether this process should print an error found before its rank is known: no variable gives it a rank above 0."""
+    ranks = [environment.get(row.rank, "") for row in LAUNCHERS if row.name != "slurm" or is_marked(row, environment)]
+    return not any(rank.isdecimal() and int(rank) > 0 for rank in ranks)
+
+
+def _name_of(cell: str, environment: Mapping[str, str]) -> str:
+    """The name in ``A|B`` that is set, or the first."""
+    names = cell.split("|")
+    return next((name for name in names if environment.get(name)), names[0])
+
+
+def _shown(cell: str, environment: Mapping[str, str]) -> str:
+    name = _name_of(cell, environment)
+    return f"{name}={environment.get(name, '')}"
+
+
+def _value(cell: str, environment: Mapping[str, str]) -> Value | None:
+    """The number in a cell of the table, or None where nothing is set."""
+    if not cell:
+        return None
+    indexed = re.fullmatch(r"(\w+)\[(\w+)\]", cell)
+    if indexed is not None:
+        listed, index = environment.get(indexed[1]), environment.get(indexed[2])
+        if listed is None or index is None:
+            return None
+        try:
+            return Value(expand_counts(listed)[int(index)], f"{indexed[1]}={listed}[{index}]")
+        except (ValueError, IndexError):
+            raise LaunchError(f"{indexed[1]}={listed} has no entry {indexed[2]}={index}") from None
+    name = _name_of(cell, environment)
+    text = environment.get(name)
+    if text is None:
+        return None
+    if not text.strip().isdecimal():
+        raise LaunchError(f"{name}={text!r} is not a number; the launcher sets it, so unset yours")
+    return Value(int(text), name)
+
+
+def _read(row: Launcher, environment: Mapping[str, str]) -> _Reading:
+    rank, size = _value(row.rank, environment), _value(row.size, environment)
+    if rank is None or size is None:
+        raise _half_set(row, environment)
+    if rank.value >= size.value:
+        raise LaunchError(f"{rank.source}={rank.value} is not below {size.source}={size.value} ({row.title})")
+    local_rank, local_size = _value(row.local_rank, environment), _value(row.local_size, environment)
+    if local_rank and local_size and local_rank.value >= local_size.value:
+        raise LaunchError(
+            f"{local_rank.source}={local_rank.value} is not below {local_size.source}={local_size.value} ({row.title})"
+        )
+    return _Reading(row, rank, size, local_rank, local_size)
+
+
+def _half_set(row: Launcher, environment: Mapping[str, str]) -> LaunchError:
+    cells = dict.fromkeys((*row.marks, row.rank, row.size))
+    found = [_shown(cell, environment) for cell in cells if _name_of(cell, environment) in environment]
+    missing = [cell.replace("|", " or ") for cell in cells if _name_of(cell, environment) not in environment]
+    return LaunchError(
+        f"{row.title} is half set: {', '.join(found) or 'nothing'} without {', '.join(missing)}; "
+        "start through the launcher, set the rest, unset these, or say --launcher single"
+    )
+
+
+def _refuse_half_set(environment: Mapping[str, str]) -> None:
+    """A rank or a size without the rest of its set would make N processes that each train alone."""
+    for row in LAUNCHERS:
+        # An endpoint alone (MASTER_ADDR, MASTER_PORT) is no rank, so the marks do not count here.
+        cells = (row.rank, row.size) if row.half_set_is_an_error else ()
+        if any(_name_of(cell, environment) in environment for cell in cells):
+            raise _half_set(row, environment)
+
+
+def _ignored(winner: _Reading, others: list[_Reading], environment: Mapping[str, str]) -> list[Ignored]:
+    found = []
+    for other in others:
+        names = (other.rank.source, other.size.source)
+        if other.launcher.name in winner.launcher.within:
+            why = (
+                f"{winner.launcher.title} runs inside {other.launcher.title}; rank {other.rank.value} is its own task's"
+            )
+        else:
+            why = f"agrees with {winner.launcher.title}"
+        found.append(Ignored(names, why))
+    batch = [name for name in ("SLURM_PROCID", "SLURM_NTASKS") if name in environment]
+    if batch and winner.launcher.name != "slurm" and not any(other.launcher.name == "slurm" for other in others):
+        found.append(Ignored(tuple(batch), "the Slurm batch script's, not this rank's"))
+    hand = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in environment]
+    if hand and winner.launcher.name not in ("torchrun", "env") and not any(o.launcher.name == "env" for o in others):
+        found.append(Ignored(tuple(hand), f"an incomplete set; {winner.launcher.title} is the launcher"))
+    return found
+
+
+def _why_single(environment: Mapping[str, str]) -> str:
+    if "SLURM_JOB_ID" in environment:
+        return f"inside Slurm job {environment['SLURM_JOB_ID']} but not started by srun or mpirun"
+    if "PBS_JOBID" in environment:
+        return f"inside PBS job {environment['PBS_JOBID']} but not started by mpirun"
+    return "no launcher's variables are set"
+
+
+def _single(environment: Mapping[str, str], why: str) -> LaunchContext:
+    none = Value(0, "default"), Value(1, "default")
+    return _context(_Reading(SINGLE, none[0], none[1], none[0], none[1]), environment, why, ())
+
+
+def _context(
+    reading: _Reading, environment: Mapping[str, str], why: str, ignored: tuple[Ignored, ...]
+) -> LaunchContext:
+    return LaunchContext(
+        launcher=reading.launcher,
+        why=why,
+        rank=reading.rank,
+        size=reading.size,
+        local_rank=reading.local_rank,
+        local_size=reading.local_size,
+        ignored=ignored,
+        environment=MappingProxyType(dict(environment)),
+    )
+
+
+def refuse_lost_ranks(context: LaunchContext) -> None:
+    """Refuse to run alone under a launcher whose variables did not arrive (a container that clears them, say).
+
+    Raises:
+        LaunchError: the process believes to be alone, but a launcher of ranks started it.
+        SystemExit: the same, on a process that has an older brother to say it.
+    """
+    if context.launcher is not SINGLE or context.why.startswith("chosen"):
+        return
+    parent = launcher_process(RANK_STARTERS)
+    if parent is not None:
+        line = [os.getpid(), *(process.pid for process in ancestors())]
+        own_branch = line[line.index(parent.pid) - 1]  # this process, or the shell around it
+        if own_branch != min((child.pid for child in parent.children()), default=own_branch):
+            time.sleep(1)  # the first to end has the others ended too, and that one is to speak
+            raise SystemExit(EXIT_USAGE)
+        raise LaunchError(
+            f"{parent.name()} (process {parent.pid}) started this process, but none of its rank variables is set, so "
+            "every process would train alone; let the variables through (a container's --cleanenv and env -i "
+            "remove them), or say --launcher single"
+        )

@@ -1,0 +1,80 @@
+"""The launcher's processes above this one: which mpirun it was, and whether a person watches its output."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
+
+# Names of the processes that start ranks on a host: Open MPI's mpirun (orterun, prterun) and daemons, Hydra's
+# mpiexec and proxies, Slurm's step daemon, PALS, jsrun, Flux.
+LAUNCHER_PROCESSES = frozenset(
+    {
+        *("mpirun", "mpiexec", "orterun", "prterun", "orted", "prted", "prte"),
+        *("mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_proxy", "mpiexec.gforker", "mpispawn"),
+        *("slurmstepd", "srun", "palsd", "jsrun", "jsmd", "flux-shell"),
+    }
+)
+
+# Those of them whose every child is a rank. Slurm's also start batch scripts and shells.
+RANK_STARTERS = LAUNCHER_PROCESSES - {"slurmstepd", "srun", "flux-shell"}
+
+
+def ancestors() -> Iterator[psutil.Process]:
+    """This process's parents, nearest first, as far as they can be seen from here."""
+    import psutil
+
+    try:
+        process = psutil.Process(os.getpid()).parent()
+        while process is not None:
+            yield process
+            process = process.parent()
+    except psutil.Error:
+        return
+
+
+def launcher_process(names: frozenset[str] = LAUNCHER_PROCESSES) -> psutil.Process | None:
+    """The nearest ancestor that is a launcher, or None."""
+    return next((process for process in ancestors() if is_one_of(process, names)), None)
+
+
+def is_one_of(process: psutil.Process, names: frozenset[str]) -> bool:
+    """Whether a process has one of these names, or runs a program of such a name (mpirun.openmpi is orterun)."""
+    import psutil
+
+    try:
+        return process.name() in names or os.path.basename(executable(process)) in names
+    except psutil.Error:
+        return False
+
+
+def executable(process: psutil.Process) -> str:
+    """The path of a process's program, or an empty string where it may not be seen."""
+    import psutil
+
+    try:
+        return process.exe()
+    except psutil.Error:
+        return ""
+
+
+def on_terminal() -> bool:
+    """Whether a person reads this process's output on a terminal as it appears.
+
+    Open MPI gives its ranks a pseudo-terminal whatever its own output is, so the launchers above are asked too.
+    """
+    if not os.isatty(1):
+        return False
+    process = launcher_process()
+    while process is not None:
+        try:
+            target = os.readlink(f"/proc/{process.pid}/fd/1")
+        except OSError:
+            return False
+        if not target.startswith(("/dev/pts/", "/dev/tty")):
+            return False
+        process = next((p for p in process.parents() if is_one_of(p, LAUNCHER_PROCESSES)), None)
+    return True

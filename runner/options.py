@@ -1,0 +1,154 @@
+"""What a user can say to the runner, on either side of a workload's name or before any other target."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import runner
+from runner.errors import UsageError
+from runner.launch.detect import may_speak
+from runner.launch.table import LAUNCHERS, SINGLE
+from runner.placement import DEVICES
+from runner.rendezvous.meeting import WAYS
+
+BACKENDS = ("auto", "gloo", "nccl", "mpi")
+
+DESCRIPTION = """\
+Run a PyTorch program on all ranks that your launcher started: mpirun, srun, torchrun, horovodrun, …
+
+A target is one of
+  a script        mpirun -np 4 python -m runner train.py --lr 0.1      any script written for torchrun
+  a module        mpirun -np 4 python -m runner -m package.train       the same, run as python -m would
+  a workload      mpirun -np 4 python -m runner workloads.mnist        a module with main(run, argv)
+  a tool          mpirun -np 4 python -m runner explain                which launcher, ranks, hosts, devices
+"""
+
+EPILOG = """\
+Rank, size and local rank come from the launcher's variables, the meeting point from MPI (or a file, or the
+scheduler's host list): no port, host name or interface has to be given. Exit codes: 0 done, 1 a rank failed,
+2 the request or the launch is wrong (one line says what to change); a script's own exit code is passed on.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, and whose help is printed by one rank."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)", told_by_all=True)
+
+    def print_help(self, file: object = None) -> None:
+        if may_speak(os.environ):
+            super().print_help()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The command line, read."""
+
+    target: str
+    as_module: bool
+    arguments: tuple[str, ...]
+    launcher: str | None
+    rendezvous: str
+    device: str
+    backend: str
+    timeout: float
+    collective_timeout: float
+
+
+def seconds(text: str) -> float:
+    """A positive number of seconds, a year at most."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 366 * 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return value
+
+
+def add_runner_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say where and how a job runs; the same on both sides of a workload's name."""
+    names = [row.name for row in LAUNCHERS] + [SINGLE.name]
+    group = parser.add_argument_group("runner", "how the job runs")
+    group.add_argument(
+        "--device", choices=DEVICES, default="auto", help="what to compute on (auto: GPUs where there are any)"
+    )
+    group.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default="auto",
+        help="collectives of a workload: gloo, nccl, or mpi where torch was built with it (auto: nccl on GPUs, else gloo)",
+    )
+    group.add_argument(
+        "--launcher", choices=names, metavar="NAME", help=f"believe this launcher's variables: {', '.join(names)}"
+    )
+    group.add_argument(
+        "--rendezvous",
+        choices=WAYS,
+        default="auto",
+        help="how the ranks meet: env (MASTER_ADDR and MASTER_PORT), mpi, file (one host), hosts (a known list); "
+        "auto takes the first that is possible",
+    )
+    group.add_argument(
+        "--timeout", type=seconds, default=300.0, metavar="SECONDS", help="until all ranks have met (default: 300)"
+    )
+    group.add_argument(
+        "--collective-timeout",
+        type=seconds,
+        default=1800.0,
+        metavar="SECONDS",
+        help="until a collective of a workload counts as hung (default: 1800)",
+    )
+
+
+def parse(argv: Sequence[str]) -> Request:
+    """Read the runner's command line.
+
+    Raises:
+        UsageError: it cannot be read.
+        SystemExit: help or the version was asked for, and printed.
+    """
+    parser = Parser(
+        prog="python -m runner",
+        usage="python -m runner [OPTIONS] TARGET [ARGS...]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"runner {runner.__version__}")
+    parser.add_argument("-m", dest="as_module", action="store_true", help="the target is a module, run as a program")
+    parser.add_argument("target", metavar="TARGET", nargs="?", help="a tool, script, module or workload")
+    parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="the target's own arguments")
+    add_runner_options(parser)
+    known = parser.parse_args(argv)
+    if known.target is None:
+        parser.error("no target given; for example workloads.mnist, train.py or explain")
+    arguments = known.arguments
+    if _may_be_workload(known.target) and not known.as_module:
+        # A workload shares the runner's options, so they may also stand after its name.
+        shared = Parser(prog=f"python -m runner {known.target}", add_help=False, allow_abbrev=False)
+        add_runner_options(shared)
+        given = [value for value in argv[: len(argv) - len(arguments)] if value != known.target]
+        known_after, _ = shared.parse_known_args([*given, *arguments])
+        vars(known).update({name: value for name, value in vars(known_after).items() if name != "as_module"})
+    return Request(
+        target=known.target,
+        as_module=known.as_module,
+        arguments=tuple(arguments),
+        launcher=known.launcher,
+        rendezvous=known.rendezvous,
+        device=known.device,
+        backend=known.backend,
+        timeout=known.timeout,
+        collective_timeout=known.collective_timeout,
+    )
+
+
+def _may_be_workload(target: str) -> bool:
+    return not target.endswith(".py") and os.sep not in target

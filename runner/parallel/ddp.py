@@ -1,0 +1,19 @@
+"""Data parallel: the model on every rank, gradients averaged while the backward pass goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+if TYPE_CHECKING:
+    from runner.parallel import OptimizerFactory
+
+
+def ddp(model: nn.Module, optimizer: OptimizerFactory, mesh: DeviceMesh) -> tuple[nn.Module, Optimizer]:
+    """Wrap the model in DistributedDataParallel over the mesh, which has one dimension."""
+    wrapped = DistributedDataParallel(model, process_group=mesh.get_group())
+    return wrapped, optimizer(wrapped.parameters())

@@ -1,0 +1,64 @@
+"""Where the ranks meet, and the socket that is held there."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """The address and port of the job's store, as this rank reaches it.
+
+    ``listener`` is rank 0's bound and listening socket, which becomes the store; None on other ranks,
+    and where the store is torchrun's own.
+    """
+
+    host: str
+    port: int
+    interface: str  # this rank's interface towards it; "" where none could be told
+    way: str  # how it was agreed on: env, mpi, file, hosts, torchrun, single
+    listener: socket.socket | None = None
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def listen(*, loopback: bool, port: int = 0) -> socket.socket:
+    """A socket that listens on a port that the kernel chose (0) or the caller did.
+
+    On loopback only, or on all addresses of IPv4 and IPv6, as far as the host has them.
+
+    Raises:
+        OSError: the port is taken, or may not be used.
+    """
+    for family, address in _families(loopback):
+        try:
+            listener = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:  # the kernel has no such family
+            continue
+        try:
+            if family == socket.AF_INET6 and not loopback:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((address, port))
+            listener.listen(4096)
+            return listener
+        except OSError as error:
+            listener.close()
+            if port:
+                raise
+            failure = error
+    raise failure
+
+
+def _families(loopback: bool) -> list[tuple[socket.AddressFamily, str]]:
+    if loopback:
+        return [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+    return [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")]  # noqa: S104 - all of the host's networks are meant
+
+
+def port_of(listener: socket.socket) -> int:
+    """The port a socket is bound to."""
+    return int(listener.getsockname()[1])

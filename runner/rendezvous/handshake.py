@@ -1,0 +1,126 @@
+"""What the ranks tell each other when they meet, and what they refuse before anything is trained."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import runner
+from runner.errors import RefusedError
+from runner.launch.context import LaunchContext
+from runner.rendezvous.topology import Topology, ranks_text, topology_of
+
+Record = dict[str, Any]
+
+# What must be equal on all ranks, and how messages call it.
+_ALIKE = {
+    "size": "the number of ranks",
+    "launcher": "the launcher",
+    "python": "Python",
+    "torch": "torch",
+    "runner": "the runner",
+    "target": "the target",
+    "digest": "the target's content",
+    "arguments": "the arguments",
+}
+
+
+def own_record(context: LaunchContext, **more: Any) -> Record:
+    """This rank's record: who and where it is, its versions, and what the caller adds."""
+    return {
+        "rank": context.rank.value,
+        "size": context.size.value,
+        "local_rank": context.local_rank.value if context.local_rank else None,
+        "launcher": context.launcher.name,
+        "sources": {
+            name: value.source
+            for name in ("rank", "size", "local_rank", "local_size")
+            if (value := getattr(context, name)) is not None
+        },
+        "host": context.host,
+        "host_key": _host_key(context.host),
+        "pid": os.getpid(),
+        "python": platform.python_version(),
+        "torch": torch_version(),
+        "runner": runner.__version__,
+        **more,
+    }
+
+
+def check(records: Sequence[Record]) -> Topology:
+    """Compare all ranks' records, and say where everybody is.
+
+    Raises:
+        RefusedError: ranks differ in something that must be equal, or one of them has a problem of its own.
+    """
+    problems = _by_value(records, "problem")
+    if set(problems) - {None}:
+        texts = []
+        for problem, ranks in problems.items():
+            if problem is not None:
+                where = "" if len(ranks) == len(records) else f" (on {_where(ranks, records)} only)"
+                texts.append(f"{problem}{where}")
+        raise RefusedError("; ".join(texts), told_by_all=True)
+    differences = []
+    for field, title in _ALIKE.items():
+        values = _by_value(records, field)
+        if len(values) > 1:
+            shown = "; ".join(f"{_text(value)} on {_where(ranks, records)}" for value, ranks in values.items())
+            differences.append(f"{title}: {shown}")
+    if differences:
+        raise RefusedError(
+            f"the ranks differ in {' | '.join(differences)}; start all of them with the same installation, files and "
+            "arguments",
+            told_by_all=True,
+        )
+    claimed = [record["rank"] for record in records]
+    if claimed != list(range(len(records))):
+        raise RefusedError(f"the ranks say they are {claimed}, not 0 to {len(records) - 1}", told_by_all=True)
+    return topology_of(records)
+
+
+def torch_version() -> str:
+    """The version of the torch that ``import torch`` would bring, read from its files; "" where there is none."""
+    spec = find_spec("torch")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        try:
+            match = re.search(r"__version__ = '([^']+)'", (Path(folder) / "version.py").read_text())
+        except OSError:
+            continue
+        if match:
+            return match[1]
+    return ""
+
+
+def _host_key(host: str) -> str:
+    """Tells hosts apart, also two virtual ones on one machine (by network), or of one name (by boot)."""
+    parts = [host]
+    for path, read in (("/proc/sys/kernel/random/boot_id", Path.read_text), ("/proc/self/ns/net", os.readlink)):
+        try:
+            parts.append(str(read(Path(path))).strip())
+        except OSError:
+            continue
+    return "/".join(parts)
+
+
+def _by_value(records: Sequence[Record], field: str) -> dict[Any, list[int]]:
+    """The values of a field, each with the ranks that have it, most ranks first."""
+    found: dict[Any, list[int]] = {}
+    for rank, record in enumerate(records):
+        value = record.get(field)
+        found.setdefault(tuple(value) if isinstance(value, list) else value, []).append(rank)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def _where(ranks: list[int], records: Sequence[Record]) -> str:
+    hosts = ", ".join(dict.fromkeys(records[rank]["host"] for rank in ranks))
+    return f"{ranks_text(ranks)} ({hosts})"
+
+
+def _text(value: Any) -> str:
+    return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value) or "none"

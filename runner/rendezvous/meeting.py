@@ -1,0 +1,261 @@
+"""The ways in which ranks meet, and the order in which they are tried."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from runner.errors import RefusedError, RendezvousError, UsageError
+from runner.launch.context import LaunchContext
+from runner.launch.table import SCHEDULERS
+from runner.rendezvous.endpoint import Endpoint, listen, port_of
+from runner.rendezvous.gathering import Gathering, host, join
+from runner.rendezvous.interfaces import interface_towards, is_loopback, own_addresses
+from runner.rendezvous.mpi import meet_by_mpi, mpi_is_possible
+
+WAYS = ("auto", "env", "mpi", "file", "hosts")
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What the ranks know once they have met: all records in rank order, and where the store is."""
+
+    records: list[Record]
+    endpoint: Endpoint
+    why: str  # why this way was taken
+
+
+def choose_way(context: LaunchContext, wanted: str = "auto") -> tuple[str, str]:
+    """(the way to meet, why).
+
+    Raises:
+        RendezvousError: none is possible; the message says what to set or install.
+    """
+    if context.size.value == 1:
+        return "single", "one rank"
+    if wanted != "auto":
+        return wanted, "chosen by --rendezvous"
+    if context.user_endpoint and context.launcher.name != "torchrun":
+        return "env", "MASTER_ADDR and MASTER_PORT are set"
+    possible, why_not = mpi_is_possible(context)
+    if possible:
+        return "mpi", f"started by {context.launcher.title}, and mpi4py is installed"
+    if context.on_one_host and context.job_id:
+        return "file", f"one host; no MPI: {why_not}"
+    if context.hosts and context.job_id:
+        return "hosts", f"the hosts are known; no MPI: {why_not}"
+    raise RendezvousError(
+        f"nothing says where {context.size.value} ranks are to meet: {why_not}, and neither {context.launcher.title} nor "
+        "a scheduler lists the hosts; install mpi4py, or set MASTER_ADDR (rank 0's host) and MASTER_PORT (a free port)",
+        told_by_all=True,
+    )
+
+
+def meet(context: LaunchContext, own: Record, *, way: str = "auto", timeout: float = 300.0) -> Meeting:
+    """Exchange the records of all ranks, and agree on an endpoint that rank 0 holds.
+
+    Args:
+        own: this rank's record: plain data that JSON can carry.
+        way: one of ``WAYS``.
+        timeout: seconds until all ranks must have come.
+
+    Raises:
+        RendezvousError: the ranks could not meet.
+        UsageError: the way asked for is not possible here.
+    """
+    chosen, why = choose_way(context, way)
+    if chosen == "single":
+        records, endpoint = [own], _own_endpoint(listen(loopback=True), "single")
+    elif chosen == "mpi":
+        try:
+            records, endpoint = meet_by_mpi(context, own)
+        except RefusedError as error:
+            # srun offers PMI to all, also to an MPI that speaks another: MPI is then of no use, but also not needed.
+            if way != "auto" or context.launcher.name not in SCHEDULERS or not context.hosts:
+                raise
+            why = f"the hosts are known; no MPI: {error}"
+            records, endpoint = _by_hosts(context, own, timeout)
+    else:
+        records, endpoint = _SOCKET_WAYS[chosen](context, own, timeout)
+    if context.launcher.name == "torchrun" and context.user_endpoint:
+        endpoint = _torchrun_endpoint(context.user_endpoint, endpoint)
+    if len({record.get("host_key") for record in records}) > 1 and is_loopback(endpoint.interface):
+        # A host may know its own name as 127.0.1.1 (Debian's /etc/hosts): good to reach itself, not to be reached.
+        others = own_addresses(context.environment)
+        endpoint = replace(endpoint, interface=others[0][0] if others else "")
+    return Meeting(records, endpoint, why)
+
+
+def _own_endpoint(listener: socket.socket, way: str, reached_by: str = "") -> Endpoint:
+    address = reached_by or listener.getsockname()[0]
+    return Endpoint(
+        host=address, port=port_of(listener), interface=interface_towards(address), way=way, listener=listener
+    )
+
+
+def _torchrun_endpoint(store: tuple[str, int], met: Endpoint) -> Endpoint:
+    """torchrun has a store already: that one is used, and ours closed."""
+    if met.listener is not None:
+        met.listener.close()
+    return replace(
+        met, host=store[0], port=store[1], interface=interface_towards(store[0]), way="torchrun", listener=None
+    )
+
+
+def _by_environment(context: LaunchContext, own: Record, timeout: float) -> tuple[list[Record], Endpoint]:
+    """Rank 0 listens at the endpoint that the user set; the others go there."""
+    if context.user_endpoint is None:
+        raise UsageError("--rendezvous env needs MASTER_ADDR and MASTER_PORT, both of them", told_by_all=True)
+    address, port = context.user_endpoint
+    if context.rank.value == 0:
+        try:
+            listener = listen(loopback=False, port=port)
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on MASTER_PORT={port} of host {context.host}: {error.strerror}; unset MASTER_ADDR and "
+                "MASTER_PORT, and a free port is found, or set another port"
+            ) from None
+        gathering = host(listener, own, context.size.value, _token(context), timeout)
+        return gathering.records, replace(_own_endpoint(listener, "env", address), host=address)
+    try:
+        socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise UsageError(
+            f"MASTER_ADDR={address} does not resolve on host {context.host}: {error.strerror}; set it to a name or "
+            "an address of rank 0's host that every host knows"
+        ) from None
+    whom = f"rank 0 at MASTER_ADDR={address}, MASTER_PORT={port}"
+    gathering, _ = _join(context, own, timeout, lambda: _resolve(address, [port]), whom)
+    return gathering.records, Endpoint(host=address, port=port, interface=interface_towards(address), way="env")
+
+
+def _by_file(context: LaunchContext, own: Record, timeout: float) -> tuple[list[Record], Endpoint]:
+    """Rank 0 listens on a socket file whose name all ranks of the job can work out."""
+    path = _socket_file(context)
+    if context.rank.value == 0:
+        store = listen(loopback=True)
+        with _listen_on_file(path) as listener:
+            own = own | {"store": store.getsockname()[:2]}
+            try:
+                gathering = host(listener, own, context.size.value, _token(context), timeout)
+            finally:
+                path.unlink(missing_ok=True)
+        return gathering.records, _own_endpoint(store, "file")
+    family = socket.AF_UNIX
+    gathering, _ = _join(context, own, timeout, lambda: iter([(family, str(path))]), f"rank 0 at {path}")
+    address, port = gathering.records[0]["store"]
+    return gathering.records, Endpoint(host=address, port=port, interface=interface_towards(address), way="file")
+
+
+def _by_hosts(context: LaunchContext, own: Record, timeout: float) -> tuple[list[Record], Endpoint]:
+    """Rank 0 takes the first free of a few ports made from the job's name; the others look there on the known hosts."""
+    if not context.hosts:
+        raise UsageError("--rendezvous hosts: neither launcher nor scheduler lists the hosts", told_by_all=True)
+    ports = candidate_ports(_job(context))
+    if context.rank.value == 0:
+        listener = _first_free(ports, context)
+        gathering = host(listener, own, context.size.value, _token(context), timeout)
+        address = gathering.reached_by[0] if gathering.reached_by else ""
+        return gathering.records, _own_endpoint(listener, "hosts", address)
+    whom = f"rank 0 on {', '.join(context.hosts[:4])} at one of ports {ports[0]}-{ports[-1]}"
+    gathering, reached = _join(
+        context, own, timeout, lambda: (door for name in context.hosts for door in _resolve(name, ports)), whom
+    )
+    address, port = reached[0], reached[1]
+    return gathering.records, Endpoint(host=address, port=port, interface=interface_towards(address), way="hosts")
+
+
+_SOCKET_WAYS = {"env": _by_environment, "file": _by_file, "hosts": _by_hosts}
+
+
+def _join(context: LaunchContext, own: Record, timeout: float, doors: Any, whom: str) -> tuple[Gathering, Any]:
+    return join(doors, own, context.rank.value, _token(context), timeout, whom)
+
+
+def candidate_ports(job: str, count: int = 8) -> list[int]:
+    """A run of ports for a job, below the range from which kernels take ephemeral ports (32768 on Linux).
+
+    Jobs on one host rarely get the same run, and where they do, rank 0 takes the next port and the
+    token tells the jobs apart.
+    """
+    first, last = 15000, 32000
+    digest = int.from_bytes(hashlib.sha256(job.encode()).digest()[:8], "big")
+    start = first + digest % (last - first - count)
+    return list(range(start, start + count))
+
+
+def _job(context: LaunchContext) -> str:
+    if context.job_id is None:
+        raise RendezvousError(
+            f"{context.launcher.title} gives this job no name that its hosts share; install mpi4py, or set MASTER_ADDR "
+            "and MASTER_PORT",
+            told_by_all=True,
+        )
+    return context.job_id
+
+
+def _token(context: LaunchContext) -> str:
+    """Tells this job's rank 0 from another job's; not a secret."""
+    endpoint = f"{context.user_endpoint}" if context.user_endpoint else ""
+    return hashlib.sha256(f"{context.job_id or endpoint}/{context.size.value}".encode()).hexdigest()
+
+
+def _resolve(name: str, ports: list[int]) -> Iterator[tuple[socket.AddressFamily, Any]]:
+    for port in ports:
+        try:
+            found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        except socket.gaierror:
+            return  # another host, or another round, may do
+        for family, _, _, _, address in found:
+            yield family, address
+
+
+def _first_free(ports: list[int], context: LaunchContext) -> socket.socket:
+    for port in ports:
+        try:
+            return listen(loopback=False, port=port)
+        except OSError:
+            continue
+    raise RendezvousError(
+        f"ports {ports[0]}-{ports[-1]} of host {context.host} are all taken; install mpi4py, or set MASTER_ADDR and MASTER_PORT"
+    )
+
+
+def _socket_file(context: LaunchContext) -> Path:
+    folder = Path(tempfile.gettempdir()) / f"runner-{os.getuid()}"
+    if len(str(folder)) > 70:  # a socket's path has room for 107 characters (unix(7))
+        folder = Path("/tmp") / folder.name  # noqa: S108 - it is made for this user alone
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise RendezvousError(f"{folder} belongs to another user; set TMPDIR to a folder of your own")
+    return folder / f"{hashlib.sha256(_job(context).encode()).hexdigest()[:24]}.socket"
+
+
+def _listen_on_file(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if path.exists() and _is_dead(path):
+        path.unlink(missing_ok=True)  # left by a job that was killed
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise RendezvousError(f"another rank 0 of this job listens at {path}: {error}") from None
+    listener.listen(4096)
+    return listener
+
+
+def _is_dead(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return True
+    return False

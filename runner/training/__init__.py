@@ -1,0 +1,1 @@
+"""What a workload needs: options, the run it is part of, and the loop."""

@@ -1,0 +1,65 @@
+"""Each rank's share of the data, such that the batches of all ranks together do not depend on their number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, Subset, TensorDataset
+
+from runner.errors import UsageError
+
+
+class ShardSampler(Sampler[int]):
+    """Every ``size``-th sample of a shuffled epoch, starting at ``rank``; may begin in mid-epoch.
+
+    With ``size`` × batch size held fixed, step k uses the same samples on any number of ranks.
+    """
+
+    def __init__(self, length: int, rank: int, size: int, seed: int) -> None:
+        self.length, self.rank, self.size, self.seed = length, rank, size, seed
+        self.epoch = 0
+        self.skip = 0  # samples of this epoch that all ranks together have used
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(self.length, generator=generator)
+        share = self.length // self.size * self.size
+        return iter(order[self.skip : share][self.rank :: self.size].tolist())
+
+    def __len__(self) -> int:
+        return (self.length // self.size * self.size - self.skip) // self.size
+
+
+def train_loader(data: Dataset[Any], sampler: ShardSampler, batch_size: int, workers: int) -> DataLoader[Any]:
+    """Batches of full size; an incomplete last one is dropped, as it would weigh its samples more.
+
+    Raises:
+        UsageError: there is not one full batch.
+    """
+    share = sampler.length // sampler.size
+    if share < batch_size:
+        raise UsageError(
+            f"{sampler.length} samples on {sampler.size} ranks are {share} each, less than one batch of {batch_size}; "
+            f"take --batch-size {max(share, 1)} or less",
+            told_by_all=True,
+        )
+    return _loader(data, sampler, batch_size, workers, drop_last=True)
+
+
+def evaluation_loader(data: Dataset[Any], rank: int, size: int, batch_size: int) -> DataLoader[Any]:
+    """This rank's share for evaluation: every sample on exactly one rank, none repeated to fill up."""
+    length = len(data)  # type: ignore[arg-type]  # data sets here have a length
+    return _loader(data, range(rank, length, size), batch_size, 0, drop_last=False)
+
+
+def _loader(
+    data: Dataset[Any], order: Sampler[int] | range, batch_size: int, workers: int, *, drop_last: bool
+) -> DataLoader[Any]:
+    if isinstance(data, TensorDataset):  # a whole batch by one indexing, not sample by sample
+        batches = BatchSampler(order, batch_size, drop_last)
+        return DataLoader(data, sampler=batches, batch_size=None, num_workers=workers)
+    if isinstance(order, range):
+        return DataLoader(Subset(data, order), batch_size=batch_size)
+    return DataLoader(data, sampler=order, batch_size=batch_size, num_workers=workers, drop_last=drop_last)

@@ -1,0 +1,94 @@
+"""What a workload knows about the job it is part of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from runner.comm.job import Job
+from runner.errors import UsageError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Given to a workload's ``main(run, argv)``; the process group is initialised."""
+
+    job: Job
+    workload: str  # the module's name
+
+    @property
+    def rank(self) -> int:
+        return self.job.rank
+
+    @property
+    def size(self) -> int:
+        return self.job.size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, the one that prints and writes."""
+        return self.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.job.placement.torch_device)
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """All ranks in one dimension, ``data``."""
+        return init_device_mesh(self.device.type, (self.size,), mesh_dim_names=("data",))
+
+    def say(self, text: str) -> None:
+        """Print a line, on rank 0."""
+        if self.is_main:
+            print(text, flush=True)
+
+    def sum(self, *numbers: float) -> list[float]:
+        """The sums of these numbers over all ranks, in double precision. Collective."""
+        total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return total.tolist()
+
+    def on_main(self, work: Callable[[], T]) -> T:
+        """Do something on rank 0, and give its result to all ranks. Collective.
+
+        Raises:
+            UsageError: rank 0 raised it; all ranks do, with its message.
+        """
+        answer: list[Any] = [None, None]
+        if self.is_main:
+            try:
+                answer[0] = work()
+            except UsageError as error:
+                answer[1] = str(error)
+        if self.size > 1:
+            dist.broadcast_object_list(answer, src=0, device=self.device)
+        if answer[1] is not None:
+            raise UsageError(answer[1], told_by_all=True)
+        result: T = answer[0]
+        return result
+
+    def agree(self, problem: str | None) -> None:
+        """Raise on all ranks what is a problem on any. Collective.
+
+        Raises:
+            UsageError: some rank has a problem; the message names its host where there are several.
+        """
+        problems: list[str | None] = [None] * self.size
+        if self.size > 1:
+            dist.all_gather_object(problems, problem)
+        else:
+            problems = [problem]
+        found = {text: rank for rank, text in reversed(list(enumerate(problems))) if text is not None}
+        if found:
+            hosts = self.job.topology.hosts
+            where = {rank: f" (host {host.name})" for host in hosts for rank in host.ranks if len(hosts) > 1}
+            raise UsageError("; ".join(text + where.get(rank, "") for text, rank in found.items()), told_by_all=True)

@@ -1,0 +1,49 @@
+"""Work that has to be done once per shared file system, while the other ranks wait."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.distributed as dist
+
+from runner.errors import UsageError
+from runner.training.options import make_writable
+from runner.training.run import Run
+
+
+def once_per_file_system(run: Run, folder: Path, option: str, work: Callable[[], None]) -> None:
+    """Do something with a folder on one rank of every file system that holds it. Collective.
+
+    The first rank of every host leaves a marker; the lowest rank whose marker a host sees is the one
+    that works for it. So it is found out, not assumed, which hosts share the folder.
+
+    Raises:
+        UsageError: the folder cannot be written, or the work raised it, on some rank; all ranks raise it.
+    """
+    topology = run.job.topology
+    leaders = [host.ranks[0] for host in topology.hosts]
+    own_leader = leaders[topology.host_index(run.rank)]
+    name = run.on_main(lambda: f".rank-{os.urandom(4).hex()}")
+    marker = folder / f"{name}-{run.rank}"
+    problem = None
+    if run.rank == own_leader:
+        try:
+            make_writable(folder, option)
+            marker.touch()
+        except UsageError as error:
+            problem = str(error)
+    run.agree(problem)
+    dist.barrier()
+    if run.rank == own_leader:
+        # Each name is looked up once, after it was made: a network file system may remember a miss.
+        worker = next(rank for rank in leaders if (folder / f"{name}-{rank}").exists())
+        try:
+            if run.rank == worker:
+                work()
+        except UsageError as error:
+            problem = str(error)
+    dist.barrier()
+    marker.unlink(missing_ok=True)
+    run.agree(problem)
