@@ -1,0 +1,1 @@
+"""Training programs, one module each: ``main(run, argv)``."""

@@ -1,0 +1,143 @@
+"""Images with class numbers, in memory: (float images in about -1..1, int64 labels) as a TensorDataset."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+from torch.utils.data import TensorDataset
+
+from runner.errors import UsageError
+from runner.training.options import TrainingOptions
+from runner.training.run import Run
+from runner.training.shared_files import once_per_file_system
+
+FAKE_IMAGES = 4096
+_PATIENCE = 15.0  # seconds of silence after which a download is given up
+
+Split = tuple[TensorDataset, TensorDataset]  # train, test
+
+
+def mnist(run: Run, options: TrainingOptions) -> Split:
+    """[n, 1, 28, 28] images of digits: ``--data`` mnist, digits, fake, or auto (mnist if it can be had, else digits).
+
+    Raises:
+        UsageError: MNIST was asked for and cannot be had.
+    """
+    others = {"digits": digits, "fake": lambda: fake((1, 28, 28))}
+    return _load(run, options, "MNIST", others, "training on scikit-learn's 1,797 digits (--data chooses)")
+
+
+def cifar10(run: Run, options: TrainingOptions) -> Split:
+    """[n, 3, 32, 32] images: ``--data`` cifar10, fake, or auto (cifar10 if it can be had, else fake).
+
+    Raises:
+        UsageError: CIFAR10 was asked for and cannot be had.
+    """
+    others = {"fake": lambda: fake((3, 32, 32))}
+    return _load(run, options, "CIFAR10", others, "training on random images, which teach nothing (--data chooses)")
+
+
+def _load(
+    run: Run, options: TrainingOptions, name: str, others: dict[str, Callable[[], Split]], otherwise: str
+) -> Split:
+    """torchvision's data set of this name, or one of the others; ``auto`` is the first of the others if need be."""
+    if options.data in others:
+        return others[options.data]()
+    try:
+        return _torchvision(run, options, name)
+    except UsageError as error:
+        if options.data != "auto":
+            raise
+        run.say(f"{error}: {otherwise}")
+    return next(iter(others.values()))()
+
+
+def digits() -> Split:
+    """scikit-learn's 1,797 handwritten digits of 8 × 8 pixels, enlarged to [n, 1, 28, 28]; 1,437 to train, 360 to test.
+
+    They come with scikit-learn (UCI "Optical Recognition of Handwritten Digits"), so no network is needed.
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = torch.from_numpy(bunch.images).float()[:, None] / 16  # pixels are 0..16
+    images = interpolate(images, size=(28, 28), mode="bilinear", align_corners=False)
+    labels = torch.from_numpy(bunch.target).long()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    images, labels = _normalised(images[order]), labels[order]
+    cut = len(labels) * 4 // 5
+    return TensorDataset(images[:cut], labels[:cut]), TensorDataset(images[cut:], labels[cut:])
+
+
+def fake(shape: tuple[int, int, int]) -> Split:
+    """torchvision's FakeData: random images of this shape, 4,096 to train and 512 to test, made once."""
+    from torchvision.datasets import FakeData
+    from torchvision.transforms.functional import pil_to_tensor
+
+    def made(count: int, offset: int) -> TensorDataset:
+        source = FakeData(count, (3, *shape[1:]), num_classes=10, random_offset=offset)
+        pairs = [(pil_to_tensor(image)[: shape[0]], int(label)) for image, label in source]
+        return TensorDataset(
+            _normalised(torch.stack([image for image, _ in pairs]).float() / 255),
+            torch.tensor([label for _, label in pairs]),
+        )
+
+    return made(FAKE_IMAGES, 0), made(512, FAKE_IMAGES)
+
+
+def _torchvision(run: Run, options: TrainingOptions, name: str) -> Split:
+    """A data set of torchvision's, downloaded by one rank per shared file system where it is not there."""
+    from torchvision import datasets
+
+    kind = getattr(datasets, name)
+    folder = options.data_dir
+
+    def there() -> bool:
+        try:
+            kind(str(folder), download=False)
+        except RuntimeError:
+            return False
+        return True
+
+    def download() -> None:
+        if there():
+            return
+        try:
+            with _bounded_waits():
+                kind(str(folder), download=True)
+        except (OSError, RuntimeError) as error:
+            reason = str(error).splitlines()[-1].strip("<>").removeprefix("urlopen error ")
+            raise UsageError(f"{name} is not in {folder} and cannot be downloaded ({reason})") from None
+
+    if run.sum(0 if there() else 1)[0]:
+        run.say(f"looking for {name} in {folder}, else downloading it")
+        once_per_file_system(run, folder, "--data-dir", download)
+    return _in_memory(kind(str(folder), train=True)), _in_memory(kind(str(folder), train=False))
+
+
+def _in_memory(data: Any) -> TensorDataset:
+    images = torch.as_tensor(data.data)
+    images = images[:, None] if images.dim() == 3 else images.permute(0, 3, 1, 2)
+    return TensorDataset(_normalised(images.float() / 255), torch.as_tensor(data.targets).long())
+
+
+def _normalised(images: Tensor) -> Tensor:
+    """0..1 → -1..1."""
+    return (images - 0.5) / 0.5
+
+
+@contextmanager
+def _bounded_waits() -> Iterator[None]:
+    """torchvision downloads without a time limit: behind a firewall that drops packets it would hang."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_PATIENCE)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
