@@ -1,0 +1,15 @@
+#!/bin/bash
+#BSUB -J train
+#BSUB -nnodes 2
+#BSUB -W 1:00
+#
+# LSF with jsrun: one resource set per host, with all its ranks in it.
+#
+#   RANKS_PER_HOST=4 bsub mpi_scripts/lsf_jsrun.sh TARGET ARGS...
+#
+# With GPUs: GPUS_PER_HOST=4. Not tried by the tests: LSF cannot be installed there.
+set -euo pipefail
+
+options=(--rs_per_host 1 --tasks_per_rs "${RANKS_PER_HOST:-4}" --cpu_per_rs ALL_CPUS --bind none)
+if [ -n "${GPUS_PER_HOST:-}" ]; then options+=(--gpu_per_rs "$GPUS_PER_HOST"); fi
+jsrun "${options[@]}" "${PYTHON:-python}" -m runner "$@"

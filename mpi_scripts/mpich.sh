@@ -1,0 +1,10 @@
+#!/bin/bash
+# MPICH, on this host or on several:
+#
+#   RANKS=4 mpi_scripts/mpich.sh TARGET ARGS...
+#   HOSTS=a:4,b:4 RANKS=8 mpi_scripts/mpich.sh TARGET ARGS...      4 ranks on each of two hosts, reached by ssh
+set -euo pipefail
+
+options=(-n "${RANKS:-2}" -bind-to none)
+if [ -n "${HOSTS:-}" ]; then options+=(-hosts "$HOSTS"); fi
+"${MPIRUN:-mpiexec}" "${options[@]}" "${PYTHON:-python}" -m runner "$@"

@@ -1,0 +1,14 @@
+#!/bin/bash
+# Open MPI, on this host or on several:
+#
+#   RANKS=4 mpi_scripts/openmpi.sh TARGET ARGS...
+#   HOSTS=a:4,b:4 RANKS=8 mpi_scripts/openmpi.sh TARGET ARGS...      4 slots on each of two hosts, reached by ssh
+#
+# Inside a Slurm, PBS or LSF job leave HOSTS out: mpirun takes them from the job.
+set -euo pipefail
+
+options=(-np "${RANKS:-2}" --bind-to none) # else each rank is bound to one core when there are few of them
+if [ -n "${HOSTS:-}" ]; then options+=(--host "$HOSTS"); fi
+# SIGTERM comes one second before SIGKILL by default; a checkpoint takes longer. (Open MPI 4, 5)
+export OMPI_MCA_odls_base_sigkill_timeout=${GRACE:-30} PRTE_MCA_odls_base_sigkill_timeout=${GRACE:-30}
+"${MPIRUN:-mpirun}" "${options[@]}" "${PYTHON:-python}" -m runner "$@"

@@ -1,0 +1,17 @@
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=4
+#SBATCH --time=01:00:00
+#
+# Slurm starts the ranks itself: no MPI is needed, and none has to fit.
+#
+#   sbatch mpi_scripts/slurm_srun.sh TARGET ARGS...        e.g. workloads.mnist, or train.py --lr 0.1
+#
+# With GPUs: sbatch --gpus-per-node=4 … (as many as ranks per node; each rank takes one).
+set -euo pipefail
+
+# A rank that fails ends the job; without this the others run on. Since Slurm 22.05 srun gives its tasks one core
+# each unless it is told again.
+srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "${PYTHON:-python}" -m runner "$@"
