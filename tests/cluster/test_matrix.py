@@ -1,0 +1,65 @@
+"""Every launcher, on one host and on two, with real programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.launchers import DETECTED, LAUNCHERS
+from tests.cluster.virtual import Cluster
+from tests.launching import RUNNER, SCRIPTS, ok
+
+# torchrun, started by srun once per node, has the same number of workers on each.
+SHAPES = {"one host": [2], "two hosts": [2, 2], "uneven": [3, 1]}
+CELLS = [(name, shape) for name in LAUNCHERS for shape in SHAPES if (name, shape) != ("srun-torchrun", "uneven")]
+
+
+def launch(vc: Cluster, name: str, slots: Sequence[int], *arguments: str) -> str:
+    return ok(LAUNCHERS[name](vc, slots, [*RUNNER, *arguments])).stdout
+
+
+@pytest.mark.parametrize(("name", "shape"), CELLS)
+def test_explain_tells_the_truth(vc: Cluster, name: str, shape: str) -> None:
+    slots = SHAPES[shape]
+    found: dict[str, Any] = json.loads(launch(vc, name, slots, "explain", "--json"))
+    assert found["launcher"]["name"] == DETECTED.get(name, name)
+    assert found["size"] == sum(slots)
+    assert {host["name"]: len(host["ranks"]) for host in found["hosts"]} == dict(zip(vc.hosts, slots, strict=False))
+    assert sorted(rank for host in found["hosts"] for rank in host["ranks"]) == list(range(sum(slots)))
+    for host in found["hosts"]:
+        local = [rank["local_rank"] for rank in found["ranks"] if rank["host"] == host["name"]]
+        assert sorted(local) == list(range(len(host["ranks"])))
+    endpoint = found["endpoint"]
+    if "torchrun" not in name:
+        here = ("127.0.0.1", "lo") if len(slots) == 1 else (vc.address("node1"), "eth0")
+        assert (endpoint["host"], endpoint["interface"]) == here
+
+
+@pytest.mark.parametrize("shape", ["one host", "two hosts"])
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_an_unmodified_torchrun_script(vc: Cluster, name: str, shape: str) -> None:
+    slots = SHAPES[shape]
+    text = launch(vc, name, slots, str(SCRIPTS / "ddp_training.py"))
+    assert text.count("same True") == sum(slots)
+
+
+@pytest.mark.parametrize("shape", ["one host", "two hosts"])
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_mnist_reaches_its_accuracy(vc: Cluster, name: str, shape: str, tmp_path: Path) -> None:
+    options = ["--data", "digits", "--checkpoint-dir", str(tmp_path)]
+    text = launch(vc, name, SHAPES[shape], "workloads.mnist", *options)
+    assert "done: " in text
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["val_accuracy"] >= 0.97
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_eight_ranks_over_two_hosts(vc: Cluster, name: str, tmp_path: Path) -> None:
+    options = ["--data", "digits", "--max-steps", "10", "--checkpoint-dir", str(tmp_path)]
+    text = launch(vc, name, [4, 4], "workloads.mnist", *options)
+    assert "done: 10 steps" in text
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 10

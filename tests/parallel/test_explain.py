@@ -1,0 +1,101 @@
+"""``explain`` under real launchers, by each of the five ways to meet."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launching import RUNNER, mpirun, ok, packages_without_mpi4py, run, runner
+
+HOST = socket.gethostname()
+
+
+def facts(ranks: int, *options: str, **environment: str) -> dict[str, Any]:
+    done = ok(runner(ranks, *options, "explain", "--json", **environment))
+    found: dict[str, Any] = json.loads(done.stdout)  # one object, nothing else
+    assert found["size"] == ranks
+    assert [rank["rank"] for rank in found["ranks"]] == list(range(ranks))
+    assert sorted(rank["local_rank"] for rank in found["ranks"]) == list(range(ranks))
+    assert [host["name"] for host in found["hosts"]] == [HOST]
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_under_mpirun(ranks: int) -> None:
+    found = facts(ranks)
+    assert found["launcher"]["name"] == "openmpi"
+    assert all(rank["sources"]["rank"] == "OMPI_COMM_WORLD_RANK" for rank in found["ranks"])
+    assert found["rendezvous"]["way"] == ("mpi" if ranks > 1 else "single")
+    assert found["endpoint"]["interface"] == "lo"
+    assert found["endpoint"]["port"] > 0
+    assert found["settings"]["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_tables_are_printed_once_and_without_colours() -> None:
+    """Open MPI's ranks see a terminal whatever mpirun's own output is."""
+    text = ok(runner(2, "explain")).stdout
+    assert text.count("launcher") == 1
+    assert "Open MPI: OMPI_COMM_WORLD_RANK=0 set" in text
+    assert "\x1b" not in text
+
+
+def test_by_the_users_endpoint() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    found = facts(2, MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    assert found["rendezvous"]["way"] == "env"
+    assert (found["endpoint"]["host"], found["endpoint"]["port"]) == ("localhost", port)
+
+
+def test_by_a_file() -> None:
+    assert facts(4, "--rendezvous", "file")["rendezvous"]["way"] == "file"
+
+
+def test_by_a_host_list(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.write_text("127.0.0.1\n")
+    found = facts(4, "--rendezvous", "hosts", PBS_NODEFILE=str(nodes), PBS_JOBID="1.server")
+    assert found["rendezvous"]["way"] == "hosts"
+
+
+def test_under_torchrun_with_its_store() -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    found = json.loads(ok(run(*torchrun, "-m", "runner", "explain", "--json")).stdout)
+    assert (found["launcher"]["name"], found["rendezvous"]["way"]) == ("torchrun", "torchrun")
+    assert [rank["local_rank"] for rank in found["ranks"]] == [0, 1]
+
+
+def test_without_mpi4py_a_single_host_still_works(tmp_path: Path) -> None:
+    base = getattr(sys, "_base_executable", sys.executable)
+    path = packages_without_mpi4py(tmp_path / "packages")
+    found = json.loads(ok(mpirun(2, base, "-m", "runner", "explain", "--json", PYTHONPATH=path)).stdout)
+    assert found["rendezvous"] == {"way": "file", "why": "one host; no MPI: mpi4py is not installed"}
+
+
+def test_a_users_settings_are_kept() -> None:
+    found = facts(2, GLOO_SOCKET_IFNAME="eth7", OMP_NUM_THREADS="3")
+    assert "GLOO_SOCKET_IFNAME" not in found["settings"]
+    assert "OMP_NUM_THREADS" not in found["settings"]
+    assert [rank["threads"] for rank in found["ranks"]] == [3, 3]
+
+
+def test_a_single_process() -> None:
+    found = json.loads(ok(run(*RUNNER, "explain", "--json")).stdout)
+    assert (found["launcher"]["name"], found["size"]) == ("single", 1)
+
+
+def test_a_containers_rank_is_reported_as_ignored() -> None:
+    found = facts(2, RANK="0", WORLD_SIZE="1")
+    assert found["ignored"][0]["variables"] == ["RANK", "WORLD_SIZE"]
+
+
+def test_help_is_printed_once_and_teaches() -> None:
+    text = ok(runner(2, "--help")).stdout
+    assert text.count("usage:") == 1
+    assert "mpirun -np 4 python -m runner train.py" in text

@@ -1,0 +1,184 @@
+"""Bad input and ranks that do not fit: one clear line, exit code 2, no traceback, no hang."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.launching import RUNNER, SCRIPTS, mpirun, mpirun_path, own_lines, run, runner
+
+
+def refused(done: subprocess.CompletedProcess[str], *texts: str) -> None:
+    """One line with these texts, and exit code 2."""
+    assert done.returncode == 2, done.stderr
+    lines = own_lines(done)
+    assert len(lines) == 1, done.stderr
+    for text in texts:
+        assert text in lines[0]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (["workloads.mnits"], ["unknown target 'workloads.mnits' (did you mean workloads.mnist"]),
+        (["missing.py"], ["no script missing.py"]),
+        (["workloads.models.convnets"], ["has no main(run, argv)", "-m workloads.models.convnets"]),
+        (["--devise", "cpu", "x.py"], ["unrecognized arguments: --devise"]),
+        ([], ["no target given"]),
+        (["workloads.mnist", "--device", "cuda"], ["no GPU is visible", "--device cpu"]),
+    ],
+    ids=["unknown target", "no script", "no main", "unknown option", "no target", "no GPU"],
+)
+def test_before_torch(ranks: int, arguments: list[str], texts: list[str]) -> None:
+    refused(runner(ranks, *arguments), *texts)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (["--batch-size", "0"], ["--batch-size: '0' is not a whole number above 0"]),
+        (["--epoch", "1"], ["unrecognized arguments: --epoch"]),
+        (["--data", "imagenet"], ["invalid choice: 'imagenet'"]),
+        (["--data", "mnist", "--data-dir", "/proc/nothing"], ["--data-dir: cannot write in /proc/nothing"]),
+        (["--checkpoint-dir", "/proc/nothing"], ["--checkpoint-dir: cannot write in /proc/nothing"]),
+        (["--data", "digits", "--batch-size", "5000"], ["samples on", "less than one batch of 5000"]),
+        (["--data", "digits", "--resume", "nothing.pt"], ["there is no checkpoint nothing.pt"]),
+        (["--data", "digits", "--metrics", "/tmp"], ["cannot write /tmp: Is a directory"]),
+        (["--backend", "nccl"], ["--backend nccl needs GPUs"]),
+        (["--backend", "mpi"], ["was built without mpi; say --backend gloo"]),
+    ],
+)
+def test_a_workloads_options(ranks: int, arguments: list[str], texts: list[str], tmp_path: Path) -> None:
+    refused(runner(ranks, "workloads.mnist", *arguments, cwd=tmp_path), *texts)
+
+
+def test_a_global_batch_that_does_not_divide(tmp_path: Path) -> None:
+    done = runner(2, "workloads.mnist", "--data", "digits", "--global-batch-size", "33", cwd=tmp_path)
+    refused(done, "33 = 2 × 16 + 1", "take 32 or 34")
+
+
+def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
+    done = runner(2, "workloads.linear", "--epochs", "1", "--checkpoint-dir", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    before = (tmp_path / "out" / "checkpoint.pt").read_bytes()
+    done = runner(2, "workloads.mnist", "--data", "digits", "--resume", "--checkpoint-dir", "out", cwd=tmp_path)
+    refused(done, "checkpoint of another model (workloads.linear, this is workloads.mnist)")
+    assert (tmp_path / "out" / "checkpoint.pt").read_bytes() == before
+
+
+def programs(*commands: list[str]) -> list[str]:
+    """One mpirun of several programs with one rank each."""
+    line: list[str] = [mpirun_path()]
+    for command in commands:
+        line += [*([":"] if len(line) > 1 else []), "-np", "1", *command]
+    return line
+
+
+def test_ranks_with_other_arguments() -> None:
+    script = str(SCRIPTS / "only_computes.py")
+    done = run(*programs([*RUNNER, script, "--lr", "1"], [*RUNNER, script, "--lr", "2"]))
+    refused(done, "the ranks differ in the arguments: --lr 1 on rank 0", "--lr 2 on rank 1")
+
+
+def test_ranks_with_another_target() -> None:
+    done = run(*programs([*RUNNER, str(SCRIPTS / "exits.py")], [*RUNNER, str(SCRIPTS / "spawns.py")]))
+    refused(done, "the ranks differ in the target", "exits.py on rank 0", "spawns.py on rank 1")
+
+
+def test_ranks_with_another_text_of_the_target(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text(f"print('{name}')\n")
+    done = run(
+        *programs(
+            ["--wdir", str(tmp_path / "a"), *RUNNER, "train.py"], ["--wdir", str(tmp_path / "b"), *RUNNER, "train.py"]
+        )
+    )
+    refused(done, "the ranks differ in the target's content")
+
+
+def test_a_target_that_one_rank_does_not_have(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "train.py").write_text("")
+    done = run(
+        *programs(
+            ["--wdir", str(tmp_path / "a"), *RUNNER, "train.py"], ["--wdir", str(tmp_path / "b"), *RUNNER, "train.py"]
+        )
+    )
+    refused(done, "no script train.py", "on rank 1")
+
+
+def test_ranks_with_another_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("")
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.6.0'\n")
+    script = str(SCRIPTS / "only_computes.py")
+    done = run(*programs([*RUNNER, script], ["env", f"PYTHONPATH={tmp_path}", *RUNNER, script]))
+    refused(done, "the ranks differ in torch:", "2.6.0 on rank 1")
+
+
+def test_processes_that_each_believe_to_be_alone() -> None:
+    """A container that clears the environment: N processes that would each be rank 0 of 1."""
+    done = mpirun(2, "env", "-i", *RUNNER, "workloads.mnist")
+    refused(done, "started this process, but none of its rank variables is set", "--launcher single")
+
+
+def test_one_of_them_says_so_also_from_inside_a_shell() -> None:
+    refused(mpirun(2, "bash", "-c", f"env -i {' '.join(RUNNER)} workloads.mnist; exit $?"), "--launcher single")
+
+
+@pytest.mark.parametrize("port", ["abc", "0", "99999"])
+def test_a_port_that_is_none(port: str) -> None:
+    done = runner(2, "explain", MASTER_ADDR="localhost", MASTER_PORT=port)
+    assert done.returncode == 2
+    assert f"MASTER_PORT={port} is not a port" in own_lines(done)[0]
+
+
+@pytest.mark.parametrize("timeout", ["inf", "nan", "-1", "1e300"])
+def test_a_timeout_that_is_none(timeout: str) -> None:
+    refused(run(*RUNNER, "--timeout", timeout, "explain"), "is not a positive number of seconds")
+
+
+def test_an_mpi_library_that_is_not_the_launchers() -> None:
+    """What mpi4py bound to another MPI sees: a world of one, under a launcher that says four."""
+    fake = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    done = run(*RUNNER, "explain", **fake, OMPI_MCA_btl="^ofi", OMPI_MCA_mtl="^ofi")
+    refused(done, "Open MPI says rank 0 of 4, but MPI says rank 0 of 1", "set MPI4PY_LIBMPI=")
+
+
+def test_half_a_set_of_variables() -> None:
+    refused(run(*RUNNER, "explain", RANK="1", WORLD_SIZE="2"), "half set", "without MASTER_ADDR, MASTER_PORT")
+
+
+def test_contradictory_launchers() -> None:
+    done = runner(2, "explain", MV2_COMM_WORLD_RANK="0", MV2_COMM_WORLD_SIZE="8")
+    refused(done, "two launchers disagree: Open MPI says rank 0 of 2", "MVAPICH2 says rank 0 of 8", "--launcher")
+
+
+def test_the_users_port_is_taken() -> None:
+    with socket.create_server(("", 0)) as server:
+        port = str(server.getsockname()[1])
+        done = runner(2, "explain", MASTER_ADDR="localhost", MASTER_PORT=port)
+    assert done.returncode == 2
+    assert f"cannot listen on MASTER_PORT={port}" in own_lines(done)[0]
+
+
+def test_the_users_address_does_not_resolve() -> None:
+    done = runner(2, "--timeout", "20", "explain", MASTER_ADDR="no-such-host.invalid", MASTER_PORT="29999")
+    assert done.returncode == 2
+    assert "MASTER_ADDR=no-such-host.invalid does not resolve" in done.stderr
+
+
+def test_ranks_that_never_come_are_waited_for_in_bounded_time() -> None:
+    done = run(
+        *RUNNER, "--timeout", "2", "explain", RANK="0", WORLD_SIZE="3", MASTER_ADDR="localhost", MASTER_PORT="29998"
+    )
+    assert done.returncode == 1
+    assert "1 of 3 ranks met within 2 s; absent: rank 1, 2" in own_lines(done)[0]

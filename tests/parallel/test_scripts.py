@@ -1,0 +1,211 @@
+"""Unmodified torchrun scripts under a real mpirun."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun, mpirun_path, ok, own_lines, run, runner
+
+NUMBERS_OF_RANKS = [1, 2, 4]
+
+
+def script(name: str) -> str:
+    return str(SCRIPTS / f"{name}.py")
+
+
+def json_lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
+def test_a_script_finds_what_torchrun_gives(ranks: int, tmp_path: Path) -> None:
+    done = ok(runner(ranks, script("torchrun_variables"), "--lr", "0.1", "-x", cwd=tmp_path))
+    found = sorted(json_lines(done.stdout), key=lambda rank: int(rank["variables"]["RANK"]))
+    assert [int(rank["variables"]["RANK"]) for rank in found] == list(range(ranks))
+    assert sorted(int(rank["variables"]["LOCAL_RANK"]) for rank in found) == list(range(ranks))
+    for rank in found:
+        variables = rank["variables"]
+        assert {variables[name] for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")} == {str(ranks)}
+        assert (variables["GROUP_RANK"], variables["GROUP_WORLD_SIZE"]) == ("0", "1")
+        assert variables["ROLE_RANK"] == variables["RANK"]
+        assert rank["argv"] == [script("torchrun_variables"), "--lr", "0.1", "-x"]
+        assert rank["path0"] == str(SCRIPTS)
+        assert rank["name"] == "__main__"
+        assert rank["file"] == script("torchrun_variables")
+        assert rank["is_main"]
+        assert rank["package"] is None
+        assert not rank["initialized"]
+        assert rank["elastic"]
+    assert len({rank["variables"]["TORCHELASTIC_RUN_ID"] for rank in found}) == 1
+
+
+def test_torchrun_itself_gives_the_same() -> None:
+    """The variables' names and the values that do not name a host or a port are those of torchrun."""
+    torchrun = [RUNNER[0], "-m", "torch.distributed.run", "--nproc-per-node", "2", script("torchrun_variables")]
+    theirs = sorted(json_lines(ok(run(*torchrun)).stdout), key=lambda rank: rank["variables"]["RANK"])
+    ours = sorted(
+        json_lines(ok(runner(2, script("torchrun_variables"))).stdout), key=lambda rank: rank["variables"]["RANK"]
+    )
+    chance = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
+    for rank in (*theirs, *ours):
+        rank["variables"] = {name: value for name, value in rank["variables"].items() if name not in chance}
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
+@pytest.mark.parametrize("arguments", [[], ["--no-destroy"]], ids=["destroys", "leaves its group"])
+def test_ddp_with_a_distributed_sampler(ranks: int, arguments: list[str]) -> None:
+    done = ok(runner(ranks, script("ddp_training"), *arguments))
+    lines = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
+    assert lines == [f"rank {rank} steps {2 * 16 // ranks} same True" for rank in range(ranks)]
+    assert "terminate" not in done.stderr
+
+
+def test_multiprocessing_data_loaders() -> None:
+    done = ok(runner(2, script("ddp_training"), "--workers", "2"))
+    assert done.stdout.count("same True") == 2
+
+
+@pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
+@pytest.mark.parametrize("how", ["env", "explicit", "own-store"])
+def test_all_ways_to_make_a_group(ranks: int, how: str) -> None:
+    done = ok(runner(ranks, script("ways_to_initialise"), how))
+    total = ranks * (ranks + 1) // 2
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: {total}" for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("local_rank_only", "local rank {r}"), ("only_computes", "rank {r}: 499500"), ("spawns", "rank {r}: [42]")],
+)
+def test_scripts_without_a_group(ranks: int, name: str, text: str) -> None:
+    done = ok(runner(ranks, script(name)))
+    assert sorted(done.stdout.splitlines()) == [text.format(r=rank) for rank in range(ranks)]
+    assert not own_lines(done)
+
+
+@pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
+def test_a_script_may_use_mpi4py_itself(ranks: int) -> None:
+    done = ok(runner(ranks, script("uses_mpi4py")))
+    total = ranks * (ranks + 1) // 2
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of {ranks}: {total}" for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
+def test_a_module_runs_as_python_m_would(ranks: int) -> None:
+    done = ok(runner(ranks, "-m", "package.train", "--epochs", "3", cwd=SCRIPTS))
+    found = json_lines(done.stdout)
+    wanted = {
+        "name": "__main__",
+        "spec": "package.train",
+        "package": "package",
+        "argv": ["--epochs", "3"],
+        "path0": str(SCRIPTS),
+    }
+    assert found == [wanted] * ranks
+
+
+@pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
+@pytest.mark.parametrize(("how", "code"), [("0", 0), ("7", 7), ("message", 1), ("kill", 137)])
+def test_exit_codes_pass_through(ranks: int, how: str, code: int) -> None:
+    done = runner(ranks, script("exits"), str(ranks - 1), how)
+    assert done.returncode == code
+    if how == "message":
+        assert "nothing to do here" in done.stderr
+    if how == "kill":
+        assert f"runner: rank {ranks - 1} of {ranks} on host" in done.stderr
+        assert "killed by SIGKILL" in done.stderr
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_forked_child_may_end_as_it_likes(code: int, tmp_path: Path) -> None:
+    (tmp_path / "forks.py").write_text(
+        "import os, sys, time\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        f"pid = os.fork()\nif pid == 0:\n    sys.exit({code})\n"
+        "print('child', os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+        "time.sleep(2.5)\ndist.barrier()\nprint('parent done')\n"
+    )
+    done = ok(runner(2, "forks.py", cwd=tmp_path, timeout=60))
+    assert done.stdout.count(f"child {code}") == 2
+    assert done.stdout.count("parent done") == 2
+
+
+def test_a_script_is_compiled_and_found_as_python_does(tmp_path: Path) -> None:
+    """Its annotations are not strings, its folder is that of the file itself, and __file__ is absolute."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "sibling.py").write_text("x = 1\n")
+    (tmp_path / "real" / "train.py").write_text(
+        "import dataclasses, os, sibling\n@dataclasses.dataclass\nclass A:\n    lr: float = 1.0\n"
+        "print([f.type for f in dataclasses.fields(A)], os.path.isabs(__file__))\n"
+    )
+    (tmp_path / "link.py").symlink_to(tmp_path / "real" / "train.py")
+    assert ok(runner(1, "link.py", cwd=tmp_path)).stdout == "[<class 'float'>] True\n"
+
+
+def test_a_signal_arrives_once(tmp_path: Path) -> None:
+    """Open MPI forwards SIGUSR1 to each rank's whole process group."""
+    (tmp_path / "counts.py").write_text(
+        "import signal, time\nn = []\nsignal.signal(signal.SIGUSR1, lambda *_: n.append(1))\nprint('ready')\n"
+        "end = time.monotonic() + 30\nwhile not n and time.monotonic() < end: time.sleep(0.05)\n"
+        "time.sleep(1)\nprint('heard', len(n))\n"
+    )
+    import signal
+    import subprocess
+
+    with subprocess.Popen(
+        [mpirun_path(), "-np", "1", *RUNNER, "counts.py"],
+        cwd=tmp_path,
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.read() == "heard 1\n"
+
+
+def test_output_appears_as_it_is_printed(tmp_path: Path) -> None:
+    """A launcher's pipe would hold lines back until the end, and lose them when the program is killed."""
+    (tmp_path / "prints.py").write_text("import os\nprint('a line')\nos.kill(os.getpid(), 9)\n")
+    assert "a line" in runner(1, "prints.py", cwd=tmp_path).stdout
+
+
+def test_lines_of_several_ranks_do_not_run_into_one_another(tmp_path: Path) -> None:
+    """Python unbuffered, as torchrun starts it, writes a line's end by itself."""
+    (tmp_path / "prints.py").write_text("for _ in range(5000): print('x' * 50)\n")
+    torchrun = [RUNNER[0], "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = ok(run(*torchrun, "-m", "runner", "prints.py", cwd=tmp_path))
+    assert set(done.stdout.splitlines()) == {"x" * 50}
+
+
+def test_two_jobs_at_once_and_the_usual_port_taken() -> None:
+    import socket
+    from concurrent.futures import ThreadPoolExecutor
+
+    with socket.create_server(("", 29500)), ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(runner, 2, script("ddp_allreduce")) for _ in range(2)]
+        for job in jobs:
+            assert sorted(ok(job.result()).stdout.splitlines()) == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
+
+
+def test_a_single_process_needs_no_launcher() -> None:
+    assert ok(run(*RUNNER, script("ddp_allreduce"))).stdout == "rank 0 of 1: 1\n"
+
+
+def test_under_torchrun_its_own_store_and_variables_are_kept() -> None:
+    torchrun = [RUNNER[0], "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = ok(run(*torchrun, "-m", "runner", script("ways_to_initialise"), "own-store"))
+    assert sorted(done.stdout.splitlines()) == ["rank 0: 3", "rank 1: 3"]
+
+
+def test_plain_mpirun_of_the_same_script_would_not_do() -> None:
+    """Why the runner exists: without it, the script finds no rank."""
+    done = mpirun(2, RUNNER[0], script("ddp_allreduce"))
+    assert done.returncode != 0

@@ -1,0 +1,22 @@
+"""A wheel made from the repository holds all that is needed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.launching import ROOT, ok, run
+
+
+def test_a_wheel_installs_and_runs_outside_the_checkout(tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    ok(run(*pip, "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "-w", str(tmp_path)))
+    (wheel,) = tmp_path.glob("*.whl")
+    site = tmp_path / "site"
+    ok(run(*pip, "install", "--no-deps", "--target", str(site), str(wheel)))
+    code = "import runner, workloads.mnist; print(runner.__file__)"
+    where = ok(run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(site))).stdout.strip()
+    assert Path(where).is_relative_to(site)
+    done = ok(run(sys.executable, "-m", "runner", "explain", cwd=tmp_path, PYTHONPATH=str(site)))
+    assert "single process" in done.stdout
+    ok(run(sys.executable, "-m", "runner", "workloads.linear", "--epochs", "1", cwd=tmp_path, PYTHONPATH=str(site)))

@@ -1,0 +1,199 @@
+"""The workloads on real data, under a real mpirun."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.launching import RUNNER, SCRIPTS, clean_environment, ok, run, runner
+
+
+def metrics(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_mnist_on_digits_reaches_97_percent(ranks: int, tmp_path: Path) -> None:
+    done = ok(runner(ranks, "workloads.mnist", "--data", "digits", cwd=tmp_path, timeout=200))
+    lines = metrics(tmp_path / "runs" / "mnist" / "metrics.jsonl")
+    assert list(lines[0]) == ["step", "epoch", "loss", "lr", "samples_per_s", "val_loss", "val_accuracy"]
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+    assert lines[-1]["val_accuracy"] >= 0.97
+    assert sum(line["val_accuracy"] is not None for line in lines) == 15
+    ending = done.stdout.splitlines()[-3:]
+    assert ending[0].startswith(f"done: {len(lines)} steps, test loss ")
+    assert "images/s" in ending[0]
+    assert ending[1:] == ["metrics     runs/mnist/metrics.jsonl", "checkpoint  runs/mnist/checkpoint.pt"]
+    assert (tmp_path / "runs" / "mnist" / "checkpoint.pt").exists()
+
+
+def test_without_mnist_or_network_the_digits_are_taken_and_it_is_said(tmp_path: Path) -> None:
+    # A proxy that is not there stands for a cluster's node without a way out.
+    nowhere = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    done = ok(runner(2, "workloads.mnist", "--epochs", "1", cwd=tmp_path, **nowhere))
+    said = [
+        line for line in done.stdout.splitlines() if line.startswith("MNIST is not in data and cannot be downloaded")
+    ]
+    assert len(said) == 1
+    assert "training on scikit-learn's 1,797 digits" in said[0]
+
+
+def write_mnist(folder: Path) -> None:
+    """MNIST's four files, in its format (idx), with a few digits drawn as bars."""
+    raw = folder / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name, count in (("train", 640), ("t10k", 100)):
+        labels = np.arange(count) % 10
+        images = np.zeros((count, 28, 28), np.uint8)
+        for image, label in zip(images, labels, strict=True):
+            image[:, 2 * label : 2 * label + 4] = 255
+        for kind, array, header in (
+            ("images-idx3", images, struct.pack(">IIII", 2051, count, 28, 28)),
+            ("labels-idx1", labels.astype(np.uint8), struct.pack(">II", 2049, count)),
+        ):
+            data = header + array.tobytes()
+            (raw / f"{name}-{kind}-ubyte").write_bytes(data)
+            (raw / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(data))
+
+
+def test_mnist_on_disk_is_taken(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "data")
+    done = ok(runner(2, "workloads.mnist", "--epochs", "4", cwd=tmp_path))
+    assert "digits" not in done.stdout
+    lines = metrics(tmp_path / "runs" / "mnist" / "metrics.jsonl")
+    assert len(lines) == 4 * 640 // 32
+    assert lines[-1]["val_accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_linear_saves_and_resumes(ranks: int, tmp_path: Path) -> None:
+    ok(runner(ranks, "workloads.linear", "--epochs", "2", "--batch-size", "64", cwd=tmp_path))
+    done = ok(runner(ranks, "workloads.linear", "--epochs", "4", "--batch-size", "64", "--resume", cwd=tmp_path))
+    assert "going on from runs/linear/checkpoint.pt" in done.stdout
+    lines = metrics(tmp_path / "runs" / "linear" / "metrics.jsonl")
+    assert [line["epoch"] for line in lines] == [epoch for epoch in range(4) for _ in range(2048 // 64 // ranks)]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert lines[-1]["val_loss"] is None
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_cifar10_on_fake_images(ranks: int, tmp_path: Path) -> None:
+    done = ok(runner(ranks, "workloads.cifar10", "--data", "fake", "--max-steps", "30", cwd=tmp_path))
+    assert "done: 30 steps, test loss 2.3" in done.stdout
+
+
+def test_mnist_on_fake_images(tmp_path: Path) -> None:
+    done = ok(runner(2, "workloads.mnist", "--data", "fake", "--max-steps", "10", "--batch-size", "64", cwd=tmp_path))
+    assert "done: 10 steps" in done.stdout
+
+
+def test_under_torchrun_and_alone(tmp_path: Path) -> None:
+    arguments = ["-m", "runner", "workloads.linear", "--epochs", "1"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    assert "done: 32 steps" in ok(run(*torchrun, *arguments, cwd=tmp_path)).stdout
+    assert "done: 64 steps" in ok(run(sys.executable, *arguments, cwd=tmp_path)).stdout
+
+
+def fingerprints(ranks: int, folder: Path, *arguments: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(what each rank printed, the metrics) of a training in double precision with a global batch of 16."""
+    folder.mkdir(exist_ok=True)
+    options = ["--dtype", "float64", "--global-batch-size", "16", "--checkpoint-dir", str(folder), *arguments]
+    done = ok(runner(ranks, "fingerprint", *options, cwd=SCRIPTS))
+    found = [json.loads(line.partition(" ")[2]) for line in done.stdout.splitlines() if line.startswith("fingerprint")]
+    assert len(found) == ranks
+    return found, metrics(folder / "metrics.jsonl")
+
+
+def test_same_numbers_on_1_2_and_4_ranks(tmp_path: Path) -> None:
+    curves = []
+    for ranks in (1, 2, 4):
+        found, lines = fingerprints(ranks, tmp_path / str(ranks))
+        assert len({rank["digest"] for rank in found}) == 1, "weights are equal on all ranks, bit for bit"
+        assert {rank["steps"] for rank in found} == {4 * 18}
+        assert {rank["epochs"] for rank in found} == {4}
+        curves.append(lines)
+    for field in ("loss", "val_loss", "val_accuracy"):
+        one, two, four = ([line[field] for line in curve if line[field] is not None] for curve in curves)
+        assert len(one) in (72, 4)
+        assert two == pytest.approx(one, rel=1e-5)
+        assert four == pytest.approx(one, rel=1e-5)
+    assert curves[0][-1]["loss"] < curves[0][0]["loss"]
+
+
+@pytest.mark.parametrize("ranks_after", [1, 2, 4])
+def test_a_resumed_training_continues_the_same_curve(ranks_after: int, tmp_path: Path) -> None:
+    """Stopped in the middle of the second epoch, on two ranks, and taken up again."""
+    _, whole = fingerprints(2, tmp_path / "whole")
+    fingerprints(2, tmp_path / "parts", "--max-steps", "25")
+    _, parts = fingerprints(ranks_after, tmp_path / "parts", "--resume")
+    assert [line["step"] for line in parts] == [line["step"] for line in whole]
+    assert [line["loss"] for line in parts] == pytest.approx([line["loss"] for line in whole], rel=1e-9)
+    assert parts[-1]["val_loss"] == pytest.approx(whole[-1]["val_loss"], rel=1e-9)
+
+
+def test_the_learning_rate_can_be_scaled(tmp_path: Path) -> None:
+    _, lines = fingerprints(2, tmp_path / "plain", "--max-steps", "1", "--lr", "0.01")
+    assert lines[0]["lr"] == pytest.approx(0.01)
+    _, lines = fingerprints(2, tmp_path / "scaled", "--max-steps", "1", "--lr", "0.01", "--scale-lr")
+    assert lines[0]["lr"] == pytest.approx(0.02)
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    _, lines = fingerprints(2, tmp_path / "out", "--epochs", "1", "--tensorboard", str(tmp_path / "board"))
+    events = EventAccumulator(str(tmp_path / "board"))
+    events.Reload()
+    losses = [event.value for event in events.Scalars("loss")]
+    assert losses == pytest.approx([line["loss"] for line in lines], rel=1e-6)
+    assert len(events.Scalars("val_accuracy")) == 1
+
+
+def test_a_bar_on_a_terminal_and_plain_lines_elsewhere(tmp_path: Path) -> None:
+    command = [*RUNNER, "workloads.linear", "--epochs", "2", "--batch-size", "4"]
+    plain = ok(run(*command, cwd=tmp_path)).stdout
+    assert "\x1b" not in plain
+    assert plain.count("epoch ") == 2
+    terminal, end = pty.openpty()
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=clean_environment(TERM="xterm"), stdin=end, stdout=end, stderr=end, close_fds=True
+    ) as process:
+        os.close(end)
+        shown = b""
+        while True:
+            try:
+                piece = os.read(terminal, 4096)
+            except OSError:  # the terminal's other end is closed
+                break
+            shown += piece
+        os.close(terminal)
+    assert process.returncode == 0
+    assert "━".encode() in shown
+    assert b"epoch 2/2" in shown
+
+
+def test_under_mpirun_no_escape_sequences_reach_a_file(tmp_path: Path) -> None:
+    assert "\x1b" not in ok(runner(2, "workloads.linear", "--epochs", "1", cwd=tmp_path)).stdout
+
+
+def test_a_workloads_help_shows_all_groups_once() -> None:
+    text = ok(runner(2, "workloads.mnist", "--help")).stdout
+    for title in ("training:", "data:", "output:", "runner:"):
+        assert text.count(f"\n{title}\n") == 1
+    for option in ("--epochs", "--metrics", "--checkpoint-dir", "--save-every", "--resume", "--device", "--backend"):
+        assert option in text
+
+
+def test_the_runners_options_may_stand_on_either_side(tmp_path: Path) -> None:
+    for arguments in (["--device", "cpu", "workloads.linear"], ["workloads.linear", "--device", "cpu"]):
+        ok(runner(2, *arguments, "--max-steps", "1", cwd=tmp_path))

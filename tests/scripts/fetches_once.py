@@ -1,0 +1,19 @@
+"""A workload that does some work once per shared file system, and notes who did it."""
+
+from pathlib import Path
+
+from runner.training.run import Run
+from runner.training.shared_files import once_per_file_system
+
+
+def main(run: Run, argv: list[str]) -> None:
+    folder, log = Path(argv[0]), Path(argv[1])
+
+    def work() -> None:
+        (folder / "fetched").write_text("data")
+        with log.open("a") as file:
+            file.write(f"{run.rank}\n")
+
+    once_per_file_system(run, folder, "--data-dir", work)
+    assert (folder / "fetched").read_text() == "data"
+    assert not list(folder.glob(".rank-*"))

@@ -1,0 +1,40 @@
+"""A workload of a user's own: trains, and prints a digest of every rank's weights and its losses."""
+
+import hashlib
+import json
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from runner.training.loop import State, Task, fit
+from runner.training.options import read_options, workload_parser
+from runner.training.run import Run
+
+
+def main(run: Run, argv: list[str]) -> None:
+    parser = workload_parser(run, __doc__, data=("random",), epochs=4, lr=0.05)
+    options, _ = read_options(run, parser, argv)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(333, 1, 12, 12, generator=generator, dtype=torch.float64)
+    labels = torch.randint(0, 5, (333,), generator=generator)
+    torch.manual_seed(options.seed)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(400, 5))
+    calls = {"steps": 0, "epochs": 0}
+
+    def count_step(state: State) -> None:
+        calls["steps"] += 1
+
+    def count_epoch(state: State) -> None:
+        calls["epochs"] += 1
+
+    task = Task(
+        model=model,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr, momentum=0.9),
+        train_data=TensorDataset(images[:300], labels[:300]),
+        test_data=TensorDataset(images[300:], labels[300:]),
+    )
+    result = fit(run, task, options, on_step=[count_step], on_epoch=[count_epoch])
+    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+    print("fingerprint", json.dumps({"rank": run.rank, "digest": digest, **calls, **vars(result)}), flush=True)

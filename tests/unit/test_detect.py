@@ -1,0 +1,166 @@
+"""Detection, on environments captured from real launchers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.errors import LaunchError
+from runner.launch.context import LaunchContext
+from runner.launch.detect import detect, may_speak
+from runner.launch.table import LAUNCHERS, Launcher
+
+DATA = Path(__file__).parent.parent / "data" / "launchers"
+
+# file: launcher, rank, size, local rank, local size
+CAPTURED = {
+    "openmpi4": ("openmpi", 1, 4, 1, 4),
+    "openmpi5": ("openmpi", 1, 4, 2, 4),
+    "mpich": ("mpich", 1, 4, 1, 4),
+    "intelmpi": ("intelmpi", 1, 4, 1, 4),
+    "torchrun": ("torchrun", 1, 2, 1, 2),
+    "slurm": ("slurm", 3, 4, 1, 2),
+    "slurm-uneven": ("slurm", 2, 3, 0, 1),
+    "slurm-cyclic": ("slurm", 1, 4, 0, 1),
+    "slurm-pmi2": ("slurm", 1, 4, 1, 2),
+    "slurm-batch-shell": ("single", 0, 1, 0, 1),
+    "slurm-salloc-shell": ("single", 0, 1, 0, 1),
+    "slurm-salloc-srun": ("slurm", 1, 2, 0, 1),
+    "openmpi4-in-slurm-batch": ("openmpi", 2, 4, 2, 3),
+    "openmpi5-in-slurm-batch": ("openmpi", 2, 4, 2, 3),
+    "mpich-in-slurm-batch": ("mpich", 2, 4, 2, 3),
+    "openmpi-in-pbs": ("openmpi", 1, 4, 1, 4),
+    "container-preset-rank": ("openmpi", 1, 4, 1, 4),
+    "pals": ("pals", 3, 4, 1, 2),
+    "jsrun": ("jsrun", 3, 4, 1, 2),
+    "mvapich2": ("mvapich2", 3, 4, 1, 2),
+    "flux": ("flux", 3, 4, 1, None),
+    "horovodrun": ("horovodrun", 3, 4, 1, 2),
+    "env": ("env", 1, 2, 1, None),
+}
+
+
+def captured(name: str) -> dict[str, str]:
+    lines = (DATA / f"{name}.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+
+
+def summary(context: LaunchContext) -> tuple[str, int, int, int | None, int | None]:
+    local = [value.value if value else None for value in (context.local_rank, context.local_size)]
+    return context.launcher.name, context.rank.value, context.size.value, local[0], local[1]
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_captured_environment(name: str) -> None:
+    assert summary(detect(captured(name))) == CAPTURED[name]
+
+
+def test_every_file_and_every_launcher_is_tested() -> None:
+    assert {path.stem for path in DATA.glob("*.env")} == set(CAPTURED)
+    assert {row.name for row in LAUNCHERS} == {expected[0] for expected in CAPTURED.values()} - {"single"}
+
+
+def test_each_value_has_its_source() -> None:
+    context = detect(captured("slurm"))
+    assert context.rank.source == "SLURM_PROCID"
+    assert context.size.source == "SLURM_STEP_NUM_TASKS"
+    assert context.local_size is not None
+    assert context.local_size.source == "SLURM_STEP_TASKS_PER_NODE=2(x2)[1]"
+
+
+def test_mpirun_in_a_slurm_batch_names_what_it_ignores() -> None:
+    context = detect(captured("openmpi5-in-slurm-batch"))
+    assert [ignored.names for ignored in context.ignored] == [("SLURM_PROCID", "SLURM_NTASKS")]
+
+
+def test_a_containers_rank_is_ignored_and_named() -> None:
+    context = detect(captured("container-preset-rank"))
+    assert [ignored.names for ignored in context.ignored] == [("RANK", "WORLD_SIZE")]
+
+
+def test_torchrun_inside_srun_is_torchrun() -> None:
+    context = detect(captured("slurm") | captured("torchrun"))
+    assert context.launcher.name == "torchrun"
+    assert any("Slurm" in ignored.why for ignored in context.ignored)
+
+
+@pytest.mark.parametrize("launcher", [row for row in LAUNCHERS if row.half_set_is_an_error], ids=lambda row: row.name)
+def test_half_a_set_is_refused_and_says_what_is_missing(launcher: Launcher) -> None:
+    environment = captured({"openmpi": "openmpi4"}.get(launcher.name, launcher.name))
+    missing = next(name for name in environment if name in launcher.size.split("|"))
+    del environment[missing]
+    with pytest.raises(LaunchError, match=rf"half set.*without .*{missing}"):
+        detect(environment)
+
+
+def test_a_rank_without_an_endpoint_is_refused() -> None:
+    with pytest.raises(LaunchError, match="RANK=1, WORLD_SIZE=4 without MASTER_ADDR, MASTER_PORT"):
+        detect({"RANK": "1", "WORLD_SIZE": "4"})
+
+
+def test_an_endpoint_without_a_rank_is_a_single_process() -> None:
+    assert detect({"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}).launcher.name == "single"
+
+
+def test_two_launchers_at_odds_are_refused_with_both() -> None:
+    stale = captured("mpich") | {"PMI_RANK": "0", "PMI_SIZE": "2"}
+    with pytest.raises(LaunchError, match=r"Open MPI says rank 1 of 4 .*, but MPICH says rank 0 of 2"):
+        detect(captured("openmpi4") | stale)
+
+
+def test_an_override_settles_it() -> None:
+    stale = captured("mpich") | {"PMI_RANK": "0", "PMI_SIZE": "2"}
+    context = detect(captured("openmpi4") | stale, "mpich")
+    assert summary(context)[:3] == ("mpich", 0, 2)
+    assert detect(captured("openmpi4"), "single").size.value == 1
+
+
+def test_an_override_that_is_not_there_says_what_is_missing() -> None:
+    with pytest.raises(LaunchError, match=r"Slurm srun is half set.*SLURM_PROCID"):
+        detect({}, "slurm")
+
+
+def test_an_unknown_override_lists_the_known_ones() -> None:
+    with pytest.raises(LaunchError, match="one of: torchrun, horovodrun"):
+        detect({}, "slrum")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "one"}, "OMPI_COMM_WORLD_RANK='one' is not a number"),
+        ({"OMPI_COMM_WORLD_RANK": "4"}, "OMPI_COMM_WORLD_RANK=4 is not below OMPI_COMM_WORLD_SIZE=4"),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "9"}, "LOCAL_RANK=9 is not below"),
+    ],
+)
+def test_malformed_values_are_refused(change: dict[str, str], message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        detect(captured("openmpi4") | change)
+
+
+def test_one_rank_speaks_before_ranks_are_known() -> None:
+    assert not may_speak(captured("openmpi4"))
+    assert may_speak(captured("openmpi4") | {"OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"})
+    assert may_speak({})
+    assert may_speak(captured("slurm-batch-shell") | {"SLURM_PROCID": "0"})
+
+
+def test_jobs_have_names_of_their_own() -> None:
+    names = [detect(captured(name)).job_id for name in ("openmpi4", "openmpi5", "slurm", "intelmpi", "torchrun")]
+    assert None not in names
+    assert len(set(names)) == len(names)
+
+
+def test_hosts_from_the_scheduler() -> None:
+    assert detect(captured("slurm")).hosts == ["node1", "node2"]
+    assert detect(captured("openmpi5-in-slurm-batch")).hosts == ["node1", "node2"]
+    # On the second host the ranks inherit the variables of the step that runs Open MPI's daemon there.
+    daemon = {"SLURM_STEP_NODELIST": "node2", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    assert detect(captured("openmpi4-in-slurm-batch") | daemon).hosts == ["node1", "node2"]
+
+
+def test_hosts_from_a_node_file(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.write_text("node1\nnode1\nnode2\n")
+    assert detect(captured("openmpi-in-pbs") | {"PBS_NODEFILE": str(nodes)}).hosts == ["node1", "node2"]

@@ -1,0 +1,142 @@
+"""The exchange over sockets, with several processes' worth of threads in one process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from runner.errors import RefusedError, RendezvousError
+from runner.rendezvous.endpoint import listen, port_of
+from runner.rendezvous.gathering import Gathering, host, join
+from runner.rendezvous.meeting import candidate_ports
+
+Door = tuple[socket.AddressFamily, Any]
+
+
+def doors(*ports: int) -> Any:
+    return lambda: iter([(socket.AF_INET, ("127.0.0.1", port)) for port in ports])
+
+
+def visit(rank: int, *ports: int, token: str = "job", timeout: float = 10.0) -> Gathering:
+    return join(doors(*ports), {"rank": rank}, rank, token, timeout, "rank 0")[0]
+
+
+@pytest.mark.parametrize("size", [1, 2, 17])
+def test_all_ranks_get_all_records_in_order(size: int) -> None:
+    listener = listen(loopback=True)
+    with listener, ThreadPoolExecutor(size + 1) as pool:
+        hosted = pool.submit(host, listener, {"rank": 0}, size, "job", 10.0)
+        visits = [pool.submit(visit, rank, port_of(listener)) for rank in reversed(range(1, size))]
+        wanted = [{"rank": rank} for rank in range(size)]
+        assert hosted.result().records == wanted
+        assert all(v.result().records == wanted for v in visits)
+
+
+def test_the_listening_socket_lives_on() -> None:
+    """It becomes the store, so nothing may have closed or changed it."""
+    listener = listen(loopback=True)
+    with listener:
+        host(listener, {}, 1, "job", 1.0)
+        assert listener.getblocking()
+        with socket.create_connection(listener.getsockname(), timeout=5):
+            connection, _ = listener.accept()
+            connection.close()
+
+
+def test_strangers_at_the_door_do_no_harm() -> None:
+    listener = listen(loopback=True)
+    with listener, ThreadPoolExecutor(2) as pool:
+        hosted = pool.submit(host, listener, {"rank": 0}, 2, "job", 10.0)
+        for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02{}", b"\xff" * 100, b"\x00\x00\x00\x04null"):
+            with socket.create_connection(listener.getsockname()) as stranger:
+                stranger.sendall(noise)
+        assert len(visit(1, port_of(listener)).records) == 2
+        assert len(hosted.result().records) == 2
+
+
+def test_another_jobs_rank_0_is_passed_by() -> None:
+    ours, theirs = listen(loopback=True), listen(loopback=True)
+    with ours, theirs, ThreadPoolExecutor(3) as pool:
+        other = pool.submit(host, theirs, {"rank": 0}, 2, "another job", 10.0)
+        own = pool.submit(host, ours, {"rank": 0}, 2, "job", 10.0)
+        assert len(visit(1, port_of(theirs), port_of(ours)).records) == 2
+        assert len(own.result().records) == 2
+        visit(1, port_of(theirs), token="another job")
+        assert len(other.result().records) == 2
+
+
+def test_a_silent_program_at_the_port_is_passed_by() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        listen(loopback=True) as listener,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        hosted = pool.submit(host, listener, {"rank": 0}, 2, "job", 20.0)
+        assert len(visit(1, port_of(silent), port_of(listener), timeout=20.0).records) == 2
+        hosted.result()
+
+
+def test_absent_ranks_are_named_when_the_time_is_over() -> None:
+    with listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool:
+        visitor = pool.submit(visit, 2, port_of(listener))
+        with pytest.raises(RendezvousError, match="2 of 4 ranks met within 1 s; absent: rank 1, 3"):
+            host(listener, {"rank": 0}, 4, "job", 1.0)
+        with pytest.raises(RendezvousError, match="rank 0 was found, but ended"):
+            visitor.result()
+
+
+def test_nobody_at_the_door_ends_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(RendezvousError, match=r"did not find rank 0 within 1 s \(last tried 127.0.0.1:\d+"):
+        visit(1, port, timeout=1.0)
+
+
+def test_two_processes_of_one_rank_are_refused() -> None:
+    with listen(loopback=True) as listener, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(visit, 1, port_of(listener))
+        second = pool.submit(visit, 1, port_of(listener))
+        with pytest.raises(RefusedError, match="two processes are rank 1"):
+            host(listener, {"rank": 0}, 3, "job", 10.0)
+        for visitor in (first, second):
+            with pytest.raises(RefusedError, match="two processes are rank 1"):
+                visitor.result()
+
+
+def test_a_process_that_comes_again_is_the_same() -> None:
+    """One that was not heard within its patience gives up and knocks again; both greetings arrive."""
+    with listen(loopback=True) as listener, ThreadPoolExecutor(2) as pool:
+        record = {"rank": 1, "host_key": "here", "pid": 7}
+        visits = [pool.submit(join, doors(port_of(listener)), record, 1, "job", 10.0, "rank 0") for _ in range(2)]
+        time.sleep(0.3)
+        assert len(host(listener, {"rank": 0}, 2, "job", 10.0).records) == 2
+        assert any(len(visitor.result()[0].records) == 2 for visitor in visits[:1])
+
+
+def test_candidate_ports_are_alike_on_all_ranks_and_differ_between_jobs() -> None:
+    assert candidate_ports("slurm/0/12/0") == candidate_ports("slurm/0/12/0")
+    starts = {candidate_ports(f"slurm/0/{job}/0")[0] for job in range(50)}
+    assert len(starts) > 45
+    assert all(15000 <= port < 32768 for port in candidate_ports("x"))
+
+
+def test_many_at_once() -> None:
+    """Two jobs of eight ranks, joining at the same moment."""
+    listeners = [listen(loopback=True) for _ in range(2)]
+    barrier = threading.Barrier(14)
+
+    def arrive(job: int, rank: int) -> Gathering:
+        barrier.wait()
+        return visit(rank, *(port_of(listener) for listener in listeners), token=f"job {job}")
+
+    with ThreadPoolExecutor(16) as pool:
+        hosted = [pool.submit(host, listeners[job], {"rank": 0}, 8, f"job {job}", 20.0) for job in range(2)]
+        visits = [pool.submit(arrive, job, rank) for job in range(2) for rank in range(1, 8)]
+        assert all(len(future.result().records) == 8 for future in [*hosted, *visits])
+    for listener in listeners:
+        listener.close()

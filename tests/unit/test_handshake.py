@@ -1,0 +1,52 @@
+"""What ranks refuse about each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runner.errors import RefusedError
+from runner.launch.detect import detect
+from runner.rendezvous.handshake import check, own_record, torch_version
+
+
+def records(count: int = 3, **changes: Any) -> list[dict[str, Any]]:
+    """Records of ranks that fit; ``changes`` are made to the last one."""
+    own = own_record(detect({}), target="train.py", digest="ab12", arguments=["--lr", "0.1"])
+    found = [own | {"rank": rank, "size": count, "local_rank": rank, "host": f"node{rank}"} for rank in range(count)]
+    found[-1].update(changes)
+    return found
+
+
+def test_ranks_that_fit_give_the_topology() -> None:
+    assert check(records()).size == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"python": "3.9.0"}, r"Python: \S+ on ranks 0-1 \(node0, node1\); 3.9.0 on rank 2 \(node2\)"),
+        ({"torch": "2.6.0"}, r"torch: \S+ on ranks 0-1 .*; 2.6.0 on rank 2"),
+        ({"runner": "0.0.1"}, r"the runner: .*0.0.1 on rank 2"),
+        ({"digest": "ffff"}, r"the target's content: ab12 on ranks 0-1 .*; ffff on rank 2"),
+        ({"arguments": ["--lr", "0.2"]}, r"the arguments: --lr 0.1 on ranks 0-1 .*; --lr 0.2 on rank 2"),
+        ({"size": 4}, r"the number of ranks: 3 on .*; 4 on rank 2"),
+        ({"rank": 0}, r"the ranks say they are \[0, 1, 0\]"),
+        ({"problem": "no script train.py"}, r"^no script train.py \(on rank 2 \(node2\) only\)$"),
+    ],
+)
+def test_a_rank_that_differs_is_refused_with_the_difference(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RefusedError, match=message):
+        check(records(**changes))
+
+
+def test_several_differences_are_all_shown() -> None:
+    with pytest.raises(RefusedError, match=r"Python: .* \| torch: "):
+        check(records(python="3.9.0", torch="2.6.0"))
+
+
+def test_torchs_version_is_read_without_importing_it() -> None:
+    import torch
+
+    assert torch_version() == torch.__version__

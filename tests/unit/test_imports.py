@@ -1,0 +1,112 @@
+"""Layers look down only, and torch comes in where it is used."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launching import ROOT, clean_environment
+
+# package or module of runner/: what it may import of runner/, itself not counted
+TABLE: dict[str, set[str]] = {
+    "errors": set(),
+    "launch": {"errors"},
+    "guard": {"errors", "launch"},
+    "rendezvous": {"errors", "launch"},
+    "placement": {"errors", "launch"},
+    "target": {"errors"},
+    "options": {"errors", "launch", "placement", "rendezvous"},
+    "comm": {"errors", "launch", "placement", "rendezvous"},
+    "parallel": {"errors", "comm"},
+    "training": {"errors", "launch", "options", "comm", "parallel"},
+    "tools": {"errors", "launch", "options", "rendezvous", "placement", "comm", "parallel", "training"},
+    "dispatch": {"errors", "target", "comm", "training", "tools"},
+    "leaving": {"rendezvous", "comm"},
+    "cli": {
+        *("errors", "launch", "guard", "rendezvous", "placement", "target", "options", "comm", "tools"),
+        *("dispatch", "leaving"),
+    },
+    "__init__": set(),
+    "__main__": {"cli"},
+}
+FILES = sorted((ROOT / "runner").rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """The parts of runner/ that a file imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("runner.")} - {"__version__"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT / "runner")))
+def test_layers_look_down_only(path: Path) -> None:
+    part = path.relative_to(ROOT / "runner").parts[0].removesuffix(".py")
+    assert imported(path) - {part} <= TABLE[part]
+
+
+def test_nothing_in_the_runner_imports_a_workload() -> None:
+    for path in FILES:
+        assert "import workloads" not in path.read_text()
+        assert "from workloads" not in path.read_text()
+
+
+def test_workloads_import_training_only() -> None:
+    for path in (ROOT / "workloads").rglob("*.py"):
+        assert imported(path) <= {"training", "errors", "parallel"}
+
+
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], env=clean_environment(**environment), capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.fixture
+def without_torch(tmp_path: Path) -> str:
+    """A folder for PYTHONPATH in which importing torch or NumPy fails, while its version can be read."""
+    for name in ("torch", "numpy", "torchvision"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('{name} was imported')\n")
+        (tmp_path / name / "version.py").write_text("__version__ = '2.14.0'\n")
+    return str(tmp_path)
+
+
+def test_importing_the_runner_imports_no_torch(without_torch: str) -> None:
+    done = python("-c", "import runner, runner.cli, runner.dispatch", PYTHONPATH=without_torch)
+    assert done.returncode == 0, done.stderr
+
+
+def test_explain_imports_no_torch(without_torch: str) -> None:
+    done = python("-m", "runner", "explain", PYTHONPATH=without_torch)
+    assert done.returncode == 0, done.stderr
+    assert "torch 2.14.0" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        (["--help"], {}),
+        (["nothing.like.this"], {}),
+        (["missing.py"], {}),
+        (["workloads.models"], {}),
+        (["workloads.mnist", "--device", "cuda"], {}),
+        (["workloads.mnist"], {"OMPI_COMM_WORLD_RANK": "0"}),
+        (["workloads.mnist"], {"RANK": "0", "WORLD_SIZE": "2"}),
+    ],
+)
+def test_a_wrong_launch_is_refused_without_torch(
+    without_torch: str, arguments: list[str], environment: dict[str, str]
+) -> None:
+    done = python("-m", "runner", *arguments, PYTHONPATH=without_torch, **environment)
+    assert done.returncode == (0 if arguments == ["--help"] else 2), done.stderr
+    assert "was imported" not in done.stderr

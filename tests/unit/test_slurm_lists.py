@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.launch.slurm_lists import expand_counts, expand_hosts
+
+
+@given(st.lists(st.tuples(st.integers(0, 999), st.integers(1, 50)), min_size=1, max_size=8))
+def test_counts_expand_to_what_they_were_made_of(runs: list[tuple[int, int]]) -> None:
+    text = ",".join(f"{n}(x{k})" if k > 1 else str(n) for n, k in runs)
+    assert expand_counts(text) == [n for n, k in runs for _ in range(k)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.from_regex(r"[a-z][a-z0-9-]{0,5}[a-z]", fullmatch=True),
+            st.integers(0, 50),
+            st.integers(0, 20),
+            st.integers(1, 4),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_hosts_expand_to_what_they_were_made_of(ranges: list[tuple[str, int, int, int]]) -> None:
+    text = ",".join(f"{name}[{first:0{width}}-{first + more:0{width}}]" for name, first, more, width in ranges)
+    wanted = [f"{name}{n:0{width}}" for name, first, more, width in ranges for n in range(first, first + more + 1)]
+    # A range's width is that of its first number.
+    wanted = [
+        f"{name}{n:0{len(f'{first:0{width}}')}}"
+        for name, first, more, width in ranges
+        for n in range(first, first + more + 1)
+    ]
+    assert expand_hosts(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("node1", ["node1"]),
+        ("node[1-3,07],gpu1", ["node1", "node2", "node3", "node07", "gpu1"]),
+        ("r[1-2]n[1-2]-ib", ["r1n1-ib", "r1n2-ib", "r2n1-ib", "r2n2-ib"]),
+        ("a.b-c.example,d", ["a.b-c.example", "d"]),
+    ],
+)
+def test_forms_seen_in_the_wild(text: str, hosts: list[str]) -> None:
+    assert expand_hosts(text) == hosts
+
+
+@pytest.mark.parametrize("text", ["", "node[1-", "node[a-b]", "node]1["])
+def test_bad_host_lists_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not"):
+        expand_hosts(text)
+
+
+@pytest.mark.parametrize("text", ["", "2(3)", "x2", "2(x3"])
+def test_bad_counts_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a list"):
+        expand_counts(text)
