@@ -15,6 +15,7 @@ from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError, UsageError
 from runner.guard.watch import Lifeline, start_worker
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, may_speak, refuse_lost_ranks
+from runner.launch.table import SINGLE
 from runner.leaving import leave
 from runner.options import Request, parse
 from runner.placement import Placement, Resources, as_record, place_host, resources
@@ -23,7 +24,7 @@ from runner.rendezvous.meeting import choose_way, meet
 from runner.rendezvous.mpi_library import library_of_launcher
 from runner.rendezvous.topology import Topology
 from runner.target import Target, find_target
-from runner.tools import tool_names
+from runner.tools import tool_names, works_alone
 
 # What gloo, NCCL and the store say on the ranks that are left when one has gone.
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "ncclRemoteError")
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; ends the process with the exit code that the README documents."""
     try:
         request = parse(sys.argv[1:] if argv is None else argv)
-        context = detect(os.environ, request.launcher)
+        context = detect(os.environ, SINGLE.name if works_alone(request.target) else request.launcher)
         refuse_lost_ranks(context)
     except RunnerError as error:
         _say_once(error, may_speak(os.environ), "")
@@ -63,7 +64,8 @@ def _work(request: Request, context: LaunchContext, lifeline: Lifeline) -> NoRet
     except RunnerError as error:
         code = error.exit_code
         in_order = error.told_by_all  # what all ranks refuse they can also leave together
-        _say_once(error, context.rank.value == 0, "" if error.told_by_all else f"{context.label}: ")
+        is_one_ranks = not error.told_by_all and context.size.value > 1
+        _say_once(error, context.rank.value == 0, f"{context.label}: " if is_one_ranks else "")
     except BaseException as error:
         code = EXIT_FAILURE
         _tell_failure(error, context)

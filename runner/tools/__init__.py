@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runner.comm.job import Job
 
-Tool = Callable[["Job", list[str]], None]
+ToolFunction = Callable[["Job", list[str]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """Where a tool's function is (``module:function``), and how its ranks come to it."""
+
+    function: str
+    meets: bool = True  # False: it needs no ranks but its own, whatever a launcher's variables say
+
 
 TOOLS = {
-    "explain": "runner.tools.explain:explain",
+    "explain": Tool(function="runner.tools.explain:explain"),
+    "jobscript": Tool(function="runner.tools.jobscript:jobscript", meets=False),
 }
 
 
@@ -22,11 +33,16 @@ def tool_names() -> list[str]:
     return [*TOOLS, *(point.name for point in entry_points(group="runner.tools"))]
 
 
-def load_tool(name: str) -> Tool:
+def works_alone(target: str) -> bool:
+    """Whether a target is a tool that needs no other ranks."""
+    return target in TOOLS and not TOOLS[target].meets
+
+
+def load_tool(name: str) -> ToolFunction:
     """The function behind a tool's name."""
     if name in TOOLS:
-        module, _, function = TOOLS[name].partition(":")
-        tool: Tool = getattr(importlib.import_module(module), function)
+        module, _, function = TOOLS[name].function.partition(":")
+        tool: ToolFunction = getattr(importlib.import_module(module), function)
         return tool
-    loaded: Tool = next(point for point in entry_points(group="runner.tools") if point.name == name).load()
+    loaded: ToolFunction = next(point for point in entry_points(group="runner.tools") if point.name == name).load()
     return loaded

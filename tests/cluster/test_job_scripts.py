@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.launchers import BIN, DEBIAN_MPIRUN, PREFIXES
 from tests.cluster.virtual import Cluster
-from tests.launching import ROOT, RUNNER, ok
+from tests.launching import ROOT, RUNNER, ok, own_lines
 
 FOLDER = ROOT / "mpi_scripts"
 INTEL = {  # what Intel's setvars.sh would set
@@ -29,7 +29,11 @@ def submit(vc: Cluster, script: Path, options: list[str], *target: str, **enviro
     """What a job printed, submitted by a real sbatch."""
     output = vc.folder / f"{script.stem}-{time.monotonic_ns()}.out"
     command = ["sbatch", "--parsable", f"--output={output}", *options, str(script), *target]
-    job = ok(vc.run("node1", command, **PYTHON, **environment)).stdout.strip()
+    return finished(vc, ok(vc.run("node1", command, **PYTHON, **environment)).stdout.strip(), output)
+
+
+def finished(vc: Cluster, job: str, output: Path) -> str:
+    """What a job printed, when it has come to a good end."""
     deadline = time.monotonic() + 120
     while True:
         state = vc.run("node1", ["scontrol", "show", "job", job, "--oneliner"]).stdout
@@ -74,6 +78,32 @@ def test_a_job_trains_and_ends_with_the_targets_exit_code(vc: Cluster, tmp_path:
     assert "done: 32 steps" in submit(vc, FOLDER / "slurm_srun.sh", shape, *target)
     with pytest.raises(AssertionError, match=r"no script missing\.py"):
         submit(vc, FOLDER / "slurm_srun.sh", shape, "missing.py")
+
+
+@pytest.mark.parametrize(
+    ("mpi", "environment"),
+    [
+        ("srun", {}),
+        ("openmpi", {"MPIRUN": str(BIN / "mpirun"), "PRTE_MCA_prte_if_include": "eth0"}),
+        ("mpich", {"MPIRUN": str(PREFIXES / "mpich" / "bin" / "mpiexec")}),
+    ],
+)
+def test_what_jobscript_writes_is_submitted_and_runs(vc: Cluster, mpi: str, environment: dict[str, str]) -> None:
+    request = ["--nodes=2", "--ranks-per-node=2", "--cores-per-rank=1", "--time=0:05:00", f"--mpi={mpi}"]
+    command = [*RUNNER, "jobscript", *request, "--submit", "explain", "--json"]
+    answer = ok(vc.run("node1", command, **environment)).stdout
+    job = answer.split()[-1]
+    assert answer == f"Submitted batch job {job}\n"
+    text = finished(vc, job, vc.folder / f"slurm-{job}.out")
+    assert hosts(text) == {"node1": [0, 1], "node2": [2, 3]}
+
+
+def test_a_request_that_slurm_refuses(vc: Cluster) -> None:
+    done = vc.run("node1", [*RUNNER, "jobscript", "--queue=nowhere", "--submit", "explain"])
+    assert done.returncode == 2
+    (line,) = own_lines(done)
+    assert "sbatch refused the job" in line
+    assert "invalid partition" in line
 
 
 @pytest.mark.parametrize(

@@ -19,4 +19,18 @@ def test_a_wheel_installs_and_runs_outside_the_checkout(tmp_path: Path) -> None:
     assert Path(where).is_relative_to(site)
     done = ok(run(sys.executable, "-m", "runner", "explain", cwd=tmp_path, PYTHONPATH=str(site)))
     assert "single process" in done.stdout
+    script = ok(
+        run(
+            sys.executable,
+            "-m",
+            "runner",
+            "jobscript",
+            "--scheduler",
+            "lsf",
+            "explain",
+            cwd=tmp_path,
+            PYTHONPATH=str(site),
+        )
+    )
+    assert "jsrun" in script.stdout
     ok(run(sys.executable, "-m", "runner", "workloads.linear", "--epochs", "1", cwd=tmp_path, PYTHONPATH=str(site)))

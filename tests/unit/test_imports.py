@@ -23,7 +23,7 @@ TABLE: dict[str, set[str]] = {
     "comm": {"errors", "launch", "placement", "rendezvous"},
     "parallel": {"errors", "comm"},
     "training": {"errors", "launch", "options", "comm", "parallel"},
-    "tools": {"errors", "launch", "options", "rendezvous", "placement", "comm", "parallel", "training"},
+    "tools": {"errors", "launch", "target", "options", "rendezvous", "placement", "comm", "parallel", "training"},
     "dispatch": {"errors", "target", "comm", "training", "tools"},
     "leaving": {"rendezvous", "comm"},
     "cli": {

@@ -1,0 +1,310 @@
+"""``python -m runner jobscript``: write a job script for a scheduler, and submit it if asked to.
+
+    python -m runner jobscript --scheduler slurm --nodes 2 --gpus-per-node 4 --time 1:00:00 workloads.mnist --epochs 3
+    python -m runner jobscript --scheduler pbs --mpi openmpi --module OpenMPI/4.1.6 --submit train.py --lr 0.1
+
+The scripts are those of mpi_scripts/, with the request, the target and this Python filled in. Options of jobscript
+stand before the target; all that follows it is the target's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.comm.job import Job
+from runner.errors import RunnerError, UsageError
+from runner.launch.detect import may_speak
+from runner.options import Parser
+from runner.target import find_target
+from runner.tools import tool_names
+
+# A checkout has the folder beside the package; so has a wheel, installed.
+FOLDER = Path(__file__).parents[2] / "mpi_scripts"
+SUBMITTING = 60.0  # seconds that a scheduler may take to answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a job asks its scheduler for."""
+
+    name: str
+    nodes: int
+    ranks_per_node: int
+    cores_per_rank: int
+    gpus_per_node: int
+    time: int  # seconds
+    queue: str
+    account: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduler:
+    """How a scheduler is asked: by lines that begin with a mark, handed to a program."""
+
+    mark: str
+    submit: str  # reads the script from its standard input
+    scripts: dict[str, str]  # by --mpi; the first is the default
+    request: Callable[[Shape], list[str]]
+    settings: Callable[[Shape], dict[str, str]] = lambda shape: {}
+
+
+def _slurm(shape: Shape) -> list[str]:
+    return [
+        f"--job-name={shape.name}",
+        f"--nodes={shape.nodes}",
+        f"--ntasks-per-node={shape.ranks_per_node}",
+        f"--cpus-per-task={shape.cores_per_rank}",
+        f"--time={_clock(shape.time)}",
+        *([f"--gpus-per-node={shape.gpus_per_node}"] if shape.gpus_per_node else []),
+        *([f"--partition={shape.queue}"] if shape.queue else []),
+        *([f"--account={shape.account}"] if shape.account else []),
+    ]
+
+
+def _pbs(shape: Shape) -> list[str]:
+    select = f"{shape.nodes}:ncpus={shape.ranks_per_node * shape.cores_per_rank}:mpiprocs={shape.ranks_per_node}"
+    return [
+        f"-N {shape.name}",
+        f"-l select={select}" + (f":ngpus={shape.gpus_per_node}" if shape.gpus_per_node else ""),
+        f"-l walltime={_clock(shape.time)}",
+        *([f"-q {shape.queue}"] if shape.queue else []),
+        *([f"-A {shape.account}"] if shape.account else []),
+    ]
+
+
+def _lsf(shape: Shape) -> list[str]:
+    return [
+        f"-J {shape.name}",
+        f"-nnodes {shape.nodes}",
+        f"-W {_hours_and_minutes(shape.time)}",
+        *([f"-q {shape.queue}"] if shape.queue else []),
+        *([f"-P {shape.account}"] if shape.account else []),
+    ]
+
+
+def _hours_and_minutes(seconds: int) -> str:
+    minutes = -(-seconds // 60)  # rounded up
+    return f"{minutes // 60}:{minutes % 60:02d}"
+
+
+def _lsf_settings(shape: Shape) -> dict[str, str]:
+    gpus = {"GPUS_PER_HOST": str(shape.gpus_per_node)} if shape.gpus_per_node else {}
+    return {"RANKS_PER_HOST": str(shape.ranks_per_node)} | gpus
+
+
+MPIS = ("openmpi", "intelmpi", "mpich", "srun")
+SCHEDULERS = {
+    "slurm": Scheduler(
+        mark="#SBATCH",
+        submit="sbatch",
+        scripts={"srun": "slurm_srun.sh", **dict.fromkeys(("openmpi", "intelmpi", "mpich"), "slurm_mpirun.sh")},
+        request=_slurm,
+    ),
+    "pbs": Scheduler(
+        mark="#PBS",
+        submit="qsub",
+        scripts=dict.fromkeys(("openmpi", "intelmpi", "mpich"), "pbs_mpirun.sh"),
+        request=_pbs,
+    ),
+    "lsf": Scheduler(
+        mark="#BSUB", submit="bsub", scripts={"jsrun": "lsf_jsrun.sh"}, request=_lsf, settings=_lsf_settings
+    ),
+}
+
+
+def jobscript(job: Job, argv: list[str]) -> None:
+    """Write the script to standard output or a file, or hand it to the scheduler.
+
+    Raises:
+        UsageError: the scheduler or the MPI is not there, or refuses the request.
+    """
+    options = _parser().parse_args(argv)
+    if not may_speak(os.environ):
+        return  # started by an mpirun: one script is enough
+    if options.scheduler is None:
+        options.scheduler = _scheduler_here()
+    text = _text(options)
+    if options.output:
+        _write(Path(options.output), text)
+    if options.submit:
+        print(_submit(SCHEDULERS[options.scheduler], text))
+    elif not options.output:
+        print(text, end="")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m runner jobscript",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--scheduler", choices=SCHEDULERS, help="whose script it is (default: the one whose commands are here)"
+    )
+    parser.add_argument("--nodes", type=_count, default=1, metavar="N", help="hosts (default: 1)")
+    parser.add_argument("--gpus-per-node", type=_count, default=0, metavar="N", help="default: none")
+    parser.add_argument(
+        "--ranks-per-node", type=_count, metavar="N", help="default: one per GPU, or 1 where none is asked for"
+    )
+    parser.add_argument(
+        "--cores-per-rank", type=_count, default=4, metavar="N", help="for threads and data loaders (default: 4)"
+    )
+    parser.add_argument("--time", type=_seconds, default=3600, metavar="[D-]H:MM:SS", help="limit (default: 1:00:00)")
+    parser.add_argument(
+        "--mpi",
+        choices=MPIS,
+        help="what starts the ranks: srun (Slurm's default: needs no MPI), or this MPI's mpirun (PBS's default: "
+        "openmpi); LSF has its own jsrun",
+    )
+    parser.add_argument("--module", action="append", default=[], metavar="NAME", help="load it first; may be repeated")
+    parser.add_argument("--queue", "--partition", default="", metavar="NAME", help="default: the scheduler's own")
+    parser.add_argument("--account", default="", metavar="NAME", help="the project that pays")
+    parser.add_argument("--name", default="train", help="of the job (default: train)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write it there instead of printing it")
+    parser.add_argument("--submit", action="store_true", help="hand it to the scheduler, and print what that answers")
+    parser.add_argument("-m", dest="as_module", action="store_true", help="the target is a module, run as a program")
+    parser.add_argument("target", metavar="TARGET", help="what to run: see python -m runner --help")
+    parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="the target's own arguments")
+    return parser
+
+
+def _text(options: argparse.Namespace) -> str:
+    """The script of mpi_scripts/, with this request, this Python and this target."""
+    scheduler = SCHEDULERS[options.scheduler]
+    mpi = options.mpi or next(iter(scheduler.scripts))
+    if mpi not in scheduler.scripts:
+        raise UsageError(
+            f"--mpi {mpi}: with --scheduler {options.scheduler} the ranks are started by {' or '.join(scheduler.scripts)}; "
+            "choose that, or leave --mpi out"
+        )
+    find_target(options.target, as_module=options.as_module, tools=tool_names())
+    shape = Shape(
+        name=options.name,
+        nodes=options.nodes,
+        ranks_per_node=options.ranks_per_node or options.gpus_per_node or 1,
+        cores_per_rank=options.cores_per_rank,
+        gpus_per_node=options.gpus_per_node,
+        time=options.time,
+        queue=options.queue,
+        account=options.account,
+    )
+    settings = {"PYTHON": sys.executable} | scheduler.settings(shape)
+    if "mpirun" in scheduler.scripts[mpi]:
+        settings |= _mpirun(mpi, has_modules=bool(options.module))
+    target = ["-m"] * options.as_module + [options.target, *options.arguments]
+    filled_in = [
+        *(f"export {name}={shlex.quote(value)}" for name, value in settings.items()),
+        f"set -- {shlex.join(target)}",
+    ]
+    lines = (FOLDER / scheduler.scripts[mpi]).read_text().splitlines()
+    request = [f"{scheduler.mark} {line}" for line in scheduler.request(shape)]
+    # The request and the examples of use (comments set in by three blanks) are those of the file itself.
+    kept = [line for line in lines[1:] if not line.startswith((scheduler.mark, "#   "))]
+    kept = [line for i, line in enumerate(kept) if line != "#" or kept[i - 1] != "#"]
+    start = kept.index("set -euo pipefail")
+    # Modules go before it: what they source may use variables that are not set.
+    modules = [f"module load {shlex.quote(name)} || exit" for name in options.module]
+    return (
+        "\n".join([lines[0], *request, *kept[:start], *modules, kept[start], "", *filled_in, *kept[start + 1 :]]) + "\n"
+    )
+
+
+def _mpirun(mpi: str, *, has_modules: bool) -> dict[str, str]:
+    """The mpirun that is found here, if it is one of that MPI. In a job with modules, theirs is taken.
+
+    Raises:
+        UsageError: it is another MPI's.
+    """
+    chosen = os.environ.get("MPIRUN", "")
+    if has_modules and not chosen:
+        return {}
+    beside_python = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
+    path = shutil.which(chosen or "mpirun", path=beside_python)
+    if path is None:
+        if chosen:
+            raise UsageError(f"MPIRUN={chosen} is no program; set it to the mpirun to use, or unset it")
+        raise UsageError(
+            f"--mpi {mpi}: no mpirun on PATH; load its module, name it with --module, or set MPIRUN=/path/of/mpirun"
+        )
+    try:
+        done = subprocess.run([path, "--version"], check=False, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"{path} --version: {error}") from None
+    found = next(name for name, sign in _SIGNS.items() if re.search(sign, done.stdout + done.stderr))
+    if found != mpi:
+        raise UsageError(
+            f"--mpi {mpi}: {path} is {found}'s; load {mpi}'s module, name it with --module, or set MPIRUN=/path/of/mpirun"
+        )
+    return {"MPIRUN": path}
+
+
+# What --version of an mpirun says; MPICH's is Hydra's.
+_SIGNS = {"openmpi": "Open MPI|OpenRTE|PRRTE", "intelmpi": "Intel", "mpich": "HYDRA", "an MPI unknown here": ""}
+
+
+def _scheduler_here() -> str:
+    for name, scheduler in SCHEDULERS.items():
+        if shutil.which(scheduler.submit):
+            return name
+    raise UsageError("--scheduler: none of sbatch, qsub and bsub is here; name the one the script is for")
+
+
+def _submit(scheduler: Scheduler, text: str) -> str:
+    """What the scheduler answers.
+
+    Raises:
+        UsageError: its program is not here, or refuses the script.
+        RunnerError: it does not answer.
+    """
+    program = shutil.which(scheduler.submit)
+    if program is None:
+        raise UsageError(
+            f"--submit: {scheduler.submit} is not on PATH; submit where it is (a login node), or leave --submit out"
+        )
+    try:
+        done = subprocess.run([program], check=False, input=text, capture_output=True, text=True, timeout=SUBMITTING)
+    except subprocess.TimeoutExpired:
+        raise RunnerError(f"{program} has not answered within {SUBMITTING:.0f} s; is the scheduler up?") from None
+    if done.returncode != 0:
+        reason = " ".join((done.stderr or done.stdout).split())
+        raise UsageError(f"{scheduler.submit} refused the job (code {done.returncode}): {reason}")
+    return (done.stdout + done.stderr).strip()
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+        path.chmod(0o755)
+    except OSError as error:
+        raise UsageError(f"--output {path}: {error.strerror}") from None
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _seconds(text: str) -> int:
+    """Seconds in ``[D-]H:MM:SS``."""
+    match = re.fullmatch(r"(?:(\d{1,3})-)?(\d{1,4}):([0-5]\d):([0-5]\d)", text)
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if total == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; for example 1:30:00 or 2-00:00:00")
+    return total
+
+
+def _clock(seconds: int) -> str:
+    """``HH:MM:SS``, the hours as many as it takes: Slurm and PBS read both."""
+    return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"

@@ -1,0 +1,101 @@
+"""Job scripts as text; that they run is the cluster tests' matter."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.launching import ROOT, RUNNER, mpirun, ok, own_lines, run
+
+EXAMPLE = ["--nodes", "2", "--ranks-per-node", "4", "--time", "1:00:00"]
+
+
+def jobscript(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run(*RUNNER, "jobscript", *arguments, cwd=ROOT, **environment)
+
+
+def refused(*arguments: str, **environment: str) -> str:
+    """The one line with which a request is refused."""
+    done = jobscript(*arguments, **environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = own_lines(done)
+    return line
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "mark", "script"),
+    [("slurm", "#SBATCH", "slurm_srun.sh"), ("pbs", "#PBS", "pbs_mpirun.sh"), ("lsf", "#BSUB", "lsf_jsrun.sh")],
+)
+def test_the_text_is_that_of_the_scripts(scheduler: str, mark: str, script: str) -> None:
+    """The example's request gives the script's own lines, and all commands are kept in their order."""
+    original = (ROOT / "mpi_scripts" / script).read_text().splitlines()
+    text = ok(jobscript("--scheduler", scheduler, *EXAMPLE, "workloads.mnist")).stdout.splitlines()
+    requests = [[line for line in lines if line.startswith(mark)] for lines in (text, original)]
+    spaced = [[line.replace("=01:00:00", "=1:00:00") for line in lines] for lines in requests]
+    assert spaced[0] == spaced[1]
+    commands = [line for line in original if not line.startswith("#") and line]
+    rest = iter(text)
+    assert all(command in rest for command in commands)
+
+
+def test_what_is_asked_for_is_in_it() -> None:
+    options = [*("--gpus-per-node", "4", "--cores-per-rank", "8", "--queue", "qgpu", "--account", "open-1-2")]
+    options += ["--time", "1-02:03:04", "--module", "CUDA/12.8", "--nodes", "3", "--name", "mine"]
+    text = ok(jobscript("--scheduler", "slurm", *options, "workloads.mnist", "--name", "a b's")).stdout
+    wanted = ["--job-name=mine", "--nodes=3", "--ntasks-per-node=4", "--gpus-per-node=4", "--cpus-per-task=8"]
+    for option in (*wanted, "--partition=qgpu", "--account=open-1-2", "--time=26:03:04"):
+        assert f"#SBATCH {option}\n" in text
+    assert text.index("module load CUDA/12.8 || exit\n") < text.index("set -euo pipefail\n")
+    assert f"export PYTHON={sys.executable}\n" in text
+    pbs = ok(jobscript("--scheduler", "pbs", *options, "workloads.mnist")).stdout
+    assert "#PBS -l select=3:ncpus=32:mpiprocs=4:ngpus=4\n" in pbs
+    lsf = ok(jobscript("--scheduler", "lsf", *options, "workloads.mnist")).stdout
+    assert "#BSUB -W 26:04\n" in lsf
+    assert "export GPUS_PER_HOST=4\n" in lsf
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8), max_size=4))
+def test_the_targets_arguments_arrive_as_they_were_typed(arguments: list[str]) -> None:
+    from runner.tools.jobscript import _parser, _text
+
+    text = _text(_parser().parse_args(["--scheduler", "slurm", "workloads.mnist", "--lr", *arguments]))
+    (line,) = [line for line in text.splitlines() if line.startswith("set -- ")]
+    shown = subprocess.run(["bash", "-c", line + "\nprintf '%s\\0' \"$@\""], capture_output=True).stdout.decode()
+    assert shown.split("\0")[:-1] == ["workloads.mnist", "--lr", *arguments]
+    assert shlex.split(line)[2] == "workloads.mnist"
+
+
+def test_it_can_be_written_to_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.sh"
+    done = ok(jobscript("--scheduler", "slurm", "-o", str(path), "-m", "timeit"))
+    assert done.stdout == ""
+    assert os.access(path, os.X_OK)
+    assert "set -- -m timeit\n" in path.read_text()
+    assert "--output" in refused("--scheduler", "slurm", "-o", str(tmp_path / "no" / "job.sh"), "-m", "timeit")
+
+
+def test_bad_requests_are_refused_in_a_line(tmp_path: Path) -> None:
+    assert "'openmpi', 'intelmpi', 'mpich', 'srun'" in refused("--mpi", "lam", "workloads.mnist")
+    assert "ranks are started by openmpi or" in refused("--scheduler", "pbs", "--mpi", "srun", "workloads.mnist")
+    assert "started by jsrun" in refused("--scheduler", "lsf", "--mpi", "openmpi", "workloads.mnist")
+    assert "bsub is not on PATH" in refused("--scheduler", "lsf", "--submit", "workloads.mnist")
+    assert "for example 1:30:00" in refused("--time", "60", "workloads.mnist")
+    assert "'0' is not a positive number" in refused("--nodes", "0", "workloads.mnist")
+    assert "no script missing.py" in refused("--scheduler", "slurm", "missing.py")
+    assert "MPIRUN=/no/mpirun is no program" in refused("--scheduler", "pbs", "workloads.mnist", MPIRUN="/no/mpirun")
+    assert re.search(r"mpirun is openmpi's; load mpich's", refused("--scheduler", "pbs", "--mpi", "mpich", "explain"))
+    none = refused("explain", PATH=str(tmp_path))
+    assert "none of sbatch, qsub and bsub is here" in none
+
+
+def test_under_mpirun_there_is_one_script() -> None:
+    done = ok(mpirun(3, *RUNNER, "jobscript", "--scheduler", "slurm", "explain"))
+    assert done.stdout.count("#!/bin/bash") == 1
