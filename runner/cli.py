@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from runner.comm.job import Job
 from runner.dispatch import dispatch
-from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError, UsageError
+from runner.errors import EXIT_FAILURE, EXIT_OK, RefusedError, RunnerError, UsageError
 from runner.guard.watch import Lifeline, start_worker
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, may_speak, refuse_lost_ranks
@@ -24,7 +24,7 @@ from runner.rendezvous.meeting import choose_way, meet
 from runner.rendezvous.mpi_library import library_of_launcher
 from runner.rendezvous.topology import Topology
 from runner.target import Target, find_target
-from runner.tools import tool_names, works_alone
+from runner.tools import examines, tool_names, works_alone
 
 # What gloo, NCCL and the store say on the ranks that are left when one has gone.
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "ncclRemoteError")
@@ -90,8 +90,9 @@ def _prepare(request: Request, context: LaunchContext, lifeline: Lifeline) -> tu
         arguments=list(request.arguments),
         resources=as_record(resources(context.environment)),
     )
-    meeting = meet(context, record, way=request.rendezvous, timeout=request.timeout)
-    topology = check(meeting.records)
+    is_examined = examines(request.target)
+    meeting = meet(context, record, way=request.rendezvous, timeout=request.timeout, without_mpi=is_examined)
+    topology = check(meeting.records, same_versions=not is_examined)
     lifeline.met()
     assert target is not None  # else check() has refused
     job = Job(
@@ -99,21 +100,31 @@ def _prepare(request: Request, context: LaunchContext, lifeline: Lifeline) -> tu
         topology=topology,
         endpoint=meeting.endpoint,
         meeting=meeting.why,
-        placements=_place(context, topology, request.device),
+        mpi_refused=meeting.mpi_refused,
+        placements=_place(context, topology, request.device, refuse=not is_examined),
         backend=request.backend,
         collective_timeout=request.collective_timeout,
     )
-    if job.placement.warning and job.local_rank == 0 and target.name != "explain":
+    if job.placement.warning and job.local_rank == 0 and target.kind != "tool":
         print(f"runner: {context.host}: {job.placement.warning}", file=sys.stderr)
     return target, job
 
 
-def _place(context: LaunchContext, topology: Topology, device: str) -> tuple[Placement, ...]:
-    """Every rank's placement, worked out alike on all ranks, so that all of them know of a refusal."""
+def _place(context: LaunchContext, topology: Topology, device: str, *, refuse: bool) -> tuple[Placement, ...]:
+    """Every rank's placement, worked out alike on all ranks, so that all of them know of a refusal.
+
+    Where nothing is to be refused, a host with more ranks than GPUs computes on its cores.
+    """
     placements: dict[int, Placement] = {}
     for host in topology.hosts:
         sharers = [Resources(**topology.records[rank]["resources"]) for rank in host.ranks]
-        placements.update(zip(host.ranks, place_host(context.launcher, host.name, sharers, device), strict=True))
+        try:
+            placed = place_host(context.launcher, host.name, sharers, device)
+        except RefusedError:
+            if refuse:
+                raise
+            placed = place_host(context.launcher, host.name, sharers, "cpu")
+        placements.update(zip(host.ranks, placed, strict=True))
     return tuple(placements[rank] for rank in range(topology.size))
 
 

@@ -18,6 +18,7 @@ class Job:
     topology: Topology
     endpoint: Endpoint
     meeting: str  # why the ranks met the way they did
+    mpi_refused: str = ""  # why MPI was tried and not used
     placements: tuple[Placement, ...]  # of all ranks
     backend: str = "auto"
     collective_timeout: float = 1800.0  # seconds

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def serve_store(job: Job) -> TCPStore | None:
     """On rank 0, make the held socket the job's store; keep what is returned for as long as it is needed."""
-    if job.endpoint.listener is None:
+    if job.endpoint.listener is None or job.endpoint.way == "torchrun":
         return None
     from torch._C._distributed_c10d import TCPStore
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Endpoint:
     """The address and port of the job's store, as this rank reaches it.
 
-    ``listener`` is rank 0's bound and listening socket, which becomes the store; None on other ranks,
-    and where the store is torchrun's own.
+    ``listener`` is rank 0's bound and listening socket, None on other ranks. It becomes the store; where the store
+    is torchrun's own, it stays what it is, and ``door`` says where it is reached.
     """
 
     host: str
@@ -19,6 +19,7 @@ class Endpoint:
     interface: str  # this rank's interface towards it; "" where none could be told
     way: str  # how it was agreed on: env, mpi, file, hosts, torchrun, single
     listener: socket.socket | None = None
+    door: tuple[str, int] | None = None
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

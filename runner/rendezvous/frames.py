@@ -57,6 +57,15 @@ def unpack(received: bytearray, largest: int) -> tuple[bool, Any]:
         raise NotOurs from None
 
 
+def take(received: bytearray, largest: int = LARGEST) -> tuple[bool, Any]:
+    """Like ``unpack``, and the message is taken out of what has come."""
+    complete, message = unpack(received, largest)
+    if complete:
+        (length,) = _LENGTH.unpack(received[: _LENGTH.size])
+        del received[: _LENGTH.size + length]
+    return complete, message
+
+
 def _exactly(connection: socket.socket, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:

@@ -28,6 +28,7 @@ _ALIKE = {
     "digest": "the target's content",
     "arguments": "the arguments",
 }
+VERSIONS = ("python", "torch", "runner")
 
 
 def own_record(context: LaunchContext, **more: Any) -> Record:
@@ -52,8 +53,11 @@ def own_record(context: LaunchContext, **more: Any) -> Record:
     }
 
 
-def check(records: Sequence[Record]) -> Topology:
+def check(records: Sequence[Record], *, same_versions: bool = True) -> Topology:
     """Compare all ranks' records, and say where everybody is.
+
+    Args:
+        same_versions: refuse ranks of different versions.
 
     Raises:
         RefusedError: ranks differ in something that must be equal, or one of them has a problem of its own.
@@ -68,6 +72,8 @@ def check(records: Sequence[Record]) -> Topology:
         raise RefusedError("; ".join(texts), told_by_all=True)
     differences = []
     for field, title in _ALIKE.items():
+        if field in VERSIONS and not same_versions:
+            continue
         values = _by_value(records, field)
         if len(values) > 1:
             shown = "; ".join(f"{_text(value)} on {_where(ranks, records)}" for value, ranks in values.items())

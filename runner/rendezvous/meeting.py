@@ -31,6 +31,7 @@ class Meeting:
     records: list[Record]
     endpoint: Endpoint
     why: str  # why this way was taken
+    mpi_refused: str = ""  # why MPI was tried and not used
 
 
 def choose_way(context: LaunchContext, wanted: str = "auto") -> tuple[str, str]:
@@ -59,19 +60,23 @@ def choose_way(context: LaunchContext, wanted: str = "auto") -> tuple[str, str]:
     )
 
 
-def meet(context: LaunchContext, own: Record, *, way: str = "auto", timeout: float = 300.0) -> Meeting:
+def meet(
+    context: LaunchContext, own: Record, *, way: str = "auto", timeout: float = 300.0, without_mpi: bool = False
+) -> Meeting:
     """Exchange the records of all ranks, and agree on an endpoint that rank 0 holds.
 
     Args:
         own: this rank's record: plain data that JSON can carry.
         way: one of ``WAYS``.
         timeout: seconds until all ranks must have come.
+        without_mpi: where MPI proves to be another launcher's, meet in another way, if there is one.
 
     Raises:
         RendezvousError: the ranks could not meet.
         UsageError: the way asked for is not possible here.
     """
     chosen, why = choose_way(context, way)
+    refused = ""
     if chosen == "single":
         records, endpoint = [own], _own_endpoint(listen(loopback=True), "single")
     elif chosen == "mpi":
@@ -79,10 +84,12 @@ def meet(context: LaunchContext, own: Record, *, way: str = "auto", timeout: flo
             records, endpoint = meet_by_mpi(context, own)
         except RefusedError as error:
             # srun offers PMI to all, also to an MPI that speaks another: MPI is then of no use, but also not needed.
-            if way != "auto" or context.launcher.name not in SCHEDULERS or not context.hosts:
+            is_needed = way != "auto" or (context.launcher.name not in SCHEDULERS and not without_mpi)
+            if is_needed or not context.job_id or not (context.hosts or context.on_one_host):
                 raise
-            why = f"the hosts are known; no MPI: {error}"
-            records, endpoint = _by_hosts(context, own, timeout)
+            refused = str(error)
+            why = f"the hosts are known; no MPI: {refused}"
+            records, endpoint = (_by_hosts if context.hosts else _by_file)(context, own, timeout)
     else:
         records, endpoint = _SOCKET_WAYS[chosen](context, own, timeout)
     if context.launcher.name == "torchrun" and context.user_endpoint:
@@ -91,7 +98,7 @@ def meet(context: LaunchContext, own: Record, *, way: str = "auto", timeout: flo
         # A host may know its own name as 127.0.1.1 (Debian's /etc/hosts): good to reach itself, not to be reached.
         others = own_addresses(context.environment)
         endpoint = replace(endpoint, interface=others[0][0] if others else "")
-    return Meeting(records, endpoint, why)
+    return Meeting(records, endpoint, why, refused)
 
 
 def _own_endpoint(listener: socket.socket, way: str, reached_by: str = "") -> Endpoint:
@@ -102,11 +109,10 @@ def _own_endpoint(listener: socket.socket, way: str, reached_by: str = "") -> En
 
 
 def _torchrun_endpoint(store: tuple[str, int], met: Endpoint) -> Endpoint:
-    """torchrun has a store already: that one is used, and ours closed."""
-    if met.listener is not None:
-        met.listener.close()
+    """torchrun has a store already, and that one is used."""
+    host, port = store
     return replace(
-        met, host=store[0], port=store[1], interface=interface_towards(store[0]), way="torchrun", listener=None
+        met, host=host, port=port, interface=interface_towards(host), way="torchrun", door=(met.host, met.port)
     )
 
 

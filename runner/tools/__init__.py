@@ -20,10 +20,12 @@ class Tool:
 
     function: str
     meets: bool = True  # False: it needs no ranks but its own, whatever a launcher's variables say
+    examines: bool = False  # it takes ranks that do not fit together, and tells what is wrong with them
 
 
 TOOLS = {
     "explain": Tool(function="runner.tools.explain:explain"),
+    "doctor": Tool(function="runner.tools.doctor.doctor:doctor", examines=True),
     "jobscript": Tool(function="runner.tools.jobscript:jobscript", meets=False),
 }
 
@@ -31,6 +33,11 @@ TOOLS = {
 def tool_names() -> list[str]:
     """The names of all tools, those of other packages included."""
     return [*TOOLS, *(point.name for point in entry_points(group="runner.tools"))]
+
+
+def examines(target: str) -> bool:
+    """Whether a target is a tool for ranks that other targets would refuse."""
+    return target in TOOLS and TOOLS[target].examines
 
 
 def works_alone(target: str) -> bool:

@@ -1,0 +1,123 @@
+"""``python -m runner doctor``: find, on all ranks together, what goes wrong on clusters.
+
+Start it as you would start the job: ``mpirun -np 8 --map-by ppr:4:node python -m runner doctor``. A line per check:
+ok, warn or fail, what was found, and what mends it. Exit code 0, or 1 if a check has failed. --json prints one object.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from runner.comm.job import Job
+from runner.launch.processes import on_terminal
+from runner.options import Parser
+from runner.rendezvous.exchange import Exchange
+from runner.tools.doctor import (
+    file_checks,
+    gpu_checks,
+    host_checks,
+    launch_checks,
+    network_checks,
+    software_checks,
+    speed_checks,
+)
+from runner.tools.doctor.examine import Check, Verdict, counted, examine
+
+# In this order; from torch on they need torch.
+CHECKS = (
+    Check(name="launcher", function=launch_checks.launcher),
+    Check(name="ranks", function=launch_checks.ranks),
+    Check(name="versions", function=launch_checks.versions),
+    Check(name="settings", function=launch_checks.settings),
+    Check(name="host names", function=network_checks.names, within=8.0),
+    Check(name="reach", function=network_checks.reach, within=8.0),
+    Check(name="clocks", function=network_checks.clocks, within=8.0),
+    Check(name="cores", function=host_checks.cores),
+    Check(name="NUMA", function=host_checks.numa),
+    Check(name="memory", function=host_checks.memory),
+    Check(name="shared memory", function=host_checks.shared_memory),
+    Check(name="limits", function=host_checks.limits),
+    Check(name="working folder", function=file_checks.working_folder, within=8.0),
+    Check(name="torch", function=software_checks.torch_import, within=60.0),
+    Check(name="GPUs", function=gpu_checks.gpus, within=20.0),
+    Check(name="MPI backend", function=software_checks.mpi_backend),
+    Check(name="Horovod", function=software_checks.horovod, within=15.0),
+    Check(name="allreduce", function=speed_checks.allreduce, within=20.0),
+    Check(name="links", function=speed_checks.links, within=20.0),
+)
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def doctor(job: Job, argv: list[str]) -> None:
+    """Do all checks; rank 0 prints them.
+
+    Raises:
+        SystemExit: with 1 where a check has failed.
+    """
+    parser = Parser(prog="python -m runner doctor", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    as_json = parser.parse_args(argv).json
+    start = time.monotonic()
+    first = job.topology.records[0]
+    exchange = Exchange(job.rank, job.size, job.endpoint, f"doctor of {first['host_key']}/{first['pid']}")
+    found: list[tuple[Check, Verdict]] = []
+    for check in CHECKS:
+        _show_progress(job, check.name)
+        verdict = examine(check, job, exchange)
+        if verdict is not None:
+            found.append((check, verdict))
+    _show_progress(job, "")
+    if job.rank == 0:
+        report = _report(job, found, time.monotonic() - start)
+        if as_json:
+            print(json.dumps(report, indent=1))
+        else:
+            _print_table(report)
+    failed = exchange.gather("end", any(v.status == "fail" for _, v in found), 10.0, to_all=True)
+    if failed and failed[0]:
+        sys.exit(1)
+
+
+def _report(job: Job, found: list[tuple[Check, Verdict]], seconds: float) -> dict[str, Any]:
+    return {
+        "checks": [{"name": check.name, **vars(verdict)} for check, verdict in found],
+        "ranks": job.size,
+        "hosts": [{"name": host.name, "ranks": list(host.ranks)} for host in job.topology.hosts],
+        "seconds": round(seconds, 2),
+    }
+
+
+def _print_table(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, force_terminal=on_terminal(), width=None if on_terminal() else 120)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("check", "", "found"):
+        table.add_column(title, overflow="fold")
+    for check in report["checks"]:
+        style = _STYLES[check["status"]]
+        detail = check["detail"] + (f"\n→ {check['fix']}" if check["fix"] else "")
+        table.add_row(check["name"], f"[{style}]{check['status']}[/{style}]", _plain(detail))
+    console.print(table)
+    counts = {status: sum(1 for check in report["checks"] if check["status"] == status) for status in _STYLES}
+    console.print(
+        f"\n{counted(report['ranks'], 'rank')} on {counted(len(report['hosts']), 'host')}, {len(report['checks'])} checks in "
+        f"{report['seconds']:.1f} s: " + ", ".join(f"{number} {status}" for status, number in counts.items())
+    )
+
+
+def _plain(text: str) -> Any:
+    """Text in which rich looks for no markup of its own."""
+    from rich.text import Text
+
+    return Text(text)
+
+
+def _show_progress(job: Job, name: str) -> None:
+    """On a terminal, say which check is being done, and wipe it out again."""
+    if job.rank == 0 and on_terminal():
+        print(f"\r\033[K{f'checking {name} …' if name else ''}", end="", file=sys.stderr, flush=True)

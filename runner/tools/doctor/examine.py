@@ -1,0 +1,153 @@
+"""How a check is done: on all ranks at once, and none of them can hold up the others."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner.comm.job import Job
+from runner.rendezvous.exchange import Exchange
+from runner.rendezvous.topology import Topology, ranks_text
+
+_SKEW = 2.0  # seconds by which ranks may begin a check apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a check found, and what mends it."""
+
+    status: str  # ok, warn, fail
+    detail: str
+    fix: str = ""
+
+
+def ok(detail: str) -> Verdict:
+    return Verdict(status="ok", detail=detail)
+
+
+def warn(detail: str, fix: str) -> Verdict:
+    return Verdict(status="warn", detail=detail, fix=fix)
+
+
+def fail(detail: str, fix: str) -> Verdict:
+    return Verdict(status="fail", detail=detail, fix=fix)
+
+
+class _Ended(Exception):
+    """The check goes on elsewhere, or no longer."""
+
+
+class Team:
+    """What a check, running on every rank, sees of the other ranks.
+
+    A check looks at its own rank, may ``share`` what the other ranks need, and must ``gather`` once: from there on
+    rank 0 alone judges what all have found.
+    """
+
+    def __init__(self) -> None:
+        self.said: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self.heard: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
+
+    def share(self, value: Any) -> list[Any]:
+        """The values of all ranks, on all ranks. They are such as JSON can carry."""
+        return self._ask("share", value)
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, on rank 0; on the other ranks the check ends here."""
+        return self._ask("gather", value)
+
+    def _ask(self, what: str, value: Any) -> list[Any]:
+        self.said.put((what, value))
+        values = self.heard.get()
+        if values is None:
+            raise _Ended
+        return values
+
+
+CheckFunction = Callable[[Job, Team], Verdict]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A check, and the seconds after which it counts as hung."""
+
+    name: str
+    function: CheckFunction
+    within: float = 4.0
+
+
+def examine(check: Check, job: Job, exchange: Exchange) -> Verdict | None:
+    """Do a check. Returns the verdict on rank 0, None on the others.
+
+    The check runs in a thread of its own, so that a rank on which it hangs can still say so.
+    """
+    team = Team()
+    threading.Thread(target=_perform, args=(check, job, team), name=check.name, daemon=True).start()
+    deadline = time.monotonic() + check.within
+    step = 0
+    while True:
+        try:
+            what, value = team.said.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            what, value = "problem", f"not done after {check.within:g} s"
+        if what == "verdict":
+            assert isinstance(value, Verdict)
+            return value
+        values = exchange.gather(
+            f"{check.name}/{step}", [what, value], max(0.0, deadline - time.monotonic()) + _SKEW, to_all=what == "share"
+        )
+        problems = _problems(values, job.topology)
+        if job.rank == 0 and problems:
+            team.heard.put(None)
+            return fail(f"the check itself failed: {problems}", "look at those ranks; the other checks may say why")
+        if job.rank != 0 and (what != "share" or problems or not values):
+            team.heard.put(None)
+            return None
+        team.heard.put([value for _, value in values])
+        step += 1
+
+
+def _perform(check: Check, job: Job, team: Team) -> None:
+    try:
+        verdict = check.function(job, team)
+    except _Ended:
+        return
+    except BaseException as error:  # a tool for broken machines: whatever it is, it is one line of the report
+        text = " ".join(str(error).split())[:300]
+        team.said.put(("problem", f"{type(error).__name__}: {text}" if text else type(error).__name__))
+    else:
+        team.said.put(("verdict", verdict))
+
+
+def _problems(values: Sequence[Any], topology: Topology) -> str:
+    """What ranks could not do, or an empty string."""
+    by_text: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        if value is None:
+            by_text.setdefault("no answer", []).append(rank)
+        elif value[0] == "problem":
+            by_text.setdefault(value[1], []).append(rank)
+    return "; ".join(f"{where(ranks, topology)}: {text}" for text, ranks in by_text.items())
+
+
+def where(ranks: Sequence[int], topology: Topology) -> str:
+    """``ranks 2-3 (node2)``."""
+    hosts = ", ".join(dict.fromkeys(topology.hosts[topology.host_index(rank)].name for rank in ranks))
+    return f"{ranks_text(list(ranks))} ({hosts})"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def grouped(values: Sequence[Any], topology: Topology) -> str:
+    """Who has which value: ``2.14.0 on ranks 0-1 (node1); 2.13.0 on rank 2 (node2)``."""
+    by_value: dict[Any, list[int]] = {}
+    for rank, value in enumerate(values):
+        by_value.setdefault(value, []).append(rank)
+    return "; ".join(f"{value} on {where(ranks, topology)}" for value, ranks in by_value.items())

@@ -1,0 +1,87 @@
+"""Who was started, where, and with which software."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+from runner.comm.job import Job
+from runner.rendezvous.handshake import VERSIONS
+from runner.tools.doctor.examine import Team, Verdict, counted, fail, grouped, ok, warn
+
+_PACKAGES = ("torchvision", "numpy", "mpi4py", "horovod")
+
+
+def launcher(job: Job, team: Team) -> Verdict:
+    """The launcher, and whether MPI is the launcher's own."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    library = ""
+    if MPI is not None and not job.mpi_refused:
+        library = " ".join(MPI.Get_library_version().rstrip("\0").split(",")[0].split("\n")[0].split())
+    refusals = [text for text in team.gather(job.mpi_refused) if text]
+    found = f"{job.context.launcher.title} ({job.context.why})"
+    if refusals:
+        detail, _, fix = refusals[0].rpartition("; ")
+        return fail(detail or refusals[0], fix or "load the MPI module whose mpirun you use")
+    if job.endpoint.way == "mpi":
+        return ok(f"{found}; mpi4py uses {library}")
+    if "mpi4py is not installed" in job.meeting:
+        return warn(f"{found}; mpi4py is not installed, so the ranks met by {job.endpoint.way}", "pip install mpi4py")
+    return ok(found if job.size == 1 else f"{found}; the ranks met by {job.endpoint.way}")
+
+
+def ranks(job: Job, team: Team) -> Verdict:
+    """How many ranks are on which host, and whether all hosts of the job are used."""
+    team.gather("")
+    hosts = job.topology.hosts
+    counts = [len(host.ranks) for host in hosts]
+    if len(set(counts)) == 1:
+        text = f"{job.size} on {counted(len(hosts), 'host')}" + (f", {counts[0]} each" if len(hosts) > 1 else "")
+    else:
+        text = f"{job.size}: " + ", ".join(f"{len(host.ranks)} on {host.name}" for host in hosts)
+    listed = job.context.hosts
+    if len(listed) > len(hosts):
+        unused = len(listed) - len(hosts)
+        return warn(
+            f"{text}; the job has {len(listed)} hosts, {unused} of them without a rank",
+            job.context.launcher.ranks_per_host.format(n="N") or "start ranks on all hosts, or ask for fewer",
+        )
+    if len(set(counts)) > 1:
+        return warn(
+            f"{text}: uneven, so the others wait for the fullest host",
+            job.context.launcher.ranks_per_host.format(n=min(counts)) or f"start {min(counts)} per host",
+        )
+    return ok(text)
+
+
+def versions(job: Job, team: Team) -> Verdict:
+    """Whether all ranks have the same Python, torch and packages."""
+    found = team.gather({name: _version(name) for name in _PACKAGES})
+    for rank, record in enumerate(job.topology.records):
+        found[rank] = {name: record[name] for name in VERSIONS} | found[rank]
+    differing = [name for name in found[0] if len({versions[name] for versions in found}) > 1]
+    if differing:
+        texts = [f"{name}: {grouped([v[name] or 'none' for v in found], job.topology)}" for name in differing]
+        return fail(" | ".join(texts), "install the same on all hosts, or one environment on a folder they share")
+    return ok(", ".join(f"{name} {version}" for name, version in found[0].items() if version))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def settings(job: Job, team: Team) -> Verdict:
+    """Whether the variables that the user has set, and that the runner keeps, are the same everywhere."""
+    kept = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+    is_own = job.context.launcher.name == "torchrun"
+    own = {name: os.environ.get(name, "") for name in kept if name in job.context.environment and not is_own}
+    everyone = team.gather(own)
+    if any(other != everyone[0] for other in everyone):
+        names = sorted({name for other in everyone for name in other if other.get(name) != everyone[0].get(name)})
+        texts = [f"{n}: {grouped([o.get(n) or 'unset' for o in everyone], job.topology)}" for n in names]
+        return warn("your settings differ: " + " | ".join(texts), "export them on all hosts alike (mpirun -x NAME)")
+    return ok(", ".join(f"{name}={value}" for name, value in everyone[0].items()) or "none of yours")
