@@ -43,6 +43,13 @@ class Exchange:
         else:
             self._connections = {0: _connect(endpoint.door or (endpoint.host, endpoint.port), rank, token)}
 
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection in self._connections.values():
+            connection.close()
+
     def gather(self, topic: str, value: Any, within: float, *, to_all: bool = False) -> list[Any]:
         """Every rank's value, in rank order, None for a rank that has said nothing in time.
 

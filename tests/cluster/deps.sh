@@ -3,7 +3,7 @@
 # the package index, each in a prefix of its own, because all of them have a program called mpirun.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-packages=(openmpi-bin iproute2 slurm-wlm munge procps util-linux)
+packages=(openmpi-bin iproute2 slurm-wlm munge procps util-linux faketime)
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   if ! dpkg -s "${packages[@]}" >/dev/null 2>&1; then
     apt-get update -qq

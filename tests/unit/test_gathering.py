@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from runner.errors import RefusedError, RendezvousError
 from runner.rendezvous.endpoint import listen, port_of
+from runner.rendezvous.frames import pack, receive
 from runner.rendezvous.gathering import Gathering, host, join
 from runner.rendezvous.meeting import candidate_ports
 
@@ -110,12 +110,16 @@ def test_two_processes_of_one_rank_are_refused() -> None:
 
 def test_a_process_that_comes_again_is_the_same() -> None:
     """One that was not heard within its patience gives up and knocks again; both greetings arrive."""
-    with listen(loopback=True) as listener, ThreadPoolExecutor(2) as pool:
-        record = {"rank": 1, "host_key": "here", "pid": 7}
-        visits = [pool.submit(join, doors(port_of(listener)), record, 1, "job", 10.0, "rank 0") for _ in range(2)]
-        time.sleep(0.3)
-        assert len(host(listener, {"rank": 0}, 2, "job", 10.0).records) == 2
-        assert any(len(visitor.result()[0].records) == 2 for visitor in visits[:1])
+    record = {"rank": 1, "host_key": "here", "pid": 7}
+    hello = {"protocol": "torch-mpi-runner/1", "token": "job", "rank": 1, "record": record}
+    with listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool:
+        hosted = pool.submit(host, listener, {"rank": 0}, 3, "job", 10.0)
+        for _ in range(2):
+            with socket.create_connection(listener.getsockname(), timeout=10) as knocking:
+                knocking.sendall(pack(hello))
+                assert receive(knocking)["token"] == "job"
+        assert visit(2, port_of(listener)).records == [{"rank": 0}, record, {"rank": 2}]
+        assert len(hosted.result().records) == 3
 
 
 def test_candidate_ports_are_alike_on_all_ranks_and_differ_between_jobs() -> None:

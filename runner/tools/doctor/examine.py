@@ -89,6 +89,8 @@ def examine(check: Check, job: Job, exchange: Exchange) -> Verdict | None:
     threading.Thread(target=_perform, args=(check, job, team), name=check.name, daemon=True).start()
     deadline = time.monotonic() + check.within
     step = 0
+    values: list[Any] = []
+    is_judging = False  # rank 0 has all it needs; the others are done
     while True:
         try:
             what, value = team.said.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -97,9 +99,12 @@ def examine(check: Check, job: Job, exchange: Exchange) -> Verdict | None:
         if what == "verdict":
             assert isinstance(value, Verdict)
             return value
-        values = exchange.gather(
-            f"{check.name}/{step}", [what, value], max(0.0, deadline - time.monotonic()) + _SKEW, to_all=what == "share"
-        )
+        if is_judging:
+            values[0] = [what, value]
+        else:
+            patience = max(0.0, deadline - time.monotonic()) + _SKEW
+            values = exchange.gather(f"{check.name}/{step}", [what, value], patience, to_all=what == "share")
+        is_judging = job.rank == 0 and what == "gather"
         problems = _problems(values, job.topology)
         if job.rank == 0 and problems:
             team.heard.put(None)

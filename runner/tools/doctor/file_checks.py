@@ -26,7 +26,7 @@ def working_folder(job: Job, team: Team) -> Verdict:
         found = team.gather(_look(folder, first) if job.local_rank == 0 else {})
     finally:
         if job.rank == 0:
-            marker.unlink(missing_ok=True)
+            _remove(marker)
     hosts = {host.name: found[host.ranks[0]] for host in job.topology.hosts}
     elsewhere = [f"{name} works in {one['folder']}" for name, one in hosts.items() if one["folder"] != first_folder]
     if elsewhere:
@@ -64,6 +64,11 @@ def _leave(marker: Path) -> str:
     return ""
 
 
+def _remove(marker: Path) -> None:
+    with contextlib.suppress(OSError):
+        marker.unlink()
+
+
 def _look(folder: Path, marker: str) -> dict[str, Any]:
     own = folder / f".doctor-{secrets.token_hex(4)}"
     times, problem = [], _leave(own)
@@ -72,8 +77,7 @@ def _look(folder: Path, marker: str) -> dict[str, Any]:
             start = time.monotonic()
             with open(own, "rb"):
                 times.append(time.monotonic() - start)
-    with contextlib.suppress(OSError):
-        own.unlink(missing_ok=True)
+    _remove(own)
     return {
         "folder": str(folder),
         "sees": marker in os.listdir(folder),  # not by stat(): a network file system may remember a miss

@@ -21,6 +21,7 @@ _SIZES = {"4 KiB": 4096, "256 KiB": 256 * 1024, "4 MiB": 4 * MIB}  # bytes
 _PAIR_BYTES = MIB
 # Gigabit Ethernet carries 0.117 GB/s. What is below half of that is no network to train on, or one with a fault.
 _SLOW = 0.05  # GB/s
+_STARTING = 8.0  # seconds, for each step of the group's start
 _TOO_LATE = 0.1  # seconds that an allreduce of 4 KiB may take
 
 _held: list[Any] = []  # the store, for as long as the process lives
@@ -34,7 +35,7 @@ def allreduce(job: Job, team: Team) -> Verdict:
     if job.size == 1:
         team.gather({})
         return ok("one rank: nothing to reduce")
-    _held.append(start_process_group(replace(job, collective_timeout=15.0)))
+    _held.append(start_process_group(replace(job, collective_timeout=_STARTING)))
     device = _device(job)
     seconds = {}
     for title, size in _SIZES.items():

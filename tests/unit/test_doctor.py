@@ -1,0 +1,71 @@
+"""Verdicts that need hardware which the tests do not have, or more ranks: judged on data."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.launch.table import LAUNCHERS
+from runner.rendezvous.topology import Host, Topology
+from runner.tools.doctor.gpu_checks import judge_gpus
+from runner.tools.doctor.speed_checks import _rounds, judge_links
+
+FINE = {"promised": "", "driver": "580.1", "mig": False, "torch": "", "nccl": "2.28.9"}
+
+
+def job(*ranks_per_host: int) -> Any:
+    """A job of so many ranks on host0, host1, …"""
+    hosts, first = [], 0
+    for index, count in enumerate(ranks_per_host):
+        hosts.append(Host(f"host{index}", tuple(range(first, first + count))))
+        first += count
+    openmpi = next(row for row in LAUNCHERS if row.name == "openmpi")
+    topology = Topology(tuple(hosts), tuple({} for _ in range(first)))
+    return SimpleNamespace(rank=0, size=first, topology=topology, context=SimpleNamespace(launcher=openmpi))
+
+
+@pytest.mark.parametrize(
+    ("seen", "changes", "status", "text"),
+    [
+        ([["GPU-a", "GPU-b"]] * 2 + [["GPU-c"], ["GPU-d"]], {}, "ok", "4 GPUs, driver 580.1, NCCL 2.28.9"),
+        ([[], [], [], []], {}, "ok", "none"),
+        ([["GPU-a"], ["GPU-a"], ["GPU-c"], ["GPU-d"]], {}, "fail", "2 ranks on host0 share 1 GPU, GPU-a; NCCL refuses"),
+        ([["GPU-a", "GPU-b"]] * 2 + [[], []], {}, "fail", "no GPU on ranks 2-3 (host1), while others see some"),
+        ([["GPU-a"], ["GPU-b"], ["GPU-c"], ["GPU-d"]], {"driver": "550.2"}, "warn", "580.1 on ranks 0-2 (host0, host1); 550.2 on rank 3"),
+        ([["GPU-a"], ["GPU-b"], ["GPU-c"], ["GPU-d"]], {"nccl": "2.20.5"}, "warn", "NCCL differs"),
+        ([["GPU-a"], ["GPU-b"], ["GPU-c"], ["GPU-d"]], {"torch": "torch was built without CUDA"}, "fail", "without CUDA on rank 3 (host1)"),
+        ([["GPU-a"], ["GPU-b"], ["GPU-c"], ["MIG-d"]], {"mig": True}, "warn", "MIG is on for rank 3 (host1)"),
+    ],
+)  # fmt: skip
+def test_gpus(seen: list[list[str]], changes: dict[str, Any], status: str, text: str) -> None:
+    verdict = judge_gpus(job(2, 2), seen, [FINE, FINE, FINE, FINE | changes])
+    assert verdict.status == status
+    assert text in verdict.detail
+    assert bool(verdict.fix) == (status != "ok")
+
+
+def ring(size: int, slow: set[tuple[int, int]]) -> dict[tuple[int, int], float]:
+    return {pair: 0.01 if pair in slow else 2.0 for pairs in _rounds(size) for pair in pairs}
+
+
+def test_a_slow_link_and_a_slow_rank_are_told_apart() -> None:
+    assert judge_links(job(2, 2), ring(4, set())).status == "ok"
+    assert judge_links(job(2, 2), ring(4, {(1, 2)})).detail.startswith("rank 1 (host0) – rank 2 (host1): 0.01 GB/s")
+    assert judge_links(job(2, 2), ring(4, {(1, 2), (2, 3)})).detail.startswith("rank 2 (host1): slow with every")
+    all_of_them = judge_links(job(1, 1, 1), ring(3, {(0, 1), (1, 2), (0, 2)}))
+    assert all_of_them.detail.startswith("rank 0 (host0) – rank 1 (host1), rank 0 (host0) – rank 2 (host2)")
+
+
+@given(st.integers(2, 40))
+def test_every_neighbour_pair_is_in_one_round_and_no_rank_twice_in_one(size: int) -> None:
+    rounds = _rounds(size)
+    pairs = [pair for pairs in rounds for pair in pairs]
+    assert len(rounds) <= 3
+    assert sorted(pairs) == sorted({(min(r, (r + 1) % size), max(r, (r + 1) % size)) for r in range(size)})
+    for one in rounds:
+        ranks = [rank for pair in one for rank in pair]
+        assert len(ranks) == len(set(ranks))

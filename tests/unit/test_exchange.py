@@ -1,0 +1,167 @@
+"""The ranks' conversation after they have met, over real sockets, and checks that some rank spoils."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from runner.errors import RendezvousError
+from runner.rendezvous.endpoint import Endpoint, listen, port_of
+from runner.rendezvous.exchange import Exchange
+from runner.rendezvous.topology import Host, Topology
+from runner.tools.doctor.examine import Check, Team, Verdict, examine, ok
+
+
+def together(size: int, work: Callable[[Exchange], Any]) -> list[Any]:
+    """What each rank of a job makes of it, or the error that it raises."""
+    listener = listen(loopback=True)
+    host, port = listener.getsockname()[:2]
+
+    def rank(number: int) -> Any:
+        own = listener if number == 0 else None
+        endpoint = Endpoint(host=host, port=port, interface="lo", way="file", listener=own)
+        try:
+            with Exchange(number, size, endpoint, "token") as exchange:
+                return work(exchange)
+        except RendezvousError as error:
+            return error
+
+    with listener, ThreadPoolExecutor(size) as pool:
+        return list(pool.map(rank, range(size)))
+
+
+@pytest.mark.parametrize("size", [1, 2, 9])
+def test_all_hear_all(size: int) -> None:
+    def work(exchange: Exchange) -> list[Any]:
+        return [exchange.gather(str(n), [n, exchange.rank], 10.0, to_all=True) for n in range(20)]
+
+    assert together(size, work) == [[[[n, rank] for rank in range(size)] for n in range(20)]] * size
+
+
+def test_others_than_rank_0_need_not_be_told() -> None:
+    assert together(3, lambda exchange: exchange.gather("a", exchange.rank, 10.0)) == [[0, 1, 2], [], []]
+
+
+def test_a_rank_that_has_gone_is_waited_for_once() -> None:
+    def work(exchange: Exchange) -> Any:
+        if exchange.rank == 2:
+            return None
+        return [exchange.gather(topic, exchange.rank, 20.0, to_all=True) for topic in "ab"]
+
+    start = time.monotonic()
+    assert together(3, work) == [[[0, 1, None]] * 2] * 2 + [None]
+    assert time.monotonic() - start < 15  # not the patience of 20 s
+
+
+def test_a_rank_that_is_late_comes_back() -> None:
+    """It missed a topic; what it says of that one is not taken for the next."""
+    late = threading.Event()
+
+    def work(exchange: Exchange) -> Any:
+        if exchange.rank == 2:
+            late.wait(20)
+        first = exchange.gather("a", f"a{exchange.rank}", 0.5, to_all=True)
+        if exchange.rank == 0:
+            late.set()
+            time.sleep(0.5)
+        return [first, exchange.gather("b", f"b{exchange.rank}", 10.0, to_all=True)]
+
+    found = together(3, work)
+    assert found[0][0] == ["a0", "a1", None]
+    assert found[0][1][:2] == ["b0", "b1"]
+    assert found[2][0] == ["a0", "a1", None]  # rank 2 is told what the others were
+
+
+def test_a_stranger_at_the_door_is_shown_out() -> None:
+    listener = listen(loopback=True)
+    with listener, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(Exchange, 0, 2, _at(listener, held=True), "token")
+        with socket.create_connection(listener.getsockname()) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        with Exchange(1, 2, _at(listener), "another job's"), Exchange(1, 2, _at(listener), "token") as second:
+            pool.submit(lambda: None).result()  # the first has received its visitor
+            told = pool.submit(second.gather, "a", 1, 5.0)
+            with first.result() as own:
+                assert own.gather("a", 0, 5.0) == [0, 1]
+            assert told.result() == []
+
+
+def test_rank_0_gone_is_an_error() -> None:
+    listener = listen(loopback=True)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(Exchange, 0, 2, _at(listener, held=True), "token")
+        with Exchange(1, 2, _at(listener), "token") as second:
+            with first.result():
+                pass  # it ends
+            with pytest.raises(RendezvousError, match="rank 0 answers no more"):
+                second.gather("a", 1, 5.0)
+    listener.close()
+
+
+def _at(listener: socket.socket, *, held: bool = False) -> Endpoint:
+    own = listener if held else None
+    return Endpoint(host="127.0.0.1", port=port_of(listener), interface="lo", way="file", listener=own)
+
+
+def examined(size: int, function: Callable[[Any, Team], Verdict], within: float = 5.0) -> list[Verdict | None]:
+    topology = Topology((Host("here", tuple(range(size))),), tuple({} for _ in range(size)))
+
+    def work(exchange: Exchange) -> Verdict | None:
+        job: Any = SimpleNamespace(rank=exchange.rank, size=size, topology=topology)
+        return examine(Check(name="trial", function=function, within=within), job, exchange)
+
+    return together(size, work)
+
+
+def test_rank_0_judges_what_all_have_found() -> None:
+    def check(job: Any, team: Team) -> Verdict:
+        shared = team.share(job.rank * 10)
+        return ok(str(team.gather(shared[(job.rank + 1) % job.size])))
+
+    assert examined(3, check) == [ok("[10, 20, 0]"), None, None]
+
+
+@pytest.mark.parametrize("culprit", [0, 2])
+@pytest.mark.parametrize("moment", ["before sharing", "after sharing", "in judging"])
+def test_a_check_that_raises_is_a_verdict(culprit: int, moment: str) -> None:
+    def check(job: Any, team: Team) -> Verdict:
+        if job.rank == culprit and moment == "before sharing":
+            raise OSError("no such device")
+        team.share(1)
+        if job.rank == culprit and moment == "after sharing":
+            raise OSError("no such device")
+        team.gather(1)
+        if moment == "in judging":
+            raise OSError("no such device")
+        return ok("")
+
+    verdict, *others = examined(3, check)
+    assert others == [None, None]
+    assert verdict is not None
+    blamed = 0 if moment == "in judging" else culprit
+    assert verdict.status == "fail"
+    assert verdict.detail == f"the check itself failed: rank {blamed} (here): OSError: no such device"
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_check_that_hangs_is_a_verdict(culprit: int) -> None:
+    end = threading.Event()
+
+    def check(job: Any, team: Team) -> Verdict:
+        if job.rank == culprit:
+            end.wait(30)
+        team.gather(1)
+        return ok("")
+
+    verdict, other = examined(2, check, within=0.5)
+    end.set()
+    assert other is None
+    assert verdict is not None
+    assert f"rank {culprit} (here): not done after 0.5 s" in verdict.detail
