@@ -15,7 +15,7 @@ from runner.comm.job import Job
 from runner.comm.process_group import serve_store, start_process_group
 from runner.errors import UsageError
 from runner.target import Target
-from runner.tools import load_tool
+from runner.tools import load_tool, works_alone
 
 # Held until the process ends: when rank 0 drops the store, the other ranks lose theirs.
 _held: list[Any] = []
@@ -23,7 +23,8 @@ _held: list[Any] = []
 
 def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
     """Run the target on this rank. What it raises, it raises here."""
-    os.environ.update(settings(job))
+    if not works_alone(target.name):  # what such a tool starts has threads and interfaces of its own
+        os.environ.update(settings(job))
     if target.kind == "tool":
         load_tool(target.name)(job, list(arguments))
     elif target.kind == "workload":

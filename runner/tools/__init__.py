@@ -27,6 +27,7 @@ TOOLS = {
     "explain": Tool(function="runner.tools.explain:explain"),
     "doctor": Tool(function="runner.tools.doctor.doctor:doctor", examines=True),
     "jobscript": Tool(function="runner.tools.jobscript:jobscript", meets=False),
+    "smoke": Tool(function="runner.tools.smoke:smoke", meets=False),
 }
 
 

@@ -26,6 +26,7 @@ from runner.launch.detect import may_speak
 from runner.options import Parser
 from runner.target import find_target
 from runner.tools import tool_names
+from runner.tools.mpirun import find_mpirun
 
 # A checkout has the folder beside the package; so has a wheel, installed.
 FOLDER = Path(__file__).parents[2] / "mpi_scripts"
@@ -151,13 +152,13 @@ def _parser() -> Parser:
     parser.add_argument(
         "--scheduler", choices=SCHEDULERS, help="whose script it is (default: the one whose commands are here)"
     )
-    parser.add_argument("--nodes", type=_count, default=1, metavar="N", help="hosts (default: 1)")
-    parser.add_argument("--gpus-per-node", type=_count, default=0, metavar="N", help="default: none")
+    parser.add_argument("--nodes", type=count, default=1, metavar="N", help="hosts (default: 1)")
+    parser.add_argument("--gpus-per-node", type=count, default=0, metavar="N", help="default: none")
     parser.add_argument(
-        "--ranks-per-node", type=_count, metavar="N", help="default: one per GPU, or 1 where none is asked for"
+        "--ranks-per-node", type=count, metavar="N", help="default: one per GPU, or 1 where none is asked for"
     )
     parser.add_argument(
-        "--cores-per-rank", type=_count, default=4, metavar="N", help="for threads and data loaders (default: 4)"
+        "--cores-per-rank", type=count, default=4, metavar="N", help="for threads and data loaders (default: 4)"
     )
     parser.add_argument("--time", type=_seconds, default=3600, metavar="[D-]H:MM:SS", help="limit (default: 1:00:00)")
     parser.add_argument(
@@ -223,33 +224,16 @@ def _mpirun(mpi: str, *, has_modules: bool) -> dict[str, str]:
     """The mpirun that is found here, if it is one of that MPI. In a job with modules, theirs is taken.
 
     Raises:
-        UsageError: it is another MPI's.
+        UsageError: there is none, or it is another MPI's.
     """
-    chosen = os.environ.get("MPIRUN", "")
-    if has_modules and not chosen:
+    if has_modules and not os.environ.get("MPIRUN"):
         return {}
-    beside_python = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
-    path = shutil.which(chosen or "mpirun", path=beside_python)
-    if path is None:
-        if chosen:
-            raise UsageError(f"MPIRUN={chosen} is no program; set it to the mpirun to use, or unset it")
-        raise UsageError(
-            f"--mpi {mpi}: no mpirun on PATH; load its module, name it with --module, or set MPIRUN=/path/of/mpirun"
-        )
-    try:
-        done = subprocess.run([path, "--version"], check=False, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{path} --version: {error}") from None
-    found = next(name for name, sign in _SIGNS.items() if re.search(sign, done.stdout + done.stderr))
+    path, found = find_mpirun(f"--mpi {mpi}")
     if found != mpi:
         raise UsageError(
             f"--mpi {mpi}: {path} is {found}'s; load {mpi}'s module, name it with --module, or set MPIRUN=/path/of/mpirun"
         )
     return {"MPIRUN": path}
-
-
-# What --version of an mpirun says; MPICH's is Hydra's.
-_SIGNS = {"openmpi": "Open MPI|OpenRTE|PRRTE", "intelmpi": "Intel", "mpich": "HYDRA", "an MPI unknown here": ""}
 
 
 def _scheduler_here() -> str:
@@ -289,7 +273,8 @@ def _write(path: Path, text: str) -> None:
         raise UsageError(f"--output {path}: {error.strerror}") from None
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """A positive number, for argparse."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)

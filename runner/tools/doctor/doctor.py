@@ -26,6 +26,7 @@ from runner.tools.doctor import (
     speed_checks,
 )
 from runner.tools.doctor.examine import Check, Verdict, counted, examine
+from runner.tools.table import Row, print_rows
 
 # In this order; from torch on they need torch.
 CHECKS = (
@@ -49,7 +50,6 @@ CHECKS = (
     Check(name="allreduce", function=speed_checks.allreduce, within=12.0),
     Check(name="links", function=speed_checks.links, within=10.0),
 )
-_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def doctor(job: Job, argv: list[str]) -> None:
@@ -83,7 +83,9 @@ def doctor(job: Job, argv: list[str]) -> None:
             if options.json:
                 print(json.dumps(report, indent=1))
             else:
-                _print_table(report)
+                rows = [Row(check.name, v.status, v.detail + (f"\n→ {v.fix}" if v.fix else "")) for check, v in found]
+                size = f"{counted(job.size, 'rank')} on {counted(len(job.topology.hosts), 'host')}"
+                print_rows(rows, "check", f"{size}, {report['seconds']:.1f} s")
         # All end with the same code, and after the report.
         failed = exchange.gather("end", any(v.status == "fail" for _, v in found), 10.0, to_all=True)
     if failed[0]:
@@ -106,33 +108,6 @@ def _report(job: Job, found: list[tuple[Check, Verdict]], seconds: float) -> dic
         "hosts": [{"name": host.name, "ranks": list(host.ranks)} for host in job.topology.hosts],
         "seconds": round(seconds, 2),
     }
-
-
-def _print_table(report: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False, force_terminal=on_terminal(), width=None if on_terminal() else 120)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("check", "", "found"):
-        table.add_column(title, overflow="fold")
-    for check in report["checks"]:
-        style = _STYLES[check["status"]]
-        detail = check["detail"] + (f"\n→ {check['fix']}" if check["fix"] else "")
-        table.add_row(check["name"], f"[{style}]{check['status']}[/{style}]", _plain(detail))
-    console.print(table)
-    counts = {status: sum(1 for check in report["checks"] if check["status"] == status) for status in _STYLES}
-    console.print(
-        f"\n{counted(report['ranks'], 'rank')} on {counted(len(report['hosts']), 'host')}, {len(report['checks'])} checks in "
-        f"{report['seconds']:.1f} s: " + ", ".join(f"{number} {status}" for status, number in counts.items())
-    )
-
-
-def _plain(text: str) -> Any:
-    """Text in which rich looks for no markup of its own."""
-    from rich.text import Text
-
-    return Text(text)
 
 
 def _show_progress(job: Job, name: str) -> None:

