@@ -103,6 +103,7 @@ def _prepare(request: Request, context: LaunchContext, lifeline: Lifeline) -> tu
         mpi_refused=meeting.mpi_refused,
         placements=_place(context, topology, request.device, refuse=not is_examined),
         backend=request.backend,
+        replaced_backend=(request.replace_backend or "").partition("=")[0],
         collective_timeout=request.collective_timeout,
     )
     if job.placement.warning and job.local_rank == 0 and target.kind != "tool":

@@ -13,6 +13,7 @@ from typing import Any
 from runner.comm.environment import settings, torchrun_variables
 from runner.comm.job import Job
 from runner.comm.process_group import serve_store, start_process_group
+from runner.comm.registering import register_when_imported, why_not
 from runner.errors import UsageError
 from runner.target import Target
 from runner.tools import load_tool, works_alone
@@ -33,6 +34,9 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
     else:
         os.environ.update(torchrun_variables(job))
         _held.append(serve_store(job))
+        if job.replaced_backend and why_not(job):
+            raise UsageError(f"--replace-backend: {why_not(job)}", told_by_all=True)
+        register_when_imported(job, job.replaced_backend)
         if target.kind == "script":
             _run_script(str(target.path), arguments)
         else:

@@ -15,7 +15,7 @@ from runner.launch.table import LAUNCHERS, SINGLE
 from runner.placement import DEVICES
 from runner.rendezvous.meeting import WAYS
 
-BACKENDS = ("auto", "gloo", "nccl", "mpi")
+BACKENDS = ("auto", "gloo", "nccl", "mpi4py", "mpi")
 
 DESCRIPTION = """\
 Run a PyTorch program on all ranks that your launcher started: mpirun, srun, torchrun, horovodrun, …
@@ -56,6 +56,7 @@ class Request:
     rendezvous: str
     device: str
     backend: str
+    replace_backend: str | None
     timeout: float
     collective_timeout: float
 
@@ -82,7 +83,14 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
         "--backend",
         choices=BACKENDS,
         default="auto",
-        help="collectives of a workload: gloo, nccl, or mpi where torch was built with it (auto: nccl on GPUs, else gloo)",
+        help="collectives of a workload: gloo, nccl, mpi4py (CPU tensors over the MPI that started the job; torch 2.14), or "
+        "mpi where torch was built with it (auto: nccl on GPUs, else gloo)",
+    )
+    group.add_argument(
+        "--replace-backend",
+        choices=("gloo=mpi4py",),
+        metavar="gloo=mpi4py",
+        help="where a script asks for gloo, give it mpi4py",
     )
     group.add_argument(
         "--launcher", choices=names, metavar="NAME", help=f"believe this launcher's variables: {', '.join(names)}"
@@ -145,6 +153,7 @@ def parse(argv: Sequence[str]) -> Request:
         rendezvous=known.rendezvous,
         device=known.device,
         backend=known.backend,
+        replace_backend=known.replace_backend,
         timeout=known.timeout,
         collective_timeout=known.collective_timeout,
     )

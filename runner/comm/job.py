@@ -21,6 +21,7 @@ class Job:
     mpi_refused: str = ""  # why MPI was tried and not used
     placements: tuple[Placement, ...]  # of all ranks
     backend: str = "auto"
+    replaced_backend: str = ""  # one whose name shall mean mpi4py
     collective_timeout: float = 1800.0  # seconds
 
     @property

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from runner.comm.job import Job
+from runner.comm.registering import NAME, register, why_not
 from runner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,10 +45,14 @@ def start_process_group(job: Job) -> TCPStore | None:
         backend = "nccl" if job.placement.device == "cuda" else "gloo"
     if backend == "nccl" and job.placement.device != "cuda":
         raise UsageError("--backend nccl needs GPUs; say --backend gloo, or run where GPUs are", told_by_all=True)
-    if not dist.is_backend_available(backend):
+    if backend == NAME and why_not(job):
+        raise UsageError(f"--backend mpi4py: {why_not(job)}; or say --backend gloo", told_by_all=True)
+    if backend != NAME and not dist.is_backend_available(backend):
         raise UsageError(
             f"this torch ({torch.__version__}) was built without {backend}; say --backend gloo", told_by_all=True
         )
+    if backend == NAME:
+        register(dist.distributed_c10d, job)
     device = None
     if job.placement.device == "cuda":
         device = torch.device(job.placement.torch_device)

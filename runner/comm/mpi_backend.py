@@ -1,0 +1,387 @@
+"""torch.distributed over the MPI that started the job: ``init_process_group("mpi4py")``, with stock torch wheels.
+
+A c10d ``Backend`` in Python (torch 2.14 or newer lets one be derived). Each group has two communicators of its own, one
+for collectives and one for messages, and a thread that makes its collective calls in order, so that they go on
+while the caller computes. Messages are MPI's own non-blocking ones.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch._C._distributed_c10d import Backend
+
+from runner.comm.mpi_types import Reduction, as_bytes, as_numbers, in_pieces, is_plain
+from runner.comm.mpi_work import Caller, MPIWork, seconds_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Tags for making communicators: MPI_TAG_UB was 2^23 - 1 or more in every MPI that was tried.
+_TAGS = 1 << 20
+
+
+def create_backend(options: Any) -> MPIBackend:
+    """The backend of a group; called on its members only.
+
+    Raises:
+        RuntimeError: this MPI does not let several threads call it.
+    """
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise RuntimeError("backend mpi4py: this MPI allows one thread at a time (no MPI_THREAD_MULTIPLE); use gloo")
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    world = MPI.COMM_WORLD
+    members = world.group.Incl(ranks)
+    comm = world.Create_group(members, zlib.crc32(str(options.group_id).encode()) % _TAGS)
+    members.Free()
+    timeout = options.timeout.total_seconds() if isinstance(options.timeout, timedelta) else float(options.timeout)
+    return MPIBackend(comm, comm.Dup(), timeout)
+
+
+class MPIBackend(Backend):
+    """A group's operations. All ranks of a group call its collectives in the same order."""
+
+    def __init__(self, comm: MPI.Intracomm, messages: MPI.Intracomm, timeout: float) -> None:
+        super().__init__(comm.rank, comm.size)
+        self._comm, self._messages, self._timeout = comm, messages, timeout
+        self._caller = Caller(f"rank {comm.rank} of {comm.size}")
+
+    def getBackendName(self) -> str:
+        return "mpi4py"
+
+    # torch looks for each of these in Python, and does not end where it finds its own.
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+    supports_shrinking = supports_reconfigure = supports_window = False
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing is numbered."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout.total_seconds()
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout.total_seconds()
+
+    def shutdown(self) -> None:
+        """End the thread and free the communicators, once all that was handed in is done."""
+        self._caller.stop()
+        for comm in (self._comm, self._messages):
+            if comm != MPI.COMM_NULL and not MPI.Is_finalized():
+                comm.Free()
+
+    # Collectives: what the thread is to do, with tensors that MPI can take as they are.
+
+    def allreduce(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
+        def call() -> None:
+            for tensor in tensors:
+                self._allreduce(tensor, opts.reduceOp)
+
+        return self._call("allreduce", opts, tensors, call)
+
+    allreduce_coalesced = allreduce
+
+    def _allreduce(self, tensor: Tensor, operation: Any) -> None:
+        reduction = Reduction(operation, tensor.dtype, self.size())
+        with _Staged(tensor, reduction.dtype, always=reduction.prepares, send=reduction.prepare) as data:
+            in_pieces(
+                data,
+                lambda part: self._comm.Allreduce(
+                    MPI.IN_PLACE, as_numbers(part, reduction.datatype), reduction.operation
+                ),
+            )
+            reduction.finish(data)
+
+    def reduce(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
+        def call() -> None:
+            (tensor,) = tensors
+            reduction = Reduction(opts.reduceOp, tensor.dtype, self.size())
+            is_root = self.rank() == opts.rootRank
+            # What MPI leaves in the others' buffers is not theirs.
+            with _Staged(
+                tensor, reduction.dtype, always=reduction.prepares, send=reduction.prepare, keep=is_root
+            ) as data:
+
+                def reduce(part: Tensor) -> None:
+                    buffer = as_numbers(part, reduction.datatype)
+                    if is_root:
+                        self._comm.Reduce(MPI.IN_PLACE, buffer, reduction.operation, opts.rootRank)
+                    else:
+                        self._comm.Reduce(buffer, None, reduction.operation, opts.rootRank)
+
+                in_pieces(data, reduce)
+                if is_root:
+                    reduction.finish(data)
+
+        return self._call("reduce", opts, tensors, call)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
+        def call() -> None:
+            for tensor in tensors:
+                with _Staged(tensor) as data:
+                    in_pieces(data, lambda part: self._comm.Bcast(as_bytes(part), opts.rootRank))
+
+        return self._call("broadcast", opts, tensors, call)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any) -> MPIWork | None:
+        return self._call("allgather", opts, [output], lambda: self._all_gather(output, input))
+
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+        def call() -> None:
+            for output, own in zip(outputs, inputs, strict=True):
+                self._all_gather(output, own)
+
+        return self._call("allgather", opts, outputs, call)
+
+    def _all_gather(self, output: Tensor, own: Tensor) -> None:
+        _same(output.numel(), own.numel() * self.size(), "allgather: the output's elements")
+        with _Staged(output, receive_only=True) as data:
+            self._comm.Allgather(as_bytes(_sendable(own)), as_bytes(data))
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+        def call() -> None:
+            for parts, own in zip(outputs, inputs, strict=True):
+                self._gather_list(parts, own)
+
+        return self._call("allgather", opts, [t for parts in outputs for t in parts], call)
+
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+        def call() -> None:
+            # A list of ranks, of tensors: the other way round.
+            for index, own in enumerate(inputs):
+                self._gather_list([of_rank[index] for of_rank in outputs], own)
+
+        return self._call("allgather", opts, [t for parts in outputs for t in parts], call)
+
+    def _gather_list(self, parts: Sequence[Tensor], own: Tensor) -> None:
+        sizes = [_bytes(part) for part in parts]
+        data = torch.empty(sum(sizes), dtype=torch.uint8)
+        self._comm.Allgatherv(as_bytes(_sendable(own)), [as_bytes(data)[0], sizes, None, MPI.BYTE])
+        _hand_out(data, parts)
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+        def call() -> None:
+            (own,) = inputs
+            if self.rank() != opts.rootRank:
+                self._comm.Gatherv(as_bytes(_sendable(own)), None, opts.rootRank)
+                return
+            (parts,) = outputs
+            sizes = [_bytes(part) for part in parts]
+            data = torch.empty(sum(sizes), dtype=torch.uint8)
+            self._comm.Gatherv(as_bytes(_sendable(own)), [as_bytes(data)[0], sizes, None, MPI.BYTE], opts.rootRank)
+            _hand_out(data, parts)
+
+        return self._call("gather", opts, [t for parts in outputs for t in parts], call)
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> MPIWork | None:
+        def call() -> None:
+            (output,) = outputs
+            with _Staged(output, receive_only=True) as data:
+                if self.rank() != opts.rootRank:
+                    self._comm.Scatterv(None, as_bytes(data), opts.rootRank)
+                    return
+                (parts,) = inputs
+                sizes = [_bytes(part) for part in parts]
+                joined = _joined(parts)
+                self._comm.Scatterv([as_bytes(joined)[0], sizes, None, MPI.BYTE], as_bytes(data), opts.rootRank)
+
+        return self._call("scatter", opts, outputs, call)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any) -> MPIWork | None:
+        return self._call("reduce_scatter", opts, [output], lambda: self._reduce_scatter(output, input, opts.reduceOp))
+
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+        def call() -> None:
+            for output, all_parts in zip(outputs, inputs, strict=True):
+                self._reduce_scatter(output, all_parts, opts.reduceOp)
+
+        return self._call("reduce_scatter", opts, outputs, call)
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> MPIWork | None:
+        def call() -> None:
+            for output, parts in zip(outputs, inputs, strict=True):
+                counts = [part.numel() for part in parts]
+                joined = torch.cat([part.reshape(-1) for part in parts])
+                self._reduce_scatter(output, joined, opts.reduceOp, counts)
+
+        return self._call("reduce_scatter", opts, outputs, call)
+
+    def _reduce_scatter(
+        self, output: Tensor, all_parts: Tensor, operation: Any, counts: list[int] | None = None
+    ) -> None:
+        reduction = Reduction(operation, output.dtype, self.size())
+        counts = counts or [output.numel()] * self.size()
+        _same(all_parts.numel(), sum(counts), "reduce_scatter: the input's elements")
+        source = _sendable(reduction.prepare(all_parts).to(reduction.dtype))
+        with _Staged(output, reduction.dtype, receive_only=True) as data:
+            send, receive = as_numbers(source, reduction.datatype), as_numbers(data, reduction.datatype)
+            if len(set(counts)) == 1:
+                self._comm.Reduce_scatter_block(send, receive, reduction.operation)
+            else:
+                self._comm.Reduce_scatter(send, receive, counts, reduction.operation)
+            reduction.finish(data)
+
+    def all_to_all_single(
+        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any
+    ) -> MPIWork | None:
+        def call() -> None:
+            source = _sendable(input)
+            with _Staged(output, receive_only=True) as data:
+                sent, received = (
+                    _split_bytes(tensor, splits, self.size())
+                    for tensor, splits in ((source, input_splits), (data, output_splits))
+                )
+                self._comm.Alltoallv(
+                    [as_bytes(source)[0], sent, None, MPI.BYTE], [as_bytes(data)[0], received, None, MPI.BYTE]
+                )
+
+        return self._call("all_to_all", opts, [output], call)
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+        def call() -> None:
+            source = _joined(inputs)
+            received = [_bytes(part) for part in outputs]
+            data = torch.empty(sum(received), dtype=torch.uint8)
+            self._comm.Alltoallv(
+                [as_bytes(source)[0], [_bytes(part) for part in inputs], None, MPI.BYTE],
+                [as_bytes(data)[0], received, None, MPI.BYTE],
+            )
+            _hand_out(data, outputs)
+
+        return self._call("all_to_all", opts, outputs, call)
+
+    def barrier(self, opts: Any) -> MPIWork | None:
+        return self._call("barrier", opts, [], self._comm.Barrier)
+
+    def _call(self, what: str, opts: Any, results: list[Tensor], call: Callable[[], object]) -> MPIWork | None:
+        work = MPIWork(what, results, seconds_of(opts.timeout, self._timeout))
+        self._caller.hand_in(work, call)
+        return work
+
+    # Messages: posted at once, so that two ranks may send to each other.
+
+    def send(self, tensors: list[Tensor], destination: int, tag: int) -> MPIWork:
+        (tensor,) = tensors
+        data = _sendable(tensor)
+        request = self._messages.Isend(as_bytes(data), destination, tag)
+        return _Message(f"send to rank {destination}", [tensor], self._timeout, request, data)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> MPIWork:
+        (tensor,) = tensors
+        data = tensor if is_plain(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype)
+        request = self._messages.Irecv(as_bytes(data), source, tag)
+        return _Message(f"recv from rank {source}", [tensor], self._timeout, request, data)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> MPIWork:
+        return self.recv(tensors, MPI.ANY_SOURCE, tag)
+
+
+class _Message(MPIWork):
+    """A message on its way; whoever waits for it moves it on."""
+
+    def __init__(self, what: str, results: list[Tensor], limit: float, request: MPI.Request, data: Tensor) -> None:
+        super().__init__(what, results, limit)
+        self._request, self._data = request, data
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        limit = timeout.total_seconds() if timeout > timedelta(0) else self.limit
+        deadline = time.monotonic() + limit
+        pause = 0.0
+        while not self._request.Test():
+            if time.monotonic() > deadline:
+                raise dist.DistBackendError(f"{self.what} was not done within {limit:.0f} s; is the other side there?")
+            time.sleep(pause)
+            pause = min(pause + 2e-6, 1e-3)  # at first at once, later seldom: the other side may need the core
+        if self._data is not self.results[0] and self.what.startswith("recv"):
+            self.results[0].copy_(self._data)
+        self.succeed()
+        return True
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        if not self.future.done():
+            threading.Thread(target=self._wait_for_future, daemon=True).start()
+        return self.future
+
+    def _wait_for_future(self) -> None:
+        try:
+            self.wait()
+        except Exception as error:
+            self.fail(error)
+
+
+class _Staged:
+    """A tensor as MPI can take it: itself, or a contiguous copy in the memory of the CPU that is copied back."""
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        dtype: torch.dtype | None = None,
+        *,
+        always: bool = False,
+        send: Callable[[Tensor], Tensor] | None = None,
+        keep: bool = True,
+        receive_only: bool = False,
+    ) -> None:
+        self._tensor, self._keep = tensor, keep
+        dtype = dtype or tensor.dtype
+        self._is_own = is_plain(tensor) and dtype == tensor.dtype and not always and keep
+        if self._is_own:
+            self._data = tensor
+        elif receive_only:
+            self._data = torch.empty(tensor.shape, dtype=dtype)
+        else:
+            prepared = send(tensor) if send else tensor
+            self._data = prepared.detach().to("cpu", dtype, copy=True).contiguous().resolve_conj().resolve_neg()
+
+    def __enter__(self) -> Tensor:
+        return self._data
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._keep and not self._is_own:
+            self._tensor.detach().copy_(self._data)
+
+
+def _sendable(tensor: Tensor) -> Tensor:
+    if is_plain(tensor):
+        return tensor
+    return tensor.detach().to("cpu").contiguous().resolve_conj().resolve_neg()
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([_sendable(part).reshape(-1).view(torch.uint8) for part in parts])
+
+
+def _hand_out(data: Tensor, parts: Sequence[Tensor]) -> None:
+    """Copy consecutive bytes into tensors."""
+    start = 0
+    for part in parts:
+        size = _bytes(part)
+        if size:
+            part.detach().copy_(data[start : start + size].clone().view(part.dtype).view(part.shape))
+        start += size
+
+
+def _split_bytes(tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
+    """Bytes per rank; splits count slices of the first dimension, none means equal ones."""
+    if not splits:
+        _same(tensor.shape[0] % size, 0, f"all_to_all: {tensor.shape[0]} rows ÷ {size} ranks: the rest")
+        return [_bytes(tensor) // size] * size
+    _same(sum(splits), tensor.shape[0], "all_to_all: the sum of the splits")
+    row = _bytes(tensor) // tensor.shape[0] if tensor.shape[0] else 0
+    return [split * row for split in splits]
+
+
+def _same(found: int, wanted: int, what: str) -> None:
+    if found != wanted:
+        raise ValueError(f"{what} are {found}, not {wanted}")

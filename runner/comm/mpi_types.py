@@ -1,0 +1,123 @@
+"""How tensors are shown to MPI: datatypes, operations, and what has no equal there and takes a detour.
+
+MPI has no bfloat16 and no float16, so those are reduced in float32 and rounded once, at the end. Data that is only
+moved is moved as bytes, whatever it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from mpi4py import MPI
+from torch.distributed import ReduceOp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Elements per call where a call can be cut into several: MPI 3 (Open MPI 4) counts in an int.
+LARGEST_COUNT = 1 << 30
+
+_DATATYPES = {
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.int8: MPI.INT8_T,
+    torch.int16: MPI.INT16_T,
+    torch.int32: MPI.INT32_T,
+    torch.int64: MPI.INT64_T,
+    torch.uint8: MPI.UINT8_T,
+    torch.uint16: MPI.UINT16_T,
+    torch.uint32: MPI.UINT32_T,
+    torch.uint64: MPI.UINT64_T,
+    torch.complex64: MPI.C_FLOAT_COMPLEX,
+    torch.complex128: MPI.C_DOUBLE_COMPLEX,
+}
+# Reduced in another type, and rounded back.
+_DETOURS = {
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.float8_e4m3fn: torch.float32,
+    torch.float8_e5m2: torch.float32,
+    torch.complex32: torch.complex64,
+    torch.bool: torch.uint8,
+}
+_OPERATIONS = {
+    ReduceOp.SUM: MPI.SUM,
+    ReduceOp.AVG: MPI.SUM,  # and divided by the number of ranks
+    ReduceOp.PREMUL_SUM: MPI.SUM,  # of what has been multiplied before
+    ReduceOp.PRODUCT: MPI.PROD,
+    ReduceOp.MIN: MPI.MIN,
+    ReduceOp.MAX: MPI.MAX,
+    ReduceOp.BAND: MPI.BAND,
+    ReduceOp.BOR: MPI.BOR,
+    ReduceOp.BXOR: MPI.BXOR,
+}
+# Of truth values: a sum is "any", as large as it may be.
+_LOGICAL = {ReduceOp.SUM: MPI.LOR, ReduceOp.PRODUCT: MPI.LAND, ReduceOp.AVG: None, ReduceOp.PREMUL_SUM: None}
+_ORDERED, _BITWISE = (ReduceOp.MIN, ReduceOp.MAX), (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+
+
+class Reduction:
+    """One reduction of tensors of a dtype: the datatype and operation for MPI, and what is done before and after.
+
+    Raises:
+        TypeError: the operation is not defined for the dtype.
+    """
+
+    def __init__(self, operation: Any, dtype: torch.dtype, size: int) -> None:
+        kind = getattr(operation, "op", operation)
+        self._kind, self._size = kind, size
+        self._factor: Any = operation.factor if kind == ReduceOp.PREMUL_SUM else 1
+        self.dtype = _DETOURS.get(dtype, dtype)
+        mpi_operation = _LOGICAL.get(kind, _OPERATIONS.get(kind)) if dtype == torch.bool else _OPERATIONS.get(kind)
+        is_float = dtype.is_floating_point or dtype.is_complex
+        wrong = (kind in _BITWISE and is_float) or (kind in _ORDERED and dtype.is_complex)
+        if mpi_operation is None or self.dtype not in _DATATYPES or wrong:
+            raise TypeError(f"{kind} of {dtype} is not defined")
+        self.datatype, self.operation = _DATATYPES[self.dtype], mpi_operation
+
+    @property
+    def prepares(self) -> bool:
+        """Whether what is sent is not the tensor as it is."""
+        return bool(self._kind == ReduceOp.PREMUL_SUM)
+
+    def prepare(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * self._factor if self.prepares else tensor
+
+    def finish(self, tensor: torch.Tensor) -> None:
+        """What MPI leaves to be done with the result, in place."""
+        if self._kind == ReduceOp.AVG:
+            if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+                tensor.div_(self._size)
+            else:
+                tensor.div_(self._size, rounding_mode="trunc")
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether MPI can take the tensor's memory as it is."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def as_bytes(tensor: torch.Tensor) -> list[Any]:
+    """A buffer of the tensor's memory, to be moved."""
+    size = tensor.numel() * tensor.element_size()
+    return [MPI.memory.fromaddress(tensor.data_ptr(), size), MPI.BYTE]
+
+
+def as_numbers(tensor: torch.Tensor, datatype: MPI.Datatype) -> list[Any]:
+    """A buffer of the tensor's memory, to be computed with."""
+    return [MPI.memory.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size()), datatype]
+
+
+def in_pieces(tensor: torch.Tensor, call: Callable[[torch.Tensor], None]) -> None:
+    """Call for all of a contiguous tensor, or for one part of it after the other where it is too large for an int."""
+    for part in _parts(tensor):
+        call(part)
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    if tensor.numel() * tensor.element_size() <= LARGEST_COUNT:
+        yield tensor
+    else:
+        yield from torch.split(tensor.view(-1), LARGEST_COUNT // tensor.element_size())

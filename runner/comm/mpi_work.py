@@ -1,0 +1,120 @@
+"""The thread in which a group's MPI calls are made, one after the other, and the handles that callers wait on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import Work
+
+_UNSET = timedelta(milliseconds=-1)
+
+
+class MPIWork(Work):
+    """A call that has been handed in. It is done when its future is."""
+
+    def __init__(self, what: str, results: list[torch.Tensor], limit: float) -> None:
+        super().__init__()
+        self.what, self.results, self.limit = what, results, limit
+        self.deadline = time.monotonic() + limit
+        self.future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        self._lock = threading.Lock()
+
+    def succeed(self) -> None:
+        with self._lock:
+            if not self.future.done():
+                self.future.set_result(self.results)
+
+    def fail(self, error: Exception) -> None:
+        with self._lock:
+            if not self.future.done():
+                self.future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is of the result
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the end; the caller's own timeout, where given, brings the deadline forward."""
+        if timeout > timedelta(0):
+            self.deadline = min(self.deadline, time.monotonic() + timeout.total_seconds())
+        self.future.wait()
+        return True
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        return self.future
+
+    def result(self) -> list[torch.Tensor]:
+        return self.results
+
+
+class Caller:
+    """Makes a group's calls in the order in which they are handed in, in a thread of its own.
+
+    MPI's blocking calls cannot be interrupted. What is not done in time fails for those who wait, and so does all that
+    comes after it: the group's ranks no longer agree on where they are.
+    """
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._calls: queue.SimpleQueue[tuple[MPIWork, Callable[[], object]] | None] = queue.SimpleQueue()
+        self._open: dict[int, MPIWork] = {}  # handed in and not done
+        self._lock = threading.Lock()
+        self._broken: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=f"mpi4py {label}", daemon=True)
+        self._thread.start()
+        threading.Thread(target=self._watch, name=f"mpi4py watch {label}", daemon=True).start()
+
+    def hand_in(self, work: MPIWork, call: Callable[[], object]) -> MPIWork:
+        if self._broken is not None:
+            work.fail(self._broken)
+            return work
+        with self._lock:
+            self._open[id(work)] = work
+        self._calls.put((work, call))
+        return work
+
+    def stop(self) -> None:
+        """Do what has been handed in, then end the thread."""
+        self._calls.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            entry = self._calls.get()
+            if entry is None:
+                return
+            work, call = entry
+            del entry
+            try:
+                if self._broken is None:
+                    call()
+            except Exception as error:
+                work.fail(error)
+            if self._broken is not None:
+                work.fail(self._broken)
+            with self._lock:
+                del self._open[id(work)]
+            work.succeed()  # unless it has failed
+            del work, call  # what they hold is the caller's, and must not wait for the next call
+
+    def _watch(self) -> None:
+        while self._thread.is_alive():
+            time.sleep(0.2)
+            now = time.monotonic()
+            with self._lock:
+                late = [work for work in self._open.values() if now > work.deadline]
+            for work in late:
+                self._broken = torch.distributed.DistBackendError(
+                    f"{self._label}: {work.what} was not done within {work.limit:.0f} s; a rank is missing, slow, or in "
+                    "another call; allow more with --collective-timeout"
+                )
+                work.fail(self._broken)
+
+
+def seconds_of(timeout: Any, default: float) -> float:
+    """The seconds of a call's own timeout, or the group's."""
+    if isinstance(timeout, timedelta) and timeout not in (_UNSET, timedelta(0)):
+        return timeout.total_seconds()
+    return default

@@ -1,0 +1,81 @@
+"""The backend mpi4py, made known to torch.distributed as soon as a program imports it, and not before."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from runner.comm.job import Job
+
+NAME = "mpi4py"
+_MODULE = "torch.distributed.distributed_c10d"
+_NEEDED = (2, 14)  # the first torch that lets Python derive a c10d Backend
+
+
+def why_not(job: Job) -> str:
+    """Why the job cannot use the backend, or an empty string: the same on all ranks. Imports no torch."""
+    version = job.topology.records[0]["torch"]
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < _NEEDED:
+        return f"it needs torch 2.14 or newer, and this is {version or 'none'}"
+    if job.endpoint.way != "mpi":
+        return f"the ranks did not meet by MPI ({job.meeting}); start them with an mpirun"
+    return ""
+
+
+def register_when_imported(job: Job, replaced: str = "") -> None:
+    """Have ``init_process_group("mpi4py")`` work in a program that is yet to import torch.
+
+    Args:
+        replaced: another backend whose name shall mean this one.
+    """
+
+    def call() -> None:
+        register(sys.modules[_MODULE], job, replaced)
+
+    if _MODULE in sys.modules:
+        call()
+    else:
+        sys.meta_path.insert(0, _Finder(call))
+
+
+def register(module: Any, job: Job, replaced: str = "") -> None:
+    """Register the backend for CPU tensors with ``torch.distributed.distributed_c10d``."""
+
+    def create(options: Any, _: object = None) -> Any:
+        problem = why_not(job)
+        if problem:
+            raise RuntimeError(f"backend mpi4py: {problem}")
+        from runner.comm.mpi_backend import create_backend
+
+        return create_backend(options)
+
+    for name in filter(None, (NAME, replaced)):
+        module.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module, once, in the usual way, and calls at the end of its import."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_call(module: ModuleType) -> None:
+                execute(module)
+                self._call()
+
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,73 @@
+"""The backend mpi4py under a real mpirun: every operation, training, groups' ends, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.launching import RUNNER, SCRIPTS, ok, own_lines, run, runner
+
+EVERYTHING = str(SCRIPTS / "every_operation.py")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_operation(ranks: int) -> None:
+    done = ok(runner(ranks, EVERYTHING))
+    assert done.stdout.count("checks") == ranks
+    assert done.stderr == ""
+
+
+def test_a_group_that_is_never_destroyed_ends_in_order() -> None:
+    done = ok(runner(2, EVERYTHING, "leave"))
+    assert done.stderr == ""
+
+
+def test_pytorchs_ways_to_be_parallel_run_on_it(tmp_path: Path) -> None:
+    done = ok(runner(2, str(SCRIPTS / "parallelisms.py"), "mpi4py", str(tmp_path)))
+    for what in ("ddp", "ddp with a hook", "fsdp2", "tensor parallel", "dtensor", "checkpoint", "pipeline"):
+        assert {f"rank {rank}: {what}" for rank in range(2)} <= set(done.stdout.splitlines())
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_training_gives_what_gloo_gives(tmp_path: Path) -> None:
+    for backend in ("gloo", "mpi4py"):
+        options = ["--data", "digits", "--max-steps", "30", "--dtype", "float64", "--backend", backend]
+        ok(runner(2, "workloads.mnist", *options, "--checkpoint-dir", str(tmp_path / backend)))
+    assert losses(tmp_path / "mpi4py") == pytest.approx(losses(tmp_path / "gloo"), rel=1e-9)
+
+
+def test_a_script_that_asks_for_gloo_gets_it() -> None:
+    done = ok(runner(2, "--replace-backend", "gloo=mpi4py", str(SCRIPTS / "backend_names.py"), "gloo"))
+    assert sorted(done.stdout.splitlines()) == ["rank 0: mpi4py 2.0", "rank 1: mpi4py 2.0"]
+    done = ok(runner(2, str(SCRIPTS / "backend_names.py"), "cpu:mpi4py"))
+    assert sorted(done.stdout.splitlines()) == ["rank 0: mpi4py 2.0", "rank 1: mpi4py 2.0"]
+
+
+def test_a_call_that_a_rank_leaves_out_ends_in_an_error(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(
+        "import time, torch, datetime\nimport torch.distributed as dist\n"
+        "dist.init_process_group('mpi4py', timeout=datetime.timedelta(seconds=2))\n"
+        "if dist.get_rank() == 1: time.sleep(60)\n"
+        "dist.all_reduce(torch.ones(4))\n"
+    )
+    done = runner(2, "late.py", cwd=tmp_path, timeout=60)
+    assert done.returncode == 1
+    (line,) = own_lines(done)
+    assert "rank 0 of 2 on host" in line
+    assert "allreduce was not done within 2 s" in line
+
+
+def test_it_is_refused_where_there_is_no_mpi(tmp_path: Path) -> None:
+    torchrun = [RUNNER[0], "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = run(*torchrun, *RUNNER[1:], "workloads.linear", "--backend", "mpi4py", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "--backend mpi4py: the ranks did not meet by MPI" in own_lines(done)[0]
+    done = runner(2, "--rendezvous", "file", "--replace-backend", "gloo=mpi4py", str(SCRIPTS / "ddp_training.py"))
+    assert done.returncode == 2
+    (line,) = own_lines(done)
+    assert line.startswith("runner: --replace-backend: the ranks did not meet by MPI")

@@ -1,0 +1,208 @@
+"""Every operation × dtype × reduction × shape on the mpi4py backend, against gloo where gloo has it, else arithmetic.
+
+mpirun -np 4 python -m runner tests/scripts/every_operation.py
+"""
+
+import itertools
+import sys
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+
+warnings.filterwarnings("ignore")
+dist.init_process_group("mpi4py")
+gloo = dist.new_group(backend="gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+SHAPES = [(0,), (1,), (3,), (17, 5), (1 << 16,)]
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+OTHERS = [torch.bool, torch.complex64, torch.complex128]
+REDUCTIONS = [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX]
+BITWISE = [ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR]
+checks = 0
+
+
+def values(of_rank, dtype, shape):
+    """Small numbers that sums and products of a few ranks keep exact, different on every rank."""
+    count = torch.Size(shape).numel()
+    numbers = (torch.arange(count) * 7 + of_rank * 3) % 4
+    if dtype.is_complex:
+        return torch.complex(numbers.double(), (numbers % 3).double()).to(dtype).reshape(shape)
+    return numbers.to(dtype).reshape(shape)
+
+
+def expected(kind, dtype, shape):
+    """The reduction over all ranks, by arithmetic in a type that holds it."""
+    stacked = torch.stack([values(r, dtype, shape) for r in range(size)])
+    if dtype == torch.bool:
+        return (
+            stacked.all(0)
+            if kind in (ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.BAND)
+            else (stacked.sum(0) % 2 == 1 if kind == ReduceOp.BXOR else stacked.any(0))
+        )
+    if kind in BITWISE:
+        functions = {ReduceOp.BAND: torch.bitwise_and, ReduceOp.BOR: torch.bitwise_or, ReduceOp.BXOR: torch.bitwise_xor}
+        found = stacked[0]
+        for other in stacked[1:]:
+            found = functions[kind](found, other)
+        return found
+    wide = stacked.to(torch.complex128 if dtype.is_complex else torch.float64)
+    if kind == ReduceOp.AVG:
+        mean = wide.sum(0) / size
+        return (mean if dtype.is_floating_point or dtype.is_complex else mean.trunc()).to(dtype)
+    reduced = {ReduceOp.SUM: lambda w: w.sum(0), ReduceOp.PRODUCT: lambda w: w.prod(0)}
+    ordered = {ReduceOp.MIN: lambda w: w.amin(0), ReduceOp.MAX: lambda w: w.amax(0)}
+    return (reduced | ordered)[kind](wide).to(dtype)
+
+
+def same(found, wanted, *what):
+    global checks  # noqa: PLW0603
+    checks += 1
+    try:
+        torch.testing.assert_close(found, wanted)
+    except AssertionError as error:
+        sys.exit(f"rank {rank}: {what}: {error}")
+
+
+def is_defined(kind, dtype):
+    if dtype == torch.bool:
+        return kind != ReduceOp.AVG
+    if kind in BITWISE:
+        return not (dtype.is_floating_point or dtype.is_complex)
+    return not dtype.is_complex or kind in (ReduceOp.SUM, ReduceOp.AVG)  # torch lets no others through
+
+
+for dtype, shape in itertools.product(INTEGERS + FLOATS + OTHERS, SHAPES):
+    own = values(rank, dtype, shape)
+    everyone = [values(r, dtype, shape) for r in range(size)]
+    for kind in filter(lambda kind: is_defined(kind, dtype), REDUCTIONS + BITWISE):
+        wanted = expected(kind, dtype, shape)
+        tensor = own.clone()
+        dist.all_reduce(tensor, kind)
+        same(tensor, wanted, "all_reduce", kind, dtype, shape)
+        tensor = own.clone()
+        dist.reduce(tensor, size - 1, kind)
+        same(tensor, wanted if rank == size - 1 else own, "reduce", kind, dtype, shape)
+        parts = [values(rank + r, dtype, shape) for r in range(size)]
+        scattered = torch.empty_like(own)
+        dist.reduce_scatter(scattered, parts, kind)
+        single = torch.empty_like(own)
+        dist.reduce_scatter_tensor(single, torch.stack(parts), kind)
+        reduced = torch.stack(parts).contiguous()
+        dist.all_reduce(reduced, kind)
+        same(scattered, reduced[rank], "reduce_scatter", kind, dtype, shape)
+        same(single, reduced[rank], "reduce_scatter_tensor", kind, dtype, shape)
+    tensor = own.clone()
+    dist.broadcast(tensor, size - 1)
+    same(tensor, everyone[-1], "broadcast", dtype, shape)
+    gathered = [torch.empty_like(own) for _ in range(size)]
+    dist.all_gather(gathered, own)
+    same(torch.stack(gathered), torch.stack(everyone), "all_gather", dtype, shape)
+    joined = torch.empty((size, *shape), dtype=dtype)
+    dist.all_gather_into_tensor(joined, own)
+    same(joined, torch.stack(everyone), "all_gather_into_tensor", dtype, shape)
+    gathered = [torch.empty_like(own) for _ in range(size)] if rank == 0 else None
+    dist.gather(own, gathered, 0)
+    if gathered:
+        same(torch.stack(gathered), torch.stack(everyone), "gather", dtype, shape)
+    received = torch.empty_like(own)
+    dist.scatter(received, everyone if rank == size - 1 else None, size - 1)
+    same(received, own, "scatter", dtype, shape)
+    outgoing = [values(rank * size + r, dtype, shape) for r in range(size)]
+    incoming = [torch.empty_like(own) for _ in range(size)]
+    dist.all_to_all(incoming, outgoing)
+    wanted = [values(r * size + rank, dtype, shape) for r in range(size)]
+    same(torch.stack(incoming), torch.stack(wanted), "all_to_all", dtype, shape)
+    mixed = torch.empty((size, *shape), dtype=dtype)
+    dist.all_to_all_single(mixed, torch.stack(outgoing))
+    same(mixed, torch.stack(wanted), "all_to_all_single", dtype, shape)
+    arrived = torch.empty_like(own)
+    operations = [
+        dist.P2POp(dist.isend, own, (rank + 1) % size),
+        dist.P2POp(dist.irecv, arrived, (rank - 1) % size),
+    ]
+    for work in dist.batch_isend_irecv(operations) if size > 1 else []:
+        work.wait()
+    if size > 1:
+        same(arrived, everyone[(rank - 1) % size], "batch_isend_irecv", dtype, shape)
+
+for dtype, kind in itertools.product([torch.float32, torch.int64, torch.bfloat16], [ReduceOp.SUM, ReduceOp.MAX]):
+    one, other = values(rank, dtype, (40, 3)), values(rank, dtype, (40, 3))
+    try:
+        dist.all_reduce(other, kind, group=gloo)
+    except RuntimeError:
+        continue
+    dist.all_reduce(one, kind)
+    same(one, other, "all_reduce as gloo", kind, dtype)
+
+# What is not contiguous, and a view into something larger.
+whole = torch.arange(24, dtype=torch.float32).reshape(4, 6) + rank
+tensor = whole.t()[1:4]
+dist.all_reduce(tensor)
+same(whole[:, 1:4], (torch.arange(24.0).reshape(4, 6) * size + sum(range(size)))[:, 1:4], "a view")
+same(whole[:, 0], torch.arange(24.0).reshape(4, 6)[:, 0] + rank, "beside the view")
+
+# Uneven parts.
+lengths = [r + 1 for r in range(size)]
+uneven = [torch.empty(n) for n in lengths]
+dist.all_gather(uneven, torch.full((rank + 1,), float(rank)))
+for r in range(size):
+    same(uneven[r], torch.full((r + 1,), float(r)), "all_gather of uneven parts")
+output = torch.empty(size * (rank + 1))
+dist.all_to_all_single(output, torch.arange(float(sum(lengths))), [rank + 1] * size, [r + 1 for r in range(size)])
+first = sum(range(rank + 1))
+same(output, torch.arange(first, first + rank + 1.0).repeat(size), "all_to_all_single with splits")
+
+# AVG of truth values, bits of floats: refused with a line, and the group goes on.
+for kind, dtype in ((ReduceOp.AVG, torch.bool), (ReduceOp.BAND, torch.float32)):
+    try:
+        dist.all_reduce(torch.ones(2).to(dtype), kind)
+    except TypeError as error:
+        same(torch.tensor("is not defined" in str(error)), torch.tensor(True), "the message")
+    else:
+        sys.exit(f"{kind} of {dtype} was not refused")
+tensor = torch.ones(3)
+dist.all_reduce(tensor, dist._make_nccl_premul_sum(2.0))
+same(tensor, torch.full((3,), 2.0 * size), "PREMUL_SUM")
+
+# Asynchronous, with futures, and objects.
+works = [dist.all_reduce(torch.ones(1 << 14), async_op=True) for _ in range(20)]
+for work in works:
+    (found,) = work.get_future().wait()
+    same(found, torch.full((1 << 14,), float(size)), "a future")
+listed = [None] * size
+dist.all_gather_object(listed, {"rank": rank, "text": "x" * rank})
+same(torch.tensor([entry["rank"] for entry in listed]), torch.arange(size), "all_gather_object")
+names = [f"from {rank}"] if rank == 0 else [None]
+dist.broadcast_object_list(names)
+same(torch.tensor(names == ["from 0"]), torch.tensor(True), "broadcast_object_list")
+
+# Messages with tags, out of order.
+if size > 1 and rank == 0:
+    requests = [dist.isend(torch.full((1000 * tag,), float(tag)), 1, tag=tag) for tag in (1, 2, 3)]
+    for request in requests:
+        request.wait()
+elif rank == 1:
+    boxes = {tag: torch.empty(1000 * tag) for tag in (3, 1, 2)}
+    for tag, box in boxes.items():
+        dist.recv(box, 0, tag=tag)
+        same(box, torch.full((1000 * tag,), float(tag)), "tag", tag)
+
+# Groups of some of the ranks, two at a time, in another order than the ranks'.
+halves = [list(range(0, size, 2)), list(range(1, size, 2))]
+for members in halves:
+    group = dist.new_group(members) if members else None
+    if rank in members:
+        tensor = torch.ones(4)
+        dist.all_reduce(tensor, group=group)
+        same(tensor, torch.full((4,), float(len(members))), "a group")
+mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (size,))
+tensor = torch.ones(2)
+dist.all_reduce(tensor, group=mesh.get_group())
+same(tensor, torch.full((2,), float(size)), "a device mesh")
+dist.barrier()
+print(f"rank {rank}: {checks} checks", flush=True)
+if "leave" not in sys.argv:
+    dist.destroy_process_group()
