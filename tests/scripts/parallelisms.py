@@ -37,7 +37,7 @@ def full(parameter):
 
 def same(module, what, tolerance=1e-12):
     wanted = step(copy.deepcopy(model), batch)
-    for found, right in zip(module.parameters(), wanted.parameters()):
+    for found, right in zip(module.parameters(), wanted.parameters(), strict=True):
         torch.testing.assert_close(full(found).detach(), right.detach(), rtol=tolerance, atol=tolerance, msg=what)
     print(f"rank {rank}: {what}", flush=True)
 
