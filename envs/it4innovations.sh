@@ -15,7 +15,7 @@ ml Python/3.10.4-GCCcore-11.3.0-bare
 # Only for mpirun (the DDP course's way): of the same compiler, and built with the site's UCX. srun needs no MPI.
 ml OpenMPI/4.1.4-GCC-11.3.0-CUDA-11.7.0
 
-# In the project's folder, which all nodes see; a home has 25 GB, and torch takes 5 of them.
+# A home has 25 GB, and torch takes 5 of them: RUNNER_VENV names another place, in the project's folder say.
 venv=${RUNNER_VENV:-$HOME/venvs/runner}
 if [ ! -d "$venv" ]; then
   python -m venv "$venv"

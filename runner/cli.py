@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; ends the process with the exit code that the README documents."""
     try:
         request = parse(sys.argv[1:] if argv is None else argv)
-        context = detect(os.environ, SINGLE.name if works_alone(request.target) else request.launcher)
+        context = detect(os.environ, SINGLE.name if works_alone(request.tool) else request.launcher)
         refuse_lost_ranks(context)
     except RunnerError as error:
         _say_once(error, may_speak(os.environ), "")
@@ -90,8 +90,8 @@ def _prepare(request: Request, context: LaunchContext, lifeline: Lifeline) -> tu
         arguments=list(request.arguments),
         resources=as_record(resources(context.environment)),
     )
-    is_examined = examines(request.target)
-    meeting = meet(context, record, way=request.rendezvous, timeout=request.timeout, without_mpi=is_examined)
+    is_examined = examines(request.tool)
+    meeting = meet(context, record, way=request.rendezvous, timeout=request.timeout, examining=is_examined)
     topology = check(meeting.records, same_versions=not is_examined)
     lifeline.met()
     assert target is not None  # else check() has refused
@@ -102,6 +102,7 @@ def _prepare(request: Request, context: LaunchContext, lifeline: Lifeline) -> tu
         meeting=meeting.why,
         mpi_refused=meeting.mpi_refused,
         placements=_place(context, topology, request.device, refuse=not is_examined),
+        device=request.device,
         backend=request.backend,
         replaced_backend=(request.replace_backend or "").partition("=")[0],
         collective_timeout=request.collective_timeout,

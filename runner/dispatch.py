@@ -24,7 +24,9 @@ _held: list[Any] = []
 
 def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
     """Run the target on this rank. What it raises, it raises here."""
-    if not works_alone(target.name):  # what such a tool starts has threads and interfaces of its own
+    if not (
+        target.kind == "tool" and works_alone(target.name)
+    ):  # what such a tool starts has threads and interfaces of its own
         os.environ.update(settings(job))
     if target.kind == "tool":
         load_tool(target.name)(job, list(arguments))

@@ -60,6 +60,11 @@ class Request:
     timeout: float
     collective_timeout: float
 
+    @property
+    def tool(self) -> str:
+        """The target, unless it is to be a module whatever its name."""
+        return "" if self.as_module else self.target
+
 
 def seconds(text: str) -> float:
     """A positive number of seconds, a year at most."""

@@ -53,9 +53,12 @@ def resources(environment: Mapping[str, str]) -> Resources:
     affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     # OpenMP allows a list, one number per nesting level.
     threads = environment.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    # In a Slurm job the host is what the job has of it.
+    allotted = environment.get("SLURM_CPUS_ON_NODE", "")
+    host_cores = os.cpu_count() or len(affinity)
     return Resources(
         cores=affinity,
-        host_cores=os.cpu_count() or len(affinity),
+        host_cores=min(host_cores, int(allotted)) if allotted.isdecimal() and int(allotted) > 0 else host_cores,
         quota=_cpu_quota(),
         gpus=_visible_gpus(environment),
         user_threads=int(threads) if threads.isdecimal() and int(threads) > 0 else None,
@@ -150,15 +153,20 @@ def _binding_warning(launcher: Launcher, own: Resources, sharers: Sequence[Resou
     )
 
 
-def _cpu_quota() -> float | None:
-    """The CPU time that control groups (version 2) allow this process, in cores; None for no limit."""
+def control_groups() -> list[Path]:
+    """The folders of this process's control group (version 2) and those above it; none where there is none."""
     try:
         group = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
     except OSError:
-        return None
+        return []
     folder = Path("/sys/fs/cgroup") / group.lstrip("/")
+    return [folder, *folder.parents]
+
+
+def _cpu_quota() -> float | None:
+    """The CPU time that control groups allow this process, in cores; None for no limit."""
     limits = []
-    for level in (folder, *folder.parents):
+    for level in control_groups():
         try:
             limit, period = (level / "cpu.max").read_text().split()
             if limit != "max":

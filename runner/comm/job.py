@@ -20,6 +20,7 @@ class Job:
     meeting: str  # why the ranks met the way they did
     mpi_refused: str = ""  # why MPI was tried and not used
     placements: tuple[Placement, ...]  # of all ranks
+    device: str = "auto"  # as asked for; the placements say what it came to
     backend: str = "auto"
     replaced_backend: str = ""  # one whose name shall mean mpi4py
     collective_timeout: float = 1800.0  # seconds

@@ -38,8 +38,9 @@ class Exchange:
             return
         if rank == 0:
             assert endpoint.listener is not None
-            self._connections = _receive_all(endpoint.listener, size, token)
-            self._received = {rank: bytearray() for rank in self._connections}
+            visitors = _receive_all(endpoint.listener, size, token)
+            self._connections = {rank: connection for rank, (connection, _) in visitors.items()}
+            self._received = {rank: received for rank, (_, received) in visitors.items()}
         else:
             self._connections = {0: _connect(endpoint.door or (endpoint.host, endpoint.port), rank, token)}
 
@@ -92,7 +93,7 @@ class Exchange:
                         selector.unregister(key.fileobj)
                         self.silent.add(rank)
                     self._take(rank, topic, found)
-        self.silent = (self.silent | set(range(self.size))) - set(found)
+        self.silent = set(range(self.size)) - set(found)
         return [found.get(rank) for rank in range(self.size)]
 
     def _read(self, rank: int) -> bool:
@@ -135,28 +136,59 @@ def _connect(door: tuple[str, int], rank: int, token: str) -> socket.socket:
             return connection
 
 
-def _receive_all(listener: socket.socket, size: int, token: str) -> dict[int, socket.socket]:
+def _receive_all(listener: socket.socket, size: int, token: str) -> dict[int, tuple[socket.socket, bytearray]]:
+    """Every other rank's connection, and what it has sent after its greeting.
+
+    Strangers (a port scanner, another job's rank) are shown out.
+    """
     deadline = time.monotonic() + _CONNECTING + _SLACK
-    connections: dict[int, socket.socket] = {}
-    while len(connections) < size - 1:
-        absent = sorted(set(range(1, size)) - set(connections))
-        listener.settimeout(max(0.01, deadline - time.monotonic()))
+    connections: dict[int, tuple[socket.socket, bytearray]] = {}
+    greetings: dict[socket.socket, bytearray] = {}
+    listener.setblocking(False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
         try:
-            connection, _ = listener.accept()
-        except TimeoutError:
-            raise RendezvousError(
-                f"rank {', '.join(map(str, absent[:8]))} has met the others and then not come"
-            ) from None
+            while len(connections) < size - 1:
+                if time.monotonic() > deadline:
+                    absent = ", ".join(str(rank) for rank in sorted(set(range(1, size)) - set(connections))[:8])
+                    raise RendezvousError(f"rank {absent} has met the others and then not come")
+                for key, _ in selector.select(0.2):
+                    if key.fileobj is listener:
+                        try:
+                            connection, _ = listener.accept()
+                        except BlockingIOError:  # it has gone again
+                            continue
+                        connection.setblocking(False)
+                        selector.register(connection, selectors.EVENT_READ)
+                        greetings[connection] = bytearray()
+                        continue
+                    connection = key.fileobj  # type: ignore[assignment]  # what was registered
+                    rank = _greeted(connection, greetings[connection], token)
+                    if rank is None:
+                        continue
+                    selector.unregister(connection)
+                    received = greetings.pop(connection)
+                    if rank < 0:
+                        connection.close()
+                    else:
+                        connection.setblocking(True)
+                        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                        connections[rank] = connection, received
         finally:
-            listener.settimeout(None)
-        try:
-            connection.settimeout(_SLACK)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            hello = receive(connection, largest=4096)
-            if hello["token"] != token:
-                raise NotOurs
-        except (OSError, NotOurs, TypeError, KeyError):
-            connection.close()  # a stranger: a port scanner, another job's rank
-            continue
-        connections[hello["rank"]] = connection
+            for connection in greetings:
+                connection.close()
+            listener.setblocking(True)
     return connections
+
+
+def _greeted(connection: socket.socket, received: bytearray, token: str) -> int | None:
+    """The rank that has greeted, -1 for a stranger, None as long as more has to come."""
+    try:
+        piece = connection.recv(4096)
+        received += piece
+        complete, hello = take(received, largest=4096)
+        if complete and hello["token"] == token:
+            return int(hello["rank"])
+        return None if piece and not complete else -1
+    except (OSError, NotOurs, TypeError, KeyError):
+        return -1

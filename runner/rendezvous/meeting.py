@@ -61,7 +61,7 @@ def choose_way(context: LaunchContext, wanted: str = "auto") -> tuple[str, str]:
 
 
 def meet(
-    context: LaunchContext, own: Record, *, way: str = "auto", timeout: float = 300.0, without_mpi: bool = False
+    context: LaunchContext, own: Record, *, way: str = "auto", timeout: float = 300.0, examining: bool = False
 ) -> Meeting:
     """Exchange the records of all ranks, and agree on an endpoint that rank 0 holds.
 
@@ -69,7 +69,8 @@ def meet(
         own: this rank's record: plain data that JSON can carry.
         way: one of ``WAYS``.
         timeout: seconds until all ranks must have come.
-        without_mpi: where MPI proves to be another launcher's, meet in another way, if there is one.
+        examining: for a tool that looks for what is wrong: where MPI proves to be another launcher's, meet in another
+            way, if there is one; under torchrun, whose store it is, keep rank 0's socket open for the tool.
 
     Raises:
         RendezvousError: the ranks could not meet.
@@ -84,7 +85,7 @@ def meet(
             records, endpoint = meet_by_mpi(context, own)
         except RefusedError as error:
             # srun offers PMI to all, also to an MPI that speaks another: MPI is then of no use, but also not needed.
-            is_needed = way != "auto" or (context.launcher.name not in SCHEDULERS and not without_mpi)
+            is_needed = way != "auto" or (context.launcher.name not in SCHEDULERS and not examining)
             if is_needed or not context.job_id or not (context.hosts or context.on_one_host):
                 raise
             refused = str(error)
@@ -93,7 +94,7 @@ def meet(
     else:
         records, endpoint = _SOCKET_WAYS[chosen](context, own, timeout)
     if context.launcher.name == "torchrun" and context.user_endpoint:
-        endpoint = _torchrun_endpoint(context.user_endpoint, endpoint)
+        endpoint = _torchrun_endpoint(context.user_endpoint, endpoint, keep_open=examining)
     if len({record.get("host_key") for record in records}) > 1 and is_loopback(endpoint.interface):
         # A host may know its own name as 127.0.1.1 (Debian's /etc/hosts): good to reach itself, not to be reached.
         others = own_addresses(context.environment)
@@ -108,9 +109,12 @@ def _own_endpoint(listener: socket.socket, way: str, reached_by: str = "") -> En
     )
 
 
-def _torchrun_endpoint(store: tuple[str, int], met: Endpoint) -> Endpoint:
+def _torchrun_endpoint(store: tuple[str, int], met: Endpoint, *, keep_open: bool) -> Endpoint:
     """torchrun has a store already, and that one is used."""
     host, port = store
+    if met.listener is not None and not keep_open:
+        met.listener.close()
+        met = replace(met, listener=None)
     return replace(
         met, host=host, port=port, interface=interface_towards(host), way="torchrun", door=(met.host, met.port)
     )

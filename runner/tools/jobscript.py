@@ -76,6 +76,7 @@ def _pbs(shape: Shape) -> list[str]:
     return [
         f"-N {shape.name}",
         f"-l select={select}" + (f":ngpus={shape.gpus_per_node}" if shape.gpus_per_node else ""),
+        "-l place=scatter",  # else the nodes may be parts of one host
         f"-l walltime={_clock(shape.time)}",
         *([f"-q {shape.queue}"] if shape.queue else []),
         *([f"-A {shape.account}"] if shape.account else []),
@@ -102,7 +103,7 @@ def _lsf_settings(shape: Shape) -> dict[str, str]:
     return {"RANKS_PER_HOST": str(shape.ranks_per_node)} | gpus
 
 
-MPIS = ("openmpi", "intelmpi", "mpich", "srun")
+MPIS = ("openmpi", "intelmpi", "mpich", "srun", "jsrun")
 SCHEDULERS = {
     "slurm": Scheduler(
         mark="#SBATCH",
@@ -158,7 +159,11 @@ def _parser() -> Parser:
         "--ranks-per-node", type=count, metavar="N", help="default: one per GPU, or 1 where none is asked for"
     )
     parser.add_argument(
-        "--cores-per-rank", type=count, default=4, metavar="N", help="for threads and data loaders (default: 4)"
+        "--cores-per-rank",
+        type=count,
+        default=4,
+        metavar="N",
+        help="for threads and data loaders (default: 4; LSF gives all of a host)",
     )
     parser.add_argument("--time", type=_seconds, default=3600, metavar="[D-]H:MM:SS", help="limit (default: 1:00:00)")
     parser.add_argument(
@@ -168,9 +173,9 @@ def _parser() -> Parser:
         "openmpi); LSF has its own jsrun",
     )
     parser.add_argument("--module", action="append", default=[], metavar="NAME", help="load it first; may be repeated")
-    parser.add_argument("--queue", "--partition", default="", metavar="NAME", help="default: the scheduler's own")
-    parser.add_argument("--account", default="", metavar="NAME", help="the project that pays")
-    parser.add_argument("--name", default="train", help="of the job (default: train)")
+    parser.add_argument("--queue", "--partition", type=_word, metavar="NAME", help="default: the scheduler's own")
+    parser.add_argument("--account", type=_word, metavar="NAME", help="the project that pays")
+    parser.add_argument("--name", type=_word, default="train", help="of the job (default: train)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write it there instead of printing it")
     parser.add_argument("--submit", action="store_true", help="hand it to the scheduler, and print what that answers")
     parser.add_argument("-m", dest="as_module", action="store_true", help="the target is a module, run as a program")
@@ -183,6 +188,11 @@ def _text(options: argparse.Namespace) -> str:
     """The script of mpi_scripts/, with this request, this Python and this target."""
     scheduler = SCHEDULERS[options.scheduler]
     mpi = options.mpi or next(iter(scheduler.scripts))
+    ranks = options.ranks_per_node or options.gpus_per_node or 1
+    if options.gpus_per_node and ranks > options.gpus_per_node:
+        raise UsageError(
+            f"--ranks-per-node {ranks} and --gpus-per-node {options.gpus_per_node}: a GPU is one rank's; ask for as many"
+        )
     if mpi not in scheduler.scripts:
         raise UsageError(
             f"--mpi {mpi}: with --scheduler {options.scheduler} the ranks are started by {' or '.join(scheduler.scripts)}; "
@@ -192,12 +202,12 @@ def _text(options: argparse.Namespace) -> str:
     shape = Shape(
         name=options.name,
         nodes=options.nodes,
-        ranks_per_node=options.ranks_per_node or options.gpus_per_node or 1,
+        ranks_per_node=ranks,
         cores_per_rank=options.cores_per_rank,
         gpus_per_node=options.gpus_per_node,
         time=options.time,
-        queue=options.queue,
-        account=options.account,
+        queue=options.queue or "",
+        account=options.account or "",
     )
     settings = {"PYTHON": sys.executable} | scheduler.settings(shape)
     if "mpirun" in scheduler.scripts[mpi]:
@@ -278,6 +288,12 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
+
+
+def _word(text: str) -> str:
+    if not re.fullmatch(r"[\w.:+@=,-]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not one word of letters, digits and . : + @ = , _ -")
+    return text
 
 
 def _seconds(text: str) -> int:

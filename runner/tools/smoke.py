@@ -27,9 +27,9 @@ from typing import Any
 
 from runner.comm.job import Job
 from runner.errors import UsageError
-from runner.launch.detect import may_speak
-from runner.launch.processes import on_terminal
+from runner.launch.processes import RANK_STARTERS, launcher_process, on_terminal
 from runner.options import Parser, seconds
+from runner.placement import DEVICES, resources
 from runner.tools.jobscript import FOLDER, count
 from runner.tools.mpirun import find_mpirun
 from runner.tools.table import Row, print_rows
@@ -54,15 +54,18 @@ def smoke(job: Job, argv: list[str]) -> None:
         SystemExit: with 1 where a job has failed.
     """
     options = _parser().parse_args(argv)
-    if not may_speak(os.environ):
-        return
+    if launcher_process(RANK_STARTERS) is not None:
+        raise UsageError("smoke starts mpirun or srun itself; start it without", told_by_all=True)
     way = _way(options)
+    device = ["--device", options.device] if options.device != "auto" else []
     try:
         folder = tempfile.mkdtemp(prefix=".smoke-", dir=os.getcwd())  # where all hosts can be expected to see it
     except OSError as error:
         raise UsageError(
             f"cannot write in {os.getcwd()}: {error.strerror}; start in a folder that all hosts share"
         ) from None
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a time limit, a closed terminal: what was started ends with this
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     rows: list[Row] = []
     try:
         training = ["workloads.mnist", "--data", "digits", "--max-steps", "20", "--checkpoint-dir", folder]
@@ -77,7 +80,7 @@ def smoke(job: Job, argv: list[str]) -> None:
                 continue
             if on_terminal():
                 print(f"\r\033[K{name} …", end="", file=sys.stderr, flush=True)
-            rows.append(_run(name, way, target, read, options.limit))
+            rows.append(_run(name, way, [*device, *target], read, options.limit))
         if on_terminal():
             print("\r\033[K", end="", file=sys.stderr, flush=True)
     finally:
@@ -95,7 +98,10 @@ def _parser() -> Parser:
         prog="python -m runner smoke", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--hostfile", metavar="FILE", help="hosts to start on: a line each, with slots=N or :N")
-    parser.add_argument("--ranks", type=count, default=2, metavar="N", help="on this machine alone (default: 2)")
+    parser.add_argument(
+        "--ranks", type=count, metavar="N", help="on this machine alone (default: 2, or 1 where there is one GPU)"
+    )
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="what the jobs compute on")
     parser.add_argument(
         "--limit", type=seconds, default=120.0, metavar="SECONDS", help="until a job counts as hung (default: 120)"
     )
@@ -119,14 +125,17 @@ def _way(options: argparse.Namespace) -> Way:
     ):
         if os.environ.get(variable):
             return Way(title=f"{title} {os.environ[variable]}", script=script, settings={})
-    return _by_mpirun(f"this machine, {options.ranks} ranks", {"RANKS": str(options.ranks)}, "smoke")
+    gpus = len(resources(os.environ).gpus) if options.device != "cpu" else 0
+    ranks = options.ranks or min(2, gpus or 2)
+    # (HOSTS is the scripts' own variable; yours may mean something else.)
+    return _by_mpirun(f"this machine, ranks: {ranks}", {"RANKS": str(ranks), "HOSTS": ""}, "smoke")
 
 
 def _by_mpirun(title: str, settings: dict[str, str], option: str) -> Way:
     path, mpi = find_mpirun(option)
     if not (FOLDER / f"{mpi}.sh").exists():
         raise UsageError(f"{option}: {path} is of {mpi}; set MPIRUN to the mpirun of Open MPI, MPICH or Intel MPI")
-    if mpi == "intelmpi" and "HOSTS" in settings:
+    if mpi == "intelmpi" and settings["HOSTS"]:
         hosts = dict(entry.rsplit(":", 1) for entry in settings["HOSTS"].split(","))
         if len(set(hosts.values())) > 1:
             raise UsageError(f"{option}: Intel MPI's script starts as many ranks on each host; give all the same slots")
@@ -145,6 +154,8 @@ def _read_hosts(path: Path) -> dict[str, int]:
         match = re.fullmatch(r"([^\s:]+)(?:(?:\s+slots\s*=\s*|:)(\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?", line)
         if match is None:
             raise UsageError(f"--hostfile {path}: {line!r} is not a host; for example: node1 slots=4")
+        if match[2] and int(match[2]) == 0:
+            raise UsageError(f"--hostfile {path}: {line!r} has no slot; leave the host out")
         hosts[match[1]] = hosts.get(match[1], 0) + int(match[2] or 1)
     unknown = [name for name in hosts if not _resolves(name)]
     if not hosts or unknown:
@@ -168,7 +179,8 @@ def _run(name: str, way: Way, target: list[str], read: Callable[[str], tuple[str
     start = time.monotonic()
     process = subprocess.Popen(
         [str(FOLDER / way.script), *target],
-        env=os.environ | {"PYTHON": sys.executable} | way.settings,
+        # (Between SIGTERM and SIGKILL there is nothing here that takes time.)
+        env=os.environ | {"PYTHON": sys.executable, "GRACE": "1"} | way.settings,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -180,7 +192,7 @@ def _run(name: str, way: Way, target: list[str], read: Callable[[str], tuple[str
         output, errors = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         _, errors = _end(process)
-        return Row(name, "fail", f"not done after {limit:.0f} s; {_cause(errors)}", time.monotonic() - start)
+        return Row(name, "fail", f"not done after {limit:g} s; {_cause(errors)}", time.monotonic() - start)
     except BaseException:
         _end(process)
         raise

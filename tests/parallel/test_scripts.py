@@ -195,6 +195,12 @@ def test_two_jobs_at_once_and_the_usual_port_taken() -> None:
             assert sorted(ok(job.result()).stdout.splitlines()) == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
 
 
+def test_a_module_may_have_a_tools_name(tmp_path: Path) -> None:
+    (tmp_path / "smoke.py").write_text("import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
+    done = ok(runner(2, "-m", "smoke", cwd=tmp_path))
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+
+
 def test_a_single_process_needs_no_launcher() -> None:
     assert ok(run(*RUNNER, script("ddp_allreduce"))).stdout == "rank 0 of 1: 1\n"
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import time
 from pathlib import Path
 
-from tests.launching import RUNNER, mpirun_path, ok, own_lines, run
+import psutil
+
+from tests.launching import RUNNER, clean_environment, mpirun, mpirun_path, ok, own_lines, run
 
 
 def test_on_this_machine(tmp_path: Path) -> None:
@@ -15,6 +20,30 @@ def test_on_this_machine(tmp_path: Path) -> None:
     assert {job["status"] for job in jobs.values()} <= {"ok", "warn"}
     assert "OMP_NUM_THREADS" not in jobs["doctor"]["detail"]  # the tool's own settings are not the job's
     assert not list(tmp_path.iterdir())
+
+
+def test_ended_by_a_signal_it_leaves_nothing(tmp_path: Path) -> None:
+    """As a time limit or a closed terminal would end it."""
+    (tmp_path / "mpirun").write_text('#!/bin/bash\n[ "$1" = --version ] && echo "Open MPI" && exit\nexec sleep 300\n')
+    (tmp_path / "mpirun").chmod(0o755)
+    settings = clean_environment(MPIRUN=str(tmp_path / "mpirun"))
+    with subprocess.Popen([*RUNNER, "smoke"], cwd=tmp_path, env=settings, stdin=subprocess.DEVNULL) as process:
+        started: list[psutil.Process] = []
+        while not any(child.name() == "sleep" for child in started):
+            assert process.poll() is None
+            started = psutil.Process(process.pid).children(recursive=True)
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 143
+    _, alive = psutil.wait_procs(started, timeout=5)
+    assert not alive
+    assert [path.name for path in tmp_path.iterdir()] == ["mpirun"]
+
+
+def test_under_mpirun_it_says_to_start_it_without() -> None:
+    done = mpirun(2, *RUNNER, "smoke")
+    assert done.returncode == 2
+    assert own_lines(done)[0] == "runner: smoke starts mpirun or srun itself; start it without"
 
 
 def test_without_an_mpirun(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ def job(*ranks_per_host: int) -> Any:
         first += count
     openmpi = next(row for row in LAUNCHERS if row.name == "openmpi")
     topology = Topology(tuple(hosts), tuple({} for _ in range(first)))
-    return SimpleNamespace(rank=0, size=first, topology=topology, context=SimpleNamespace(launcher=openmpi))
+    return SimpleNamespace(
+        rank=0, size=first, device="auto", topology=topology, context=SimpleNamespace(launcher=openmpi)
+    )
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,10 @@ def test_bad_requests_are_refused_in_a_line(tmp_path: Path) -> None:
     assert "bsub is not on PATH" in refused("--scheduler", "lsf", "--submit", "workloads.mnist")
     assert "for example 1:30:00" in refused("--time", "60", "workloads.mnist")
     assert "'0' is not a positive number" in refused("--nodes", "0", "workloads.mnist")
+    assert "'my job' is not one word" in refused("--name", "my job", "workloads.mnist")
+    assert "is not one word" in refused("--queue", "a\n#SBATCH --nodes=99", "workloads.mnist")
+    gpus = refused("--scheduler", "slurm", "--gpus-per-node", "4", "--ranks-per-node", "8", "workloads.mnist")
+    assert "a GPU is one rank's" in gpus
     assert "no script missing.py" in refused("--scheduler", "slurm", "missing.py")
     assert "MPIRUN=/no/mpirun is no program" in refused("--scheduler", "pbs", "workloads.mnist", MPIRUN="/no/mpirun")
     assert re.search(r"mpirun is openmpi's; load mpich's", refused("--scheduler", "pbs", "--mpi", "mpich", "explain"))

@@ -44,11 +44,11 @@ CHECKS = (
     Check(name="limits", function=host_checks.limits),
     Check(name="working folder", function=file_checks.working_folder, within=8.0),
     Check(name="torch", function=software_checks.torch_import, within=60.0),
-    Check(name="GPUs", function=gpu_checks.gpus, within=20.0),
-    Check(name="MPI backend", function=software_checks.mpi_backend),
-    Check(name="Horovod", function=software_checks.horovod, within=15.0),
-    Check(name="allreduce", function=speed_checks.allreduce, within=12.0),
-    Check(name="links", function=speed_checks.links, within=10.0),
+    Check(name="GPUs", function=gpu_checks.gpus, within=20.0, after=("torch",)),
+    Check(name="MPI backend", function=software_checks.mpi_backend, after=("torch",)),
+    Check(name="Horovod", function=software_checks.horovod, within=15.0, after=("torch",)),
+    Check(name="allreduce", function=speed_checks.allreduce, within=12.0, after=("torch",)),
+    Check(name="links", function=speed_checks.links, within=10.0, after=("torch", "allreduce")),
 )
 
 
@@ -98,7 +98,8 @@ def _named(text: str) -> tuple[Check, ...]:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise argparse.ArgumentTypeError(f"no check {unknown[0]!r}; there are {', '.join(c.name for c in CHECKS)}")
-    return tuple(check for name, check in known.items() if name in names)
+    wanted = {*names, *(before.lower() for name in names for before in known[name].after)}
+    return tuple(check for name, check in known.items() if name in wanted)
 
 
 def _report(job: Job, found: list[tuple[Check, Verdict]], seconds: float) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from runner.rendezvous.exchange import Exchange
 from runner.rendezvous.topology import Topology, ranks_text
 
 _SKEW = 2.0  # seconds by which ranks may begin a check apart
+_LARGE = 128  # ranks; a larger job gets more time, in proportion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +74,12 @@ CheckFunction = Callable[[Job, Team], Verdict]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A check, and the seconds after which it counts as hung."""
+    """A check, and the seconds after which it counts as hung in a job that is not large."""
 
     name: str
     function: CheckFunction
     within: float = 4.0
+    after: tuple[str, ...] = ()  # checks that have to be done before
 
 
 def examine(check: Check, job: Job, exchange: Exchange) -> Verdict | None:
@@ -87,7 +89,8 @@ def examine(check: Check, job: Job, exchange: Exchange) -> Verdict | None:
     """
     team = Team()
     threading.Thread(target=_perform, args=(check, job, team), name=check.name, daemon=True).start()
-    deadline = time.monotonic() + check.within
+    within = check.within * max(1.0, job.size / _LARGE)
+    deadline = time.monotonic() + within
     step = 0
     values: list[Any] = []
     is_judging = False  # rank 0 has all it needs; the others are done
@@ -95,7 +98,7 @@ def examine(check: Check, job: Job, exchange: Exchange) -> Verdict | None:
         try:
             what, value = team.said.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
-            what, value = "problem", f"not done after {check.within:g} s"
+            what, value = "problem", f"not done after {within:g} s"
         if what == "verdict":
             assert isinstance(value, Verdict)
             return value

@@ -18,8 +18,8 @@ def gpus(job: Job, team: Team) -> Verdict:
     """Whether each rank has a GPU of its own that torch can use, and NCCL and drivers are the same everywhere."""
     seen = job.topology.records[job.rank]["resources"]["gpus"]
     own: dict[str, Any] = {"promised": "", "driver": "", "mig": False, "torch": "", "nccl": ""}
-    if seen:
-        own.update(_driver(seen), **_torch())
+    if seen and job.device != "cpu":
+        own.update(_driver(seen), **_torch(job.placement.torch_device))
     else:
         names = [name for name in _PROMISES if os.environ.get(name, "") not in _NO_GPUS]
         own["promised"] = f"{names[0]}={os.environ[names[0]]}" if names else ""
@@ -29,6 +29,8 @@ def gpus(job: Job, team: Team) -> Verdict:
 def judge_gpus(job: Job, seen: Sequence[Sequence[str]], found: Sequence[dict[str, Any]]) -> Verdict:
     """The verdict on the GPUs that each rank sees (by UUID), and what each has found out about them."""
     topology = job.topology
+    if job.device == "cpu":
+        return ok("not used: --device cpu")
     promised = [rank for rank, one in enumerate(found) if one["promised"]]
     if promised:
         return warn(
@@ -96,14 +98,14 @@ def _is_divided(uuid: str) -> bool:
     return bool(mode == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 
-def _torch() -> dict[str, str]:
+def _torch(device: str) -> dict[str, str]:
     """What keeps torch from the GPU, "" where nothing does, and the version of its NCCL."""
     import torch
 
     if torch.version.cuda is None:
         return {"torch": f"torch {torch.__version__} was built without CUDA", "nccl": ""}
     try:
-        torch.zeros(1, device="cuda").sum().item()
+        torch.zeros(1, device=device).sum().item()
     except (RuntimeError, AssertionError) as error:
         return {"torch": f"torch cannot use the GPU ({' '.join(str(error).split())[:200]})", "nccl": ""}
     nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else ()  # type: ignore[no-untyped-call]

@@ -11,6 +11,7 @@ from typing import Any
 
 from runner.comm.job import Job
 from runner.launch.slurm_lists import expand_hosts
+from runner.placement import control_groups
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, ok, warn, where
 
 GIB = 1 << 30
@@ -20,8 +21,8 @@ _MEMORY_FAIL, _MEMORY_WARN = GIB // 2, 2 * GIB  # bytes per rank
 # A container's /dev/shm is 64 MiB by default; data loader workers hand their batches over in it, and NCCL its messages.
 _SHARED_FAIL, _SHARED_WARN = 8 * MIB, 256 * MIB  # bytes per rank
 _NUMA_FLAGS = {
-    "openmpi": "mpirun --map-by numa --bind-to numa",
-    "mpich": "mpiexec -bind-to numa",
+    "openmpi": "mpirun --map-by numa --bind-to numa, in place of --bind-to none",
+    "mpich": "mpiexec -bind-to numa, in place of none",
     "intelmpi": "mpirun -genv I_MPI_PIN_DOMAIN numa",
     "slurm": "srun --cpu-bind=ldoms --distribution=block:cyclic",
 }
@@ -101,13 +102,14 @@ def _free_memory() -> int:
     import psutil
 
     free = [psutil.virtual_memory().available]
-    group = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
-    folder = Path("/sys/fs/cgroup") / group.lstrip("/")
-    for level in (folder, *folder.parents):
+    for level in control_groups():
         try:
             limit = (level / "memory.max").read_text().strip()
             if limit != "max":
-                free.append(max(0, int(limit) - int((level / "memory.current").read_text())))
+                used = int((level / "memory.current").read_text())
+                stat = dict(line.split() for line in (level / "memory.stat").read_text().splitlines())
+                # Files that were read and may be forgotten count as used there.
+                free.append(max(0, int(limit) - used + int(stat.get("inactive_file", 0))))
         except (OSError, ValueError):
             continue
     return min(free)

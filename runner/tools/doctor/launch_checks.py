@@ -41,6 +41,8 @@ def ranks(job: Job, team: Team) -> Verdict:
     else:
         text = f"{job.size}: " + ", ".join(f"{len(host.ranks)} on {host.name}" for host in hosts)
     listed = job.context.hosts
+    if job.context.launcher.name == "jsrun":
+        listed = listed[1:]  # LSF lists the launch node first, which has no rank
     if len(listed) > len(hosts):
         unused = len(listed) - len(hosts)
         return warn(

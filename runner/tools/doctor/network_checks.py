@@ -20,6 +20,8 @@ from runner.tools.doctor.examine import Team, Verdict, fail, ok, warn, where
 
 _TOKEN_BYTES = 16
 _CONNECTING = 1.0  # seconds
+_LOOPBACK = [("lo", "127.0.0.1"), ("lo", "::1")]
+_SHOWN = 4  # of many lines of a kind
 _SLOW_LOOKUP = 1.0  # seconds
 # Above the first, times in logs and of files mislead; munge and Kerberos refuse credentials above some minutes.
 _CLOCKS_WARN, _CLOCKS_FAIL = 1.0, 60.0  # seconds
@@ -28,12 +30,10 @@ _CLOCKS_WARN, _CLOCKS_FAIL = 1.0, 60.0  # seconds
 def names(job: Job, team: Team) -> Verdict:
     """What each host's own name resolves to there, and whether it knows the name of rank 0's host."""
     found = team.gather(_look_up(job) if job.local_rank == 0 else {})
-    if len(job.topology.hosts) == 1 and not found[0]["problems"]:
-        return ok(found[0]["own"])
     problems = [text for one in found if one for text in one["problems"]]
     if problems:
         return warn(
-            "; ".join(problems),
+            _first(problems),
             "list all hosts with their addresses in DNS or /etc/hosts, no host with 127.x. The runner itself goes by "
             "addresses; mpirun, torchrun and gloo without GLOO_SOCKET_IFNAME go by names",
         )
@@ -69,8 +69,8 @@ def _resolve(name: str) -> tuple[list[str], float]:
 class _Door:
     """A port on all of this host's addresses, behind which a thread says a token, and what time it is."""
 
-    def __init__(self, *, loopback: bool) -> None:
-        self.listener = listen(loopback=loopback)
+    def __init__(self) -> None:
+        self.listener = listen(loopback=False)
         self.port = port_of(self.listener)
         self.token = secrets.token_bytes(_TOKEN_BYTES)
         threading.Thread(target=self._greet, daemon=True).start()
@@ -110,9 +110,10 @@ def _ask(address: str, port: int, token: bytes) -> tuple[float, float] | None:
 
 def reach(job: Job, team: Team) -> Verdict:
     """Whether every rank reaches rank 0 and the next rank on the chosen interface; the others are tried as well."""
-    on_one_host = len(job.topology.hosts) == 1
-    with _Door(loopback=on_one_host) as door:
-        addresses = [("lo", door.listener.getsockname()[0])] if on_one_host else own_addresses(job.context.environment)
+    # On one host the ranks talk by loopback, or by an interface that the user has chosen.
+    within = _LOOPBACK if len(job.topology.hosts) == 1 else []
+    with _Door() as door:
+        addresses = [*within, *own_addresses(job.context.environment)]
         doors = team.share([door.port, door.token.hex(), addresses, _chosen(job, addresses)])
         goals = sorted({0, (job.rank + 1) % job.size} - {job.rank})
         tries = [(goal, interface, address) for goal in goals for interface, address in doors[goal][2]]
@@ -127,18 +128,23 @@ def reach(job: Job, team: Team) -> Verdict:
     blind, astray = _judge_reach(found, chosen, job)
     if blind:
         return fail(
-            "; ".join(blind),
+            _first(blind),
             "open TCP between the hosts (firewall, routes, VLAN), or choose an interface that all of them share: "
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME",
         )
     used = f"every rank reaches rank 0 and the next rank by {', '.join(dict.fromkeys(chosen))}"
     if astray:
         return warn(
-            f"{used}; but {'; '.join(astray)}",
+            f"{used}; but {_first(astray)}",
             f"the runner keeps gloo and NCCL on {chosen[0]}; tell MPI too (Open MPI: --mca btl_tcp_if_include {chosen[0]}; "
             f"Hydra: -iface {chosen[0]})",
         )
     return ok(used)
+
+
+def _first(texts: Sequence[str]) -> str:
+    rest = len(texts) - _SHOWN
+    return "; ".join(texts[:_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 def _chosen(job: Job, addresses: Sequence[tuple[str, str]]) -> str:
@@ -164,15 +170,19 @@ def _judge_reach(found: Sequence[Any], chosen: Sequence[str], job: Job) -> tuple
 
 def clocks(job: Job, team: Team) -> Verdict:
     """How far the clocks of the hosts are from rank 0's."""
-    on_one_host = len(job.topology.hosts) == 1
-    with _Door(loopback=on_one_host) as door:
+    with _Door() as door:
         port, token = team.share([door.port, door.token.hex()])[0]
         host = (job.endpoint.door or (job.endpoint.host, 0))[0]
         asked = [_ask(host, port, bytes.fromhex(token)) for _ in range(5)] if job.rank else []
         answers = [answer for answer in asked if answer is not None]
-        offsets = team.gather(list(min(answers)) if answers else [0.0, 0.0])
+        offsets = team.gather([0.0, 0.0] if job.rank == 0 else list(min(answers)) if answers else None)
     if job.size == 1:
         return ok("one rank: nothing to compare")
+    silent = [rank for rank, answer in enumerate(offsets) if answer is None]
+    if silent:
+        return warn(
+            f"{where(silent, job.topology)} could not ask rank 0 for the time at {host}", "see the check of reach"
+        )
     # Sure is only what goes beyond half of the time that the answer took.
     ahead = [max(0.0, abs(offset) - seconds / 2) for seconds, offset in offsets]
     worst = max(range(job.size), key=ahead.__getitem__)

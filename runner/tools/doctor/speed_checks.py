@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -35,6 +36,8 @@ def allreduce(job: Job, team: Team) -> Verdict:
     if job.size == 1:
         team.gather({})
         return ok("one rank: nothing to reduce")
+    # NCCL's own watchdog would end the process, and the report with it.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     _held.append(start_process_group(replace(job, collective_timeout=_STARTING)))
     device = _device(job)
     seconds = {}
@@ -67,7 +70,7 @@ def _per_call(call: Callable[[], object], device: torch.device) -> float:
         for _ in range(count):
             call()
         if device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(device)
         return (time.monotonic() - start) / count
 
     once = torch.tensor([timed(1)], device=device)
@@ -142,7 +145,7 @@ def _there_and_back(rank: int, low: int, high: int, data: torch.Tensor) -> float
         else:
             dist.recv(data, sender)
     if data.is_cuda:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(data.device)  # this thread's current device may be another
     return time.monotonic() - start
 
 
