@@ -34,7 +34,7 @@ _UNHEARD = 2.0  # seconds after which a rank says itself what rank 0 should have
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; ends the process with the exit code that the README documents."""
     try:
-        request = parse(sys.argv[1:] if argv is None else argv)
+        request = parse(sys.argv[1:] if argv is None else argv, tool_names())
         context = detect(os.environ, SINGLE.name if works_alone(request.tool) else request.launcher)
         refuse_lost_ranks(context)
     except RunnerError as error:

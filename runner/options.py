@@ -119,8 +119,11 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def parse(argv: Sequence[str]) -> Request:
+def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
     """Read the runner's command line.
+
+    Args:
+        tools: names of targets whose options are their own, whatever they are called.
 
     Raises:
         UsageError: it cannot be read.
@@ -143,7 +146,7 @@ def parse(argv: Sequence[str]) -> Request:
     if known.target is None:
         parser.error("no target given; for example workloads.mnist, train.py or explain")
     arguments = known.arguments
-    if _may_be_workload(known.target) and not known.as_module:
+    if _may_be_workload(known.target) and known.target not in tools and not known.as_module:
         # A workload shares the runner's options, so they may also stand after its name.
         shared = Parser(prog=f"python -m runner {known.target}", add_help=False, allow_abbrev=False)
         add_runner_options(shared)

@@ -125,3 +125,14 @@ def test_resumed_metrics_go_on_where_the_checkpoint_was(tmp_path: Path) -> None:
     with ExitStack() as stack:
         MetricsFile(path, stack, 3).write([record(4)])
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
+
+
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+
+    from workloads.data.images import _read_digits
+
+    pixels, classes = _read_digits()
+    bunch = load_digits()
+    assert (pixels == bunch.data).all()
+    assert (classes == bunch.target).all()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,16 +65,30 @@ def digits() -> Split:
 
     They come with scikit-learn (UCI "Optical Recognition of Handwritten Digits"), so no network is needed.
     """
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    images = torch.from_numpy(bunch.images).float()[:, None] / 16  # pixels are 0..16
+    pixels, classes = _read_digits()
+    images = torch.from_numpy(pixels).float().reshape(-1, 1, 8, 8) / 16  # they are 0..16
     images = interpolate(images, size=(28, 28), mode="bilinear", align_corners=False)
-    labels = torch.from_numpy(bunch.target).long()
+    labels = torch.from_numpy(classes).long()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     images, labels = _normalised(images[order]), labels[order]
     cut = len(labels) * 4 // 5
     return TensorDataset(images[:cut], labels[:cut]), TensorDataset(images[cut:], labels[cut:])
+
+
+def _read_digits() -> tuple[Any, Any]:
+    """Pixels [1797, 64] and classes [1797], from scikit-learn's own file: importing the package takes a second more."""
+    import numpy
+
+    package = find_spec("sklearn")
+    for folder in package.submodule_search_locations or () if package else ():
+        path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if path.is_file():
+            table = numpy.loadtxt(path, delimiter=",")
+            return table[:, :-1], table[:, -1]
+    from sklearn.datasets import load_digits  # it lies elsewhere in this version
+
+    bunch = load_digits()
+    return bunch.data, bunch.target
 
 
 def fake(shape: tuple[int, int, int]) -> Split:

@@ -1,0 +1,285 @@
+"""``python -m runner bench``: time collectives by several backends, taken in turn, as nccl-tests does.
+
+    mpirun -np 4 python -m runner bench                                           allreduce by gloo, mpi4py and MPI itself
+    mpirun -np 4 python -m runner bench allreduce allgather --backend gloo,mpi4py --min 8 --max 64M
+    mpirun -np 4 python -m runner bench --json times.jsonl --plot times.png
+
+Times are medians over rounds of the slowest rank; "mpi" is the bare mpi4py call, the floor for mpi4py. Every size is
+first done once and its result looked at: #wrong counts the elements that are not what they must be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.comm.job import Job
+from runner.comm.process_group import start_process_group
+from runner.comm.registering import register, why_not
+from runner.errors import UsageError
+from runner.launch.processes import on_terminal
+from runner.options import Parser
+
+if TYPE_CHECKING:
+    from runner.tools.bench.operations import Buffers, Operation
+
+NAMES = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "sendrecv")
+BACKENDS = ("gloo", "mpi4py", "nccl", "mpi")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_ROUND = 0.05  # seconds that the calls of a round should take together
+_FEWEST, _MOST = 3, 500  # calls in a round
+
+_held: list[Any] = []  # the store, for as long as the process lives
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One operation of one size by one backend. Times in seconds per call, of the slowest rank."""
+
+    operation: str
+    backend: str
+    size: int  # bytes
+    ranks: int
+    seconds: float  # median over rounds
+    fastest: float
+    slowest: float
+    algorithm_bandwidth: float  # bytes/s
+    bus_bandwidth: float  # bytes/s
+    wrong: int  # elements
+
+
+def bench(job: Job, argv: list[str]) -> None:
+    """Measure, print a table, and write what was asked for.
+
+    Raises:
+        UsageError: a backend cannot be used here.
+    """
+    options = _parser().parse_args(argv)
+    backends = _usable(job, options.backend)
+    if options.plot:
+        _need_matplotlib()
+    found = []
+    for measurement in _measure(job, options, backends):
+        found.append(measurement)
+        if job.rank == 0 and options.json:
+            with Path(options.json).open("a" if len(found) > 1 else "w") as lines:
+                lines.write(json.dumps(asdict(measurement)) + "\n")
+    if job.rank == 0:
+        _print(found, backends)
+        if options.plot:
+            _plot(found, options.plot)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m runner bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("operations", nargs="*", metavar="OPERATION", help=f"{', '.join(NAMES)} (default: allreduce)")
+    parser.add_argument(
+        "--backend",
+        type=_backends,
+        metavar="NAME,…",
+        help=f"some of {', '.join(BACKENDS)} (default: all that can be used)",
+    )
+    parser.add_argument(
+        "--min", type=_size, default=1024, metavar="BYTES", help="smallest size, e.g. 8 or 4K (default: 1K)"
+    )
+    parser.add_argument("--max", type=_size, default=16 << 20, metavar="BYTES", help="largest size (default: 16M)")
+    parser.add_argument("--factor", type=int, default=4, help="from one size to the next (default: 4)")
+    parser.add_argument("--rounds", type=int, default=7, help="that the backends take in turn (default: 7)")
+    parser.add_argument("--json", metavar="FILE", help="write one JSON object per line")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw bus bandwidth over size (needs matplotlib)")
+    return parser
+
+
+def _backends(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in BACKENDS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no backend {unknown[0]!r}; there are {', '.join(BACKENDS)}")
+    return list(dict.fromkeys(names))
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMG]?)i?B?", text.upper())
+    if match is None or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; for example 8, 4K, 256M")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _usable(job: Job, wanted: list[str] | None) -> list[str]:
+    """The backends asked for, or all that can be used.
+
+    Raises:
+        UsageError: one that was asked for cannot be used.
+    """
+    without = {
+        "nccl": "" if job.placement.device == "cuda" else "no GPU is used",
+        "mpi4py": why_not(job) or ("it takes CPU tensors" if job.placement.device == "cuda" else ""),
+        "mpi": ("the ranks did not meet by MPI" if job.endpoint.way != "mpi" else "")
+        or ("it is given CPU tensors" if job.placement.device == "cuda" else ""),
+        "gloo": "",
+    }
+    for name in wanted or ():
+        if without[name]:
+            raise UsageError(f"--backend {name}: {without[name]}", told_by_all=True)
+    return wanted or [name for name in BACKENDS if not without[name]]
+
+
+def _need_matplotlib() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib: pip install matplotlib", told_by_all=True)
+
+
+def _measure(job: Job, options: argparse.Namespace, backends: list[str]) -> Iterator[Measurement]:
+    import torch
+    import torch.distributed as dist
+
+    from runner.tools.bench.operations import OPERATIONS, buffers
+
+    names = options.operations or ["allreduce"]
+    unknown = [name for name in names if name not in NAMES]
+    if unknown or options.factor < 2 or options.rounds < 1 or options.min > options.max:
+        problem = (
+            f"no operation {unknown[0]!r}; there are {', '.join(NAMES)}"
+            if unknown
+            else ("--factor is at least 2, --rounds at least 1, --min at most --max")
+        )
+        raise UsageError(problem, told_by_all=True)
+    _held.append(start_process_group(replace(job, backend="auto")))
+    register(dist.distributed_c10d, job)
+    groups = {name: dist.new_group(backend=name) for name in backends if name != "mpi"}
+    device = torch.device(job.placement.torch_device)
+    for name in names:
+        operation = OPERATIONS[name]
+        size = options.min
+        while size <= options.max:
+            data = buffers(max(1, size // 4), job.rank, job.size, device)
+            calls = {b: _call(operation, b, groups.get(b), data) for b in backends}
+            wrong = {backend: _wrong(operation, call, data) for backend, call in calls.items()}
+            rounds = _rounds(calls, options.rounds, device)
+            for backend in backends:
+                yield _measurement(job, name, operation, backend, data, rounds[backend], wrong[backend])
+            size *= options.factor
+
+
+def _call(operation: Operation, backend: str, group: Any, data: Buffers) -> Callable[[], object]:
+    if backend == "mpi":
+        from mpi4py import MPI
+
+        return operation.by_mpi(data, MPI.COMM_WORLD)
+    return operation.by_torch(data, group)
+
+
+def _wrong(operation: Operation, call: Callable[[], object], data: Buffers) -> int:
+    """How many elements, over all ranks, are not what they must be."""
+    import torch
+    import torch.distributed as dist
+
+    data.fill()
+    call()
+    wrong = (operation.result(data) != operation.expected(data)).sum().reshape(1).to(torch.int64)
+    dist.all_reduce(wrong)
+    return int(wrong.item())
+
+
+def _rounds(calls: dict[str, Callable[[], object]], rounds: int, device: Any) -> dict[str, list[float]]:
+    """Seconds per call of the slowest rank, per round; the backends are taken in turn."""
+    import torch
+    import torch.distributed as dist
+
+    def timed(call: Callable[[], object], count: int) -> float:
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds = torch.tensor([(time.perf_counter() - start) / count], dtype=torch.float64, device=device)
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        return float(seconds.item())
+
+    # The slowest rank's time is the same on all ranks, and so is what follows from it.
+    counts = {b: max(_FEWEST, min(_MOST, int(_ROUND / timed(call, _FEWEST)))) for b, call in calls.items()}
+    found: dict[str, list[float]] = {backend: [] for backend in calls}
+    for _ in range(rounds):
+        for backend, call in calls.items():
+            found[backend].append(timed(call, counts[backend]))
+    return found
+
+
+def _measurement(
+    job: Job, name: str, operation: Operation, backend: str, data: Buffers, seconds: list[float], wrong: int
+) -> Measurement:
+    size = data.whole.numel() * data.whole.element_size()
+    median = statistics.median(seconds)
+    return Measurement(
+        operation=name,
+        backend=backend,
+        size=size,
+        ranks=job.size,
+        seconds=median,
+        fastest=min(seconds),
+        slowest=max(seconds),
+        algorithm_bandwidth=size / median,
+        bus_bandwidth=size / median * operation.bus(job.size),
+        wrong=wrong,
+    )
+
+
+def _print(found: list[Measurement], backends: list[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, force_terminal=on_terminal(), width=120)
+    first = {(m.operation, m.size): m.seconds for m in found if m.backend == backends[0]}
+    for name in dict.fromkeys(m.operation for m in found):
+        table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", title=f"{name}, float32")
+        for column in (
+            "size (B)",
+            "count",
+            "backend",
+            "time (µs)",
+            "fastest to slowest",
+            "algbw (GB/s)",
+            "busbw (GB/s)",
+        ):
+            table.add_column(column, justify="left" if column == "backend" else "right")
+        table.add_column(f"{backends[0]} ÷", justify="right")
+        table.add_column("#wrong", justify="right")
+        for m in (m for m in found if m.operation == name):
+            table.add_row(
+                *(str(m.size), str(m.size // 4), m.backend, f"{m.seconds * 1e6:.1f}"),
+                f"{m.fastest * 1e6:.1f} to {m.slowest * 1e6:.1f}",
+                *(f"{m.algorithm_bandwidth / 1e9:.3f}", f"{m.bus_bandwidth / 1e9:.3f}"),
+                *(f"{first[(name, m.size)] / m.seconds:.2f}", str(m.wrong)),
+            )
+        console.print(table)
+        console.print()
+
+
+def _plot(found: list[Measurement], path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = list(dict.fromkeys(m.operation for m in found))
+    figure, axes = pyplot.subplots(1, len(names), figsize=(5.5 * len(names), 4.5), squeeze=False, layout="constrained")
+    for axis, name in zip(axes[0], names, strict=True):
+        for backend in dict.fromkeys(m.backend for m in found):
+            points = [m for m in found if (m.operation, m.backend) == (name, backend)]
+            axis.loglog([m.size for m in points], [m.bus_bandwidth / 1e9 for m in points], marker="o", label=backend)
+        axis.set(title=f"{name}, {found[0].ranks} ranks", xlabel="size (bytes)", ylabel="bus bandwidth (GB/s)")
+        axis.grid(True, which="both", alpha=0.3)
+        axis.legend()
+    figure.savefig(path, dpi=120)
