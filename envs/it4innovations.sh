@@ -16,11 +16,5 @@ ml Python/3.10.4-GCCcore-11.3.0-bare
 ml OpenMPI/4.1.4-GCC-11.3.0-CUDA-11.7.0
 
 # A home has 25 GB, and torch takes 5 of them: RUNNER_VENV names another place, in the project's folder say.
-venv=${RUNNER_VENV:-$HOME/venvs/runner}
-if [ ! -d "$venv" ]; then
-  python -m venv "$venv"
-  "$venv/bin/pip" install -c envs/constraints.txt -r envs/requirements-cuda.txt
-  "$venv/bin/pip" install --no-deps .
-fi
-source "$venv/bin/activate"
+source envs/venv.sh
 # The interface that all nodes share is found by the runner; to choose: export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0

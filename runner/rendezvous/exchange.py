@@ -124,11 +124,14 @@ class Exchange:
 def _connect(door: tuple[str, int], rank: int, token: str) -> socket.socket:
     deadline = time.monotonic() + _CONNECTING
     while True:
+        connection = None
         try:
             connection = socket.create_connection(door, timeout=_CONNECTING)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.sendall(pack({"token": token, "rank": rank}))
         except OSError as error:
+            if connection is not None:
+                connection.close()
             if time.monotonic() > deadline:
                 raise RendezvousError(f"rank 0 at {door[0]}:{door[1]} cannot be reached: {error}") from None
             time.sleep(0.05)
@@ -159,10 +162,10 @@ def _receive_all(listener: socket.socket, size: int, token: str) -> dict[int, tu
                         except BlockingIOError:  # it has gone again
                             continue
                         connection.setblocking(False)
-                        selector.register(connection, selectors.EVENT_READ)
+                        selector.register(connection, selectors.EVENT_READ, connection)
                         greetings[connection] = bytearray()
                         continue
-                    connection = key.fileobj  # type: ignore[assignment]  # what was registered
+                    connection = key.data
                     rank = _greeted(connection, greetings[connection], token)
                     if rank is None:
                         continue

@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,12 +28,12 @@ from typing import Any
 
 from runner.comm.job import Job
 from runner.errors import UsageError
-from runner.launch.processes import RANK_STARTERS, launcher_process, on_terminal
+from runner.launch.processes import RANK_STARTERS, launcher_process
 from runner.options import Parser, seconds
 from runner.placement import DEVICES, resources
 from runner.tools.jobscript import FOLDER, count
 from runner.tools.mpirun import find_mpirun
-from runner.tools.table import Row, print_rows
+from runner.tools.table import Row, print_rows, show_progress
 
 _ENDING = 5.0  # seconds that a launcher gets to end its ranks
 
@@ -78,13 +79,11 @@ def smoke(job: Job, argv: list[str]) -> None:
             if any(row.status == "fail" and row.name == "explain" for row in rows):
                 rows.append(Row(name, "fail", "not started, as explain failed"))
                 continue
-            if on_terminal():
-                print(f"\r\033[K{name} …", end="", file=sys.stderr, flush=True)
+            show_progress(f"{name} …")
             rows.append(_run(name, way, [*device, *target], read, options.limit))
-        if on_terminal():
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        show_progress("")
     finally:
-        _remove(Path(folder))
+        shutil.rmtree(folder, ignore_errors=True)
     if options.json:
         print(json.dumps({"way": way.title, "jobs": [vars(row) for row in rows]}, indent=1))
     else:
@@ -253,9 +252,3 @@ def _read_doctor(output: str) -> tuple[str, str]:
 def _read_training(output: str) -> tuple[str, str]:
     (summary,) = [line for line in output.splitlines() if line.startswith("done: ")]
     return "ok", summary.removeprefix("done: ")
-
-
-def _remove(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,12 @@ class Row:
     status: str
     detail: str
     seconds: float | None = None
+
+
+def show_progress(text: str) -> None:
+    """On a terminal, say what is being done, in place of what was said before; "" wipes it out."""
+    if on_terminal():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def print_rows(rows: Sequence[Row], thing: str, closing: str) -> None:

@@ -47,7 +47,7 @@ def test_they_hold_all_that_the_package_needs() -> None:
     assert needed <= names((ENVS / "requirements-cpu.txt").read_text())
 
 
-@pytest.mark.parametrize("name", ["it4innovations.sh", "mit_orcd.sh"])
+@pytest.mark.parametrize("name", ["it4innovations.sh", "mit_orcd.sh", "venv.sh"])
 def test_site_files_are_bash(name: str) -> None:
     assert subprocess.run(["bash", "-n", str(ENVS / name)]).returncode == 0
 

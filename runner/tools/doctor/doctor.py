@@ -13,7 +13,6 @@ import time
 from typing import Any
 
 from runner.comm.job import Job
-from runner.launch.processes import on_terminal
 from runner.options import Parser
 from runner.rendezvous.exchange import Exchange
 from runner.tools.doctor import (
@@ -26,7 +25,7 @@ from runner.tools.doctor import (
     speed_checks,
 )
 from runner.tools.doctor.examine import Check, Verdict, counted, examine
-from runner.tools.table import Row, print_rows
+from runner.tools.table import Row, print_rows, show_progress
 
 # In this order; from torch on they need torch.
 CHECKS = (
@@ -73,12 +72,13 @@ def doctor(job: Job, argv: list[str]) -> None:
     found: list[tuple[Check, Verdict]] = []
     with Exchange(job.rank, job.size, job.endpoint, f"doctor of {first['host_key']}/{first['pid']}") as exchange:
         for check in options.only:
-            _show_progress(job, check.name)
+            if job.rank == 0:
+                show_progress(f"checking {check.name} …")
             verdict = examine(check, job, exchange)
             if verdict is not None:
                 found.append((check, verdict))
-        _show_progress(job, "")
         if job.rank == 0:
+            show_progress("")
             report = _report(job, found, time.monotonic() - start)
             if options.json:
                 print(json.dumps(report, indent=1))
@@ -109,9 +109,3 @@ def _report(job: Job, found: list[tuple[Check, Verdict]], seconds: float) -> dic
         "hosts": [{"name": host.name, "ranks": list(host.ranks)} for host in job.topology.hosts],
         "seconds": round(seconds, 2),
     }
-
-
-def _show_progress(job: Job, name: str) -> None:
-    """On a terminal, say which check is being done, and wipe it out again."""
-    if job.rank == 0 and on_terminal():
-        print(f"\r\033[K{f'checking {name} …' if name else ''}", end="", file=sys.stderr, flush=True)

@@ -108,5 +108,5 @@ def _torch(device: str) -> dict[str, str]:
         torch.zeros(1, device=device).sum().item()
     except (RuntimeError, AssertionError) as error:
         return {"torch": f"torch cannot use the GPU ({' '.join(str(error).split())[:200]})", "nccl": ""}
-    nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else ()  # type: ignore[no-untyped-call]
+    nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else ()  # type: ignore[no-untyped-call]  # torch annotates it not
     return {"torch": "", "nccl": ".".join(map(str, nccl))}

@@ -87,11 +87,9 @@ def _numa_nodes() -> list[set[int]]:
 
 def memory(job: Job, team: Team) -> Verdict:
     """Memory that is free, per rank."""
-    found = team.gather(_free_memory())
-    per_rank = [free / job.topology.local_size(rank) for rank, free in enumerate(found)]
     return _per_rank(
         job,
-        per_rank,
+        team.gather(_free_memory()),
         (_MEMORY_FAIL, _MEMORY_WARN),
         "ask the scheduler for more (--mem, mem=), or start fewer ranks per host",
     )
@@ -120,17 +118,17 @@ def shared_memory(job: Job, team: Team) -> Verdict:
     folder = "/dev/shm"  # noqa: S108 - it is this folder that is meant
     state = os.statvfs(folder)
     free = state.f_bavail * state.f_frsize if os.access(folder, os.W_OK) else 0
-    found = team.gather(free)
-    per_rank = [free / job.topology.local_size(rank) for rank, free in enumerate(found)]
     return _per_rank(
         job,
-        per_rank,
+        team.gather(free),
         (_SHARED_FAIL, _SHARED_WARN),
         "in a container: --shm-size=8g, or --ipc=host; else remove old files from /dev/shm, or enlarge it",
     )
 
 
-def _per_rank(job: Job, per_rank: Sequence[float], limits: tuple[int, int], fix: str) -> Verdict:
+def _per_rank(job: Job, found: Sequence[int], limits: tuple[int, int], fix: str) -> Verdict:
+    """The verdict on bytes that the ranks of a host share, as each rank found them."""
+    per_rank = [free / job.topology.local_size(rank) for rank, free in enumerate(found)]
     least = min(range(job.size), key=per_rank.__getitem__)
     size = f"{per_rank[least] / GIB:.1f} GiB" if per_rank[least] >= GIB else f"{per_rank[least] / MIB:.0f} MiB"
     text = f"{size} per rank free on {job.topology.hosts[job.topology.host_index(least)].name}"
