@@ -35,9 +35,9 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
         _run_workload(target.name, arguments, job)
     else:
         os.environ.update(torchrun_variables(job))
-        _held.append(serve_store(job))
         if job.replaced_backend and why_not(job):
             raise UsageError(f"--replace-backend: {why_not(job)}", told_by_all=True)
+        _held.append(serve_store(job))
         register_when_imported(job, job.replaced_backend)
         if target.kind == "script":
             _run_script(str(target.path), arguments)

@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import Backend
 
 from runner.comm.mpi_types import Reduction, as_bytes, as_numbers, in_pieces, is_plain
 from runner.comm.mpi_work import Caller, MPIWork, seconds_of
+from runner.rendezvous.mpi import abandoned
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +54,7 @@ class MPIBackend(Backend):
         super().__init__(comm.rank, comm.size)
         self._comm, self._messages, self._timeout = comm, messages, timeout
         self._caller = Caller(f"rank {comm.rank} of {comm.size}")
+        self._under_way: list[_Message] = []  # their memory is MPI's until they are done, whoever has let go of them
 
     def getBackendName(self) -> str:
         return "mpi4py"
@@ -71,15 +73,20 @@ class MPIBackend(Backend):
         self._timeout = timeout.total_seconds()
 
     def shutdown(self) -> None:
-        """End the thread and free the communicators, once all that was handed in is done."""
-        self._caller.stop()
+        """End the thread and free the communicators, once all that was handed in is done.
+
+        A thread that is still in a call after the group's time limit is left there, and the communicators with it.
+        """
+        if not self._caller.stop(self._timeout):
+            abandoned.set()
+            return
         for comm in (self._comm, self._messages):
             if comm != MPI.COMM_NULL and not MPI.Is_finalized():
                 comm.Free()
 
     # Collectives: what the thread is to do, with tensors that MPI can take as they are.
 
-    def allreduce(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
+    def allreduce(self, tensors: list[Tensor], opts: Any) -> MPIWork:
         def call() -> None:
             for tensor in tensors:
                 self._allreduce(tensor, opts.reduceOp)
@@ -90,7 +97,7 @@ class MPIBackend(Backend):
 
     def _allreduce(self, tensor: Tensor, operation: Any) -> None:
         reduction = Reduction(operation, tensor.dtype, self.size())
-        with _Staged(tensor, reduction.dtype, always=reduction.prepares, send=reduction.prepare) as data:
+        with _Staged(tensor, reduction.dtype, before=reduction.before) as data:
             in_pieces(
                 data,
                 lambda part: self._comm.Allreduce(
@@ -99,15 +106,13 @@ class MPIBackend(Backend):
             )
             reduction.finish(data)
 
-    def reduce(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
+    def reduce(self, tensors: list[Tensor], opts: Any) -> MPIWork:
         def call() -> None:
             (tensor,) = tensors
             reduction = Reduction(opts.reduceOp, tensor.dtype, self.size())
             is_root = self.rank() == opts.rootRank
             # What MPI leaves in the others' buffers is not theirs.
-            with _Staged(
-                tensor, reduction.dtype, always=reduction.prepares, send=reduction.prepare, keep=is_root
-            ) as data:
+            with _Staged(tensor, reduction.dtype, before=reduction.before, keep=is_root) as data:
 
                 def reduce(part: Tensor) -> None:
                     buffer = as_numbers(part, reduction.datatype)
@@ -122,7 +127,7 @@ class MPIBackend(Backend):
 
         return self._call("reduce", opts, tensors, call)
 
-    def broadcast(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> MPIWork:
         def call() -> None:
             for tensor in tensors:
                 with _Staged(tensor) as data:
@@ -130,10 +135,10 @@ class MPIBackend(Backend):
 
         return self._call("broadcast", opts, tensors, call)
 
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any) -> MPIWork | None:
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any) -> MPIWork:
         return self._call("allgather", opts, [output], lambda: self._all_gather(output, input))
 
-    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork:
         def call() -> None:
             for output, own in zip(outputs, inputs, strict=True):
                 self._all_gather(output, own)
@@ -145,14 +150,14 @@ class MPIBackend(Backend):
         with _Staged(output, receive_only=True) as data:
             self._comm.Allgather(as_bytes(_sendable(own)), as_bytes(data))
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork:
         def call() -> None:
             for parts, own in zip(outputs, inputs, strict=True):
                 self._gather_list(parts, own)
 
         return self._call("allgather", opts, [t for parts in outputs for t in parts], call)
 
-    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork:
         def call() -> None:
             # A list of ranks, of tensors: the other way round.
             for index, own in enumerate(inputs):
@@ -166,7 +171,7 @@ class MPIBackend(Backend):
         self._comm.Allgatherv(as_bytes(_sendable(own)), [as_bytes(data)[0], sizes, None, MPI.BYTE])
         _hand_out(data, parts)
 
-    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork:
         def call() -> None:
             (own,) = inputs
             if self.rank() != opts.rootRank:
@@ -180,7 +185,7 @@ class MPIBackend(Backend):
 
         return self._call("gather", opts, [t for parts in outputs for t in parts], call)
 
-    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> MPIWork | None:
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> MPIWork:
         def call() -> None:
             (output,) = outputs
             with _Staged(output, receive_only=True) as data:
@@ -194,17 +199,17 @@ class MPIBackend(Backend):
 
         return self._call("scatter", opts, outputs, call)
 
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any) -> MPIWork | None:
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any) -> MPIWork:
         return self._call("reduce_scatter", opts, [output], lambda: self._reduce_scatter(output, input, opts.reduceOp))
 
-    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork:
         def call() -> None:
             for output, all_parts in zip(outputs, inputs, strict=True):
                 self._reduce_scatter(output, all_parts, opts.reduceOp)
 
         return self._call("reduce_scatter", opts, outputs, call)
 
-    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> MPIWork | None:
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> MPIWork:
         def call() -> None:
             for output, parts in zip(outputs, inputs, strict=True):
                 counts = [part.numel() for part in parts]
@@ -219,7 +224,8 @@ class MPIBackend(Backend):
         reduction = Reduction(operation, output.dtype, self.size())
         counts = counts or [output.numel()] * self.size()
         _same(all_parts.numel(), sum(counts), "reduce_scatter: the input's elements")
-        source = _sendable(reduction.prepare(all_parts).to(reduction.dtype))
+        prepared = reduction.before(all_parts) if reduction.before else all_parts
+        source = _sendable(prepared.to(reduction.dtype))
         with _Staged(output, reduction.dtype, receive_only=True) as data:
             send, receive = as_numbers(source, reduction.datatype), as_numbers(data, reduction.datatype)
             if len(set(counts)) == 1:
@@ -230,7 +236,7 @@ class MPIBackend(Backend):
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any
-    ) -> MPIWork | None:
+    ) -> MPIWork:
         def call() -> None:
             source = _sendable(input)
             with _Staged(output, receive_only=True) as data:
@@ -244,7 +250,7 @@ class MPIBackend(Backend):
 
         return self._call("all_to_all", opts, [output], call)
 
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork:
         def call() -> None:
             source = _joined(inputs)
             received = [_bytes(part) for part in outputs]
@@ -257,10 +263,10 @@ class MPIBackend(Backend):
 
         return self._call("all_to_all", opts, outputs, call)
 
-    def barrier(self, opts: Any) -> MPIWork | None:
+    def barrier(self, opts: Any) -> MPIWork:
         return self._call("barrier", opts, [], self._comm.Barrier)
 
-    def _call(self, what: str, opts: Any, results: list[Tensor], call: Callable[[], object]) -> MPIWork | None:
+    def _call(self, what: str, opts: Any, results: list[Tensor], call: Callable[[], object]) -> MPIWork:
         work = MPIWork(what, results, seconds_of(opts.timeout, self._timeout))
         self._caller.hand_in(work, call)
         return work
@@ -271,37 +277,56 @@ class MPIBackend(Backend):
         (tensor,) = tensors
         data = _sendable(tensor)
         request = self._messages.Isend(as_bytes(data), destination, tag)
-        return _Message(f"send to rank {destination}", [tensor], self._timeout, request, data)
+        return self._track(_Message(f"send to rank {destination}", [tensor], self._timeout, request, data))
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> MPIWork:
         (tensor,) = tensors
         data = tensor if is_plain(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype)
         request = self._messages.Irecv(as_bytes(data), source, tag)
-        return _Message(f"recv from rank {source}", [tensor], self._timeout, request, data)
+        return self._track(_Message(f"recv from rank {source}", [tensor], self._timeout, request, data, into=tensor))
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> MPIWork:
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
+
+    def _track(self, message: _Message) -> _Message:
+        self._under_way = [*(other for other in self._under_way if not other.move_on()), message]
+        return message
 
 
 class _Message(MPIWork):
     """A message on its way; whoever waits for it moves it on."""
 
-    def __init__(self, what: str, results: list[Tensor], limit: float, request: MPI.Request, data: Tensor) -> None:
+    def __init__(
+        self,
+        what: str,
+        results: list[Tensor],
+        limit: float,
+        request: MPI.Request,
+        data: Tensor,
+        into: Tensor | None = None,
+    ) -> None:
         super().__init__(what, results, limit)
-        self._request, self._data = request, data
+        self._request, self._data, self._into = request, data, into
+        self._moving = threading.Lock()  # a request is one thread's at a time
+
+    def move_on(self) -> bool:
+        """Whether it is done; what was received is then where it belongs."""
+        with self._moving:
+            if not self.future.done() and self._request.Test():
+                if self._into is not None and self._into is not self._data:
+                    self._into.copy_(self._data)
+                self.succeed()
+            return self.future.done()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         limit = timeout.total_seconds() if timeout > timedelta(0) else self.limit
         deadline = time.monotonic() + limit
         pause = 0.0
-        while not self._request.Test():
+        while not self.move_on():
             if time.monotonic() > deadline:
                 raise dist.DistBackendError(f"{self.what} was not done within {limit:.0f} s; is the other side there?")
             time.sleep(pause)
             pause = min(pause + 2e-6, 1e-3)  # at first at once, later seldom: the other side may need the core
-        if self._data is not self.results[0] and self.what.startswith("recv"):
-            self.results[0].copy_(self._data)
-        self.succeed()
         return True
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
@@ -324,20 +349,19 @@ class _Staged:
         tensor: Tensor,
         dtype: torch.dtype | None = None,
         *,
-        always: bool = False,
-        send: Callable[[Tensor], Tensor] | None = None,
+        before: Callable[[Tensor], Tensor] | None = None,
         keep: bool = True,
         receive_only: bool = False,
     ) -> None:
         self._tensor, self._keep = tensor, keep
         dtype = dtype or tensor.dtype
-        self._is_own = is_plain(tensor) and dtype == tensor.dtype and not always and keep
+        self._is_own = is_plain(tensor) and dtype == tensor.dtype and before is None and keep
         if self._is_own:
             self._data = tensor
         elif receive_only:
             self._data = torch.empty(tensor.shape, dtype=dtype)
         else:
-            prepared = send(tensor) if send else tensor
+            prepared = before(tensor) if before else tensor
             self._data = prepared.detach().to("cpu", dtype, copy=True).contiguous().resolve_conj().resolve_neg()
 
     def __enter__(self) -> Tensor:

@@ -16,8 +16,8 @@ from torch.distributed import ReduceOp
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Elements per call where a call can be cut into several: MPI 3 (Open MPI 4) counts in an int.
-LARGEST_COUNT = 1 << 30
+# Bytes per call where a call can be cut into several: MPI 3 (Open MPI 4) counts in an int.
+LARGEST_CALL = 1 << 30
 
 _DATATYPES = {
     torch.float32: MPI.FLOAT,
@@ -68,7 +68,11 @@ class Reduction:
     def __init__(self, operation: Any, dtype: torch.dtype, size: int) -> None:
         kind = getattr(operation, "op", operation)
         self._kind, self._size = kind, size
-        self._factor: Any = operation.factor if kind == ReduceOp.PREMUL_SUM else 1
+        # What is done to a tensor before it is sent, if anything is.
+        self.before: Callable[[torch.Tensor], torch.Tensor] | None = None
+        if kind == ReduceOp.PREMUL_SUM:
+            factor: Any = operation.factor
+            self.before = lambda tensor: tensor * factor
         self.dtype = _DETOURS.get(dtype, dtype)
         mpi_operation = _LOGICAL.get(kind, _OPERATIONS.get(kind)) if dtype == torch.bool else _OPERATIONS.get(kind)
         is_float = dtype.is_floating_point or dtype.is_complex
@@ -76,14 +80,6 @@ class Reduction:
         if mpi_operation is None or self.dtype not in _DATATYPES or wrong:
             raise TypeError(f"{kind} of {dtype} is not defined")
         self.datatype, self.operation = _DATATYPES[self.dtype], mpi_operation
-
-    @property
-    def prepares(self) -> bool:
-        """Whether what is sent is not the tensor as it is."""
-        return bool(self._kind == ReduceOp.PREMUL_SUM)
-
-    def prepare(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor * self._factor if self.prepares else tensor
 
     def finish(self, tensor: torch.Tensor) -> None:
         """What MPI leaves to be done with the result, in place."""
@@ -117,7 +113,7 @@ def in_pieces(tensor: torch.Tensor, call: Callable[[torch.Tensor], None]) -> Non
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    if tensor.numel() * tensor.element_size() <= LARGEST_COUNT:
+    if tensor.numel() * tensor.element_size() <= LARGEST_CALL:
         yield tensor
     else:
-        yield from torch.split(tensor.view(-1), LARGEST_COUNT // tensor.element_size())
+        yield from torch.split(tensor.view(-1), LARGEST_CALL // tensor.element_size())

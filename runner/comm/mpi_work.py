@@ -75,10 +75,11 @@ class Caller:
         self._calls.put((work, call))
         return work
 
-    def stop(self) -> None:
-        """Do what has been handed in, then end the thread."""
+    def stop(self, limit: float) -> bool:
+        """Do what has been handed in, then end the thread. Returns whether it has ended, within so many seconds."""
         self._calls.put(None)
-        self._thread.join()
+        self._thread.join(0.0 if self._broken is not None else limit)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while True:

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from runner.comm.job import Job
+from runner.rendezvous.mpi import load_mpi
 
 NAME = "mpi4py"
 _MODULE = "torch.distributed.distributed_c10d"
@@ -21,7 +22,7 @@ def why_not(job: Job) -> str:
     version = job.topology.records[0]["torch"]
     if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < _NEEDED:
         return f"it needs torch 2.14 or newer, and this is {version or 'none'}"
-    if job.endpoint.way != "mpi":
+    if job.endpoint.way != "mpi" and job.size > 1:
         return f"the ranks did not meet by MPI ({job.meeting}); start them with an mpirun"
     return ""
 
@@ -49,6 +50,7 @@ def register(module: Any, job: Job, replaced: str = "") -> None:
         problem = why_not(job)
         if problem:
             raise RuntimeError(f"backend mpi4py: {problem}")
+        load_mpi(job.context)  # one rank has had nobody to meet by it
         from runner.comm.mpi_backend import create_backend
 
         return create_backend(options)

@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import RefusedError, RendezvousError
@@ -63,6 +64,10 @@ def load_mpi(context: LaunchContext) -> Any:
     return MPI
 
 
+# Set where a thread is in an MPI call that will not end: finalising would wait for it, for ever.
+abandoned = threading.Event()
+
+
 def finalize_mpi() -> bool:
     """Finalise MPI, if this process has initialised it and nobody has finalised it.
 
@@ -71,7 +76,7 @@ def finalize_mpi() -> bool:
         manager there; a process that skips them counts as killed.
     """
     MPI = sys.modules.get("mpi4py.MPI")
-    if MPI is None or not MPI.Is_initialized():
+    if MPI is None or not MPI.Is_initialized() or abandoned.is_set():
         return False
     if not MPI.Is_finalized():
         MPI.Finalize()

@@ -61,6 +61,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
         (["--min", "3x"], "'3x' is no size"),
         (["--min", "2K", "--max", "1K"], "--min at most --max"),
         (["fly"], "no operation 'fly'"),
+        (["sendrecv"], "sendrecv takes two ranks"),
     ):
         done = run(*RUNNER, "bench", *arguments)
         assert done.returncode == 2

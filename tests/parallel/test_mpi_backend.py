@@ -12,7 +12,7 @@ from tests.launching import RUNNER, SCRIPTS, ok, own_lines, run, runner
 EVERYTHING = str(SCRIPTS / "every_operation.py")
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_every_operation(ranks: int) -> None:
     done = ok(runner(ranks, EVERYTHING))
     assert done.stdout.count("checks") == ranks
@@ -60,6 +60,20 @@ def test_a_call_that_a_rank_leaves_out_ends_in_an_error(tmp_path: Path) -> None:
     (line,) = own_lines(done)
     assert "rank 0 of 2 on host" in line
     assert "allreduce was not done within 2 s" in line
+
+
+def test_a_group_that_has_failed_can_be_destroyed_and_the_job_ends(tmp_path: Path) -> None:
+    """Its thread is still in MPI's call: nobody waits for that, not even the end of the process."""
+    (tmp_path / "caught.py").write_text(
+        "import time, torch, datetime\nimport torch.distributed as dist\n"
+        "dist.init_process_group('mpi4py', timeout=datetime.timedelta(seconds=1))\n"
+        "if dist.get_rank() == 1: time.sleep(60)\n"
+        "try: dist.all_reduce(torch.ones(4))\n"
+        "except dist.DistBackendError: dist.destroy_process_group(); print('went on')\n"
+    )
+    done = runner(2, "caught.py", cwd=tmp_path, timeout=40)
+    assert done.stdout == "went on\n"
+    assert done.returncode != 0
 
 
 def test_it_is_refused_where_there_is_no_mpi(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
+from runner.comm import mpi_types
+
 warnings.filterwarnings("ignore")
 dist.init_process_group("mpi4py")
 gloo = dist.new_group(backend="gloo")
@@ -143,6 +145,20 @@ dist.all_reduce(tensor)
 same(whole[:, 1:4], (torch.arange(24.0).reshape(4, 6) * size + sum(range(size)))[:, 1:4], "a view")
 same(whole[:, 0], torch.arange(24.0).reshape(4, 6)[:, 0] + rank, "beside the view")
 
+# Larger than one call may be: in pieces, the last of them smaller.
+largest, mpi_types.LARGEST_CALL = mpi_types.LARGEST_CALL, 64
+total = torch.arange(50.0) * size + sum(range(size))
+tensor = torch.arange(50.0) + rank
+dist.all_reduce(tensor)
+same(tensor, total, "all_reduce in pieces")
+tensor = torch.arange(50.0) + rank
+dist.reduce(tensor, 0)
+same(tensor, total if rank == 0 else torch.arange(50.0) + rank, "reduce in pieces")
+tensor = torch.arange(50.0) + rank
+dist.broadcast(tensor, size - 1)
+same(tensor, torch.arange(50.0) + size - 1, "broadcast in pieces")
+mpi_types.LARGEST_CALL = largest
+
 # Uneven parts.
 lengths = [r + 1 for r in range(size)]
 uneven = [torch.empty(n) for n in lengths]
@@ -188,6 +204,21 @@ elif rank == 1:
     for tag, box in boxes.items():
         dist.recv(box, 0, tag=tag)
         same(box, torch.full((1000 * tag,), float(tag)), "tag", tag)
+
+# A message that nobody waits for, whose memory is let go at once, arrives all the same.
+if size > 1 and rank == 0:
+    dist.isend(torch.full((1 << 20,), 7.0), 1)
+    for _ in range(8):
+        torch.zeros(1 << 20)  # what would come to lie in its place
+elif rank == 1:
+    box = torch.empty(1 << 20)
+    dist.recv(box, 0)
+    same(box, torch.full((1 << 20,), 7.0), "a message let go")
+if size > 1 and rank < 2:  # rank 0 moves its message on by the next one
+    other = torch.empty(1)
+    pair = [dist.P2POp(dist.isend, torch.ones(1), 1 - rank), dist.P2POp(dist.irecv, other, 1 - rank)]
+    for work in dist.batch_isend_irecv(pair):
+        work.wait()
 
 # Groups of some of the ranks, two at a time, in another order than the ranks'.
 halves = [list(range(0, size, 2)), list(range(1, size, 2))]

@@ -50,6 +50,13 @@ def test_gpus(seen: list[list[str]], changes: dict[str, Any], status: str, text:
     assert bool(verdict.fix) == (status != "ok")
 
 
+def test_gpus_that_are_not_to_be_used_are_not_judged() -> None:
+    on_cores = job(2, 2)
+    on_cores.device = "cpu"
+    shared = [["GPU-a"], ["GPU-a"], ["GPU-c"], ["GPU-d"]]
+    assert judge_gpus(on_cores, shared, [FINE] * 4).status == "ok"
+
+
 def ring(size: int, slow: set[tuple[int, int]]) -> dict[tuple[int, int], float]:
     return {pair: 0.01 if pair in slow else 2.0 for pairs in _rounds(size) for pair in pairs}
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import RefusedError, UsageError
 from runner.launch.table import LAUNCHERS
-from runner.placement import Resources, place_host
+from runner.placement import Resources, place_host, resources
 
 OPENMPI = next(row for row in LAUNCHERS if row.name == "openmpi")
 
@@ -102,6 +104,14 @@ def test_one_core_binding_is_warned_of_with_the_flag() -> None:
     placed = place_host(OPENMPI, "node1", [seen(cores=[0]), seen(cores=[1])])
     assert "bound each rank to 1 of 8 cores" in placed[0].warning
     assert placed[0].warning.endswith("mpirun --bind-to none")
+
+
+def test_a_job_in_slurm_is_measured_by_its_share_of_the_host() -> None:
+    """Two ranks of four cores each on a large host that others use as well have all that they can get."""
+    cores = os.cpu_count() or 1
+    assert resources({"SLURM_CPUS_ON_NODE": "1"}).host_cores == 1
+    assert resources({"SLURM_CPUS_ON_NODE": str(cores + 8)}).host_cores == cores
+    assert resources({"SLURM_CPUS_ON_NODE": "many"}).host_cores == resources({}).host_cores == cores
 
 
 def test_no_warning_where_there_is_nothing_to_gain() -> None:

@@ -148,6 +148,8 @@ def _measure(job: Job, options: argparse.Namespace, backends: list[str]) -> Iter
 
     names = options.operations or ["allreduce"]
     unknown = [name for name in names if name not in NAMES]
+    if "sendrecv" in names and job.size == 1:
+        raise UsageError("sendrecv takes two ranks; start with mpirun -np 2", told_by_all=True)
     if unknown or options.factor < 2 or options.rounds < 1 or options.min > options.max:
         problem = (
             f"no operation {unknown[0]!r}; there are {', '.join(NAMES)}"
