@@ -19,7 +19,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch._C._distributed_c10d import Backend
 
-from runner.comm.mpi_types import Reduction, as_bytes, as_numbers, in_pieces, is_plain
+from runner.comm.mpi_types import as_bytes, as_numbers, in_pieces, is_plain, reduction_of
 from runner.comm.mpi_work import Caller, MPIWork, seconds_of
 from runner.rendezvous.mpi import abandoned
 
@@ -28,10 +28,14 @@ if TYPE_CHECKING:
 
 # Tags for making communicators: MPI_TAG_UB was 2^23 - 1 or more in every MPI that was tried.
 _TAGS = 1 << 20
+_HEAD_START = 1.0  # seconds by which rank 0 may fail a monitored barrier before the others do
 
 
-def create_backend(options: Any) -> MPIBackend:
+def create_backend(options: Any, label: str) -> MPIBackend:
     """The backend of a group; called on its members only.
+
+    Args:
+        label: how messages name this rank.
 
     Raises:
         RuntimeError: this MPI does not let several threads call it.
@@ -44,16 +48,17 @@ def create_backend(options: Any) -> MPIBackend:
     comm = world.Create_group(members, zlib.crc32(str(options.group_id).encode()) % _TAGS)
     members.Free()
     timeout = options.timeout.total_seconds() if isinstance(options.timeout, timedelta) else float(options.timeout)
-    return MPIBackend(comm, comm.Dup(), timeout)
+    return MPIBackend(comm, comm.Dup(), timeout, label)
 
 
 class MPIBackend(Backend):
     """A group's operations. All ranks of a group call its collectives in the same order."""
 
-    def __init__(self, comm: MPI.Intracomm, messages: MPI.Intracomm, timeout: float) -> None:
+    def __init__(self, comm: MPI.Intracomm, messages: MPI.Intracomm, timeout: float, label: str) -> None:
         super().__init__(comm.rank, comm.size)
         self._comm, self._messages, self._timeout = comm, messages, timeout
-        self._caller = Caller(f"rank {comm.rank} of {comm.size}")
+        self._caller = Caller(label)
+        self._barriers = 0  # monitored ones, as tags: messages on the collectives' communicator are only theirs
         self._under_way: list[_Message] = []  # their memory is MPI's until they are done, whoever has let go of them
 
     def getBackendName(self) -> str:
@@ -86,7 +91,7 @@ class MPIBackend(Backend):
 
     # Collectives: what the thread is to do, with tensors that MPI can take as they are.
 
-    def allreduce(self, tensors: list[Tensor], opts: Any) -> MPIWork:
+    def allreduce(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
         def call() -> None:
             for tensor in tensors:
                 self._allreduce(tensor, opts.reduceOp)
@@ -96,7 +101,7 @@ class MPIBackend(Backend):
     allreduce_coalesced = allreduce
 
     def _allreduce(self, tensor: Tensor, operation: Any) -> None:
-        reduction = Reduction(operation, tensor.dtype, self.size())
+        reduction = reduction_of(operation, tensor.dtype, self.size())
         with _Staged(tensor, reduction.dtype, before=reduction.before) as data:
             in_pieces(
                 data,
@@ -106,10 +111,10 @@ class MPIBackend(Backend):
             )
             reduction.finish(data)
 
-    def reduce(self, tensors: list[Tensor], opts: Any) -> MPIWork:
+    def reduce(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
         def call() -> None:
             (tensor,) = tensors
-            reduction = Reduction(opts.reduceOp, tensor.dtype, self.size())
+            reduction = reduction_of(opts.reduceOp, tensor.dtype, self.size())
             is_root = self.rank() == opts.rootRank
             # What MPI leaves in the others' buffers is not theirs.
             with _Staged(tensor, reduction.dtype, before=reduction.before, keep=is_root) as data:
@@ -127,7 +132,7 @@ class MPIBackend(Backend):
 
         return self._call("reduce", opts, tensors, call)
 
-    def broadcast(self, tensors: list[Tensor], opts: Any) -> MPIWork:
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
         def call() -> None:
             for tensor in tensors:
                 with _Staged(tensor) as data:
@@ -135,10 +140,10 @@ class MPIBackend(Backend):
 
         return self._call("broadcast", opts, tensors, call)
 
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any) -> MPIWork:
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any) -> MPIWork | None:
         return self._call("allgather", opts, [output], lambda: self._all_gather(output, input))
 
-    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork:
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork | None:
         def call() -> None:
             for output, own in zip(outputs, inputs, strict=True):
                 self._all_gather(output, own)
@@ -150,14 +155,14 @@ class MPIBackend(Backend):
         with _Staged(output, receive_only=True) as data:
             self._comm.Allgather(as_bytes(_sendable(own)), as_bytes(data))
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork:
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
         def call() -> None:
             for parts, own in zip(outputs, inputs, strict=True):
                 self._gather_list(parts, own)
 
         return self._call("allgather", opts, [t for parts in outputs for t in parts], call)
 
-    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork:
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
         def call() -> None:
             # A list of ranks, of tensors: the other way round.
             for index, own in enumerate(inputs):
@@ -171,7 +176,7 @@ class MPIBackend(Backend):
         self._comm.Allgatherv(as_bytes(_sendable(own)), [as_bytes(data)[0], sizes, None, MPI.BYTE])
         _hand_out(data, parts)
 
-    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork:
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
         def call() -> None:
             (own,) = inputs
             if self.rank() != opts.rootRank:
@@ -185,7 +190,7 @@ class MPIBackend(Backend):
 
         return self._call("gather", opts, [t for parts in outputs for t in parts], call)
 
-    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> MPIWork:
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> MPIWork | None:
         def call() -> None:
             (output,) = outputs
             with _Staged(output, receive_only=True) as data:
@@ -199,17 +204,17 @@ class MPIBackend(Backend):
 
         return self._call("scatter", opts, outputs, call)
 
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any) -> MPIWork:
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any) -> MPIWork | None:
         return self._call("reduce_scatter", opts, [output], lambda: self._reduce_scatter(output, input, opts.reduceOp))
 
-    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork:
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork | None:
         def call() -> None:
             for output, all_parts in zip(outputs, inputs, strict=True):
                 self._reduce_scatter(output, all_parts, opts.reduceOp)
 
         return self._call("reduce_scatter", opts, outputs, call)
 
-    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> MPIWork:
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> MPIWork | None:
         def call() -> None:
             for output, parts in zip(outputs, inputs, strict=True):
                 counts = [part.numel() for part in parts]
@@ -221,7 +226,7 @@ class MPIBackend(Backend):
     def _reduce_scatter(
         self, output: Tensor, all_parts: Tensor, operation: Any, counts: list[int] | None = None
     ) -> None:
-        reduction = Reduction(operation, output.dtype, self.size())
+        reduction = reduction_of(operation, output.dtype, self.size())
         counts = counts or [output.numel()] * self.size()
         _same(all_parts.numel(), sum(counts), "reduce_scatter: the input's elements")
         prepared = reduction.before(all_parts) if reduction.before else all_parts
@@ -236,7 +241,7 @@ class MPIBackend(Backend):
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any
-    ) -> MPIWork:
+    ) -> MPIWork | None:
         def call() -> None:
             source = _sendable(input)
             with _Staged(output, receive_only=True) as data:
@@ -250,7 +255,7 @@ class MPIBackend(Backend):
 
         return self._call("all_to_all", opts, [output], call)
 
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork:
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork | None:
         def call() -> None:
             source = _joined(inputs)
             received = [_bytes(part) for part in outputs]
@@ -263,13 +268,45 @@ class MPIBackend(Backend):
 
         return self._call("all_to_all", opts, outputs, call)
 
-    def barrier(self, opts: Any) -> MPIWork:
+    def barrier(self, opts: Any) -> MPIWork | None:
         return self._call("barrier", opts, [], self._comm.Barrier)
 
-    def _call(self, what: str, opts: Any, results: list[Tensor], call: Callable[[], object]) -> MPIWork:
-        work = MPIWork(what, results, seconds_of(opts.timeout, self._timeout))
-        self._caller.hand_in(work, call)
-        return work
+    def monitored_barrier(self, opts: Any, wait_all_ranks: bool) -> None:
+        """A barrier in which rank 0 hears from each rank, so that it can name one that has not come.
+
+        Raises:
+            DistBackendError: on rank 0, of the first rank that is missing, or of all; on the others a little later.
+        """
+        limit = seconds_of(opts.timeout, self._timeout)
+        self._barriers += 1
+        tag, nothing = self._barriers % _TAGS, [bytearray(), MPI.BYTE]
+        if self.rank() != 0:
+            self._comm.Isend(nothing, 0, tag).Free()
+            if not _becomes_true(self._comm.Irecv(nothing, 0, tag).Test, limit + _HEAD_START):
+                raise dist.DistBackendError(
+                    f"monitored_barrier: rank 0 did not say within {limit:.0f} s that all are there"
+                )
+            return
+        deadline, missing = time.monotonic() + limit, []
+        arrivals = [(rank, self._comm.Irecv(nothing, rank, tag)) for rank in range(1, self.size())]
+        for rank, arrival in arrivals:
+            if not _becomes_true(arrival.Test, deadline - time.monotonic()):
+                missing.append(rank)
+                if not wait_all_ranks:
+                    break
+        if missing:
+            ranks = ", ".join(map(str, missing))
+            raise dist.DistBackendError(
+                f"monitored_barrier: no word from rank {ranks} of the group within {limit:.0f} s"
+            )
+        for rank, _ in arrivals:
+            self._comm.Isend(nothing, rank, tag).Free()
+
+    def _call(self, what: str, opts: Any, results: list[Tensor], call: Callable[[], object]) -> MPIWork | None:
+        limit = seconds_of(opts.timeout, self._timeout)
+        if not opts.asyncOp and self._caller.call_now(what, limit, call):
+            return None  # which is how torch is told that there is nothing to wait for
+        return self._caller.hand_in(MPIWork(what, results, limit), call)
 
     # Messages: posted at once, so that two ranks may send to each other.
 
@@ -320,13 +357,8 @@ class _Message(MPIWork):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         limit = timeout.total_seconds() if timeout > timedelta(0) else self.limit
-        deadline = time.monotonic() + limit
-        pause = 0.0
-        while not self.move_on():
-            if time.monotonic() > deadline:
-                raise dist.DistBackendError(f"{self.what} was not done within {limit:.0f} s; is the other side there?")
-            time.sleep(pause)
-            pause = min(pause + 2e-6, 1e-3)  # at first at once, later seldom: the other side may need the core
+        if not _becomes_true(self.move_on, limit):
+            raise dist.DistBackendError(f"{self.what} was not done within {limit:.0f} s; is the other side there?")
         return True
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
@@ -339,6 +371,17 @@ class _Message(MPIWork):
             self.wait()
         except Exception as error:
             self.fail(error)
+
+
+def _becomes_true(done: Callable[[], bool], limit: float) -> bool:
+    """Whether it does, within so many seconds."""
+    deadline, pause = time.monotonic() + limit, 0.0
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(pause + 2e-6, 1e-3)  # at first at once, later seldom: the other side may need the core
+    return True
 
 
 class _Staged:

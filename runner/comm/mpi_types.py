@@ -6,7 +6,7 @@ moved is moved as bytes, whatever it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -90,6 +90,21 @@ class Reduction:
                 tensor.div_(self._size, rounding_mode="trunc")
 
 
+def reduction_of(operation: Any, dtype: torch.dtype, size: int) -> Reduction:
+    """The reduction; made once for all that are alike.
+
+    Raises:
+        TypeError: the operation is not defined for the dtype.
+    """
+    kind = getattr(operation, "op", operation)
+    if kind == ReduceOp.PREMUL_SUM:
+        return Reduction(operation, dtype, size)
+    return _alike(kind, dtype, size)
+
+
+_alike = functools.cache(Reduction)
+
+
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether MPI can take the tensor's memory as it is."""
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
@@ -108,12 +123,8 @@ def as_numbers(tensor: torch.Tensor, datatype: MPI.Datatype) -> list[Any]:
 
 def in_pieces(tensor: torch.Tensor, call: Callable[[torch.Tensor], None]) -> None:
     """Call for all of a contiguous tensor, or for one part of it after the other where it is too large for an int."""
-    for part in _parts(tensor):
-        call(part)
-
-
-def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if tensor.numel() * tensor.element_size() <= LARGEST_CALL:
-        yield tensor
+        call(tensor)
     else:
-        yield from torch.split(tensor.view(-1), LARGEST_CALL // tensor.element_size())
+        for part in torch.split(tensor.view(-1), LARGEST_CALL // tensor.element_size()):
+            call(part)

@@ -1,16 +1,21 @@
-"""The thread in which a group's MPI calls are made, one after the other, and the handles that callers wait on."""
+"""Where a group's MPI calls are made, one after the other, and the handles that callers wait on."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import Work
+
+from runner.errors import EXIT_FAILURE
 
 _UNSET = timedelta(milliseconds=-1)
 
@@ -50,14 +55,20 @@ class MPIWork(Work):
 
 
 class Caller:
-    """Makes a group's calls in the order in which they are handed in, in a thread of its own.
+    """Makes a group's calls in the order in which they are handed in.
 
-    MPI's blocking calls cannot be interrupted. What is not done in time fails for those who wait, and so does all that
-    comes after it: the group's ranks no longer agree on where they are.
+    Asynchronous calls are made in a thread of the group's own. A synchronous one is made in its caller's, where nothing
+    is under way: two hand-overs between threads take longer than a small collective.
+
+    MPI's blocking calls cannot be interrupted. An asynchronous one that is not done in time fails for those who wait, and
+    so does all that comes after it: the group's ranks no longer agree on where they are. Where the caller itself is in
+    MPI's call nobody can be told, so the process ends, as it does by NCCL's watchdog.
     """
 
     def __init__(self, label: str) -> None:
         self._label = label
+        self._turn = threading.Lock()  # held by the thread that is in MPI
+        self._inline: _Inline | None = None  # what a caller is doing itself
         self._calls: queue.SimpleQueue[tuple[MPIWork, Callable[[], object]] | None] = queue.SimpleQueue()
         self._open: dict[int, MPIWork] = {}  # handed in and not done
         self._lock = threading.Lock()
@@ -75,6 +86,23 @@ class Caller:
         self._calls.put((work, call))
         return work
 
+    def call_now(self, what: str, limit: float, call: Callable[[], object]) -> bool:
+        """Make a call in this thread, if nothing is under way. Returns whether it was made.
+
+        Raises:
+            Exception: what the call raises.
+        """
+        with self._lock:
+            if self._open or self._inline is not None or self._broken is not None:
+                return False
+            self._inline = _Inline(what, limit, time.monotonic() + limit)
+        try:
+            with self._turn:
+                call()
+        finally:
+            self._inline = None
+        return True
+
     def stop(self, limit: float) -> bool:
         """Do what has been handed in, then end the thread. Returns whether it has ended, within so many seconds."""
         self._calls.put(None)
@@ -90,7 +118,8 @@ class Caller:
             del entry
             try:
                 if self._broken is None:
-                    call()
+                    with self._turn:
+                        call()
             except Exception as error:
                 work.fail(error)
             if self._broken is not None:
@@ -106,12 +135,32 @@ class Caller:
             now = time.monotonic()
             with self._lock:
                 late = [work for work in self._open.values() if now > work.deadline]
+                inline = self._inline
+            if inline is not None and now > inline.deadline:
+                _end_process(self._label, _too_late(inline))
             for work in late:
-                self._broken = torch.distributed.DistBackendError(
-                    f"{self._label}: {work.what} was not done within {work.limit:.0f} s; a rank is missing, slow, or in "
-                    "another call; allow more with --collective-timeout"
-                )
+                self._broken = _too_late(work)
                 work.fail(self._broken)
+
+
+class _Inline(NamedTuple):
+    what: str
+    limit: float  # seconds
+    deadline: float
+
+
+def _too_late(work: MPIWork | _Inline) -> Exception:
+    return torch.distributed.DistBackendError(
+        f"{work.what} was not done within {work.limit:.0f} s; a rank is missing, slow, or in another call; allow more "
+        "with --collective-timeout"
+    )
+
+
+def _end_process(label: str, error: Exception) -> None:
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    print(f"runner: {label} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    os._exit(EXIT_FAILURE)
 
 
 def seconds_of(timeout: Any, default: float) -> float:

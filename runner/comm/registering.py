@@ -53,7 +53,7 @@ def register(module: Any, job: Job, replaced: str = "") -> None:
         load_mpi(job.context)  # one rank has had nobody to meet by it
         from runner.comm.mpi_backend import create_backend
 
-        return create_backend(options)
+        return create_backend(options, job.context.label)
 
     for name in filter(None, (NAME, replaced)):
         module.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])

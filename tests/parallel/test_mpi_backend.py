@@ -62,13 +62,28 @@ def test_a_call_that_a_rank_leaves_out_ends_in_an_error(tmp_path: Path) -> None:
     assert "allreduce was not done within 2 s" in line
 
 
+@pytest.mark.parametrize(("all_ranks", "named"), [(False, "1"), (True, "1, 2")])
+def test_a_monitored_barrier_names_who_is_missing(tmp_path: Path, all_ranks: bool, named: str) -> None:
+    (tmp_path / "missing.py").write_text(
+        "import time, datetime\nimport torch.distributed as dist\n"
+        "dist.init_process_group('mpi4py')\n"
+        "dist.monitored_barrier()\n"
+        "if dist.get_rank() in (1, 2): time.sleep(60)\n"
+        f"dist.monitored_barrier(timeout=datetime.timedelta(seconds=2), wait_all_ranks={all_ranks})\n"
+    )
+    done = runner(4, "missing.py", cwd=tmp_path, timeout=60)
+    assert done.returncode == 1
+    assert "rank 0 of 4" in own_lines(done)[0]
+    assert f"monitored_barrier: no word from rank {named} of the group within 2 s" in own_lines(done)[0]
+
+
 def test_a_group_that_has_failed_can_be_destroyed_and_the_job_ends(tmp_path: Path) -> None:
     """Its thread is still in MPI's call: nobody waits for that, not even the end of the process."""
     (tmp_path / "caught.py").write_text(
         "import time, torch, datetime\nimport torch.distributed as dist\n"
         "dist.init_process_group('mpi4py', timeout=datetime.timedelta(seconds=1))\n"
         "if dist.get_rank() == 1: time.sleep(60)\n"
-        "try: dist.all_reduce(torch.ones(4))\n"
+        "try: dist.all_reduce(torch.ones(4), async_op=True).wait()\n"
         "except dist.DistBackendError: dist.destroy_process_group(); print('went on')\n"
     )
     done = runner(2, "caught.py", cwd=tmp_path, timeout=40)

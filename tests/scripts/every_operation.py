@@ -232,6 +232,8 @@ mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (size,))
 tensor = torch.ones(2)
 dist.all_reduce(tensor, group=mesh.get_group())
 same(tensor, torch.full((2,), float(size)), "a device mesh")
+for _ in range(3):
+    dist.monitored_barrier()
 dist.barrier()
 print(f"rank {rank}: {len(checks)} checks", flush=True)
 if "leave" not in sys.argv:
