@@ -43,7 +43,9 @@ def leave(code: int, *, in_order: bool) -> NoReturn:
     if mpi_has_exit_handlers:
         import ctypes
 
-        ctypes.CDLL(None).exit(code)  # C's exit: its handlers run, the interpreter stays as it is
+        ctypes.PyDLL(None).exit(
+            code
+        )  # C's exit: its handlers run, with the lock that some need, and the interpreter stays
     os._exit(code)
 
 

@@ -41,6 +41,7 @@ class Placement:
     cores: int
     threads: int
     threads_source: str
+    is_crowded: bool = False  # more ranks than cores, where this one runs
     warning: str = ""
 
     @property
@@ -87,6 +88,7 @@ def place_host(launcher: Launcher, host: str, sharers: Sequence[Resources], devi
                 cores=len(own.cores),
                 threads=threads,
                 threads_source=source,
+                is_crowded=_cores_per_rank(own, sharers) < 1,
                 warning=_binding_warning(launcher, own, sharers),
             )
         )
@@ -128,13 +130,22 @@ def _threads(own: Resources, sharers: Sequence[Resources]) -> tuple[int, str]:
     """Cores that the rank may use ÷ ranks that share them; what the user set goes first."""
     if own.user_threads is not None:
         return own.user_threads, "OMP_NUM_THREADS"
-    sharing = sum(1 for other in sharers if set(other.cores) & set(own.cores))
+    sharing = _sharing(own, sharers)
     threads = len(own.cores) // sharing
     text = f"{_counted(len(own.cores), 'core')} ÷ {_counted(sharing, 'rank')} on them"
     if own.quota is not None and own.quota / len(sharers) < threads:
         threads = math.floor(own.quota / len(sharers))
         text = f"a container's quota of {own.quota:g} cores ÷ {_counted(len(sharers), 'rank')}"
     return max(1, threads), text
+
+
+def _sharing(own: Resources, sharers: Sequence[Resources]) -> int:
+    return sum(1 for other in sharers if set(other.cores) & set(own.cores))
+
+
+def _cores_per_rank(own: Resources, sharers: Sequence[Resources]) -> float:
+    share = len(own.cores) / _sharing(own, sharers)
+    return share if own.quota is None else min(share, own.quota / len(sharers))
 
 
 def _counted(number: int, noun: str) -> str:

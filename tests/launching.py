@@ -90,11 +90,11 @@ def ok(completed: subprocess.CompletedProcess[str]) -> subprocess.CompletedProce
     return completed
 
 
-def packages_without_mpi4py(links: Path) -> str:
-    """A PYTHONPATH with all installed packages but mpi4py, for the interpreter below the virtual environment."""
+def packages_without(missing: str, links: Path) -> str:
+    """A PYTHONPATH with all installed packages but one, for the interpreter below the virtual environment."""
     links.mkdir(exist_ok=True)
     for folder in (entry for entry in sys.path if entry.endswith("site-packages")):
         for package in Path(folder).iterdir():
-            if not package.name.startswith(("mpi4py", "__editable__")) and not (links / package.name).exists():
+            if not package.name.startswith((missing, "__editable__")) and not (links / package.name).exists():
                 (links / package.name).symlink_to(package)
     return os.pathsep.join([str(links), str(ROOT)])

@@ -26,22 +26,17 @@ from runner.rendezvous.mpi import abandoned
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Tags for making communicators: MPI_TAG_UB was 2^23 - 1 or more in every MPI that was tried.
-_TAGS = 1 << 20
+# Tags that every MPI has: the standard's least MPI_TAG_UB is 32767, and Intel MPI over TCP has few more than 2^19.
+_TAGS = 1 << 15
 _HEAD_START = 1.0  # seconds by which rank 0 may fail a monitored barrier before the others do
 
 
 def create_backend(options: Any, label: str) -> MPIBackend:
-    """The backend of a group; called on its members only.
+    """The backend of a group; called on its members only. The MPI allows several threads.
 
     Args:
         label: how messages name this rank.
-
-    Raises:
-        RuntimeError: this MPI does not let several threads call it.
     """
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise RuntimeError("backend mpi4py: this MPI allows one thread at a time (no MPI_THREAD_MULTIPLE); use gloo")
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     world = MPI.COMM_WORLD
     members = world.group.Incl(ranks)
@@ -152,8 +147,12 @@ class MPIBackend(Backend):
 
     def _all_gather(self, output: Tensor, own: Tensor) -> None:
         _same(output.numel(), own.numel() * self.size(), "allgather: the output's elements")
+        if is_plain(output) and is_plain(own) and own.data_ptr() == output.data_ptr() + self.rank() * _bytes(own):
+            self._comm.Allgather(MPI.IN_PLACE, as_bytes(output))  # it is in its place: FSDP's way
+            return
         with _Staged(output, receive_only=True) as data:
-            self._comm.Allgather(as_bytes(_sendable(own)), as_bytes(data))
+            source = _apart(_sendable(own), data)
+            self._comm.Allgather(as_bytes(source), as_bytes(data))
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
         def call() -> None:
@@ -173,19 +172,20 @@ class MPIBackend(Backend):
     def _gather_list(self, parts: Sequence[Tensor], own: Tensor) -> None:
         sizes = [_bytes(part) for part in parts]
         data = torch.empty(sum(sizes), dtype=torch.uint8)
-        self._comm.Allgatherv(as_bytes(_sendable(own)), [as_bytes(data)[0], sizes, None, MPI.BYTE])
+        source = _sendable(own)
+        self._comm.Allgatherv(as_bytes(source), [as_bytes(data)[0], sizes, None, MPI.BYTE])
         _hand_out(data, parts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
         def call() -> None:
-            (own,) = inputs
+            (own,) = map(_sendable, inputs)
             if self.rank() != opts.rootRank:
-                self._comm.Gatherv(as_bytes(_sendable(own)), None, opts.rootRank)
+                self._comm.Gatherv(as_bytes(own), None, opts.rootRank)
                 return
             (parts,) = outputs
             sizes = [_bytes(part) for part in parts]
             data = torch.empty(sum(sizes), dtype=torch.uint8)
-            self._comm.Gatherv(as_bytes(_sendable(own)), [as_bytes(data)[0], sizes, None, MPI.BYTE], opts.rootRank)
+            self._comm.Gatherv(as_bytes(own), [as_bytes(data)[0], sizes, None, MPI.BYTE], opts.rootRank)
             _hand_out(data, parts)
 
         return self._call("gather", opts, [t for parts in outputs for t in parts], call)
@@ -230,8 +230,8 @@ class MPIBackend(Backend):
         counts = counts or [output.numel()] * self.size()
         _same(all_parts.numel(), sum(counts), "reduce_scatter: the input's elements")
         prepared = reduction.before(all_parts) if reduction.before else all_parts
-        source = _sendable(prepared.to(reduction.dtype))
         with _Staged(output, reduction.dtype, receive_only=True) as data:
+            source = _apart(_sendable(prepared.to(reduction.dtype)), data)
             send, receive = as_numbers(source, reduction.datatype), as_numbers(data, reduction.datatype)
             if len(set(counts)) == 1:
                 self._comm.Reduce_scatter_block(send, receive, reduction.operation)
@@ -243,8 +243,8 @@ class MPIBackend(Backend):
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any
     ) -> MPIWork | None:
         def call() -> None:
-            source = _sendable(input)
             with _Staged(output, receive_only=True) as data:
+                source = _apart(_sendable(input), data)
                 sent, received = (
                     _split_bytes(tensor, splits, self.size())
                     for tensor, splits in ((source, input_splits), (data, output_splits))
@@ -419,6 +419,12 @@ def _sendable(tensor: Tensor) -> Tensor:
     if is_plain(tensor):
         return tensor
     return tensor.detach().to("cpu").contiguous().resolve_conj().resolve_neg()
+
+
+def _apart(source: Tensor, target: Tensor) -> Tensor:
+    """The source, or a copy where it shares memory with the target, which MPI forbids."""
+    start, other = source.data_ptr(), target.data_ptr()
+    return source.clone() if start < other + _bytes(target) and other < start + _bytes(source) else source
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -111,13 +111,13 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def as_bytes(tensor: torch.Tensor) -> list[Any]:
-    """A buffer of the tensor's memory, to be moved."""
+    """A buffer of the tensor's memory, to be moved. It does not keep the tensor: hold it by a name until MPI is done."""
     size = tensor.numel() * tensor.element_size()
     return [MPI.memory.fromaddress(tensor.data_ptr(), size), MPI.BYTE]
 
 
 def as_numbers(tensor: torch.Tensor, datatype: MPI.Datatype) -> list[Any]:
-    """A buffer of the tensor's memory, to be computed with."""
+    """A buffer of the tensor's memory, to be computed with. It does not keep the tensor either."""
     return [MPI.memory.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size()), datatype]
 
 

@@ -30,6 +30,25 @@ def serve_store(job: Job) -> TCPStore | None:
     )
 
 
+def backend_for(job: Job) -> tuple[str, str]:
+    """(the backend of a workload's group, why it is that). Imports no torch."""
+    if job.backend != "auto":
+        return job.backend, "as asked for"
+    if job.placement.device == "cuda":
+        return "nccl", "for GPUs"
+    if job.size == 1:
+        return "gloo", "one rank talks to nobody"
+    problem = why_not(job)
+    if not problem and any(placement.is_crowded for placement in job.placements):
+        problem = "MPI waits by spinning, and there are more ranks than cores"
+    return ("gloo", f"{NAME} is faster, but {problem}") if problem else (NAME, "by the MPI that started the job")
+
+
+def network_backend(job: Job) -> str:
+    """The one that needs no MPI: what a script that knows nothing of the runner asks for."""
+    return "nccl" if job.placement.device == "cuda" else "gloo"
+
+
 def start_process_group(job: Job) -> TCPStore | None:
     """Initialise torch.distributed's default group for a workload. Returns the store to keep.
 
@@ -40,9 +59,7 @@ def start_process_group(job: Job) -> TCPStore | None:
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-    backend = job.backend
-    if backend == "auto":
-        backend = "nccl" if job.placement.device == "cuda" else "gloo"
+    backend, _ = backend_for(job)
     if backend == "nccl" and job.placement.device != "cuda":
         raise UsageError("--backend nccl needs GPUs; say --backend gloo, or run where GPUs are", told_by_all=True)
     if backend == NAME and why_not(job):
@@ -51,8 +68,7 @@ def start_process_group(job: Job) -> TCPStore | None:
         raise UsageError(
             f"this torch ({torch.__version__}) was built without {backend}; say --backend gloo", told_by_all=True
         )
-    if backend == NAME:
-        register(dist.distributed_c10d, job)
+    register(dist.distributed_c10d, job)
     device = None
     if job.placement.device == "cuda":
         device = torch.device(job.placement.torch_device)

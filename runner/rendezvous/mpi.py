@@ -64,6 +64,12 @@ def load_mpi(context: LaunchContext) -> Any:
     return MPI
 
 
+def threads_may_call() -> bool:
+    """Whether the MPI that is loaded lets several threads call it at once."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    return MPI is None or bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
 # Set where a thread is in an MPI call that will not end: finalising would wait for it, for ever.
 abandoned = threading.Event()
 

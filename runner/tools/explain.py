@@ -10,6 +10,7 @@ from typing import Any
 
 from runner.comm.environment import settings
 from runner.comm.job import Job
+from runner.comm.process_group import backend_for
 from runner.launch.processes import on_terminal
 from runner.options import Parser
 
@@ -37,6 +38,7 @@ def facts_of(job: Job) -> dict[str, Any]:
         "size": job.size,
         "sources": topology.records[0]["sources"],
         "rendezvous": {"way": job.endpoint.way, "why": job.meeting},
+        "backend": dict(zip(("name", "why"), backend_for(job), strict=True)),
         "endpoint": {"host": job.endpoint.host, "port": job.endpoint.port, "interface": job.endpoint.interface},
         "settings": settings(job),
         "versions": {name: topology.records[0][name] for name in ("runner", "python", "torch")},
@@ -77,6 +79,7 @@ def _print_tables(facts: dict[str, Any]) -> None:
         f"(by {facts['rendezvous']['way']}: {facts['rendezvous']['why']})",
         markup=False,
     )
+    console.print(f"backend     {facts['backend']['name']} ({facts['backend']['why']})", markup=False)
     for ignored in facts["ignored"]:
         console.print(f"ignored     {', '.join(ignored['variables'])}: {ignored['why']}", markup=False)
     console.print("versions    " + ", ".join(f"{n} {v or 'none'}" for n, v in facts["versions"].items()), markup=False)

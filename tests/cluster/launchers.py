@@ -31,7 +31,16 @@ Launch = Callable[[Cluster, Sequence[int], Sequence[str]], "subprocess.Completed
 def openmpi4(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Debian's Open MPI 4.1, with the stand-in for ssh."""
     options = ["--mca", "plm_rsh_agent", vc.agent, "--mca", "btl_tcp_if_include", "eth0"]
-    options += ["--mca", "oob_tcp_if_include", "eth0", "--oversubscribe", "--host", _with_slots(vc, slots)]
+    options += [
+        "--mca",
+        "oob_tcp_if_include",
+        "eth0",
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        "--host",
+        _with_slots(vc, slots),
+    ]
     return vc.run("node1", [DEBIAN_MPIRUN, *options, "-np", str(sum(slots)), *program])
 
 

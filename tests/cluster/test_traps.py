@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster.launchers import BIN, LAUNCHERS, PREFIXES
 from tests.cluster.virtual import Cluster, cluster
-from tests.launching import RUNNER, SCRIPTS, ok, own_lines, packages_without_mpi4py
+from tests.launching import RUNNER, SCRIPTS, ok, own_lines, packages_without
 
 TRAINING = str(SCRIPTS / "ddp_training.py")
 
@@ -88,7 +88,7 @@ def test_the_users_interface_is_kept(vc: Cluster) -> None:
 
 def bare_python(vc: Cluster) -> list[str]:
     """This interpreter with all packages but mpi4py."""
-    path = packages_without_mpi4py(vc.folder / "packages")
+    path = packages_without("mpi4py", vc.folder / "packages")
     return ["env", f"PYTHONPATH={path}", getattr(sys, "_base_executable", sys.executable)]
 
 

@@ -164,6 +164,7 @@ def up(hosts: int = 2, *, slurm: bool = False, family: int = 4, networks: int = 
     if problem:
         raise ClusterError(problem)
     _reap()
+    _remove_stale_memory()
     number, folder = _take_number()
     names = tuple(f"node{index}" for index in range(1, hosts + 1))
     made = Cluster(number, names, family, folder)
@@ -236,6 +237,20 @@ def _take_number() -> tuple[int, Path]:
             continue
         return number, folder
     raise ClusterError(f"{STATE} holds 250 clusters; take some down")
+
+
+def _remove_stale_memory() -> None:
+    """Shared memory that an MPICH left behind when it was killed.
+
+    MPICH names it after the job, and the jobs of every cluster count from 1: the next job of that name could not start.
+    """
+    mapped = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            mapped += maps.read_text()
+    for segment in Path("/dev/shm").glob("mpich_shm_*"):
+        if str(segment) not in mapped:
+            segment.unlink(missing_ok=True)
 
 
 def _reap() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.launching import RUNNER, mpirun, ok, packages_without_mpi4py, run, runner
+from tests.launching import RUNNER, mpirun, ok, packages_without, run, runner
 
 HOST = socket.gethostname()
 
@@ -31,6 +32,8 @@ def test_under_mpirun(ranks: int) -> None:
     assert found["launcher"]["name"] == "openmpi"
     assert all(rank["sources"]["rank"] == "OMPI_COMM_WORLD_RANK" for rank in found["ranks"])
     assert found["rendezvous"]["way"] == ("mpi" if ranks > 1 else "single")
+    has_cores = 1 < ranks <= len(os.sched_getaffinity(0))  # MPI spins
+    assert found["backend"]["name"] == ("mpi4py" if has_cores else "gloo")
     assert found["endpoint"]["interface"] == "lo"
     assert found["endpoint"]["port"] > 0
     assert found["settings"]["GLOO_SOCKET_IFNAME"] == "lo"
@@ -50,6 +53,8 @@ def test_by_the_users_endpoint() -> None:
         port = probe.getsockname()[1]
     found = facts(2, MASTER_ADDR="localhost", MASTER_PORT=str(port))
     assert found["rendezvous"]["way"] == "env"
+    assert found["backend"]["name"] == "gloo"
+    assert "did not meet by MPI" in found["backend"]["why"]
     assert (found["endpoint"]["host"], found["endpoint"]["port"]) == ("localhost", port)
 
 
@@ -73,7 +78,7 @@ def test_under_torchrun_with_its_store() -> None:
 
 def test_without_mpi4py_a_single_host_still_works(tmp_path: Path) -> None:
     base = getattr(sys, "_base_executable", sys.executable)
-    path = packages_without_mpi4py(tmp_path / "packages")
+    path = packages_without("mpi4py", tmp_path / "packages")
     found = json.loads(ok(mpirun(2, base, "-m", "runner", "explain", "--json", PYTHONPATH=path)).stdout)
     assert found["rendezvous"] == {"way": "file", "why": "one host; no MPI: mpi4py is not installed"}
 

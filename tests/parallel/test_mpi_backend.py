@@ -41,6 +41,14 @@ def test_training_gives_what_gloo_gives(tmp_path: Path) -> None:
     assert losses(tmp_path / "mpi4py") == pytest.approx(losses(tmp_path / "gloo"), rel=1e-9)
 
 
+def test_workloads_get_it_where_the_ranks_met_by_mpi(tmp_path: Path) -> None:
+    (tmp_path / "which.py").write_text(
+        "import torch.distributed as dist\ndef main(run, argv): run.say(dist.get_backend())\n"
+    )
+    for options, backend in (([], "mpi4py"), (["--rendezvous", "file"], "gloo"), (["--backend", "gloo"], "gloo")):
+        assert ok(runner(2, *options, "which", cwd=tmp_path)).stdout == f"{backend}\n"
+
+
 def test_a_script_that_asks_for_gloo_gets_it() -> None:
     done = ok(runner(2, "--replace-backend", "gloo=mpi4py", str(SCRIPTS / "backend_names.py"), "gloo"))
     assert sorted(done.stdout.splitlines()) == ["rank 0: mpi4py 2.0", "rank 1: mpi4py 2.0"]

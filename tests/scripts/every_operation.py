@@ -170,6 +170,35 @@ dist.all_to_all_single(output, torch.arange(float(sum(lengths))), [rank + 1] * s
 first = sum(range(rank + 1))
 same(output, torch.arange(first, first + rank + 1.0).repeat(size), "all_to_all_single with splits")
 
+# What is sent is not contiguous: a copy is, and has to live as long as the call.
+columns = (torch.arange(1 << 16, dtype=torch.float32).reshape(256, 256) + rank).t()
+everyone = torch.stack([columns - rank + r for r in range(size)])
+for _ in range(20):
+    joined = torch.empty(size, 256, 256)
+    dist.all_gather_into_tensor(joined, columns)
+    same(joined, everyone, "all_gather_into_tensor of columns")
+    gathered = [torch.empty(256, 256) for _ in range(size)]
+    dist.all_gather(gathered, columns)
+    same(torch.stack(gathered), everyone, "all_gather of columns")
+    dist.gather(columns, gathered if rank == 0 else None, 0)
+    same(torch.stack(gathered), everyone, "gather of columns")
+
+# Buffers that share memory.
+together = torch.full((size, 5), -1.0)
+together[rank] = rank
+dist.all_gather_into_tensor(together, together[rank])
+same(together, torch.arange(float(size)).repeat_interleave(5).reshape(size, 5), "all_gather_into_tensor in place")
+if size > 1:
+    together[(rank + 1) % size] = rank
+    dist.all_gather_into_tensor(together, together[(rank + 1) % size])
+    same(together, torch.arange(float(size)).repeat_interleave(5).reshape(size, 5), "all_gather_into_tensor within")
+together.fill_(rank)
+dist.reduce_scatter_tensor(together[rank], together)
+same(together[rank], torch.full((5,), float(sum(range(size)))), "reduce_scatter_tensor into its input")
+together.fill_(rank)
+dist.all_to_all_single(together, together)
+same(together, torch.arange(float(size)).repeat_interleave(5).reshape(size, 5), "all_to_all_single into its input")
+
 # AVG of truth values, bits of floats: refused with a line, and the group goes on.
 for kind, dtype in ((ReduceOp.AVG, torch.bool), (ReduceOp.BAND, torch.float32)):
     try:

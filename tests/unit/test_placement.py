@@ -47,6 +47,21 @@ def test_some_gpus_overlap() -> None:
     assert devices([seen(["a", "b"]), seen(["b", "a"]), seen(["b", "c"])]) == ["cuda:0", "cuda:0", "cuda:1"]
 
 
+@pytest.mark.parametrize(
+    ("sharers", "crowded"),
+    [
+        ([seen(host_cores=4)] * 4, False),
+        ([seen(host_cores=4)] * 5, True),
+        ([seen(host_cores=8, quota=2.0)] * 2, False),
+        ([seen(host_cores=8, quota=2.0)] * 3, True),
+        ([seen(cores=[0]), seen(cores=[0])], True),
+        ([seen(cores=[0]), seen(cores=[1])], False),
+    ],
+)
+def test_more_ranks_than_cores_are_a_crowd(sharers: list[Resources], crowded: bool) -> None:
+    assert {placement.is_crowded for placement in place_host(OPENMPI, "node1", sharers)} == {crowded}
+
+
 def test_more_ranks_than_gpus_is_refused_with_the_flag() -> None:
     with pytest.raises(
         RefusedError, match=r"3 ranks on host node1 but 2 GPUs.*mpirun --map-by ppr:2:node.*--device cpu"

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.comm.job import Job
-from runner.comm.process_group import start_process_group
-from runner.comm.registering import register, why_not
+from runner.comm.process_group import network_backend, start_process_group
+from runner.comm.registering import why_not
 from runner.errors import UsageError
 from runner.launch.processes import on_terminal
 from runner.options import Parser
@@ -157,8 +157,7 @@ def _measure(job: Job, options: argparse.Namespace, backends: list[str]) -> Iter
             else ("--factor is at least 2, --rounds at least 1, --min at most --max")
         )
         raise UsageError(problem, told_by_all=True)
-    _held.append(start_process_group(replace(job, backend="auto")))
-    register(dist.distributed_c10d, job)
+    _held.append(start_process_group(replace(job, backend=network_backend(job))))
     groups = {name: dist.new_group(backend=name) for name in backends if name != "mpi"}
     device = torch.device(job.placement.torch_device)
     for name in names:

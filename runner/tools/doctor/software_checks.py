@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from runner.comm.job import Job
+from runner.comm.registering import why_not
 from runner.tools.doctor.examine import Team, Verdict, fail, grouped, ok, warn, where
 
 _SLOW_IMPORT = 15.0  # seconds; on a local disk it takes 1.3 to 1.9 (measured, torch 2.14)
@@ -44,7 +45,10 @@ def mpi_backend(job: Job, team: Team) -> Verdict:
         )
     if found[0]:
         return ok("this torch was built with MPI: --backend mpi")
-    return ok("not in this torch; the wheels have none, so workloads talk by gloo or NCCL")
+    problem = why_not(job)
+    if problem:
+        return ok(f"not in this torch; mpi4py does not stand in for it: {problem}")
+    return ok("not in this torch; mpi4py stands in for it on CPUs")
 
 
 def horovod(job: Job, team: Team) -> Verdict:

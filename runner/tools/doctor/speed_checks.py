@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from runner.comm.job import Job
-from runner.comm.process_group import start_process_group
+from runner.comm.process_group import network_backend, start_process_group
 from runner.tools.doctor.examine import Team, Verdict, counted, ok, warn, where
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _held: list[Any] = []  # the store, for as long as the process lives
 
 
 def allreduce(job: Job, team: Team) -> Verdict:
-    """Start the group that a workload would get, sum, and time it."""
+    """Start the group that a script would get, sum, and time it."""
     import torch
     import torch.distributed as dist
 
@@ -38,7 +38,7 @@ def allreduce(job: Job, team: Team) -> Verdict:
         return ok("one rank: nothing to reduce")
     # NCCL's own watchdog would end the process, and the report with it.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    _held.append(start_process_group(replace(job, collective_timeout=_STARTING)))
+    _held.append(start_process_group(replace(job, backend=network_backend(job), collective_timeout=_STARTING)))
     device = _device(job)
     seconds = {}
     for title, size in _SIZES.items():

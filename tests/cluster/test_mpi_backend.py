@@ -1,0 +1,25 @@
+"""The backend mpi4py on every MPI there is, with messages between two hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.launchers import LAUNCHERS
+from tests.cluster.virtual import Cluster
+from tests.launching import RUNNER, SCRIPTS, ok
+
+MPIS = ["openmpi4", "openmpi5", "mpich", "intelmpi", "srun-pmi2"]
+
+
+@pytest.mark.parametrize("name", MPIS)
+def test_every_operation(vc: Cluster, name: str) -> None:
+    done = ok(LAUNCHERS[name](vc, [1, 1], [*RUNNER, str(SCRIPTS / "every_operation.py")]))
+    assert done.stdout.count("checks") == 2
+
+
+@pytest.mark.parametrize("name", ["openmpi4", "mpich", "intelmpi"])
+def test_pytorchs_ways_to_be_parallel_run_on_it(vc: Cluster, name: str, tmp_path: Path) -> None:
+    done = ok(LAUNCHERS[name](vc, [1, 1], [*RUNNER, str(SCRIPTS / "parallelisms.py"), "mpi4py", str(tmp_path)]))
+    assert {"rank 0: pipeline", "rank 1: pipeline"} <= set(done.stdout.splitlines())
