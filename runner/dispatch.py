@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from runner.comm.environment import settings, torchrun_variables
+from runner.comm.horovod import prepare_when_imported
 from runner.comm.job import Job
-from runner.comm.process_group import serve_store, start_process_group
-from runner.comm.registering import register_when_imported, why_not
+from runner.comm.process_group import backend_for, serve_store, start_process_group
+from runner.comm.registering import NAME, register_when_imported, why_not
 from runner.errors import UsageError
 from runner.target import Target
 from runner.tools import load_tool, works_alone
@@ -27,7 +28,8 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
     if not (
         target.kind == "tool" and works_alone(target.name)
     ):  # what such a tool starts has threads and interfaces of its own
-        os.environ.update(settings(job))
+        by_mpi = target.kind == "workload" and backend_for(job)[0] == NAME
+        os.environ.update(settings(job, spare_core=by_mpi))
     if target.kind == "tool":
         load_tool(target.name)(job, list(arguments))
     elif target.kind == "workload":
@@ -39,6 +41,7 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
             raise UsageError(f"--replace-backend: {why_not(job)}", told_by_all=True)
         _held.append(serve_store(job))
         register_when_imported(job, job.replaced_backend)
+        prepare_when_imported(job)
         if target.kind == "script":
             _run_script(str(target.path), arguments)
         else:
@@ -52,6 +55,7 @@ def _run_workload(name: str, arguments: Sequence[str], job: Job) -> None:
     from runner.training.run import Run
 
     _held.append(start_process_group(job))
+    prepare_when_imported(job)
     main(Run(job=job, workload=name), list(arguments))
 
 

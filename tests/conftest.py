@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,19 +11,23 @@ import pytest
 from tests.cluster.virtual import missing
 from tests.launching import ROOT
 
-left_out: list[str] = []  # why the tests of the virtual cluster are not run
+left_out: list[str] = []  # which tests are not run, and why
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Fast ones first: unit tests before those that start launchers; without what a cluster needs, none of those."""
+    """Fast ones first: unit tests before those that start launchers; none of those whose launchers are not there."""
     order = {"unit": 0, "parallel": 1, "cluster": 2, "faults": 3, "gpu": 4}
     items.sort(key=lambda item: order.get(item.path.parent.name, 9))
-    reason = missing(slurm=True) or _missing_mpi()
-    clustered = [item for item in items if "cluster" in item.path.parts]
-    if reason and clustered:
-        items[:] = [item for item in items if item not in clustered]
-        config.hook.pytest_deselected(items=clustered)
-        left_out.append(f"{len(clustered)} tests of the virtual cluster are left out: {reason}")
+    needs = {
+        "the virtual cluster": (lambda path: "cluster" in path.parts, missing(slurm=True) or _missing_mpi()),
+        "Horovod": (lambda path: path.stem == "test_horovod", _missing_horovod()),
+    }
+    for what, (belongs, reason) in needs.items():
+        without = [item for item in items if reason and belongs(item.path)]
+        if without:
+            items[:] = [item for item in items if item not in without]
+            config.hook.pytest_deselected(items=without)
+            left_out.append(f"{len(without)} tests of {what} are left out: {reason}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -39,6 +44,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             f"{len(skipped) + len(left_out)} skipped or left out in CI, which counts as failed", red=True
         )
         session.exitstatus = 1
+
+
+def _missing_horovod() -> str:
+    return "" if find_spec("horovod") else "it is not installed: make horovod"
 
 
 def _missing_mpi() -> str:

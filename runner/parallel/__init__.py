@@ -1,4 +1,4 @@
-"""Strategies, by the name a user types: from (model, optimizer factory, mesh) to (model, optimizer).
+"""Strategies, by the name a user types: from (model, optimizer factory, mesh, gradients) to (model, optimizer).
 
 Others come from packages with an entry point ``runner.strategies``.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,23 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
-    Strategy = Callable[[nn.Module, OptimizerFactory, DeviceMesh], tuple[nn.Module, Optimizer]]
+    Strategy = Callable[[nn.Module, OptimizerFactory, DeviceMesh, "GradientOptions"], tuple[nn.Module, Optimizer]]
 
 STRATEGIES = {
     "ddp": "runner.parallel.ddp:ddp",
+    "horovod": "runner.parallel.horovod:horovod",
 }
+
+
+COMPRESSIONS = ("none", "fp16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientOptions:
+    """How the gradients of a step come together."""
+
+    compression: str = "none"  # on the wire: one of COMPRESSIONS
+    micro_batches: int = 1  # backward passes per step; the gradients are exchanged in the last
 
 
 def strategy_names() -> list[str]:

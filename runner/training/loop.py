@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,7 @@ def fit(
     device, dtype = run.device, getattr(torch, options.dtype)
     bare = task.model.to(device, dtype)
     resumed = _read_checkpoint(run, options, bare)
-    model, optimizer = load_strategy(options.strategy)(bare, task.optimizer, run.mesh)
+    model, optimizer = load_strategy(options.strategy)(bare, task.optimizer, run.mesh, options.gradients)
     position = checkpoint.restore(resumed, bare, optimizer) if resumed else Position()
     sampler = ShardSampler(len(task.train_data), run.rank, run.size, options.seed)  # type: ignore[arg-type]  # data sets here have a length
     loader = train_loader(task.train_data, sampler, options.batch_size, options.workers)
@@ -104,15 +104,14 @@ def fit(
         while position.epoch < options.epochs and position.step < last_step:
             sampler.epoch, sampler.skip = position.epoch, position.samples
             meter.start()
-            for inputs, targets in loader:
-                outputs = model(inputs.to(device, dtype, non_blocking=True))
-                loss = task.loss(outputs, _to(targets, device, dtype))
+            for batch in loader:
+                inputs, targets = batch[0].to(device, dtype, non_blocking=True), _to(batch[1], device, dtype)
                 optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]  # torch gives it no types
+                loss = _backward(model, task, inputs, targets, options.gradients.micro_batches)
                 optimizer.step()
                 position.step += 1
                 position.samples += meter.global_batch
-                meter.add(loss.detach(), position, optimizer.param_groups[0]["lr"])
+                meter.add(loss, position, optimizer.param_groups[0]["lr"])
                 for hook in on_step:
                     hook(state)
                 show.step(position.epoch, position.samples // meter.global_batch)
@@ -144,6 +143,19 @@ def fit(
     result = Result(position.step, meter.overall(), *(evaluation or (None, None)))
     run.say(_summary(result, task, options))
     return result
+
+
+def _backward(model: nn.Module, task: Task, inputs: Tensor, targets: Tensor, parts: int) -> Tensor:
+    """Add the gradients of a batch, computed in so many equal parts. Returns the batch's loss, detached."""
+    losses = []
+    # DDP exchanges gradients in every backward pass unless it is told not to; Horovod's optimizer counts the passes.
+    wait = getattr(model, "no_sync", nullcontext)
+    for number, (part, wanted) in enumerate(zip(inputs.chunk(parts), targets.chunk(parts), strict=True), 1):
+        with nullcontext() if number == parts else wait():
+            loss = task.loss(model(part), wanted) / parts
+            loss.backward()  # type: ignore[no-untyped-call]  # torch gives it no types
+        losses.append(loss.detach())
+    return torch.stack(losses).sum()
 
 
 class _Meter:

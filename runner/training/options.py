@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.errors import UsageError
 from runner.options import Parser, add_runner_options
-from runner.parallel import strategy_names
+from runner.parallel import COMPRESSIONS, GradientOptions, strategy_names
 from runner.training.run import Run
 
 
@@ -26,6 +26,7 @@ class TrainingOptions:
     seed: int
     dtype: str  # of the parameters and the inputs: float32, float64
     strategy: str
+    gradients: GradientOptions
     workers: int  # data loader processes per rank
     data: str
     data_dir: Path
@@ -102,6 +103,16 @@ def workload_parser(run: Run, description: str | None, *, data: Sequence[str], *
     group.add_argument(
         "--strategy", choices=strategy_names(), default="ddp", help="how the model is parallel (default: %(default)s)"
     )
+    group.add_argument(
+        "--micro-batches",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="accumulate gradients: compute each batch in N parts, of a whole number of samples",
+    )
+    group.add_argument(
+        "--compression", choices=COMPRESSIONS, default="none", help="of gradients on the wire (default: %(default)s)"
+    )
     group = parser.add_argument_group("data")
     group.add_argument("--data", choices=data, default=data[0], help="which data (default: %(default)s)")
     group.add_argument(
@@ -147,14 +158,20 @@ def read_options(run: Run, parser: Parser, argv: Sequence[str]) -> tuple[Trainin
         UsageError: an option is wrong, or output cannot be written where it should.
     """
     given = parser.parse_args(argv)
+    batch_size = _batch_per_rank(given, run.size)
+    if batch_size % given.micro_batches:
+        raise UsageError(
+            f"--micro-batches {given.micro_batches} does not divide a rank's batch of {batch_size}", told_by_all=True
+        )
     options = TrainingOptions(
         epochs=given.epochs,
         max_steps=given.max_steps,
-        batch_size=_batch_per_rank(given, run.size),
+        batch_size=batch_size,
         lr=given.lr * (run.size if given.scale_lr else 1),
         seed=given.seed,
         dtype=given.dtype,
         strategy=given.strategy,
+        gradients=GradientOptions(compression=given.compression, micro_batches=given.micro_batches),
         workers=given.workers,
         data=given.data,
         data_dir=given.data_dir,

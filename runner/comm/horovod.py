@@ -1,0 +1,92 @@
+"""Horovod's start: by the job's MPI, or by its own gloo with the ranks that have met.
+
+Started by horovodrun, or where MPI started the ranks, Horovod finds its way itself. Anywhere else (srun without PMI, torchrun,
+one host without MPI) every process would take itself for the only one; so, as soon as a program imports it, rank 0 runs
+Horovod's rendezvous server and all ranks get the variables that horovodrun would have set.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from importlib.util import find_spec
+from typing import Any
+
+from runner.comm.importing import when_imported
+from runner.comm.job import Job
+from runner.errors import RefusedError, UsageError
+
+_MODULE = "horovod.torch"
+_KEY = "horovod"  # under which rank 0's server is in the job's store
+_HOW = "make horovod builds and installs it (python envs/build_horovod.py in another environment)"
+
+_held: list[Any] = []  # rank 0's server, for as long as the process lives
+
+
+def prepare_when_imported(job: Job) -> None:
+    """Have ``hvd.init()`` find the other ranks in a program that is yet to import Horovod."""
+    finds_them_itself = job.endpoint.way == "mpi" or "HOROVOD_RANK" in os.environ or job.size == 1
+    if not finds_them_itself and find_spec("horovod") is not None:
+        when_imported(_MODULE, lambda: _prepare(job))
+
+
+def start_horovod(size: int) -> Any:
+    """Import ``horovod.torch`` and initialise it. Returns the module.
+
+    Raises:
+        UsageError: it is not installed, or does not load.
+        RefusedError: it sees another number of ranks.
+    """
+    if find_spec("horovod") is None:
+        raise UsageError(f"Horovod is not installed; {_HOW}", told_by_all=True)
+    try:
+        import horovod.torch as hvd
+    except Exception as error:  # a symbol that this torch has not, a library that is not there
+        reason = " ".join(str(error).split())
+        raise UsageError(f"Horovod does not load ({reason[:200]}); {_HOW}", told_by_all=True) from None
+    hvd.init()
+    if hvd.size() != size:
+        raise RefusedError(
+            f"Horovod sees {hvd.size()} ranks, and there are {size}: it was built for another MPI; {_HOW}",
+            told_by_all=True,
+        )
+    return hvd
+
+
+def _prepare(job: Job) -> None:
+    from horovod.runner.common.util.hosts import SlotInfo
+    from torch._C._distributed_c10d import TCPStore
+
+    slots = []
+    for rank, record in enumerate(job.topology.records):
+        local = job.topology.local_rank(rank)
+        beside = [host.ranks[local] for host in job.topology.hosts if local < len(host.ranks)]
+        sizes = (job.size, job.topology.local_size(rank), len(beside))
+        slots.append(SlotInfo(record["host"], rank, local, beside.index(rank), *sizes))
+    timeout = timedelta(seconds=job.collective_timeout)
+    store = TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=timeout)
+    if job.rank == 0:
+        store.set(_KEY, str(_serve(slots)))
+    own = slots[job.rank]
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    values = {f"HOROVOD_{name.upper()}": value for name, value in vars(own).items()} | {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": job.endpoint.host,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": store.get(_KEY).decode(),
+        "HOROVOD_GLOO_IFACE": interface or job.endpoint.interface,
+    }
+    for name, value in values.items():
+        os.environ.setdefault(name, str(value))
+
+
+def _serve(slots: Sequence[Any]) -> int:
+    """Start the rendezvous server that horovodrun has. Returns its port."""
+    from horovod.runner.http.http_server import RendezvousServer
+
+    server = RendezvousServer()
+    port: int = server.start()
+    server.init(slots)
+    _held.append(server)
+    return port

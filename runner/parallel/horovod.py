@@ -1,0 +1,35 @@
+"""Data parallel by Horovod's ring-allreduce: gradients are averaged by its background thread, fused into larger pieces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+
+from runner.comm.horovod import start_horovod
+
+if TYPE_CHECKING:
+    from runner.parallel import GradientOptions, OptimizerFactory
+
+
+def horovod(
+    model: nn.Module, optimizer: OptimizerFactory, mesh: DeviceMesh, gradients: GradientOptions
+) -> tuple[nn.Module, Optimizer]:
+    """Leave the model as it is on rank 0, and have the optimizer average the gradients before it steps.
+
+    Raises:
+        UsageError: Horovod is not installed, or does not load.
+    """
+    hvd = start_horovod(mesh.size())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    own = optimizer(model.parameters())
+    hvd.broadcast_optimizer_state(own, root_rank=0)
+    averaging: Optimizer = hvd.DistributedOptimizer(
+        own,
+        named_parameters=model.named_parameters(),
+        compression=getattr(hvd.Compression, gradients.compression),
+        backward_passes_per_step=gradients.micro_batches,
+    )
+    return model, averaging

@@ -1,0 +1,118 @@
+"""Real Horovod: built for this torch and this MPI, as strategy, in its own scripts, and started by its own launcher."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launching import RUNNER, SCRIPTS, mpirun, ok, own_lines, packages_without, run, runner
+
+SCRIPT = str(SCRIPTS / "horovod_training.py")
+BIN = Path(sys.executable).parent
+HOROVODRUN = [str(BIN / "horovodrun"), "-np", "2"]
+PATH = {"PATH": f"{BIN}:/usr/bin:/bin:/usr/sbin:/sbin"}
+SHORT = ["--data", "digits", "--dtype", "float64"]
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_it_has_both_controllers() -> None:
+    text = ok(run(HOROVODRUN[0], "--check-build", **PATH)).stdout
+    assert [
+        line.split("]")[0][-1]
+        for line in map(str.rstrip, text.splitlines())
+        if line.endswith(("PyTorch", "MPI", "Gloo"))
+    ] == ["X"] * 5
+
+
+@pytest.mark.parametrize("options", [[], ["--micro-batches", "4"], ["--compression", "fp16"]], ids=" ".join)
+def test_the_strategy_gives_what_ddp_gives(tmp_path: Path, options: list[str]) -> None:
+    for strategy in ("ddp", "horovod"):
+        where = ["--strategy", strategy, "--checkpoint-dir", str(tmp_path / strategy)]
+        ok(runner(2, "workloads.mnist", *SHORT, *options, "--max-steps", "20", *where))
+    # Half precision has 11 bits, and the two round in different places.
+    assert losses(tmp_path / "horovod") == pytest.approx(
+        losses(tmp_path / "ddp"), rel=1e-2 if "fp16" in options else 1e-5
+    )
+
+
+def test_gradients_accumulated_over_parts_are_those_of_the_batch(tmp_path: Path) -> None:
+    for parts in ("1", "4"):
+        where = ["--micro-batches", parts, "--checkpoint-dir", str(tmp_path / parts)]
+        ok(runner(2, "workloads.mnist", *SHORT, "--max-steps", "20", *where))
+    assert losses(tmp_path / "4") == pytest.approx(losses(tmp_path / "1"), rel=1e-9)
+
+
+def test_a_training_by_one_strategy_goes_on_by_the_other(tmp_path: Path) -> None:
+    for folder, first, second in (("a", "ddp", "horovod"), ("b", "horovod", "ddp"), ("c", "ddp", "ddp")):
+        where = ["--checkpoint-dir", str(tmp_path / folder)]
+        ok(runner(2, "workloads.linear", "--dtype", "float64", "--epochs", "2", "--strategy", first, *where))
+        ok(
+            runner(
+                2, "workloads.linear", "--dtype", "float64", "--epochs", "4", "--strategy", second, "--resume", *where
+            )
+        )
+    assert losses(tmp_path / "a") == pytest.approx(losses(tmp_path / "c"), rel=1e-9)
+    assert losses(tmp_path / "b") == pytest.approx(losses(tmp_path / "c"), rel=1e-9)
+
+
+@pytest.mark.parametrize("way", ["mpi", "file", "env"])
+def test_its_own_scripts_run_unmodified(way: str) -> None:
+    """By the MPI that started them; without one by Horovod's gloo, which the runner tells where to meet."""
+    done = ok(
+        runner(
+            2,
+            "--rendezvous",
+            way,
+            SCRIPT,
+            **({} if way != "env" else {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29631"}),
+        )
+    )
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 2, local {rank} of 2: same True" for rank in range(2)]
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("controller", ["--gloo", "--mpi"])
+def test_under_horovodrun(controller: str, tmp_path: Path) -> None:
+    done = ok(run(*HOROVODRUN, controller, *RUNNER, SCRIPT, cwd=tmp_path, **PATH))
+    assert done.stdout.count("same True") == 2
+    options = [*SHORT, "--strategy", "horovod", "--max-steps", "5"]
+    done = ok(run(*HOROVODRUN, controller, *RUNNER, "workloads.mnist", *options, cwd=tmp_path, **PATH))
+    assert done.stdout.count("done: 5 steps") == 1
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = ok(
+        run(
+            *torchrun, *RUNNER[1:], "workloads.mnist", *SHORT, "--strategy", "horovod", "--max-steps", "5", cwd=tmp_path
+        )
+    )
+    assert done.stdout.count("done: 5 steps") == 1
+
+
+def test_a_rank_that_fails_ends_the_job(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        "import horovod.torch as hvd, torch\nhvd.init()\n"
+        "for step in range(100):\n"
+        "    if step == 3 and hvd.rank() == 1: raise ValueError('no more data')\n"
+        "    hvd.allreduce(torch.ones(4), name='x')\n"
+    )
+    done = runner(2, "fails.py", cwd=tmp_path, timeout=60)
+    assert done.returncode == 1
+    assert any("rank 1 of 2" in line and "no more data" in line for line in own_lines(done))
+
+
+def test_without_it_one_line_says_how_to_get_it(tmp_path: Path) -> None:
+    base = getattr(sys, "_base_executable", sys.executable)
+    packages = packages_without("horovod", tmp_path / "packages")
+    training = ["-m", "runner", "workloads.mnist", *SHORT, "--strategy", "horovod"]
+    done = mpirun(2, base, *training, cwd=tmp_path, PYTHONPATH=packages)
+    assert done.returncode == 2
+    (line,) = own_lines(done)
+    assert line.startswith("runner: Horovod is not installed; make horovod builds and installs it")
