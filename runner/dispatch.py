@@ -55,7 +55,6 @@ def _run_workload(name: str, arguments: Sequence[str], job: Job) -> None:
     from runner.training.run import Run
 
     _held.append(start_process_group(job))
-    prepare_when_imported(job)
     main(Run(job=job, workload=name), list(arguments))
 
 

@@ -8,7 +8,8 @@ Horovod's rendezvous server and all ranks get the variables that horovodrun woul
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
@@ -52,6 +53,22 @@ def start_horovod(size: int) -> Any:
             told_by_all=True,
         )
     return hvd
+
+
+@contextmanager
+def in_turn(hvd: Any) -> Iterator[None]:
+    """Have Horovod run in here and not outside: its thread asks the other ranks every millisecond, and slows the others.
+
+    Its gloo meets once only, so with that it goes on.
+    """
+    can_rest = os.environ.get("HOROVOD_CONTROLLER") != "gloo"
+    if can_rest:
+        hvd.init()
+    try:
+        yield
+    finally:
+        if can_rest:
+            hvd.shutdown()
 
 
 def _prepare(job: Job) -> None:

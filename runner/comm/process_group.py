@@ -6,6 +6,7 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from runner.comm.horovod import prepare_when_imported
 from runner.comm.job import Job
 from runner.comm.registering import NAME, register, why_not
 from runner.errors import UsageError
@@ -69,6 +70,7 @@ def start_process_group(job: Job) -> TCPStore | None:
             f"this torch ({torch.__version__}) was built without {backend}; say --backend gloo", told_by_all=True
         )
     register(dist.distributed_c10d, job)
+    prepare_when_imported(job)
     device = None
     if job.placement.device == "cuda":
         device = torch.device(job.placement.torch_device)

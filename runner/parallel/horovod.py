@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from runner.comm.horovod import start_horovod
+from runner.errors import UsageError
 
 if TYPE_CHECKING:
     from runner.parallel import GradientOptions, OptimizerFactory
@@ -20,8 +21,15 @@ def horovod(
     """Leave the model as it is on rank 0, and have the optimizer average the gradients before it steps.
 
     Raises:
-        UsageError: Horovod is not installed, or does not load.
+        UsageError: Horovod is not installed, or does not load, or cannot take the model's weights.
     """
+    odd = next((name for name, weight in model.named_parameters() if not weight.is_contiguous()), None)
+    if odd is not None:
+        raise UsageError(
+            f"Horovod takes contiguous weights only, and {odd} is not (channels last?); leave that out, or say "
+            "--strategy ddp",
+            told_by_all=True,
+        )
     hvd = start_horovod(mesh.size())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     own = optimizer(model.parameters())

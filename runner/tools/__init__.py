@@ -26,6 +26,7 @@ class Tool:
 TOOLS = {
     "explain": Tool(function="runner.tools.explain:explain"),
     "bench": Tool(function="runner.tools.bench.bench:bench"),
+    "compare": Tool(function="runner.tools.compare.compare:compare"),
     "doctor": Tool(function="runner.tools.doctor.doctor:doctor", examines=True),
     "jobscript": Tool(function="runner.tools.jobscript:jobscript", meets=False),
     "smoke": Tool(function="runner.tools.smoke:smoke", meets=False),

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from runner.errors import UsageError
 from runner.parallel import load_strategy
@@ -24,22 +24,9 @@ from runner.training.metrics import MetricsFile, StepRecord, TensorBoard
 from runner.training.options import TrainingOptions
 from runner.training.progress import show_progress
 from runner.training.run import Run
+from runner.training.task import Task, to_device, train_step
 
-if TYPE_CHECKING:
-    from runner.parallel import OptimizerFactory
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """What is trained: model and loss, data, and optimizer."""
-
-    model: nn.Module
-    loss: Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) → the mean over the batch, a scalar
-    optimizer: OptimizerFactory
-    train_data: Dataset[Any]  # of (input, target)
-    test_data: Dataset[Any] | None = None
-    is_classification: bool = True  # outputs are [batch, classes], targets class numbers: accuracy has a meaning
-    unit: str = "images"
+__all__ = ["Hook", "Result", "State", "Task", "fit"]
 
 
 @dataclass
@@ -82,6 +69,9 @@ def fit(
     Raises:
         UsageError: the data is too small for the batch, or the checkpoint does not fit.
     """
+    if run.instead is not None:
+        taken: Result = run.instead(run, task, options)
+        return taken
     device, dtype = run.device, getattr(torch, options.dtype)
     bare = task.model.to(device, dtype)
     resumed = _read_checkpoint(run, options, bare)
@@ -105,10 +95,8 @@ def fit(
             sampler.epoch, sampler.skip = position.epoch, position.samples
             meter.start()
             for batch in loader:
-                inputs, targets = batch[0].to(device, dtype, non_blocking=True), _to(batch[1], device, dtype)
-                optimizer.zero_grad()
-                loss = _backward(model, task, inputs, targets, options.gradients.micro_batches)
-                optimizer.step()
+                inputs, targets = to_device(batch[0], batch[1], device, dtype)
+                loss = train_step(model, optimizer, task, inputs, targets, options.gradients.micro_batches)
                 position.step += 1
                 position.samples += meter.global_batch
                 meter.add(loss, position, optimizer.param_groups[0]["lr"])
@@ -143,19 +131,6 @@ def fit(
     result = Result(position.step, meter.overall(), *(evaluation or (None, None)))
     run.say(_summary(result, task, options))
     return result
-
-
-def _backward(model: nn.Module, task: Task, inputs: Tensor, targets: Tensor, parts: int) -> Tensor:
-    """Add the gradients of a batch, computed in so many equal parts. Returns the batch's loss, detached."""
-    losses = []
-    # DDP exchanges gradients in every backward pass unless it is told not to; Horovod's optimizer counts the passes.
-    wait = getattr(model, "no_sync", nullcontext)
-    for number, (part, wanted) in enumerate(zip(inputs.chunk(parts), targets.chunk(parts), strict=True), 1):
-        with nullcontext() if number == parts else wait():
-            loss = task.loss(model(part), wanted) / parts
-            loss.backward()  # type: ignore[no-untyped-call]  # torch gives it no types
-        losses.append(loss.detach())
-    return torch.stack(losses).sum()
 
 
 class _Meter:
@@ -245,11 +220,6 @@ def _write(sinks: Sequence[MetricsFile | TensorBoard], records: list[StepRecord]
     return records
 
 
-def _to(targets: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Class numbers keep their type; what is to be regressed has the model's."""
-    return targets.to(device, dtype if targets.is_floating_point() else None, non_blocking=True)
-
-
 def _whole_epoch(sampler: ShardSampler) -> int:
     return sampler.length // sampler.size * sampler.size
 
@@ -267,8 +237,8 @@ def _evaluate(
     model.eval()
     loss_sum, correct, count = 0.0, 0, 0
     for inputs, targets in loader:
-        outputs = model(inputs.to(run.device, dtype))
-        wanted = _to(targets, run.device, dtype)
+        moved, wanted = to_device(inputs, targets, run.device, dtype)
+        outputs = model(moved)
         loss_sum += task.loss(outputs, wanted).item() * len(targets)
         if task.is_classification:
             correct += int((outputs.argmax(dim=1) == wanted).sum())

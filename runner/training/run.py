@@ -23,6 +23,8 @@ class Run:
 
     job: Job
     workload: str  # the module's name
+    # Called with (run, task, options) in fit's place: a tool that looks at the training, whatever the workload.
+    instead: Callable[[Run, Any, Any], Any] | None = None
 
     @property
     def rank(self) -> int:

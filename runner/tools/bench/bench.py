@@ -16,22 +16,24 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.comm.horovod import in_turn, start_horovod
 from runner.comm.job import Job
 from runner.comm.process_group import network_backend, start_process_group
-from runner.comm.registering import why_not
 from runner.errors import UsageError
 from runner.launch.processes import on_terminal
 from runner.options import Parser
+from runner.tools.backends import why_unusable
 
 if TYPE_CHECKING:
     from runner.tools.bench.operations import Buffers, Operation
 
 NAMES = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "sendrecv")
-BACKENDS = ("gloo", "mpi4py", "nccl", "mpi")
+BACKENDS = ("gloo", "mpi4py", "horovod", "nccl", "mpi")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _ROUND = 0.05  # seconds that the calls of a round should take together
 _FEWEST, _MOST = 3, 500  # calls in a round
@@ -120,17 +122,10 @@ def _usable(job: Job, wanted: list[str] | None) -> list[str]:
     Raises:
         UsageError: one that was asked for cannot be used.
     """
-    without = {
-        "nccl": "" if job.placement.device == "cuda" else "no GPU is used",
-        "mpi4py": why_not(job) or ("it takes CPU tensors" if job.placement.device == "cuda" else ""),
-        "mpi": ("the ranks did not meet by MPI" if job.endpoint.way != "mpi" else "")
-        or ("it is given CPU tensors" if job.placement.device == "cuda" else ""),
-        "gloo": "",
-    }
     for name in wanted or ():
-        if without[name]:
-            raise UsageError(f"--backend {name}: {without[name]}", told_by_all=True)
-    return wanted or [name for name in BACKENDS if not without[name]]
+        if problem := why_unusable(job, name):
+            raise UsageError(f"--backend {name}: {problem}", told_by_all=True)
+    return wanted or [name for name in BACKENDS if not why_unusable(job, name)]
 
 
 def _need_matplotlib() -> None:
@@ -150,6 +145,8 @@ def _measure(job: Job, options: argparse.Namespace, backends: list[str]) -> Iter
     unknown = [name for name in names if name not in NAMES]
     if "sendrecv" in names and job.size == 1:
         raise UsageError("sendrecv takes two ranks; start with mpirun -np 2", told_by_all=True)
+    if names == ["sendrecv"] and backends == ["horovod"]:
+        raise UsageError("Horovod has no sendrecv; take another operation, or another backend", told_by_all=True)
     if unknown or options.factor < 2 or options.rounds < 1 or options.min > options.max:
         problem = (
             f"no operation {unknown[0]!r}; there are {', '.join(NAMES)}"
@@ -158,17 +155,21 @@ def _measure(job: Job, options: argparse.Namespace, backends: list[str]) -> Iter
         )
         raise UsageError(problem, told_by_all=True)
     _held.append(start_process_group(replace(job, backend=network_backend(job))))
-    groups = {name: dist.new_group(backend=name) for name in backends if name != "mpi"}
+    groups = {name: dist.new_group(backend=name) for name in backends if name not in ("mpi", "horovod")}
     device = torch.device(job.placement.torch_device)
     for name in names:
         operation = OPERATIONS[name]
         size = options.min
         while size <= options.max:
             data = buffers(max(1, size // 4), job.rank, job.size, device)
-            calls = {b: _call(operation, b, groups.get(b), data) for b in backends}
-            wrong = {backend: _wrong(operation, call, data) for backend, call in calls.items()}
+            with_it = [b for b in backends if b != "horovod" or operation.by_horovod]
+            calls = {b: _call(operation, b, groups.get(b), data) for b in with_it}
+            wrong = {}
+            for backend, call in calls.items():
+                with _turn(backend):
+                    wrong[backend] = _wrong(operation, call, data)
             rounds = _rounds(calls, options.rounds, device)
-            for backend in backends:
+            for backend in with_it:
                 yield _measurement(job, name, operation, backend, data, rounds[backend], wrong[backend])
             size *= options.factor
 
@@ -178,6 +179,9 @@ def _call(operation: Operation, backend: str, group: Any, data: Buffers) -> Call
         from mpi4py import MPI
 
         return operation.by_mpi(data, MPI.COMM_WORLD)
+    if backend == "horovod":
+        assert operation.by_horovod is not None
+        return operation.by_horovod(data, start_horovod(data.ranks))
     return operation.by_torch(data, group)
 
 
@@ -187,8 +191,9 @@ def _wrong(operation: Operation, call: Callable[[], object], data: Buffers) -> i
     import torch.distributed as dist
 
     data.fill()
-    call()
-    wrong = (operation.result(data) != operation.expected(data)).sum().reshape(1).to(torch.int64)
+    returned = call()
+    result = returned if isinstance(returned, torch.Tensor) else operation.result(data)
+    wrong = (result != operation.expected(data)).sum().reshape(1).to(torch.int64)
     dist.all_reduce(wrong)
     return int(wrong.item())
 
@@ -210,12 +215,23 @@ def _rounds(calls: dict[str, Callable[[], object]], rounds: int, device: Any) ->
         return float(seconds.item())
 
     # The slowest rank's time is the same on all ranks, and so is what follows from it.
-    counts = {b: max(_FEWEST, min(_MOST, int(_ROUND / timed(call, _FEWEST)))) for b, call in calls.items()}
+    counts: dict[str, int] = {}
     found: dict[str, list[float]] = {backend: [] for backend in calls}
     for _ in range(rounds):
         for backend, call in calls.items():
-            found[backend].append(timed(call, counts[backend]))
+            with _turn(backend):
+                if backend not in counts:
+                    counts[backend] = max(_FEWEST, min(_MOST, int(_ROUND / timed(call, _FEWEST))))
+                found[backend].append(timed(call, counts[backend]))
     return found
+
+
+def _turn(backend: str) -> AbstractContextManager[None]:
+    if backend != "horovod":
+        return nullcontext()
+    import horovod.torch as hvd
+
+    return in_turn(hvd)
 
 
 def _measurement(

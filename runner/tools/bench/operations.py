@@ -47,6 +47,7 @@ class Operation:
         bus: from algorithm to bus bandwidth, for n ranks.
         by_torch: of buffers and a process group.
         by_mpi: of buffers and a communicator.
+        by_horovod: of buffers and Horovod's module; where the call returns a tensor, the result is that.
         result: the buffer in which the result is.
         expected: what it must be once the buffers were filled.
     """
@@ -54,6 +55,7 @@ class Operation:
     bus: Callable[[int], float]
     by_torch: Callable[[Buffers, Any], Callable[[], object]]
     by_mpi: Callable[[Buffers, Any], Callable[[], object]]
+    by_horovod: Callable[[Buffers, Any], Callable[[], object]] | None = None
     result: Callable[[Buffers], Tensor]
     expected: Callable[[Buffers], Tensor | float]
 
@@ -113,6 +115,7 @@ OPERATIONS = {
         bus=lambda n: 2 * (n - 1) / n,
         by_torch=lambda b, group: lambda: dist.all_reduce(b.whole, group=group),
         by_mpi=_mpi_allreduce,
+        by_horovod=lambda b, hvd: lambda: hvd.allreduce_(b.whole, op=hvd.Sum, name="bench"),
         result=lambda b: b.whole,
         expected=_sum,
     ),
@@ -120,6 +123,7 @@ OPERATIONS = {
         bus=lambda n: (n - 1) / n,
         by_torch=lambda b, group: lambda: _all_gather(b.whole, b.part, group=group),
         by_mpi=_mpi("Allgather", "part", "whole"),
+        by_horovod=lambda b, hvd: lambda: hvd.allgather(b.part, name="bench"),
         result=lambda b: b.whole,
         expected=_all_numbers,
     ),
@@ -127,6 +131,7 @@ OPERATIONS = {
         bus=lambda n: (n - 1) / n,
         by_torch=lambda b, group: lambda: _reduce_scatter(b.part, b.whole, group=group),
         by_mpi=_mpi("Reduce_scatter_block", "whole", "part"),
+        by_horovod=lambda b, hvd: lambda: hvd.reducescatter(b.whole, op=hvd.Sum, name="bench"),
         result=lambda b: b.part,
         expected=_sum,
     ),
@@ -134,6 +139,7 @@ OPERATIONS = {
         bus=lambda n: (n - 1) / n,
         by_torch=lambda b, group: lambda: dist.all_to_all_single(b.other, b.whole, group=group),
         by_mpi=_mpi("Alltoall", "whole", "other"),
+        by_horovod=lambda b, hvd: lambda: hvd.alltoall(b.whole, name="bench"),
         result=lambda b: b.other,
         expected=_all_numbers,
     ),
@@ -141,6 +147,7 @@ OPERATIONS = {
         bus=lambda n: 1.0,
         by_torch=lambda b, group: lambda: dist.broadcast(b.whole, 0, group=group),
         by_mpi=_mpi_broadcast,
+        by_horovod=lambda b, hvd: lambda: hvd.broadcast(b.whole, 0, name="bench"),
         result=lambda b: b.whole,
         expected=lambda b: 1.0,
     ),

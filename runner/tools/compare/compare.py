@@ -1,0 +1,266 @@
+"""``python -m runner compare WORKLOAD``: train one workload by several engines in one launch, taken in turn.
+
+    mpirun -np 2 python -m runner compare workloads.resnet --engines ddp:gloo,ddp:mpi4py,horovod,bare --steps 100
+    mpirun -np 4 python -m runner compare workloads.mnist --json mnist.json --plot mnist.png --batch-size 64
+
+An engine is ddp (the runner's loop) or bare (DDP by hand, as tutorials write it), with a backend after a colon, or
+horovod. All have the same model, data and seed. A step's time is that of the slowest rank; "in communication" is what a
+step takes longer than one without any exchange, "hidden" how much of the exchange alone goes on behind the backward pass.
+Options that compare does not know are the workload's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import statistics
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.comm.job import Job
+from runner.comm.process_group import network_backend, start_process_group
+from runner.errors import UsageError
+from runner.launch.processes import on_terminal
+from runner.options import Parser
+from runner.target import find_target
+from runner.tools.backends import why_unusable
+
+if TYPE_CHECKING:
+    from runner.tools.compare.turns import Turns
+
+KINDS = ("ddp", "horovod", "bare")
+BACKENDS = ("gloo", "mpi4py", "nccl")
+ALONE = "alone"
+
+_held: list[Any] = []  # the store, for as long as the process lives
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What is known of an engine in the end. Times in seconds, of the slowest rank; memory in bytes."""
+
+    engine: str
+    samples_per_s: float  # of all ranks, from the median step
+    step: float  # median
+    step_low: float  # 10th percentile
+    step_high: float  # 90th percentile
+    ratio: float  # of the first engine's step to this one's, median over rounds: above 1 is faster
+    ratio_low: float
+    ratio_high: float
+    communication: float  # step less one without any exchange
+    exchange: float  # all gradients, and nothing beside it
+    hidden: float | None  # share of the exchange that the step does not show
+    memory: int  # rise of the resident set while the engine was built and did its first steps
+    loss: float  # of the last step, mean over ranks
+    ranks_agree: bool  # on the weights, to the last bit
+    distance: float  # from the first engine's weights, relative
+
+
+def compare(job: Job, argv: list[str]) -> None:
+    """Measure, print a table, and write what was asked for.
+
+    Raises:
+        UsageError: an engine cannot be used here, or the target is no workload.
+    """
+    parser = _parser()
+    given, rest = parser.parse_known_args(argv)
+    if given.target.startswith("-"):
+        parser.error("name the workload first")
+    engines = _engines(job, given.engines)
+    if given.plot and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib: pip install matplotlib", told_by_all=True)
+    for option, path in (("--json", given.json), ("--plot", given.plot)):
+        if path and not os.access(Path(path).resolve().parent, os.W_OK):
+            raise UsageError(f"{option}: cannot write in {Path(path).parent}; name another file", told_by_all=True)
+    sys.path.insert(0, os.getcwd())
+    if find_target(given.target, as_module=False, tools=()).kind != "workload":
+        raise UsageError(
+            f"{given.target} is no workload: compare takes a module with main(run, argv)", told_by_all=True
+        )
+    module = importlib.import_module(given.target)
+    from runner.tools.compare.turns import Turns
+    from runner.training.loop import Result
+    from runner.training.run import Run
+
+    _held.append(start_process_group(replace(job, backend=network_backend(job))))
+    found: list[Turns] = []
+
+    def instead(run: Run, task: Any, options: Any) -> Result:
+        found.append(Turns([*engines, (ALONE, "")], run, task, options, steps=given.steps, rounds=given.rounds))
+        found[0].take()
+        return Result(given.steps, 0.0, None, None)
+
+    module.main(Run(job=job, workload=given.target, instead=instead), rest)
+    if not found:
+        raise UsageError(f"{given.target} trains without fit(), so its training cannot be taken over", told_by_all=True)
+    comparisons = _comparisons(found[0])
+    if job.rank == 0:
+        _print(given.target, job, comparisons)
+        if given.json:
+            facts = {
+                "workload": given.target,
+                "arguments": rest,
+                "ranks": job.size,
+                "hosts": [len(host.ranks) for host in job.topology.hosts],
+                "versions": {name: job.topology.records[0][name] for name in ("runner", "python", "torch")},
+                "engines": [asdict(comparison) for comparison in comparisons],
+            }
+            Path(given.json).write_text(json.dumps(facts, indent=1) + "\n")
+        if given.plot:
+            _plot(given.target, job, comparisons, given.plot)
+
+
+def _parser() -> Parser:
+    from runner.training.options import positive
+
+    parser = Parser(
+        prog="python -m runner compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("target", metavar="WORKLOAD", help="a module, for example workloads.mnist")
+    parser.add_argument(
+        "--engines",
+        type=lambda text: text.split(","),
+        metavar="NAME,…",
+        help=f"some of {', '.join(KINDS)}, ddp and bare with :{'|:'.join(BACKENDS)} (default: all that can be used)",
+    )
+    parser.add_argument("--steps", type=positive, default=60, help="that each engine does in all (default: 60)")
+    parser.add_argument("--rounds", type=positive, default=6, help="in which the engines take turns (default: 6)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures as one JSON object")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw samples/s as bars (needs matplotlib)")
+    return parser
+
+
+def _engines(job: Job, wanted: list[str] | None) -> list[tuple[str, str]]:
+    """(kind, backend) of each engine: those asked for, or all that can be used.
+
+    Raises:
+        UsageError: one that was asked for cannot be used.
+    """
+    network = network_backend(job)
+    if wanted is None:
+        named = [("ddp", network), ("ddp", "mpi4py"), ("horovod", ""), ("bare", network)]
+        return [(kind, backend) for kind, backend in named if not why_unusable(job, backend or kind)]
+    engines = []
+    for text in wanted:
+        kind, _, backend = text.partition(":")
+        if kind not in KINDS or (backend and backend not in BACKENDS) or (kind == "horovod" and backend):
+            raise UsageError(
+                f"--engines: no engine {text!r}; there are {', '.join(KINDS)}, ddp and bare with a backend: "
+                f"{', '.join(f'ddp:{name}' for name in BACKENDS)}",
+                told_by_all=True,
+            )
+        backend = "" if kind == "horovod" else backend or network
+        if problem := why_unusable(job, backend or kind):
+            raise UsageError(f"--engines {text}: {problem}", told_by_all=True)
+        engines.append((kind, backend))
+    return list(dict.fromkeys(engines))
+
+
+def _comparisons(turns: Turns) -> list[Comparison]:
+    """The figures of all engines, ``alone`` last."""
+    alone = statistics.median(turns.seconds((ALONE, "")))
+    first = turns.engines[0]
+    comparisons = []
+    for engine in turns.engines:
+        seconds = sorted(turns.seconds(engine))
+        step, exchange = statistics.median(seconds), turns.exchange[engine]
+        ratios = [
+            statistics.median(one) / statistics.median(own)
+            for one, own in zip(turns.rounds_of(first), turns.rounds_of(engine), strict=True)
+        ]
+        communication = max(0.0, step - alone)
+        comparisons.append(
+            Comparison(
+                engine=":".join(filter(None, engine)),
+                samples_per_s=turns.samples / step,
+                step=step,
+                step_low=seconds[len(seconds) // 10],
+                step_high=seconds[-1 - len(seconds) // 10],
+                ratio=statistics.median(ratios),
+                ratio_low=min(ratios),
+                ratio_high=max(ratios),
+                communication=communication,
+                exchange=exchange,
+                hidden=min(1.0, max(0.0, 1 - communication / exchange)) if exchange else None,
+                memory=turns.memory[engine],
+                loss=turns.losses[engine],
+                ranks_agree=turns.agree[engine],
+                distance=turns.distance[engine],
+            )
+        )
+    return comparisons
+
+
+def _print(target: str, job: Job, comparisons: list[Comparison]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, force_terminal=on_terminal(), width=150)
+    hosts = len(job.topology.hosts)
+    title = f"{target}, {job.size} ranks on {hosts} host{'s' * (hosts > 1)}, {job.placement.device}"
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    for column in (
+        "engine",
+        "samples/s",
+        "ms/step",
+        "10 % to 90 %",
+        f"vs {comparisons[0].engine}",
+        "in comm. (ms)",
+        "exchange (ms)",
+        "hidden",
+        "memory (MiB)",
+        "last loss",
+        "weights",
+    ):
+        table.add_column(column, justify="left" if column in ("engine", "weights") else "right")
+    for c in comparisons:
+        is_alone = c.engine == ALONE
+        table.add_row(
+            c.engine,
+            f"{c.samples_per_s:.1f}",
+            f"{1e3 * c.step:.2f}",
+            f"{1e3 * c.step_low:.2f} to {1e3 * c.step_high:.2f}",
+            f"{c.ratio:.2f} ({c.ratio_low:.2f} to {c.ratio_high:.2f})",
+            "" if is_alone else f"{1e3 * c.communication:.2f}",
+            "" if is_alone else f"{1e3 * c.exchange:.2f}",
+            "" if c.hidden is None else f"{100 * c.hidden:.0f} %",
+            f"{c.memory / 2**20:.0f}",
+            f"{c.loss:.6f}",
+            _weights_text(c, is_alone),
+        )
+    console.print(table)
+    console.print(f"\n{ALONE}: every rank for itself, nothing is exchanged", markup=False)
+
+
+def _weights_text(c: Comparison, is_alone: bool) -> str:
+    if is_alone:
+        return ""
+    agreement = "ranks agree" if c.ranks_agree else "RANKS DIFFER"
+    return agreement if c.distance == 0 else f"{agreement}, {c.distance:.0e} from the first's"
+
+
+def _plot(target: str, job: Job, comparisons: list[Comparison], path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = [c for c in comparisons if c.engine != ALONE]
+    figure, axis = pyplot.subplots(figsize=(1.5 + 1.3 * len(shown), 4), layout="constrained")
+    heights = [c.samples_per_s for c in shown]
+    # A slow step is a low bar: the percentiles change places.
+    low = [c.samples_per_s * (1 - c.step / c.step_high) for c in shown]
+    high = [c.samples_per_s * (c.step / c.step_low - 1) for c in shown]
+    axis.bar([c.engine for c in shown], heights, yerr=[low, high], capsize=5, color="tab:blue", alpha=0.8)
+    axis.axhline(comparisons[-1].samples_per_s, color="gray", linestyle="--", linewidth=1, label="nothing exchanged")
+    axis.set(title=f"{target}, {job.size} ranks", ylabel="samples/s (median; 10 % to 90 % of steps)")
+    axis.set_ylim(bottom=0)
+    axis.legend(loc="lower right")
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,74 @@
+"""Training speed by Horovod's benchmark protocol: warm-up batches, then iterations of some batches each.
+
+The protocol and its words are those of Horovod's ``pytorch_synthetic_benchmark.py``, so that figures can be laid beside
+published ones: the mean over iterations, plus or minus 1.96 standard deviations, per rank and for all.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from runner.parallel import load_strategy
+from runner.training.batches import ShardSampler, train_loader
+from runner.training.options import TrainingOptions
+from runner.training.run import Run
+from runner.training.task import Task, to_device, train_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """How many batches are done, and how many are timed together."""
+
+    warmup_batches: int = 10
+    batches_per_iteration: int = 10
+    iterations: int = 10
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Samples per second: of a rank in the mean, its 95 % interval, and of all ranks."""
+
+    per_rank: float
+    interval: float
+    total: float
+
+
+def benchmark(run: Run, task: Task, options: TrainingOptions, protocol: Protocol) -> Speed:
+    """Train on one batch per rank again and again, and say how fast that is. Collective."""
+    if run.instead is not None:
+        taken: Speed = run.instead(run, task, options)
+        return taken
+    device, dtype = run.device, getattr(torch, options.dtype)
+    model = task.model.to(device, dtype)
+    wrapped, optimizer = load_strategy(options.strategy)(model, task.optimizer, run.mesh, options.gradients)
+    sampler = ShardSampler(len(task.train_data), run.rank, run.size, options.seed)  # type: ignore[arg-type]  # data sets here have a length
+    batch: Any = next(iter(train_loader(task.train_data, sampler, options.batch_size, 0)))
+    inputs, targets = to_device(batch[0], batch[1], device, dtype)
+
+    def train(batches: int) -> float:
+        """Seconds per batch."""
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(batches):
+            train_step(wrapped, optimizer, task, inputs, targets, options.gradients.micro_batches)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - start) / batches
+
+    run.say(f"batch size: {options.batch_size} per rank, {run.size} ranks on {device.type}")
+    train(protocol.warmup_batches)
+    speeds = []
+    for iteration in range(protocol.iterations):
+        speeds.append(options.batch_size / train(protocol.batches_per_iteration))
+        run.say(f"iteration {iteration + 1}: {speeds[-1]:.1f} {task.unit}/s per rank")
+    mean, interval = statistics.fmean(speeds), 1.96 * statistics.pstdev(speeds)
+    total, spread = run.sum(mean, interval)
+    run.say(f"{task.unit}/s per rank: {mean:.1f} ± {interval:.1f}")
+    run.say(f"total {task.unit}/s on {run.size} rank(s): {total:.1f} ± {spread:.1f}")
+    return Speed(mean, interval, total)

@@ -1,0 +1,80 @@
+"""How fast torchvision's ResNets train on synthetic images, by Horovod's benchmark protocol.
+
+    mpirun -np 4 python -m runner workloads.resnet --model resnet50 --batch-size 32
+    mpirun -np 2 python -m runner workloads.resnet --image-size 64 --batch-size 8 --strategy horovod
+    mpirun -np 4 python -m runner workloads.resnet --bf16 --channels-last --compile
+    mpirun -np 2 python -m runner compare workloads.resnet --image-size 64 --batch-size 8
+
+Nothing is saved: of the shared options those on batches, --seed, --strategy, --compression and --dtype count here.
+"""
+
+from __future__ import annotations
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from runner.training.benchmark import Protocol, benchmark
+from runner.training.options import positive, read_options, workload_parser
+from runner.training.run import Run
+from runner.training.task import Task
+
+CLASSES = 1000
+
+
+def main(run: Run, argv: list[str]) -> None:
+    """Train, and say how many images per second that were."""
+    parser = workload_parser(run, __doc__, data=("synthetic",), batch_size=32, lr=0.01)
+    group = parser.add_argument_group("benchmark")
+    group.add_argument("--model", choices=("resnet18", "resnet50"), default="resnet18", help="(default: %(default)s)")
+    group.add_argument("--image-size", type=positive, default=224, metavar="PIXELS", help="(default: %(default)s)")
+    group.add_argument("--warmup-batches", type=positive, default=10, metavar="N", help="not timed (default: 10)")
+    group.add_argument("--batches-per-iteration", type=positive, default=10, metavar="N", help="(default: 10)")
+    group.add_argument("--iterations", type=positive, default=10, metavar="N", help="(default: 10)")
+    group.add_argument("--channels-last", action="store_true", help="NHWC memory, which convolutions like better")
+    group.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
+    group.add_argument("--compile", action="store_true", help="torch.compile; needs a C++ compiler on CPUs")
+    options, given = read_options(run, parser, argv)
+    torch.manual_seed(options.seed)
+    model: nn.Module = Forward(
+        getattr(torchvision.models, given.model)(num_classes=CLASSES),
+        bf16=given.bf16,
+        channels_last=given.channels_last,
+    )
+    if given.compile:
+        model.compile()
+    task = Task(
+        model=model,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr, momentum=0.9),
+        train_data=synthetic(given.image_size, count=4 * options.batch_size * run.size),
+    )
+    protocol = Protocol(
+        warmup_batches=given.warmup_batches,
+        batches_per_iteration=given.batches_per_iteration,
+        iterations=given.iterations,
+    )
+    benchmark(run, task, options, protocol)
+
+
+def synthetic(size: int, count: int) -> TensorDataset:
+    """Random images [count, 3, size, size] with random classes, the same on every rank."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(count, 3, size, size, generator=generator)
+    return TensorDataset(images, torch.randint(CLASSES, (count,), generator=generator))
+
+
+class Forward(nn.Module):
+    """A model called with its inputs in the memory format, and its arithmetic in the type, that were asked for."""
+
+    def __init__(self, model: nn.Module, *, bf16: bool, channels_last: bool) -> None:
+        super().__init__()
+        self.format = torch.channels_last if channels_last else torch.contiguous_format
+        self.model = model.to(memory_format=torch.channels_last) if channels_last else model
+        self.bf16 = bf16
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16):
+            outputs: Tensor = self.model(images.contiguous(memory_format=self.format))
+        return outputs.float() if self.bf16 else outputs
