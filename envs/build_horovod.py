@@ -20,7 +20,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-import time
+import threading
 from pathlib import Path
 
 VERSION = "0.28.1"
@@ -111,7 +111,12 @@ def find_or_build(mpicxx: str, wheels: Path, rebuild: bool) -> Path:
         raise CannotBuildError(f"{sys.executable} has no torch to build against ({error}); install it first") from None
     mpi = _mpi(mpicxx)
     cuda = _cuda_toolkit() if torch.version.cuda else None
-    facts = "\n".join([VERSION, sysconfig.get_platform(), sys.version, torch.__version__, mpicxx, mpi, str(cuda)])
+    wishes = [
+        f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("HOROVOD_") or name == "CXX"
+    ]
+    facts = "\n".join(
+        [VERSION, sysconfig.get_platform(), sys.version, torch.__version__, mpicxx, mpi, str(cuda), *wishes]
+    )
     folder = wheels / f"torch{torch.__version__}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
     built = sorted(folder.glob("horovod-*.whl"))
     if built and not rebuild:
@@ -132,8 +137,9 @@ def find_or_build(mpicxx: str, wheels: Path, rebuild: bool) -> Path:
         wheel = _build(sources, scratch, environment, wheels)
         folder.mkdir(parents=True, exist_ok=True)
         kept = folder / wheel.name
-        shutil.copy(wheel, folder / f".{wheel.name}.part")
-        os.replace(folder / f".{wheel.name}.part", kept)  # another build may be at it
+        draft = folder / f".{wheel.name}.{os.getpid()}"  # another build may be at it
+        shutil.copy(wheel, draft)
+        os.replace(draft, kept)
     return kept
 
 
@@ -208,11 +214,16 @@ def _sources(scratch: Path) -> Path:
     _pip("install", "--quiet", "--target", str(tools), *BUILD_TOOLS)
     _pip(
         "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", str(scratch),
-        "-r", str(requirement), environment={**os.environ, "PYTHONPATH": str(tools)},
+        "-r", str(requirement), environment={**os.environ, "PYTHONPATH": _python_path(tools)},
     )  # fmt: skip
     with tarfile.open(scratch / f"horovod-{VERSION}.tar.gz") as archive:
         archive.extractall(scratch, filter="data")
     return scratch / f"horovod-{VERSION}"
+
+
+def _python_path(tools: Path) -> str:
+    # A cluster's module may have put torch on it.
+    return os.pathsep.join(filter(None, [str(tools), os.environ.get("PYTHONPATH")]))
 
 
 def _substitute(file: Path, text: str, replacement: str, times: int) -> None:
@@ -235,7 +246,7 @@ def _environment(scratch: Path, mpicxx: str, cuda: Path | None) -> dict[str, str
     if cuda:
         defaults |= {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_CUDA_HOME": str(cuda), **_nccl(scratch)}
     path = os.pathsep.join([str(tools / "bin"), os.environ.get("PATH", "")])
-    return {**defaults, **os.environ, "MPICXX": mpicxx, "PYTHONPATH": str(tools), "PATH": path}
+    return {**defaults, **os.environ, "MPICXX": mpicxx, "PYTHONPATH": _python_path(tools), "PATH": path}
 
 
 def _nccl(scratch: Path) -> dict[str, str]:
@@ -258,7 +269,6 @@ def _build(sources: Path, scratch: Path, environment: dict[str, str], wheels: Pa
         sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "-v", "--no-build-isolation", "--no-deps",
         "--wheel-dir", str(scratch), str(sources),
     ]  # fmt: skip
-    deadline = time.monotonic() + 60 * MINUTES
     with (
         log.open("w") as file,
         subprocess.Popen(
@@ -266,13 +276,14 @@ def _build(sources: Path, scratch: Path, environment: dict[str, str], wheels: Pa
         ) as build,
     ):
         assert build.stdout is not None
+        limit = threading.Timer(60 * MINUTES, build.kill)
+        limit.start()
         for line in build.stdout:
             file.write(line)
             percent = re.match(r"\s*\[ *(\d+)%\]", line)
             if percent and sys.stderr.isatty():
                 print(f"\rhorovod: {percent[1]:>3} % compiled", end="", file=sys.stderr, flush=True)
-            if time.monotonic() > deadline:
-                build.kill()
+        limit.cancel()
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     if build.returncode:

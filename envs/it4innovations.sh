@@ -17,4 +17,5 @@ ml OpenMPI/4.1.4-GCC-11.3.0-CUDA-11.7.0
 
 # A home has 25 GB, and torch takes 5 of them: RUNNER_VENV names another place, in the project's folder say.
 source envs/venv.sh
+# Horovod, for those who want it, once: python envs/build_horovod.py (the OpenMPI module has the mpicxx, its GCC is new enough)
 # The interface that all nodes share is found by the runner; to choose: export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0

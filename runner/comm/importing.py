@@ -29,11 +29,16 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if name != self._module:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
-            spec.loader = _CallingLoader(spec.loader, self._call)
+            spec.loader = _CallingLoader(spec.loader, self._is_imported)
         return spec
+
+    def _is_imported(self) -> None:
+        # Not before: a program may only look whether the module is there.
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._call()
 
 
 class _CallingLoader(importlib.abc.Loader):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # Tags that every MPI has: the standard's least MPI_TAG_UB is 32767, and Intel MPI over TCP has few more than 2^19.
 _TAGS = 1 << 15
+_LAST_MESSAGES = 10.0  # seconds that a message may take when its group is destroyed
 _HEAD_START = 1.0  # seconds by which rank 0 may fail a monitored barrier before the others do
 
 
@@ -36,14 +37,34 @@ def create_backend(options: Any, label: str) -> MPIBackend:
 
     Args:
         label: how messages name this rank.
+
+    Raises:
+        DistBackendError: not all members came within the group's time limit.
     """
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    timeout = options.timeout.total_seconds() if isinstance(options.timeout, timedelta) else float(options.timeout)
+    _gather_members(options.store, MPI.COMM_WORLD.rank, ranks, timeout)
     world = MPI.COMM_WORLD
     members = world.group.Incl(ranks)
     comm = world.Create_group(members, zlib.crc32(str(options.group_id).encode()) % _TAGS)
     members.Free()
-    timeout = options.timeout.total_seconds() if isinstance(options.timeout, timedelta) else float(options.timeout)
     return MPIBackend(comm, comm.Dup(), timeout, label)
+
+
+def _gather_members(store: Any, own: int, ranks: list[int], timeout: float) -> None:
+    """Wait until all members are here: making a communicator has no time limit.
+
+    Raises:
+        DistBackendError: some are not in time.
+    """
+    store.set(f"mpi4py {own}", "")
+    try:
+        store.wait([f"mpi4py {rank}" for rank in ranks], timedelta(seconds=timeout))
+    except RuntimeError:
+        late = ", ".join(str(rank) for rank in ranks if not store.check([f"mpi4py {rank}"]))
+        raise dist.DistBackendError(
+            f"rank {late} did not come to make a group of {len(ranks)} within {timeout:.0f} s"
+        ) from None
 
 
 class MPIBackend(Backend):
@@ -55,6 +76,7 @@ class MPIBackend(Backend):
         self._caller = Caller(label)
         self._barriers = 0  # monitored ones, as tags: messages on the collectives' communicator are only theirs
         self._under_way: list[_Message] = []  # their memory is MPI's until they are done, whoever has let go of them
+        self._tracking = threading.Lock()
 
     def getBackendName(self) -> str:
         return "mpi4py"
@@ -75,9 +97,12 @@ class MPIBackend(Backend):
     def shutdown(self) -> None:
         """End the thread and free the communicators, once all that was handed in is done.
 
-        A thread that is still in a call after the group's time limit is left there, and the communicators with it.
+        A thread that is still in a call after the group's time limit is left there, and the communicators with it; and so
+        are messages that nobody takes.
         """
-        if not self._caller.stop(self._timeout):
+        if not self._caller.stop(self._timeout) or not all(
+            _becomes_true(message.move_on, min(self._timeout, _LAST_MESSAGES)) for message in self._under_way
+        ):
             abandoned.set()
             return
         for comm in (self._comm, self._messages):
@@ -326,7 +351,13 @@ class MPIBackend(Backend):
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
 
     def _track(self, message: _Message) -> _Message:
-        self._under_way = [*(other for other in self._under_way if not other.move_on()), message]
+        with self._tracking:
+            others = self._under_way
+            self._under_way = [*others, message]
+        for other in others:
+            other.move_on()
+        with self._tracking:
+            self._under_way = [other for other in self._under_way if not other.has_left_mpi]
         return message
 
 
@@ -345,26 +376,41 @@ class _Message(MPIWork):
         super().__init__(what, results, limit)
         self._request, self._data, self._into = request, data, into
         self._moving = threading.Lock()  # a request is one thread's at a time
+        self.has_left_mpi = False  # until then its memory is MPI's
 
     def move_on(self) -> bool:
-        """Whether it is done; what was received is then where it belongs."""
+        """Whether MPI is done with it; what was received is then where it belongs."""
+        error = None
         with self._moving:
-            if not self.future.done() and self._request.Test():
+            if self.has_left_mpi:
+                return True
+            try:
+                if not self._request.Test():
+                    return False
                 if self._into is not None and self._into is not self._data:
-                    self._into.copy_(self._data)
-                self.succeed()
-            return self.future.done()
+                    self._into.detach().copy_(self._data)
+            except Exception as raised:  # longer than its buffer, or the other side is gone
+                error = raised
+            self.has_left_mpi = True
+        # Callbacks may come back here, so without the lock.
+        if error is None:
+            self.succeed()
+        else:
+            self.fail(error)
+        return True
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         limit = timeout.total_seconds() if timeout > timedelta(0) else self.limit
         if not _becomes_true(self.move_on, limit):
             raise dist.DistBackendError(f"{self.what} was not done within {limit:.0f} s; is the other side there?")
+        if self.error is not None:
+            raise self.error
         return True
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        if not self.future.done():
+        if not self.has_left_mpi:
             threading.Thread(target=self._wait_for_future, daemon=True).start()
-        return self.future
+        return super().get_future()
 
     def _wait_for_future(self) -> None:
         try:
@@ -400,7 +446,7 @@ class _Staged:
         dtype = dtype or tensor.dtype
         self._is_own = is_plain(tensor) and dtype == tensor.dtype and before is None and keep
         if self._is_own:
-            self._data = tensor
+            self._data = tensor.detach() if tensor.requires_grad else tensor
         elif receive_only:
             self._data = torch.empty(tensor.shape, dtype=dtype)
         else:

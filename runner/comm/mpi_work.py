@@ -21,36 +21,51 @@ _UNSET = timedelta(milliseconds=-1)
 
 
 class MPIWork(Work):
-    """A call that has been handed in. It is done when its future is."""
+    """A call that has been handed in, and how it ends."""
 
     def __init__(self, what: str, results: list[torch.Tensor], limit: float) -> None:
         super().__init__()
         self.what, self.results, self.limit = what, results, limit
         self.deadline = time.monotonic() + limit
-        self.future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        self.error: Exception | None = None
+        self._over = False
         self._lock = threading.Lock()
+        self._end: torch.futures.Future[None] = torch.futures.Future()
+        # Only what a callback raises is an error for those who wait in C++, as DDP does; set_exception() is not.
+        self._future = self._end.then(self._outcome)
 
     def succeed(self) -> None:
-        with self._lock:
-            if not self.future.done():
-                self.future.set_result(self.results)
+        self._finish(None)
 
     def fail(self, error: Exception) -> None:
-        with self._lock:
-            if not self.future.done():
-                self.future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is of the result
+        self._finish(error)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end; the caller's own timeout, where given, brings the deadline forward."""
         if timeout > timedelta(0):
             self.deadline = min(self.deadline, time.monotonic() + timeout.total_seconds())
-        self.future.wait()
+        self._end.wait()
+        if self.error is not None:
+            raise self.error
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        return self.future
+        return self._future
 
     def result(self) -> list[torch.Tensor]:
+        return self.results
+
+    def _finish(self, error: Exception | None) -> None:
+        """The first word counts. The program's callbacks run in here."""
+        with self._lock:
+            if self._over:
+                return
+            self._over, self.error = True, error
+        self._end.set_result(None)
+
+    def _outcome(self, _: torch.futures.Future[None]) -> list[torch.Tensor]:
+        if self.error is not None:
+            raise self.error
         return self.results
 
 
@@ -83,7 +98,10 @@ class Caller:
             return work
         with self._lock:
             self._open[id(work)] = work
-        self._calls.put((work, call))
+        if threading.current_thread() is self._thread:
+            self._perform(work, call)  # a callback of the call before, which may wait for this one
+        else:
+            self._calls.put((work, call))
         return work
 
     def call_now(self, what: str, limit: float, call: Callable[[], object]) -> bool:
@@ -114,20 +132,24 @@ class Caller:
             entry = self._calls.get()
             if entry is None:
                 return
-            work, call = entry
-            del entry
+            self._perform(*entry)
+            del entry  # what it holds is the caller's, and must not wait for the next call
+
+    def _perform(self, work: MPIWork, call: Callable[[], object]) -> None:
+        error = self._broken
+        if error is None:
             try:
-                if self._broken is None:
-                    with self._turn:
-                        call()
-            except Exception as error:
-                work.fail(error)
-            if self._broken is not None:
-                work.fail(self._broken)
-            with self._lock:
-                del self._open[id(work)]
-            work.succeed()  # unless it has failed
-            del work, call  # what they hold is the caller's, and must not wait for the next call
+                with self._turn:
+                    call()
+            except Exception as raised:
+                error = raised
+        error = self._broken or error
+        with self._lock:
+            del self._open[id(work)]
+        if error is None:
+            work.succeed()
+        else:
+            work.fail(error)
 
     def _watch(self) -> None:
         while self._thread.is_alive():

@@ -70,13 +70,13 @@ def start_process_group(job: Job) -> TCPStore | None:
             f"this torch ({torch.__version__}) was built without {backend}; say --backend gloo", told_by_all=True
         )
     register(dist.distributed_c10d, job)
-    prepare_when_imported(job)
     device = None
     if job.placement.device == "cuda":
         device = torch.device(job.placement.torch_device)
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=job.collective_timeout)
     store = serve_store(job)
+    prepare_when_imported(job)  # which asks the store, at once if the workload has imported Horovod
     client = TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=timeout)
     dist.init_process_group(
         backend,

@@ -18,7 +18,7 @@ def ddp(
     model: nn.Module, optimizer: OptimizerFactory, mesh: DeviceMesh, gradients: GradientOptions
 ) -> tuple[nn.Module, Optimizer]:
     """Wrap the model in DistributedDataParallel over the mesh, which has one dimension."""
-    wrapped = DistributedDataParallel(model, process_group=mesh.get_group())
+    wrapped = DistributedDataParallel(model, process_group=mesh.get_group(), gradient_as_bucket_view=True)
     if gradients.compression == "fp16":
         wrapped.register_comm_hook(mesh.get_group(), fp16_compress_hook)
     return wrapped, optimizer(wrapped.parameters())

@@ -77,6 +77,7 @@ class Cluster:
     family: int  # 4 or 6: of the hosts' addresses
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
+    timeout: float = 120  # seconds, of a command
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -102,9 +103,16 @@ class Cluster:
         return ["ip", "netns", "exec", self.prefix + host, "unshare", "--uts", "bash", "-c", script]
 
     def run(
-        self, host: str, command: Sequence[str], *, timeout: float = 120, cwd: Path | None = None, **environment: str
+        self,
+        host: str,
+        command: Sequence[str],
+        *,
+        timeout: float | None = None,
+        cwd: Path | None = None,
+        **environment: str,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a host to its end; when the time is over, all it started is killed."""
+        timeout = self.timeout if timeout is None else timeout
         from tests.launching import clean_environment
 
         process = subprocess.Popen(

@@ -57,7 +57,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
     for arguments, text in (
         (["--backend", "nccl"], "--backend nccl: no GPU is used"),
         (["--backend", "mpi"], "--backend mpi: the ranks did not meet by MPI"),
-        (["--backend", "smoke-signals"], "no backend 'smoke-signals'; there are gloo, mpi4py, nccl, mpi"),
+        (["--backend", "smoke-signals"], "no backend 'smoke-signals'; there are gloo, mpi4py, horovod, nccl, mpi"),
         (["--min", "3x"], "'3x' is no size"),
         (["--min", "2K", "--max", "1K"], "--min at most --max"),
         (["fly"], "no operation 'fly'"),

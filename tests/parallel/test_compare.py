@@ -39,7 +39,7 @@ def test_engines_train_the_same_model(tmp_path: Path) -> None:
     [
         ([*SMALL, "--engines", "ddp:carrier-pigeon"], "--engines: no engine 'ddp:carrier-pigeon'; there are ddp, horovod, bare"),
         ([*SMALL, "--engines", "ddp:nccl"], "--engines ddp:nccl: no GPU is used"),
-        (["workloads.nothing"], "workloads.nothing"),
+        (["workloads.nothing"], "no workload workloads.nothing: compare takes a module with main(run, argv)"),
         ([*SMALL, "--epochz", "3"], "unrecognized arguments: --epochz 3 (see python -m runner workloads.mnist --help)"),
         ([*SMALL, "--plot", "/nowhere/x.png"], "--plot: cannot write in /nowhere"),
         ([*SMALL, "--rounds", "0"], "--rounds: '0' is not a whole number above 0"),
@@ -81,3 +81,4 @@ def test_resnet_can_be_compared(tmp_path: Path) -> None:
     done = ok(runner(2, "compare", "workloads.resnet", *RESNET, "--steps", "2", "--rounds", "1", cwd=tmp_path))
     assert "ddp:mpi4py" in done.stdout
     assert "ranks agree" in done.stdout
+    assert "RANKS DIFFER" not in done.stdout

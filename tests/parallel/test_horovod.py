@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import RUNNER, SCRIPTS, mpirun, ok, own_lines, packages_without, run, runner
+from tests.launching import ROOT, RUNNER, SCRIPTS, mpirun, ok, own_lines, packages_without, run, runner
 
 SCRIPT = str(SCRIPTS / "horovod_training.py")
 BIN = Path(sys.executable).parent
@@ -39,6 +39,55 @@ def test_the_strategy_gives_what_ddp_gives(tmp_path: Path, options: list[str]) -
     assert losses(tmp_path / "horovod") == pytest.approx(
         losses(tmp_path / "ddp"), rel=1e-2 if "fp16" in options else 1e-5
     )
+
+
+def test_compression_is_used(tmp_path: Path) -> None:
+    for options in (["--compression", "none"], ["--compression", "fp16"]):
+        for strategy in ("ddp", "horovod"):
+            where = ["--strategy", strategy, "--checkpoint-dir", str(tmp_path / strategy / options[-1])]
+            ok(runner(2, "workloads.linear", "--dtype", "float64", *options, "--max-steps", "5", *where))
+    for strategy in ("ddp", "horovod"):
+        assert losses(tmp_path / strategy / "fp16") != losses(tmp_path / strategy / "none")
+
+
+def test_weight_decay_moves_the_weights_no_more_than_under_ddp(tmp_path: Path) -> None:
+    source = (ROOT / "workloads" / "linear.py").read_text()
+    assert "torch.optim.SGD(parameters, lr=options.lr)" in source
+    decaying = "torch.optim.AdamW(parameters, lr=options.lr, weight_decay=5.0)"
+    (tmp_path / "decay.py").write_text(source.replace("torch.optim.SGD(parameters, lr=options.lr)", decaying))
+    for strategy in ("ddp", "horovod"):
+        where = ["--strategy", strategy, "--checkpoint-dir", str(tmp_path / strategy)]
+        ok(runner(2, "decay", "--dtype", "float64", "--max-steps", "5", *where, cwd=tmp_path))
+    assert losses(tmp_path / "horovod") == pytest.approx(losses(tmp_path / "ddp"), rel=1e-9)
+
+
+def test_a_workload_that_imports_it_first(tmp_path: Path) -> None:
+    (tmp_path / "early.py").write_text(
+        "import importlib.util\nassert importlib.util.find_spec('horovod.torch')\n"
+        "import horovod.torch as hvd\n"
+        "def main(run, argv):\n    hvd.init()\n    run.say(f'{hvd.size()} ranks')\n"
+    )
+    done = ok(runner(2, "--rendezvous", "file", "early", cwd=tmp_path, timeout=60))
+    assert done.stdout == "2 ranks\n"
+
+
+def test_compare_by_it(tmp_path: Path) -> None:
+    options = ["--data", "digits", "--steps", "4", "--rounds", "2", "--engines", "ddp:gloo,horovod", "--json", "found"]
+    for way in ("mpi", "file"):
+        ok(runner(2, "--rendezvous", way, "compare", "workloads.mnist", "--dtype", "float64", *options, cwd=tmp_path))
+        engines = json.loads((tmp_path / "found").read_text())["engines"]
+        assert [engine["engine"] for engine in engines] == ["ddp:gloo", "horovod", "alone"]
+        assert engines[1]["ranks_agree"]
+        assert engines[1]["distance"] < 1e-12
+
+
+def test_bench_by_it(tmp_path: Path) -> None:
+    names = ["allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "sendrecv"]
+    options = ["--backend", "horovod,mpi4py", "--min", "4K", "--max", "4K", "--rounds", "1", "--json", "found"]
+    ok(runner(2, "bench", *names, *options, cwd=tmp_path))
+    found = [json.loads(line) for line in (tmp_path / "found").read_text().splitlines()]
+    assert [m["operation"] for m in found if m["backend"] == "horovod"] == names[:-1]  # it has no sendrecv
+    assert {m["wrong"] for m in found} == {0}
 
 
 def test_gradients_accumulated_over_parts_are_those_of_the_batch(tmp_path: Path) -> None:
@@ -84,6 +133,12 @@ def test_under_horovodrun(controller: str, tmp_path: Path) -> None:
     options = [*SHORT, "--strategy", "horovod", "--max-steps", "5"]
     done = ok(run(*HOROVODRUN, controller, *RUNNER, "workloads.mnist", *options, cwd=tmp_path, **PATH))
     assert done.stdout.count("done: 5 steps") == 1
+
+
+def test_the_launch_script() -> None:
+    script = str(ROOT / "mpi_scripts" / "horovodrun.sh")
+    done = ok(run("bash", script, SCRIPT, cwd=ROOT, RANKS="2", PYTHON=sys.executable, **PATH))
+    assert done.stdout.count("same True") == 2
 
 
 def test_under_torchrun(tmp_path: Path) -> None:

@@ -180,8 +180,10 @@ for _ in range(20):
     gathered = [torch.empty(256, 256) for _ in range(size)]
     dist.all_gather(gathered, columns)
     same(torch.stack(gathered), everyone, "all_gather of columns")
-    dist.gather(columns, gathered if rank == 0 else None, 0)
-    same(torch.stack(gathered), everyone, "gather of columns")
+    gathered = [torch.empty(256, 256) for _ in range(size)] if rank == 0 else None
+    dist.gather(columns, gathered, 0)
+    if gathered:
+        same(torch.stack(gathered), everyone, "gather of columns")
 
 # Buffers that share memory.
 together = torch.full((size, 5), -1.0)
@@ -216,6 +218,34 @@ works = [dist.all_reduce(torch.ones(1 << 14), async_op=True) for _ in range(20)]
 for work in works:
     (found,) = work.get_future().wait()
     same(found, torch.full((1 << 14,), float(size)), "a future")
+
+
+# A callback that communicates and waits, as PowerSGD's hook does; errors that a future hands on.
+def again(future):
+    (half,) = dist.all_reduce(future.value()[0] / 2, async_op=True).get_future().wait()
+    return half
+
+
+chained = dist.all_reduce(torch.ones(8), async_op=True).get_future().then(again)
+same(chained.wait(), torch.full((8,), size * size / 2.0), "a collective in a callback")
+try:
+    dist.all_reduce(torch.ones(2, dtype=torch.bool), ReduceOp.AVG, async_op=True).get_future().wait()
+except Exception as error:
+    same(torch.tensor("is not defined" in str(error)), torch.tensor(True), "an error through a future")
+else:
+    sys.exit("a future of a call that failed has a value")
+leaf = torch.ones(3, requires_grad=True)
+dist.all_reduce(leaf, ReduceOp.AVG, async_op=True).wait()
+same(leaf.detach(), torch.ones(3), "AVG of a leaf")
+if size > 1 and rank == 0:
+    sent = dist.isend(torch.ones(2), 1)
+    answered = torch.empty(2)
+    sent.get_future().then(lambda _: dist.isend(torch.full((2,), 2.0), 1).wait()).wait()
+elif rank == 1:
+    for value in (1.0, 2.0):
+        box = torch.empty(2)
+        dist.recv(box, 0)
+        same(box, torch.full((2,), value), "a message sent in a callback")
 listed = [None] * size
 dist.all_gather_object(listed, {"rank": rank, "text": "x" * rank})
 same(torch.tensor([entry["rank"] for entry in listed]), torch.arange(size), "all_gather_object")

@@ -147,7 +147,7 @@ OPERATIONS = {
         bus=lambda n: 1.0,
         by_torch=lambda b, group: lambda: dist.broadcast(b.whole, 0, group=group),
         by_mpi=_mpi_broadcast,
-        by_horovod=lambda b, hvd: lambda: hvd.broadcast(b.whole, 0, name="bench"),
+        by_horovod=lambda b, hvd: lambda: hvd.broadcast_(b.whole, 0, name="bench"),
         result=lambda b: b.whole,
         expected=lambda b: 1.0,
     ),

@@ -71,15 +71,15 @@ def compare(job: Job, argv: list[str]) -> None:
     if given.target.startswith("-"):
         parser.error("name the workload first")
     engines = _engines(job, given.engines)
-    if given.plot and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib: pip install matplotlib", told_by_all=True)
-    for option, path in (("--json", given.json), ("--plot", given.plot)):
-        if path and not os.access(Path(path).resolve().parent, os.W_OK):
-            raise UsageError(f"{option}: cannot write in {Path(path).parent}; name another file", told_by_all=True)
     sys.path.insert(0, os.getcwd())
-    if find_target(given.target, as_module=False, tools=()).kind != "workload":
+    try:
+        is_workload = find_target(given.target, as_module=False, tools=()).kind == "workload"
+    except UsageError:
+        is_workload = False
+    if not is_workload:
         raise UsageError(
-            f"{given.target} is no workload: compare takes a module with main(run, argv)", told_by_all=True
+            f"no workload {given.target}: compare takes a module with main(run, argv), for example workloads.mnist",
+            told_by_all=True,
         )
     module = importlib.import_module(given.target)
     from runner.tools.compare.turns import Turns
@@ -87,6 +87,7 @@ def compare(job: Job, argv: list[str]) -> None:
     from runner.training.run import Run
 
     _held.append(start_process_group(replace(job, backend=network_backend(job))))
+    Run(job=job, workload=given.target).on_main(lambda: _check_output(given))
     found: list[Turns] = []
 
     def instead(run: Run, task: Any, options: Any) -> Result:
@@ -114,6 +115,14 @@ def compare(job: Job, argv: list[str]) -> None:
             _plot(given.target, job, comparisons, given.plot)
 
 
+def _check_output(given: argparse.Namespace) -> None:
+    if given.plot and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib: pip install matplotlib")
+    for option, path in (("--json", given.json), ("--plot", given.plot)):
+        if path and not os.access(Path(path).resolve().parent, os.W_OK):
+            raise UsageError(f"{option}: cannot write in {Path(path).parent}; name another file")
+
+
 def _parser() -> Parser:
     from runner.training.options import positive
 
@@ -130,7 +139,7 @@ def _parser() -> Parser:
         metavar="NAME,…",
         help=f"some of {', '.join(KINDS)}, ddp and bare with :{'|:'.join(BACKENDS)} (default: all that can be used)",
     )
-    parser.add_argument("--steps", type=positive, default=60, help="that each engine does in all (default: 60)")
+    parser.add_argument("--steps", type=positive, default=60, help="that each engine does at least (default: 60)")
     parser.add_argument("--rounds", type=positive, default=6, help="in which the engines take turns (default: 6)")
     parser.add_argument("--json", metavar="FILE", help="write the figures as one JSON object")
     parser.add_argument("--plot", metavar="FILE.png", help="draw samples/s as bars (needs matplotlib)")

@@ -49,7 +49,9 @@ class Turns:
         self.agree: dict[Name, bool] = {}
         self.distance: dict[Name, float] = {}
         self._run, self._task, self._options = run, task, options
-        self._rounds, self._each = rounds, max(1, steps // rounds)
+        self._rounds = min(rounds, steps)
+        self._each = -(-steps // self._rounds)
+        self._random = dict.fromkeys(engines, torch.get_rng_state())  # each engine drops out the same
         self._seconds: dict[Name, list[list[float]]] = {name: [] for name in engines}
         self._exchanges: dict[Name, list[float]] = {name: [] for name in engines}
         self._built: dict[Name, tuple[Engine, Iterator[tuple[Tensor, Tensor]]]] = {}
@@ -88,6 +90,7 @@ class Turns:
             self.exchange[name] = statistics.median(self._exchanges[name] or [0.0])
 
     def _turn(self, name: Name) -> None:
+        torch.set_rng_state(self._random[name])
         if name not in self._built:
             before = _reset_peak(self._run.device)
             engine = build(*name, self._run, self._task, self._options)
@@ -110,6 +113,7 @@ class Turns:
                 times = [self._timed(engine.exchange) for _ in range(_EXCHANGES)]
                 self._exchanges[name].append(statistics.median(times))
         self._seconds[name].append(self._most(*own))
+        self._random[name] = torch.get_rng_state()
         (total,) = self._run.sum(float(loss))
         self.losses[name] = total / self._run.size
 
