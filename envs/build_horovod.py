@@ -115,7 +115,17 @@ def find_or_build(mpicxx: str, wheels: Path, rebuild: bool) -> Path:
         f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("HOROVOD_") or name == "CXX"
     ]
     facts = "\n".join(
-        [VERSION, sysconfig.get_platform(), sys.version, torch.__version__, mpicxx, mpi, str(cuda), *wishes]
+        [
+            VERSION,
+            sysconfig.get_platform(),
+            sys.version,
+            torch.__version__,
+            mpicxx,
+            mpi,
+            str(cuda),
+            *wishes,
+            str(SUBSTITUTIONS),
+        ]
     )
     folder = wheels / f"torch{torch.__version__}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
     built = sorted(folder.glob("horovod-*.whl"))
