@@ -177,6 +177,8 @@ def _mpicxx() -> str:
 
 def _mpi(mpicxx: str) -> str:
     """What the MPI's compiler calls, once it is known to work."""
+    if not shutil.which(mpicxx):
+        raise CannotBuildError(f"no program {mpicxx}; name your MPI's C++ compiler with --mpicxx")
     if not _compiles([mpicxx], "#include <mpi.h>"):
         raise CannotBuildError(
             f"{mpicxx} finds no mpi.h; on Debian apt install libopenmpi-dev or libmpich-dev, or name another with --mpicxx"

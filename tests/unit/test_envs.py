@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,21 @@ def test_they_hold_all_that_the_package_needs() -> None:
 @pytest.mark.parametrize("name", ["it4innovations.sh", "mit_orcd.sh", "venv.sh"])
 def test_site_files_are_bash(name: str) -> None:
     assert subprocess.run(["bash", "-n", str(ENVS / name)]).returncode == 0
+
+
+def build_horovod(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run(sys.executable, str(ENVS / "build_horovod.py"), "--no-install", *arguments, **environment)
+
+
+def test_a_horovod_that_cannot_be_built_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "mpicxx").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "mpicxx").chmod(0o755)
+    for mpicxx, said in (("/nowhere/mpicxx", "no program"), (str(tmp_path / "mpicxx"), "finds no mpi.h")):
+        done = build_horovod("--mpicxx", mpicxx, "--wheels", str(tmp_path))
+        assert done.returncode == 2
+        assert done.stderr.startswith("horovod: ")
+        assert done.stderr.count("\n") == 1
+        assert said in done.stderr
 
 
 def test_the_readme_lists_every_file() -> None:
