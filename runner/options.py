@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import runner
 from runner.errors import UsageError
@@ -35,7 +35,14 @@ scheduler's host list): no port, host name or interface has to be given. Exit co
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, and whose help is printed by one rank."""
+    """An argument parser whose errors are one line, and whose help is printed by one rank, as it is written.
+
+    Options are said in full: a script's own must not be taken for the beginning of another.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        ours: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+        super().__init__(**(ours | options))
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)", told_by_all=True)
@@ -134,8 +141,6 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
         usage="python -m runner [OPTIONS] TARGET [ARGS...]",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"runner {runner.__version__}")
     parser.add_argument("-m", dest="as_module", action="store_true", help="the target is a module, run as a program")
@@ -148,7 +153,7 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
     arguments = known.arguments
     if _may_be_workload(known.target) and known.target not in tools and not known.as_module:
         # A workload shares the runner's options, so they may also stand after its name.
-        shared = Parser(prog=f"python -m runner {known.target}", add_help=False, allow_abbrev=False)
+        shared = Parser(prog=f"python -m runner {known.target}", add_help=False)
         add_runner_options(shared)
         given = [value for value in argv[: len(argv) - len(arguments)] if value != known.target]
         known_after, _ = shared.parse_known_args([*given, *arguments])

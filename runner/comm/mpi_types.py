@@ -1,7 +1,6 @@
-"""How tensors are shown to MPI: datatypes, operations, and what has no equal there and takes a detour.
+"""MPI's datatypes and operations for torch's, and what has no equal there and takes a detour.
 
-MPI has no bfloat16 and no float16, so those are reduced in float32 and rounded once, at the end. Data that is only
-moved is moved as bytes, whatever it is.
+MPI has no bfloat16 and no float16, so those are reduced in float32 and rounded once, at the end.
 """
 
 from __future__ import annotations
@@ -15,9 +14,6 @@ from torch.distributed import ReduceOp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-# Bytes per call where a call can be cut into several: MPI 3 (Open MPI 4) counts in an int.
-LARGEST_CALL = 1 << 30
 
 _DATATYPES = {
     torch.float32: MPI.FLOAT,
@@ -103,28 +99,3 @@ def reduction_of(operation: Any, dtype: torch.dtype, size: int) -> Reduction:
 
 
 _alike = functools.cache(Reduction)
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether MPI can take the tensor's memory as it is."""
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-
-
-def as_bytes(tensor: torch.Tensor) -> list[Any]:
-    """A buffer of the tensor's memory, to be moved. It does not keep the tensor: hold it by a name until MPI is done."""
-    size = tensor.numel() * tensor.element_size()
-    return [MPI.memory.fromaddress(tensor.data_ptr(), size), MPI.BYTE]
-
-
-def as_numbers(tensor: torch.Tensor, datatype: MPI.Datatype) -> list[Any]:
-    """A buffer of the tensor's memory, to be computed with. It does not keep the tensor either."""
-    return [MPI.memory.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size()), datatype]
-
-
-def in_pieces(tensor: torch.Tensor, call: Callable[[torch.Tensor], None]) -> None:
-    """Call for all of a contiguous tensor, or for one part of it after the other where it is too large for an int."""
-    if tensor.numel() * tensor.element_size() <= LARGEST_CALL:
-        call(tensor)
-    else:
-        for part in torch.split(tensor.view(-1), LARGEST_CALL // tensor.element_size()):
-            call(part)

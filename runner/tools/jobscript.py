@@ -147,8 +147,6 @@ def _parser() -> Parser:
     parser = Parser(
         prog="python -m runner jobscript",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--scheduler", choices=SCHEDULERS, help="whose script it is (default: the one whose commands are here)"

@@ -93,9 +93,7 @@ def smoke(job: Job, argv: list[str]) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m runner smoke", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="python -m runner smoke", description=__doc__)
     parser.add_argument("--hostfile", metavar="FILE", help="hosts to start on: a line each, with slots=N or :N")
     parser.add_argument(
         "--ranks", type=count, metavar="N", help="on this machine alone (default: 2, or 1 where there is one GPU)"

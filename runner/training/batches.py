@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any
 
 import torch
@@ -17,6 +17,15 @@ class ShardSampler(Sampler[int]):
     With ``size`` × batch size held fixed, step k uses the same samples on any number of ranks.
     """
 
+    @classmethod
+    def over(cls, data: Dataset[Any], rank: int, size: int, seed: int) -> ShardSampler:
+        """A sampler of all of the data.
+
+        Raises:
+            UsageError: the data has no length.
+        """
+        return cls(length_of(data), rank, size, seed)
+
     def __init__(self, length: int, rank: int, size: int, seed: int) -> None:
         self.length, self.rank, self.size, self.seed = length, rank, size, seed
         self.epoch = 0
@@ -30,6 +39,20 @@ class ShardSampler(Sampler[int]):
 
     def __len__(self) -> int:
         return (self.length // self.size * self.size - self.skip) // self.size
+
+
+def length_of(data: Dataset[Any]) -> int:
+    """How many samples there are.
+
+    Raises:
+        UsageError: the data does not say: it is a stream.
+    """
+    if not isinstance(data, Sized):
+        raise UsageError(
+            f"{type(data).__name__} has no length, which sharing it among ranks needs; give it __len__",
+            told_by_all=True,
+        )
+    return len(data)
 
 
 def train_loader(data: Dataset[Any], sampler: ShardSampler, batch_size: int, workers: int) -> DataLoader[Any]:
@@ -50,7 +73,7 @@ def train_loader(data: Dataset[Any], sampler: ShardSampler, batch_size: int, wor
 
 def evaluation_loader(data: Dataset[Any], rank: int, size: int, batch_size: int) -> DataLoader[Any]:
     """This rank's share for evaluation: every sample on exactly one rank, none repeated to fill up."""
-    length = len(data)  # type: ignore[arg-type]  # data sets here have a length
+    length = length_of(data)
     return _loader(data, range(rank, length, size), batch_size, 0, drop_last=False)
 
 

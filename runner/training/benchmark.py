@@ -47,7 +47,7 @@ def benchmark(run: Run, task: Task, options: TrainingOptions, protocol: Protocol
     device, dtype = run.device, getattr(torch, options.dtype)
     model = task.model.to(device, dtype)
     wrapped, optimizer = load_strategy(options.strategy)(model, task.optimizer, run.mesh, options.gradients)
-    sampler = ShardSampler(len(task.train_data), run.rank, run.size, options.seed)  # type: ignore[arg-type]  # data sets here have a length
+    sampler = ShardSampler.over(task.train_data, run.rank, run.size, options.seed)
     batch: Any = next(iter(train_loader(task.train_data, sampler, options.batch_size, 0)))
     inputs, targets = to_device(batch[0], batch[1], device, dtype)
 

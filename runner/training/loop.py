@@ -77,7 +77,7 @@ def fit(
     resumed = _read_checkpoint(run, options, bare)
     model, optimizer = load_strategy(options.strategy)(bare, task.optimizer, run.mesh, options.gradients)
     position = checkpoint.restore(resumed, bare, optimizer) if resumed else Position()
-    sampler = ShardSampler(len(task.train_data), run.rank, run.size, options.seed)  # type: ignore[arg-type]  # data sets here have a length
+    sampler = ShardSampler.over(task.train_data, run.rank, run.size, options.seed)
     loader = train_loader(task.train_data, sampler, options.batch_size, options.workers)
     state = State(model, optimizer, position)
     meter = _Meter(run, options.batch_size * run.size)

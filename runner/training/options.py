@@ -79,8 +79,6 @@ def workload_parser(run: Run, description: str | None, *, data: Sequence[str], *
     parser = Parser(
         prog=f"python -m runner {run.workload}",
         description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     group = parser.add_argument_group("training")
     group.add_argument("--epochs", type=positive, default=10, help="passes over the data (default: %(default)s)")

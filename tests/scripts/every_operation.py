@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from runner.comm import mpi_types
+from runner.comm import mpi_buffers
 
 warnings.filterwarnings("ignore")
 dist.init_process_group("mpi4py")
@@ -146,7 +146,7 @@ same(whole[:, 1:4], (torch.arange(24.0).reshape(4, 6) * size + sum(range(size)))
 same(whole[:, 0], torch.arange(24.0).reshape(4, 6)[:, 0] + rank, "beside the view")
 
 # Larger than one call may be: in pieces, the last of them smaller.
-largest, mpi_types.LARGEST_CALL = mpi_types.LARGEST_CALL, 64
+largest, mpi_buffers.LARGEST_CALL = mpi_buffers.LARGEST_CALL, 64
 total = torch.arange(50.0) * size + sum(range(size))
 tensor = torch.arange(50.0) + rank
 dist.all_reduce(tensor)
@@ -157,7 +157,7 @@ same(tensor, total if rank == 0 else torch.arange(50.0) + rank, "reduce in piece
 tensor = torch.arange(50.0) + rank
 dist.broadcast(tensor, size - 1)
 same(tensor, torch.arange(50.0) + size - 1, "broadcast in pieces")
-mpi_types.LARGEST_CALL = largest
+mpi_buffers.LARGEST_CALL = largest
 
 # Uneven parts.
 lengths = [r + 1 for r in range(size)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from runner.errors import UsageError
 from runner.training import checkpoint
@@ -136,3 +137,12 @@ def test_the_digits_are_those_of_scikit_learn() -> None:
     bunch = load_digits()
     assert (pixels == bunch.data).all()
     assert (classes == bunch.target).all()
+
+
+def test_data_without_a_length_is_refused_in_one_line() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    with pytest.raises(UsageError, match="Stream has no length"):
+        ShardSampler.over(Stream(), rank=0, size=2, seed=0)

@@ -80,9 +80,7 @@ def bench(job: Job, argv: list[str]) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m runner bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="python -m runner bench", description=__doc__)
     parser.add_argument("operations", nargs="*", metavar="OPERATION", help=f"{', '.join(NAMES)} (default: allreduce)")
     parser.add_argument(
         "--backend",

@@ -129,8 +129,6 @@ def _parser() -> Parser:
     parser = Parser(
         prog="python -m runner compare",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("target", metavar="WORKLOAD", help="a module, for example workloads.mnist")
     parser.add_argument(

@@ -84,7 +84,7 @@ def _bare(model: nn.Module, backend: str, task: Task, options: TrainingOptions) 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
         loss = task.loss(wrapped(inputs), targets)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch gives it no types
+        torch.autograd.backward(loss)
         optimizer.step()
         return loss.detach()
 

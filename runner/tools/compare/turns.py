@@ -128,7 +128,7 @@ class Turns:
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches without end, the same for every engine."""
         run, data, options = self._run, self._task.train_data, self._options
-        sampler = ShardSampler(len(data), run.rank, run.size, options.seed)  # type: ignore[arg-type]  # data sets here have a length
+        sampler = ShardSampler.over(data, run.rank, run.size, options.seed)
         loader = train_loader(data, sampler, options.batch_size, options.workers)
         dtype = getattr(torch, options.dtype)
         for sampler.epoch in itertools.count():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from runner.comm.job import Job
@@ -108,5 +108,6 @@ def _torch(device: str) -> dict[str, str]:
         torch.zeros(1, device=device).sum().item()
     except (RuntimeError, AssertionError) as error:
         return {"torch": f"torch cannot use the GPU ({' '.join(str(error).split())[:200]})", "nccl": ""}
-    nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else ()  # type: ignore[no-untyped-call]  # torch annotates it not
+    version_of_nccl: Callable[[], tuple[int, ...]] = torch.cuda.nccl.version
+    nccl = version_of_nccl() if torch.distributed.is_nccl_available() else ()
     return {"torch": "", "nccl": ".".join(map(str, nccl))}

@@ -1,0 +1,121 @@
+"""Tensors as MPI can take them: contiguous memory of the CPU, apart from what is written, in pieces that an int counts.
+
+Data that is only moved is moved as bytes, whatever it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+# Bytes per call where a call can be cut into several: MPI 3 (Open MPI 4) counts in an int.
+LARGEST_CALL = 1 << 30
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether MPI can take the tensor's memory as it is."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def as_bytes(tensor: Tensor) -> list[Any]:
+    """A buffer of the tensor's memory, to be moved. It does not keep the tensor: hold it by a name until MPI is done."""
+    size = tensor.numel() * tensor.element_size()
+    return [MPI.memory.fromaddress(tensor.data_ptr(), size), MPI.BYTE]
+
+
+def as_numbers(tensor: Tensor, datatype: MPI.Datatype) -> list[Any]:
+    """A buffer of the tensor's memory, to be computed with. It does not keep the tensor either."""
+    return [MPI.memory.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size()), datatype]
+
+
+def in_pieces(tensor: Tensor, call: Callable[[Tensor], None]) -> None:
+    """Call for all of a contiguous tensor, or for one part of it after the other where it is too large for an int."""
+    if tensor.numel() * tensor.element_size() <= LARGEST_CALL:
+        call(tensor)
+    else:
+        for part in torch.split(tensor.view(-1), LARGEST_CALL // tensor.element_size()):
+            call(part)
+
+
+class Staged:
+    """A tensor as MPI can take it: itself, or a contiguous copy in the memory of the CPU that is copied back."""
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        dtype: torch.dtype | None = None,
+        *,
+        before: Callable[[Tensor], Tensor] | None = None,
+        keep: bool = True,
+        receive_only: bool = False,
+    ) -> None:
+        self._tensor, self._keep = tensor, keep
+        dtype = dtype or tensor.dtype
+        self._is_own = is_plain(tensor) and dtype == tensor.dtype and before is None and keep
+        if self._is_own:
+            self._data = tensor.detach() if tensor.requires_grad else tensor
+        elif receive_only:
+            self._data = torch.empty(tensor.shape, dtype=dtype)
+        else:
+            prepared = before(tensor) if before else tensor
+            self._data = prepared.detach().to("cpu", dtype, copy=True).contiguous().resolve_conj().resolve_neg()
+
+    def __enter__(self) -> Tensor:
+        return self._data
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._keep and not self._is_own:
+            self._tensor.detach().copy_(self._data)
+
+
+def sendable(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy that MPI can take: hold it by a name until MPI is done."""
+    if is_plain(tensor):
+        return tensor
+    return tensor.detach().to("cpu").contiguous().resolve_conj().resolve_neg()
+
+
+def apart(source: Tensor, target: Tensor) -> Tensor:
+    """The source, or a copy where it shares memory with the target, which MPI forbids."""
+    start, other = source.data_ptr(), target.data_ptr()
+    return source.clone() if start < other + bytes_of(target) and other < start + bytes_of(source) else source
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """How many bytes its elements are."""
+    return tensor.numel() * tensor.element_size()
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """The bytes of all parts, one after the other."""
+    return torch.cat([sendable(part).reshape(-1).view(torch.uint8) for part in parts])
+
+
+def hand_out(data: Tensor, parts: Sequence[Tensor]) -> None:
+    """Copy consecutive bytes into tensors."""
+    start = 0
+    for part in parts:
+        size = bytes_of(part)
+        if size:
+            part.detach().copy_(data[start : start + size].clone().view(part.dtype).view(part.shape))
+        start += size
+
+
+def split_bytes(tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
+    """Bytes per rank; splits count slices of the first dimension, none means equal ones."""
+    if not splits:
+        check_same(tensor.shape[0] % size, 0, f"all_to_all: {tensor.shape[0]} rows ÷ {size} ranks: the rest")
+        return [bytes_of(tensor) // size] * size
+    check_same(sum(splits), tensor.shape[0], "all_to_all: the sum of the splits")
+    row = bytes_of(tensor) // tensor.shape[0] if tensor.shape[0] else 0
+    return [split * row for split in splits]
+
+
+def check_same(found: int, wanted: int, what: str) -> None:
+    """Raises ValueError where they differ."""
+    if found != wanted:
+        raise ValueError(f"{what} are {found}, not {wanted}")
