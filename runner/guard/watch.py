@@ -77,7 +77,7 @@ def start_worker(label: str, meet_within: float, no_meeting: Callable[[int | Non
 
 def _watch(worker: int, pipe: int, label: str, deadline: float | None, no_meeting: Callable[[int | None], str]) -> int:
     wake_out, wake_in = os.pipe()
-    for end in (wake_out, wake_in):
+    for end in (wake_out, wake_in, pipe):
         os.set_blocking(end, False)
     signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
     for handled in (*_FORWARDED, signal.SIGCHLD):
@@ -87,6 +87,14 @@ def _watch(worker: int, pipe: int, label: str, deadline: float | None, no_meetin
     sources = [wake_out, pipe]
     while True:
         ended, status = os.waitpid(worker, os.WNOHANG)
+        said = _read(pipe)  # only now: the last word of a worker that has ended counts
+        if said == b"" and pipe in sources:
+            sources.remove(pipe)
+        if said and _MET in said:
+            deadline, met = None, True
+        if said and _ENDING in said:
+            verdict = said[said.index(_ENDING) + 1]
+            deadline = time.monotonic() + GRACE
         if ended:
             code = _exit_code(status, verdict, label)
             # Before the meeting only a library ends the process without the runner's own word: MPI_Init does.
@@ -105,15 +113,14 @@ def _watch(worker: int, pipe: int, label: str, deadline: float | None, no_meetin
             for number in os.read(wake_out, 4096):
                 if number in _FORWARDED and not (number == signal.SIGINT and _terminal_sends_it_to_both()):
                     os.kill(worker, number)
-        if pipe in ready:
-            message = os.read(pipe, 64)
-            if not message:
-                sources.remove(pipe)
-            if _MET in message:
-                deadline, met = None, True
-            if _ENDING in message:
-                verdict = message[message.index(_ENDING) + 1]
-                deadline = time.monotonic() + GRACE
+
+
+def _read(pipe: int) -> bytes | None:
+    """What is in the pipe: None where there is nothing, b"" where nobody can write to it any more."""
+    try:
+        return os.read(pipe, 64)
+    except BlockingIOError:
+        return None
 
 
 def _exit_code(status: int, verdict: int | None, label: str) -> int:

@@ -15,6 +15,7 @@ import pytest
 
 BEGINNING = """
 import os, signal, sys, time
+{first}
 from runner.guard.watch import start_worker
 lifeline = start_worker("rank 0 of 1 on host here", {limit}, lambda code: f"nobody came ({{code}})")
 print("worker", os.getpid(), flush=True)
@@ -22,10 +23,10 @@ print("worker", os.getpid(), flush=True)
 
 
 @contextmanager
-def guarded(body: str, limit: float = 60.0) -> Iterator[subprocess.Popen[str]]:
+def guarded(body: str, limit: float = 60.0, first: str = "") -> Iterator[subprocess.Popen[str]]:
     """A process under guard that runs this code as its worker; gone, with its worker, when the context ends."""
     process = subprocess.Popen(
-        [sys.executable, "-c", BEGINNING.format(limit=limit) + body],
+        [sys.executable, "-c", BEGINNING.format(limit=limit, first=first) + body],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -102,6 +103,16 @@ def test_a_library_that_ends_the_worker_before_the_meeting_is_told() -> None:
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 16
         assert errors == ""
+
+
+def test_the_last_word_of_a_worker_that_ended_before_its_guard_looked_counts() -> None:
+    slow = "os.register_at_fork(after_in_parent=lambda: time.sleep(1))"
+    with guarded("lifeline.met(); os._exit(16)", first=slow) as process:
+        _, errors = process.communicate(timeout=20)
+        assert (process.returncode, errors) == (16, "")
+    with guarded("lifeline.failed(9); os.kill(os.getpid(), 11)", first=slow) as process:
+        _, errors = process.communicate(timeout=20)
+        assert (process.returncode, errors) == (9, "")
 
 
 def test_a_failed_worker_that_hangs_is_ended_with_its_code() -> None:
