@@ -95,7 +95,7 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
         "--backend",
         choices=BACKENDS,
         default="auto",
-        help="collectives of a workload: gloo, nccl, mpi4py (CPU tensors over the MPI that started the job; torch 2.14), or "
+        help="collectives of a workload: gloo, nccl, mpi4py (over the MPI that started the job; torch 2.14), or "
         "mpi where torch was built with it (auto: nccl on GPUs; on CPUs mpi4py where it can be used, else gloo)",
     )
     group.add_argument(

@@ -32,11 +32,15 @@ def prepare_when_imported(job: Job) -> None:
         when_imported(_MODULE, lambda: _prepare(job))
 
 
-def start_horovod(size: int) -> Any:
+def start_horovod(size: int, device: str) -> Any:
     """Import ``horovod.torch`` and initialise it. Returns the module.
 
+    Args:
+        size: how many ranks there are.
+        device: the type of the device that they compute on, cpu or cuda.
+
     Raises:
-        UsageError: it is not installed, or does not load.
+        UsageError: it is not installed, does not load, or was built without the device.
         RefusedError: it sees another number of ranks.
     """
     if find_spec("horovod") is None:
@@ -46,6 +50,12 @@ def start_horovod(size: int) -> Any:
     except Exception as error:  # a symbol that this torch has not, a library that is not there
         reason = " ".join(str(error).split())
         raise UsageError(f"Horovod does not load ({reason[:200]}); {_HOW}", told_by_all=True) from None
+    if device == "cuda" and not (hvd.cuda_built() or hvd.rocm_built()):
+        raise UsageError(
+            "this Horovod was built without CUDA, and the job computes on GPUs; where a CUDA toolkit is (CUDA_HOME) "
+            "make horovod builds it with NCCL; or say --device cpu",
+            told_by_all=True,
+        )
     hvd.init()
     if hvd.size() != size:
         raise RefusedError(

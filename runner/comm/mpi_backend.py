@@ -29,10 +29,12 @@ from runner.comm.mpi_buffers import (
     in_pieces,
     is_plain,
     joined,
+    scratch,
     sendable,
     split_bytes,
 )
 from runner.comm.mpi_messages import Messages, becomes_true
+from runner.comm.mpi_streams import after_what_is_queued
 from runner.comm.mpi_types import reduction_of
 from runner.comm.mpi_work import Caller, MPIWork, seconds_of
 from runner.rendezvous.mpi import abandoned
@@ -207,24 +209,25 @@ class MPIBackend(Backend):
 
     def _gather_list(self, parts: Sequence[Tensor], own: Tensor) -> None:
         sizes = [bytes_of(part) for part in parts]
-        data = torch.empty(sum(sizes), dtype=torch.uint8)
+        data = scratch([sum(sizes)], torch.uint8, own)
         source = sendable(own)
         self._comm.Allgatherv(as_bytes(source), [as_bytes(data)[0], sizes, None, MPI.BYTE])
         hand_out(data, parts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
         def call() -> None:
-            (own,) = map(sendable, inputs)
+            source = sendable(own)
             if self.rank() != opts.rootRank:
-                self._comm.Gatherv(as_bytes(own), None, opts.rootRank)
+                self._comm.Gatherv(as_bytes(source), None, opts.rootRank)
                 return
             (parts,) = outputs
             sizes = [bytes_of(part) for part in parts]
-            data = torch.empty(sum(sizes), dtype=torch.uint8)
-            self._comm.Gatherv(as_bytes(own), [as_bytes(data)[0], sizes, None, MPI.BYTE], opts.rootRank)
+            data = scratch([sum(sizes)], torch.uint8, own)
+            self._comm.Gatherv(as_bytes(source), [as_bytes(data)[0], sizes, None, MPI.BYTE], opts.rootRank)
             hand_out(data, parts)
 
-        return self._call("gather", opts, [t for parts in outputs for t in parts], call)
+        (own,) = inputs
+        return self._call("gather", opts, [t for parts in outputs for t in parts], call, inputs)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> MPIWork | None:
         def call() -> None:
@@ -295,7 +298,7 @@ class MPIBackend(Backend):
         def call() -> None:
             source = joined(inputs)
             received = [bytes_of(part) for part in outputs]
-            data = torch.empty(sum(received), dtype=torch.uint8)
+            data = scratch([sum(received)], torch.uint8, inputs[0])
             self._comm.Alltoallv(
                 [as_bytes(source)[0], [bytes_of(part) for part in inputs], None, MPI.BYTE],
                 [as_bytes(data)[0], received, None, MPI.BYTE],
@@ -338,8 +341,12 @@ class MPIBackend(Backend):
         for rank, _ in arrivals:
             self._comm.Isend(nothing, rank, tag).Free()
 
-    def _call(self, what: str, opts: Any, results: list[Tensor], call: Callable[[], object]) -> MPIWork | None:
+    def _call(
+        self, what: str, opts: Any, results: list[Tensor], call: Callable[[], object], inputs: Sequence[Tensor] = ()
+    ) -> MPIWork | None:
         limit = seconds_of(opts.timeout, self._timeout)
+        for tensor in (results or inputs)[:1]:
+            call = after_what_is_queued(tensor, call)
         if not opts.asyncOp and self._caller.call_now(what, limit, call):
             return None  # which is how torch is told that there is nothing to wait for
         return self._caller.hand_in(MPIWork(what, results, limit), call)

@@ -1,6 +1,7 @@
-"""Tensors as MPI can take them: contiguous memory of the CPU, apart from what is written, in pieces that an int counts.
+"""Tensors as MPI can take them: contiguous, apart from what is written, in pieces that an int counts.
 
-Data that is only moved is moved as bytes, whatever it is.
+A GPU's memory goes as it is to an MPI that takes it, and else through pinned memory of the host. Data that is only moved
+is moved as bytes, whatever it is.
 """
 
 from __future__ import annotations
@@ -12,23 +13,34 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
+from runner.rendezvous.mpi import takes_gpu_memory
+
 # Bytes per call where a call can be cut into several: MPI 3 (Open MPI 4) counts in an int.
 LARGEST_CALL = 1 << 30
 
 
 def is_plain(tensor: Tensor) -> bool:
     """Whether MPI can take the tensor's memory as it is."""
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    in_reach = tensor.is_cpu or takes_gpu_memory()
+    return in_reach and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def scratch(shape: Sequence[int], dtype: torch.dtype, of: Tensor) -> Tensor:
+    """Memory that MPI takes, for what comes from a tensor or goes to it: on its device, or in the host's pinned memory."""
+    if of.is_cpu or takes_gpu_memory():
+        return torch.empty(shape, dtype=dtype, device=of.device)
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
 
 def as_bytes(tensor: Tensor) -> list[Any]:
     """A buffer of the tensor's memory, to be moved. It does not keep the tensor: hold it by a name until MPI is done."""
-    size = tensor.numel() * tensor.element_size()
-    return [MPI.memory.fromaddress(tensor.data_ptr(), size), MPI.BYTE]
+    return as_numbers(tensor, MPI.BYTE)
 
 
 def as_numbers(tensor: Tensor, datatype: MPI.Datatype) -> list[Any]:
     """A buffer of the tensor's memory, to be computed with. It does not keep the tensor either."""
+    if not tensor.is_cpu:
+        torch.cuda.current_stream(tensor.device).synchronize()  # MPI knows nothing of what is queued for the memory
     return [MPI.memory.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size()), datatype]
 
 
@@ -42,7 +54,7 @@ def in_pieces(tensor: Tensor, call: Callable[[Tensor], None]) -> None:
 
 
 class Staged:
-    """A tensor as MPI can take it: itself, or a contiguous copy in the memory of the CPU that is copied back."""
+    """A tensor as MPI can take it: itself, or a contiguous copy that is copied back."""
 
     def __init__(
         self,
@@ -58,11 +70,10 @@ class Staged:
         self._is_own = is_plain(tensor) and dtype == tensor.dtype and before is None and keep
         if self._is_own:
             self._data = tensor.detach() if tensor.requires_grad else tensor
-        elif receive_only:
-            self._data = torch.empty(tensor.shape, dtype=dtype)
         else:
-            prepared = before(tensor) if before else tensor
-            self._data = prepared.detach().to("cpu", dtype, copy=True).contiguous().resolve_conj().resolve_neg()
+            self._data = scratch(tensor.shape, dtype, tensor)
+            if not receive_only:
+                self._data.copy_((before(tensor) if before else tensor).detach())
 
     def __enter__(self) -> Tensor:
         return self._data
@@ -76,7 +87,7 @@ def sendable(tensor: Tensor) -> Tensor:
     """The tensor, or a copy that MPI can take: hold it by a name until MPI is done."""
     if is_plain(tensor):
         return tensor
-    return tensor.detach().to("cpu").contiguous().resolve_conj().resolve_neg()
+    return scratch(tensor.shape, tensor.dtype, tensor).copy_(tensor.detach())
 
 
 def apart(source: Tensor, target: Tensor) -> Tensor:

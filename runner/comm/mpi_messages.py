@@ -12,7 +12,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 
-from runner.comm.mpi_buffers import as_bytes, is_plain, sendable
+from runner.comm.mpi_buffers import as_bytes, is_plain, scratch, sendable
 from runner.comm.mpi_work import MPIWork
 
 
@@ -33,7 +33,7 @@ class Messages:
 
     def receive(self, tensor: Tensor, source: int, tag: int, limit: float) -> Message:
         """Post the place for a message."""
-        data = tensor if is_plain(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype)
+        data = tensor if is_plain(tensor) else scratch(tensor.shape, tensor.dtype, tensor)
         request = self._comm.Irecv(as_bytes(data), source, tag)
         return self._keep(Message(f"recv from rank {source}", [tensor], limit, request, data, into=tensor))
 

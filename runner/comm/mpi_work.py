@@ -30,7 +30,8 @@ class MPIWork(Work):
         self.error: Exception | None = None
         self._over = False
         self._lock = threading.Lock()
-        self._end: torch.futures.Future[None] = torch.futures.Future()
+        devices: list[int | str | torch.device] = list({result.device for result in results if not result.is_cpu})
+        self._end: torch.futures.Future[None] = torch.futures.Future(devices=devices)
         # Only what a callback raises is an error for those who wait in C++, as DDP does; set_exception() is not.
         self._future = self._end.then(self._outcome)
 

@@ -10,6 +10,7 @@ from runner.comm.horovod import prepare_when_imported
 from runner.comm.job import Job
 from runner.comm.registering import NAME, register, why_not
 from runner.errors import UsageError
+from runner.rendezvous.mpi import takes_gpu_memory
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -33,6 +34,8 @@ def serve_store(job: Job) -> TCPStore | None:
 
 def backend_for(job: Job) -> tuple[str, str]:
     """(the backend of a workload's group, why it is that). Imports no torch."""
+    if job.backend == NAME and job.placement.device == "cuda" and not takes_gpu_memory():
+        return NAME, "as asked for; through pinned memory of the host, as this MPI takes no GPU's"
     if job.backend != "auto":
         return job.backend, "as asked for"
     if job.placement.device == "cuda":

@@ -37,7 +37,7 @@ def register_when_imported(job: Job, replaced: str = "") -> None:
 
 
 def register(module: Any, job: Job, replaced: str = "") -> None:
-    """Register the backend for CPU tensors with ``torch.distributed.distributed_c10d``."""
+    """Register the backend with ``torch.distributed.distributed_c10d``."""
 
     def create(options: Any, _: object = None) -> Any:
         problem = why_not(job)
@@ -49,4 +49,4 @@ def register(module: Any, job: Job, replaced: str = "") -> None:
         return create_backend(options, job.context.label)
 
     for name in filter(None, (NAME, replaced)):
-        module.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
+        module.Backend.register_backend(name, create, extended_api=True, devices=["cpu", "cuda"])

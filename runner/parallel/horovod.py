@@ -33,7 +33,7 @@ def horovod(
             "by DDP",
             told_by_all=True,
         )
-    hvd = start_horovod(mesh.size())
+    hvd = start_horovod(mesh.size(), mesh.device_type)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     own = optimizer(model.parameters())
     averaging: Optimizer = hvd.DistributedOptimizer(

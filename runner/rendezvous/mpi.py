@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import importlib.util
 import os
 import select
@@ -68,6 +70,20 @@ def threads_may_call() -> bool:
     """Whether the MPI that is loaded lets several threads call it at once."""
     MPI = sys.modules.get("mpi4py.MPI")
     return MPI is None or bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
+# How MPIs say whether they take addresses of a GPU's memory (mpi-ext.h of Open MPI and of MPICH).
+_QUESTIONS = ("MPIX_Query_cuda_support", "MPIX_Query_rocm_support", "MPIX_Query_hip_support")
+
+
+@functools.cache
+def takes_gpu_memory() -> bool:
+    """Whether the MPI that is loaded says that it does; one that has no word for it does not."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is None:
+        return False
+    library = ctypes.CDLL(MPI.__file__)  # with what it is linked to, the MPI
+    return any(hasattr(library, question) and getattr(library, question)() for question in _QUESTIONS)
 
 
 # Set where a thread is in an MPI call that will not end: finalising would wait for it, for ever.

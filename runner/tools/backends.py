@@ -6,8 +6,7 @@ from importlib.util import find_spec
 
 from runner.comm.job import Job
 from runner.comm.registering import why_not
-
-ON_CPU = "it takes CPU tensors, and this job computes on GPUs"
+from runner.rendezvous.mpi import takes_gpu_memory
 
 
 def why_unusable(job: Job, name: str) -> str:
@@ -16,8 +15,14 @@ def why_unusable(job: Job, name: str) -> str:
     reasons = {
         "gloo": "",
         "nccl": "" if on_gpu else "no GPU is used",
-        "mpi4py": why_not(job) or (ON_CPU if on_gpu else ""),
-        "mpi": "the ranks did not meet by MPI" if job.endpoint.way != "mpi" else (ON_CPU if on_gpu else ""),
+        "mpi4py": why_not(job),
+        "mpi": _why_not_bare(job, on_gpu),
         "horovod": "" if find_spec("horovod") else "it is not installed: make horovod",
     }
     return reasons[name]
+
+
+def _why_not_bare(job: Job, on_gpu: bool) -> str:
+    if job.endpoint.way != "mpi":
+        return "the ranks did not meet by MPI"
+    return "this MPI takes no GPU memory" if on_gpu and not takes_gpu_memory() else ""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.launching import RUNNER, SCRIPTS, ok, own_lines, run, runner
+from tests.launching import RUNNER, SCRIPTS, mpirun, mpirun_path, ok, own_lines, run, runner
 
 EVERYTHING = str(SCRIPTS / "every_operation.py")
 
@@ -137,3 +138,12 @@ def test_it_is_refused_where_there_is_no_mpi(tmp_path: Path) -> None:
     assert done.returncode == 2
     (line,) = own_lines(done)
     assert line.startswith("runner: --replace-backend: the ranks did not meet by MPI")
+
+
+def test_the_mpi_is_asked_whether_it_takes_gpu_memory() -> None:
+    """Open MPI's own program is asked the same."""
+    ompi_info = str(Path(mpirun_path()).with_name("ompi_info"))
+    built = run(ompi_info, "--parsable", "--all").stdout
+    question = "from mpi4py import MPI\nfrom runner.rendezvous.mpi import takes_gpu_memory\nprint(takes_gpu_memory())"
+    answer = ok(mpirun(1, sys.executable, "-c", question)).stdout.strip()
+    assert f"mpi_built_with_cuda_support:value:{answer.lower()}" in built

@@ -1,6 +1,6 @@
 """Every operation × dtype × reduction × shape on the mpi4py backend, against gloo where gloo has it, else arithmetic.
 
-mpirun -np 4 python -m runner tests/scripts/every_operation.py
+mpirun -np 4 python -m runner tests/scripts/every_operation.py [cuda] [leave]
 """
 
 import itertools
@@ -14,6 +14,8 @@ from torch.distributed import ReduceOp
 from runner.comm import mpi_buffers
 
 warnings.filterwarnings("ignore")
+device = "cuda" if "cuda" in sys.argv else "cpu"
+torch.set_default_device(device)
 dist.init_process_group("mpi4py")
 gloo = dist.new_group(backend="gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
@@ -287,12 +289,20 @@ for members in halves:
         tensor = torch.ones(4)
         dist.all_reduce(tensor, group=group)
         same(tensor, torch.full((4,), float(len(members))), "a group")
-mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (size,))
+mesh = torch.distributed.device_mesh.init_device_mesh(device, (size,))
 tensor = torch.ones(2)
 dist.all_reduce(tensor, group=mesh.get_group())
 same(tensor, torch.full((2,), float(size)), "a device mesh")
 for _ in range(3):
     dist.monitored_barrier()
+if device == "cuda":  # what is queued goes first: the GPU is still multiplying when the sum is asked for
+    factor = torch.ones(4096, 4096)
+    for asynchronous in (False, True):
+        product = factor @ factor
+        work = dist.all_reduce(product, async_op=asynchronous)
+        if work is not None:
+            work.wait()
+        same(product, torch.full((4096, 4096), 4096.0 * size), "after what is queued", asynchronous)
 dist.barrier()
 print(f"rank {rank}: {len(checks)} checks", flush=True)
 if "leave" not in sys.argv:

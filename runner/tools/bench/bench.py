@@ -179,7 +179,7 @@ def _call(operation: Operation, backend: str, group: Any, data: Buffers) -> Call
         return operation.by_mpi(data, MPI.COMM_WORLD)
     if backend == "horovod":
         assert operation.by_horovod is not None
-        return operation.by_horovod(data, start_horovod(data.ranks))
+        return operation.by_horovod(data, start_horovod(data.ranks, data.whole.device.type))
     return operation.by_torch(data, group)
 
 

@@ -30,6 +30,8 @@ class Buffers:
         """The rank's number plus one, everywhere."""
         for tensor in (self.whole, self.other, self.part):
             tensor.fill_(self.rank + 1)
+        if self.whole.is_cuda:
+            torch.cuda.synchronize(self.whole.device)  # the bare MPI knows nothing of what is queued
 
 
 def buffers(count: int, rank: int, ranks: int, device: torch.device) -> Buffers:
@@ -80,29 +82,34 @@ def _ring(b: Buffers, group: Any) -> Callable[[], object]:
     return call
 
 
+def _memory(tensor: Tensor) -> Any:
+    """What mpi4py takes: an array, or the tensor where an MPI takes GPU memory."""
+    return tensor if tensor.is_cuda else tensor.numpy()
+
+
 def _mpi_ring(b: Buffers, comm: Any) -> Callable[[], object]:
     right, left = (b.rank + 1) % b.ranks, (b.rank - 1) % b.ranks
-    sent, received = b.whole.numpy(), b.other.numpy()
+    sent, received = _memory(b.whole), _memory(b.other)
     return lambda: comm.Sendrecv(sent, right, recvbuf=received, source=left)
 
 
 def _mpi_allreduce(b: Buffers, comm: Any) -> Callable[[], object]:
     from mpi4py import MPI
 
-    data = b.whole.numpy()
+    data = _memory(b.whole)
     return lambda: comm.Allreduce(MPI.IN_PLACE, data, MPI.SUM)
 
 
 def _mpi(name: str, source: str, target: str) -> Callable[[Buffers, Any], Callable[[], object]]:
     def prepare(b: Buffers, comm: Any) -> Callable[[], object]:
-        sent, received = getattr(b, source).numpy(), getattr(b, target).numpy()
+        sent, received = _memory(getattr(b, source)), _memory(getattr(b, target))
         return lambda: getattr(comm, name)(sent, received)
 
     return prepare
 
 
 def _mpi_broadcast(b: Buffers, comm: Any) -> Callable[[], object]:
-    data = b.whole.numpy()
+    data = _memory(b.whole)
     return lambda: comm.Bcast(data, 0)
 
 

@@ -102,7 +102,7 @@ def _exchange(model: nn.Module, group: dist.ProcessGroup, options: TrainingOptio
 
 
 def _horovod(model: nn.Module, run: Run, task: Task, options: TrainingOptions) -> Engine:
-    hvd, buckets = start_horovod(run.size), _buckets(model, options)
+    hvd, buckets = start_horovod(run.size, run.device.type), _buckets(model, options)
 
     def exchange() -> None:
         handles = [hvd.allreduce_async_(bucket, op=hvd.Sum, name=f"bucket {n}") for n, bucket in enumerate(buckets())]
