@@ -24,20 +24,22 @@ def test_on_this_machine(tmp_path: Path) -> None:
 
 def test_ended_by_a_signal_it_leaves_nothing(tmp_path: Path) -> None:
     """As a time limit or a closed terminal would end it."""
-    (tmp_path / "mpirun").write_text('#!/bin/bash\n[ "$1" = --version ] && echo "Open MPI" && exit\nexec sleep 300\n')
+    (tmp_path / "mpirun").write_text(
+        '#!/bin/bash\n[ "$1" = --version ] && echo "Open MPI" && exit\ntouch "$0.runs"\nexec sleep 300\n'
+    )
     (tmp_path / "mpirun").chmod(0o755)
     settings = clean_environment(MPIRUN=str(tmp_path / "mpirun"))
     with subprocess.Popen([*RUNNER, "smoke"], cwd=tmp_path, env=settings, stdin=subprocess.DEVNULL) as process:
-        started: list[psutil.Process] = []
-        while not any(child.name() == "sleep" for child in started):
+        while not (tmp_path / "mpirun.runs").exists():
             assert process.poll() is None
-            started = psutil.Process(process.pid).children(recursive=True)
             time.sleep(0.1)
+        started = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 143
     _, alive = psutil.wait_procs(started, timeout=5)
+    assert started
     assert not alive
-    assert [path.name for path in tmp_path.iterdir()] == ["mpirun"]
+    assert {path.name for path in tmp_path.iterdir()} == {"mpirun", "mpirun.runs"}
 
 
 def test_under_mpirun_it_says_to_start_it_without() -> None:
