@@ -110,7 +110,7 @@ def find_or_build(mpicxx: str, wheels: Path, rebuild: bool) -> Path:
     except ImportError as error:
         raise CannotBuildError(f"{sys.executable} has no torch to build against ({error}); install it first") from None
     mpi = _mpi(mpicxx)
-    cuda = _cuda_toolkit() if torch.version.cuda else None
+    cuda, why_not = _cuda_toolkit(torch.version.cuda) if torch.version.cuda else (None, "torch has none")
     wishes = [
         f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("HOROVOD_") or name == "CXX"
     ]
@@ -135,7 +135,7 @@ def find_or_build(mpicxx: str, wheels: Path, rebuild: bool) -> Path:
     compiler = _compiler()
     print(
         f"horovod: building {VERSION} for Python {sys.version.split()[0]}, torch {torch.__version__}, {mpicxx}, "
-        f"{compiler}, " + (f"CUDA of {cuda} with NCCL" if cuda else "without CUDA"),
+        f"{compiler}, " + (f"CUDA of {cuda} with NCCL" if cuda else f"without CUDA ({why_not})"),
         file=sys.stderr,
     )
     with tempfile.TemporaryDirectory(prefix="horovod-") as name:
@@ -200,22 +200,30 @@ def _compiler() -> str:
     return compiler
 
 
-def _cuda_toolkit() -> Path | None:
-    """A toolkit with compiler, headers and runtime; an nvcc alone is none."""
+def _cuda_toolkit(wanted: str) -> tuple[Path | None, str]:
+    """(a toolkit with compiler, headers and runtime, an nvcc alone is none; why there is none).
+
+    Args:
+        wanted: the CUDA that torch was built with: another major version's libraries do not go with it.
+    """
     nvcc = shutil.which("nvcc")
     homes = [
         os.environ.get("HOROVOD_CUDA_HOME"),
         os.environ.get("CUDA_HOME"),
         nvcc and str(Path(nvcc).resolve().parents[1]),
+        "/usr/local/cuda",
     ]
+    why_not = "no toolkit in CUDA_HOME, beside nvcc or in /usr/local/cuda"
     for home in [Path(home) for home in homes if home]:
-        if (
-            (home / "bin/nvcc").is_file()
-            and (home / "include/cuda_runtime.h").is_file()
-            and [*home.glob("lib*/libcudart*")]
-        ):
-            return home
-    return None
+        needed = [home / "bin/nvcc", home / "include/cuda_runtime.h", *home.glob("lib*/libcudart*")]
+        if len(needed) < 3 or not all(path.is_file() for path in needed):
+            continue
+        release = re.search(r"release (\d+)", _output(str(home / "bin/nvcc"), "--version"))
+        found = release[1] if release else "unknown"
+        if found == wanted.partition(".")[0]:
+            return home, ""
+        why_not = f"{home} is CUDA {found}, and torch was built with {wanted}"
+    return None, why_not
 
 
 def _sources(scratch: Path) -> Path:
@@ -256,7 +264,9 @@ def _environment(scratch: Path, mpicxx: str, cuda: Path | None) -> dict[str, str
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
     }
     if cuda:
-        defaults |= {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_CUDA_HOME": str(cuda), **_nccl(scratch)}
+        # torch's CMake files ask for CUDA_HOME, Horovod's for its own.
+        homes = {"CUDA_HOME": str(cuda), "HOROVOD_CUDA_HOME": str(cuda)}
+        defaults |= {"HOROVOD_GPU_OPERATIONS": "NCCL", **homes, **_nccl(scratch)}
     path = os.pathsep.join([str(tools / "bin"), os.environ.get("PATH", "")])
     return {**defaults, **os.environ, "MPICXX": mpicxx, "PYTHONPATH": _python_path(tools), "PATH": path}
 
