@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 import sys
@@ -28,6 +29,8 @@ class MPIWork(Work):
         self.what, self.results, self.limit = what, results, limit
         self.deadline = time.monotonic() + limit
         self.error: Exception | None = None
+        # Makes the call in the thread that waits for it, if it is the next one and nobody has begun it.
+        self.begin: Callable[[], None] | None = None
         self._over = False
         self._lock = threading.Lock()
         devices: list[int | str | torch.device] = list({result.device for result in results if not result.is_cpu})
@@ -43,8 +46,11 @@ class MPIWork(Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end; the caller's own timeout, where given, brings the deadline forward."""
+        begin = self.begin
         if timeout > timedelta(0):
             self.deadline = min(self.deadline, time.monotonic() + timeout.total_seconds())
+        elif begin is not None:
+            begin()
         self._end.wait()
         if self.error is not None:
             raise self.error
@@ -74,11 +80,12 @@ class Caller:
     """Makes a group's calls in the order in which they are handed in.
 
     Asynchronous calls are made in a thread of the group's own. A synchronous one is made in its caller's, where nothing
-    is under way: two hand-overs between threads take longer than a small collective.
+    is under way: two hand-overs between threads take longer than a small collective. So is one that its caller waits for
+    before the thread has begun it.
 
-    MPI's blocking calls cannot be interrupted. An asynchronous one that is not done in time fails for those who wait, and
-    so does all that comes after it: the group's ranks no longer agree on where they are. Where the caller itself is in
-    MPI's call nobody can be told, so the process ends, as it does by NCCL's watchdog.
+    MPI's blocking calls cannot be interrupted. One that the thread makes and that is not done in time fails for those who
+    wait, and so does all that comes after it: the group's ranks no longer agree on where they are. Where the caller
+    itself is in MPI's call nobody can be told, so the process ends, as it does by NCCL's watchdog.
     """
 
     def __init__(self, label: str) -> None:
@@ -97,12 +104,15 @@ class Caller:
         if self._broken is not None:
             work.fail(self._broken)
             return work
+        if threading.current_thread() is self._thread:
+            with self._lock:
+                self._open[id(work)] = work
+            self._perform(work, call)  # a callback of the call before, which may wait for this one
+            return work
+        work.begin = functools.partial(self._begin, work, call)
         with self._lock:
             self._open[id(work)] = work
-        if threading.current_thread() is self._thread:
-            self._perform(work, call)  # a callback of the call before, which may wait for this one
-        else:
-            self._calls.put((work, call))
+        self._calls.put((work, call))
         return work
 
     def call_now(self, what: str, limit: float, call: Callable[[], object]) -> bool:
@@ -133,24 +143,48 @@ class Caller:
             entry = self._calls.get()
             if entry is None:
                 return
-            self._perform(*entry)
-            del entry  # what it holds is the caller's, and must not wait for the next call
+            work, call = entry
+            with self._lock:
+                is_mine, work.begin = work.begin is not None, None
+            if is_mine:
+                self._perform(work, call)
+            del entry, work, call  # what they hold is the caller's, and must not wait for the next call
+
+    def _begin(self, work: MPIWork, call: Callable[[], object]) -> None:
+        """Make the call in this thread, if it is the only one and the group's thread has not begun it."""
+        with self._lock:
+            if work.begin is None or len(self._open) > 1 or self._inline is not None or self._broken is not None:
+                return
+            work.begin = None
+            self._inline = _Inline(work.what, work.limit, work.deadline)
+            self._turn.acquire()  # it is free; what is handed in from now on comes after
+        try:
+            error = self._error_of(call)
+        finally:
+            self._turn.release()
+            self._inline = None
+        self._end(work, error)
 
     def _perform(self, work: MPIWork, call: Callable[[], object]) -> None:
-        error = self._broken
-        if error is None:
+        with self._turn:
+            error = self._error_of(call)
+        self._end(work, error)
+
+    def _error_of(self, call: Callable[[], object]) -> Exception | None:
+        if self._broken is None:
             try:
-                with self._turn:
-                    call()
+                call()
             except Exception as raised:
-                error = raised
-        error = self._broken or error
-        with self._lock:
-            del self._open[id(work)]
+                return self._broken or raised
+        return self._broken
+
+    def _end(self, work: MPIWork, error: Exception | None) -> None:
         if error is None:
             work.succeed()
         else:
             work.fail(error)
+        with self._lock:  # only now: what a callback asks for comes before what other threads do
+            del self._open[id(work)]
 
     def _watch(self) -> None:
         while self._thread.is_alive():

@@ -71,6 +71,21 @@ def test_a_call_that_a_rank_leaves_out_ends_in_an_error(tmp_path: Path) -> None:
     assert "allreduce was not done within 2 s" in line
 
 
+def test_waiting_for_a_call_that_a_rank_leaves_out_ends_the_process(tmp_path: Path) -> None:
+    """Whether the caller has begun it itself, or waits for the thread."""
+    (tmp_path / "late.py").write_text(
+        "import time, torch, datetime\nimport torch.distributed as dist\n"
+        "dist.init_process_group('mpi4py', timeout=datetime.timedelta(seconds=2))\n"
+        "if dist.get_rank() == 1: time.sleep(60)\n"
+        "dist.all_reduce(torch.ones(4), async_op=True).wait()\n"
+    )
+    done = runner(2, "late.py", cwd=tmp_path, timeout=60)
+    assert done.returncode == 1
+    (line,) = own_lines(done)
+    assert "rank 0 of 2 on host" in line
+    assert "allreduce was not done within 2 s" in line
+
+
 @pytest.mark.parametrize(("all_ranks", "named"), [(False, "1"), (True, "1, 2")])
 def test_a_monitored_barrier_names_who_is_missing(tmp_path: Path, all_ranks: bool, named: str) -> None:
     (tmp_path / "missing.py").write_text(
@@ -121,7 +136,7 @@ def test_a_group_that_has_failed_can_be_destroyed_and_the_job_ends(tmp_path: Pat
         "import time, torch, datetime\nimport torch.distributed as dist\n"
         "dist.init_process_group('mpi4py', timeout=datetime.timedelta(seconds=1))\n"
         "if dist.get_rank() == 1: time.sleep(60)\n"
-        "try: dist.all_reduce(torch.ones(4), async_op=True).wait()\n"
+        "try: dist.all_reduce(torch.ones(4), async_op=True).wait(datetime.timedelta(seconds=1))\n"
         "except dist.DistBackendError: dist.destroy_process_group(); print('went on')\n"
     )
     done = runner(2, "caught.py", cwd=tmp_path, timeout=40)

@@ -222,6 +222,23 @@ for work in works:
     same(found, torch.full((1 << 14,), float(size)), "a future")
 
 
+# Waited for at once, later, or not at all until others have been asked for; and with callbacks: always in order.
+for step in range(300):
+    summed = [torch.full((3,), float(step)) for _ in range(step % 3 + 1)]
+    works = [dist.all_reduce(one, async_op=True) for one in summed]
+    follow = works[-1].get_future().then(lambda future: future.value()[0] + 1) if step % 4 == 0 else None
+    if step % 2:
+        works[0].wait()
+    tensor = torch.full((5,), float(step))
+    dist.all_reduce(tensor)
+    same(tensor, torch.full((5,), float(step * size)), "a synchronous one among others", step)
+    for one, work in zip(summed, works, strict=True):
+        work.wait()
+        same(one, torch.full((3,), float(step * size)), "one of several", step)
+    if follow is not None:
+        same(follow.wait(), torch.full((3,), step * size + 1.0), "a callback among others", step)
+
+
 # A callback that communicates and waits, as PowerSGD's hook does; errors that a future hands on.
 def again(future):
     (half,) = dist.all_reduce(future.value()[0] / 2, async_op=True).get_future().wait()

@@ -68,7 +68,8 @@ def main(run: Run, argv: list[str]) -> None:
     for what, split in (("FSDP2", by_fsdp), ("tensor parallel", by_tensor_parallelism)):
         steps = {}
         for name, group in groups.items():
-            mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("shard",))
+            # DTensor takes meshes that are alike for one, and would send all by the first one's group.
+            mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=(f"shard_{name}",))
             steps[name] = stepper(split(mesh), torch.randn(BATCH, WIDTH))
             steps[name]()
         seconds: dict[str, list[float]] = {name: [] for name in steps}
