@@ -23,6 +23,8 @@ from runner.comm.mpi_buffers import (
     apart,
     as_bytes,
     as_numbers,
+    as_parts,
+    blocks_in_pieces,
     bytes_of,
     check_same,
     hand_out,
@@ -186,11 +188,11 @@ class MPIBackend(Backend):
     def _all_gather(self, output: Tensor, own: Tensor) -> None:
         check_same(output.numel(), own.numel() * self.size(), "allgather: the output's elements")
         if is_plain(output) and is_plain(own) and own.data_ptr() == output.data_ptr() + self.rank() * bytes_of(own):
-            self._comm.Allgather(MPI.IN_PLACE, as_bytes(output))  # it is in its place: FSDP's way
+            self._comm.Allgather(MPI.IN_PLACE, as_bytes(output, self.size()))  # it is in its place: FSDP's way
             return
         with Staged(output, receive_only=True) as data:
             source = apart(sendable(own), data)
-            self._comm.Allgather(as_bytes(source), as_bytes(data))
+            self._comm.Allgather(as_bytes(source), as_bytes(data, self.size()))
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
         def call() -> None:
@@ -211,7 +213,7 @@ class MPIBackend(Backend):
         sizes = [bytes_of(part) for part in parts]
         data = scratch([sum(sizes)], torch.uint8, own)
         source = sendable(own)
-        self._comm.Allgatherv(as_bytes(source), [as_bytes(data)[0], sizes, None, MPI.BYTE])
+        self._comm.Allgatherv(as_bytes(source), as_parts(data, sizes))
         hand_out(data, parts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
@@ -223,7 +225,7 @@ class MPIBackend(Backend):
             (parts,) = outputs
             sizes = [bytes_of(part) for part in parts]
             data = scratch([sum(sizes)], torch.uint8, own)
-            self._comm.Gatherv(as_bytes(source), [as_bytes(data)[0], sizes, None, MPI.BYTE], opts.rootRank)
+            self._comm.Gatherv(as_bytes(source), as_parts(data, sizes), opts.rootRank)
             hand_out(data, parts)
 
         (own,) = inputs
@@ -239,7 +241,7 @@ class MPIBackend(Backend):
                 (parts,) = inputs
                 sizes = [bytes_of(part) for part in parts]
                 whole = joined(parts)
-                self._comm.Scatterv([as_bytes(whole)[0], sizes, None, MPI.BYTE], as_bytes(data), opts.rootRank)
+                self._comm.Scatterv(as_parts(whole, sizes), as_bytes(data), opts.rootRank)
 
         return self._call("scatter", opts, outputs, call)
 
@@ -271,11 +273,13 @@ class MPIBackend(Backend):
         prepared = reduction.before(all_parts) if reduction.before else all_parts
         with Staged(output, reduction.dtype, receive_only=True) as data:
             source = apart(sendable(prepared.to(reduction.dtype)), data)
-            send, receive = as_numbers(source, reduction.datatype), as_numbers(data, reduction.datatype)
-            if len(set(counts)) == 1:
-                self._comm.Reduce_scatter_block(send, receive, reduction.operation)
-            else:
+            if len(set(counts)) > 1:
+                send, receive = as_numbers(source, reduction.datatype), as_numbers(data, reduction.datatype)
                 self._comm.Reduce_scatter(send, receive, counts, reduction.operation)
+            else:
+                for part, its_sum in blocks_in_pieces(source, data, self.size()):
+                    send, receive = as_numbers(part, reduction.datatype), as_numbers(its_sum, reduction.datatype)
+                    self._comm.Reduce_scatter_block(send, receive, reduction.operation)
             reduction.finish(data)
 
     def all_to_all_single(
@@ -288,21 +292,16 @@ class MPIBackend(Backend):
                     split_bytes(tensor, splits, self.size())
                     for tensor, splits in ((source, input_splits), (data, output_splits))
                 )
-                self._comm.Alltoallv(
-                    [as_bytes(source)[0], sent, None, MPI.BYTE], [as_bytes(data)[0], received, None, MPI.BYTE]
-                )
+                self._comm.Alltoallv(as_parts(source, sent), as_parts(data, received))
 
         return self._call("all_to_all", opts, [output], call)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork | None:
         def call() -> None:
             source = joined(inputs)
-            received = [bytes_of(part) for part in outputs]
+            sent, received = ([bytes_of(part) for part in parts] for parts in (inputs, outputs))
             data = scratch([sum(received)], torch.uint8, inputs[0])
-            self._comm.Alltoallv(
-                [as_bytes(source)[0], [bytes_of(part) for part in inputs], None, MPI.BYTE],
-                [as_bytes(data)[0], received, None, MPI.BYTE],
-            )
+            self._comm.Alltoallv(as_parts(source, sent), as_parts(data, received))
             hand_out(data, outputs)
 
         return self._call("all_to_all", opts, outputs, call)

@@ -6,7 +6,9 @@ is moved as bytes, whatever it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +17,9 @@ from torch import Tensor
 
 from runner.rendezvous.mpi import takes_gpu_memory
 
-# Bytes per call where a call can be cut into several: MPI 3 (Open MPI 4) counts in an int.
+# Bytes per call where a call can be cut into several, and elements per buffer where not: MPI 3 (Open MPI) counts in an int.
 LARGEST_CALL = 1 << 30
+LARGEST_COUNT = (1 << 31) - 1
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -32,16 +35,41 @@ def scratch(shape: Sequence[int], dtype: torch.dtype, of: Tensor) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
 
-def as_bytes(tensor: Tensor) -> list[Any]:
-    """A buffer of the tensor's memory, to be moved. It does not keep the tensor: hold it by a name until MPI is done."""
-    return as_numbers(tensor, MPI.BYTE)
+def as_bytes(tensor: Tensor, ranks: int = 1) -> list[Any]:
+    """A buffer of the tensor's memory, to be moved, of equal parts where there is one for each of several ranks.
+
+    It does not keep the tensor: hold it by a name until MPI is done.
+    """
+    size = bytes_of(tensor)
+    return [_memory(tensor), MPI.BYTE if size <= LARGEST_COUNT else _block(size // ranks)]
+
+
+def as_parts(tensor: Tensor, sizes: Sequence[int]) -> list[Any]:
+    """The same, of parts of so many bytes, one for each rank."""
+    if sum(sizes) <= LARGEST_COUNT:
+        return [_memory(tensor), sizes, None, MPI.BYTE]
+    unit = math.gcd(*sizes)
+    return [_memory(tensor), [size // unit for size in sizes], None, _block(unit)]
 
 
 def as_numbers(tensor: Tensor, datatype: MPI.Datatype) -> list[Any]:
     """A buffer of the tensor's memory, to be computed with. It does not keep the tensor either."""
+    return [_memory(tensor), datatype]
+
+
+def _memory(tensor: Tensor) -> MPI.buffer:
     if not tensor.is_cpu:
         torch.cuda.current_stream(tensor.device).synchronize()  # MPI knows nothing of what is queued for the memory
-    return [MPI.memory.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size()), datatype]
+    return MPI.memory.fromaddress(tensor.data_ptr(), bytes_of(tensor))
+
+
+@functools.cache
+def _block(size: int) -> MPI.Datatype:
+    """A datatype of so many bytes: one of it is a buffer that has more of them than an int counts."""
+    piece = min(LARGEST_CALL, size)
+    pieces, rest = divmod(size, piece)
+    whole = MPI.BYTE.Create_contiguous(piece)
+    return MPI.Datatype.Create_struct([pieces, rest], [0, pieces * piece], [whole, MPI.BYTE]).Commit()
 
 
 def in_pieces(tensor: Tensor, call: Callable[[Tensor], None]) -> None:
@@ -51,6 +79,17 @@ def in_pieces(tensor: Tensor, call: Callable[[Tensor], None]) -> None:
     else:
         for part in torch.split(tensor.view(-1), LARGEST_CALL // tensor.element_size()):
             call(part)
+
+
+def blocks_in_pieces(source: Tensor, target: Tensor, ranks: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """(a part of each rank's block in the source, the same part of the target), all of them if an int counts the source."""
+    if source.numel() <= LARGEST_COUNT:
+        yield source, target
+        return
+    step = max(1, LARGEST_COUNT // ranks)
+    pieces = torch.split(source.view(ranks, -1), step, dim=1)
+    for blocks, part in zip(pieces, torch.split(target.view(-1), step), strict=True):
+        yield blocks.contiguous(), part
 
 
 class Staged:

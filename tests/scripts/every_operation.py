@@ -161,6 +161,43 @@ dist.broadcast(tensor, size - 1)
 same(tensor, torch.arange(50.0) + size - 1, "broadcast in pieces")
 mpi_buffers.LARGEST_CALL = largest
 
+# Of more elements than an int counts, if that were a small one.
+largest, mpi_buffers.LARGEST_COUNT = mpi_buffers.LARGEST_COUNT, 16
+own = torch.arange(9.0) + rank
+everyone = torch.stack([torch.arange(9.0) + r for r in range(size)])
+joined = torch.empty(size, 9)
+dist.all_gather_into_tensor(joined, own)
+same(joined, everyone, "a large all_gather_into_tensor")
+joined[rank] = own
+dist.all_gather_into_tensor(joined, joined[rank])
+same(joined, everyone, "a large all_gather_into_tensor in place")
+gathered = [torch.empty(9) for _ in range(size)]
+dist.all_gather(gathered, own)
+same(torch.stack(gathered), everyone, "a large all_gather")
+gathered = [torch.empty(9) for _ in range(size)] if rank == 0 else None
+dist.gather(own, gathered, 0)
+if gathered:
+    same(torch.stack(gathered), everyone, "a large gather")
+received = torch.empty(9)
+dist.scatter(received, list(everyone) if rank == 0 else None, 0)
+same(received, own, "a large scatter")
+mixed = torch.empty(size, 9)
+dist.all_to_all_single(mixed, torch.stack([own] * size))
+same(mixed, everyone, "a large all_to_all_single")
+uneven = [torch.empty(5 * r) for r in range(size)]
+dist.all_gather(uneven, torch.full((5 * rank,), float(rank)))
+same(torch.cat(uneven), torch.cat([torch.full((5 * r,), float(r)) for r in range(size)]), "a large uneven all_gather")
+scattered = torch.empty(9)
+dist.reduce_scatter_tensor(scattered, (everyone + rank).flatten())
+same(scattered, own * size + sum(range(size)), "a large reduce_scatter_tensor")
+if size > 1:
+    arrived = torch.empty(9)
+    pair = [dist.P2POp(dist.isend, own, (rank + 1) % size), dist.P2POp(dist.irecv, arrived, (rank - 1) % size)]
+    for work in dist.batch_isend_irecv(pair):
+        work.wait()
+    same(arrived, everyone[(rank - 1) % size], "a large message")
+mpi_buffers.LARGEST_COUNT = largest
+
 # Uneven parts.
 lengths = [r + 1 for r in range(size)]
 uneven = [torch.empty(n) for n in lengths]
@@ -223,7 +260,7 @@ for work in works:
 
 
 # Waited for at once, later, or not at all until others have been asked for; and with callbacks: always in order.
-for step in range(300):
+for step in range(72):
     summed = [torch.full((3,), float(step)) for _ in range(step % 3 + 1)]
     works = [dist.all_reduce(one, async_op=True) for one in summed]
     follow = works[-1].get_future().then(lambda future: future.value()[0] + 1) if step % 4 == 0 else None
