@@ -92,7 +92,7 @@ def main() -> int:
     parser.add_argument("--no-install", action="store_true", help="only build the wheel, and print its path")
     given = parser.parse_args()
     try:
-        wheel = find_or_build(given.mpicxx or _mpicxx(), given.wheels, given.rebuild)
+        wheel = find_or_build(_mpicxx(given.mpicxx), given.wheels, given.rebuild)
         if not given.no_install:
             _pip("install", "--quiet", "--force-reinstall", "--no-deps", str(wheel))
             _pip("install", "--quiet", str(wheel))  # and what it needs that is not there
@@ -157,7 +157,13 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch-mpi-runner" / "horovod"
 
 
-def _mpicxx() -> str:
+def _mpicxx(given: str | None) -> str:
+    """The MPI's C++ compiler, by its whole path: CMake works elsewhere."""
+    if given:
+        found = shutil.which(given)
+        if not found:
+            raise CannotBuildError(f"no program {given}; name your MPI's C++ compiler with --mpicxx")
+        return os.path.abspath(found)
     mpirun = shutil.which(os.environ.get("MPIRUN", ""))
     for candidate in (
         os.environ.get("MPICXX"),
@@ -177,8 +183,6 @@ def _mpicxx() -> str:
 
 def _mpi(mpicxx: str) -> str:
     """What the MPI's compiler calls, once it is known to work."""
-    if not shutil.which(mpicxx):
-        raise CannotBuildError(f"no program {mpicxx}; name your MPI's C++ compiler with --mpicxx")
     if not _compiles([mpicxx], "#include <mpi.h>"):
         raise CannotBuildError(
             f"{mpicxx} finds no mpi.h; on Debian apt install libopenmpi-dev or libmpich-dev, or name another with --mpicxx"
@@ -218,7 +222,10 @@ def _cuda_toolkit(wanted: str) -> tuple[Path | None, str]:
         needed = [home / "bin/nvcc", home / "include/cuda_runtime.h", *home.glob("lib*/libcudart*")]
         if len(needed) < 3 or not all(path.is_file() for path in needed):
             continue
-        release = re.search(r"release (\d+)", _output(str(home / "bin/nvcc"), "--version"))
+        said = subprocess.run(
+            [home / "bin/nvcc", "--version"], text=True, capture_output=True, check=False, timeout=120
+        )
+        release = re.search(r"release (\d+)", said.stdout)
         found = release[1] if release else "unknown"
         if found == wanted.partition(".")[0]:
             return home, ""
@@ -264,11 +271,11 @@ def _environment(scratch: Path, mpicxx: str, cuda: Path | None) -> dict[str, str
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
     }
     if cuda:
-        # torch's CMake files ask for CUDA_HOME, Horovod's for its own.
-        homes = {"CUDA_HOME": str(cuda), "HOROVOD_CUDA_HOME": str(cuda)}
-        defaults |= {"HOROVOD_GPU_OPERATIONS": "NCCL", **homes, **_nccl(scratch)}
+        defaults |= {"HOROVOD_GPU_OPERATIONS": "NCCL", **_nccl(scratch)}
+    # torch's CMake files ask for CUDA_HOME, Horovod's for its own; a home that is there may be one that does not fit.
+    homes = {"CUDA_HOME": str(cuda), "HOROVOD_CUDA_HOME": str(cuda)} if cuda else {}
     path = os.pathsep.join([str(tools / "bin"), os.environ.get("PATH", "")])
-    return {**defaults, **os.environ, "MPICXX": mpicxx, "PYTHONPATH": _python_path(tools), "PATH": path}
+    return {**defaults, **os.environ, **homes, "MPICXX": mpicxx, "PYTHONPATH": _python_path(tools), "PATH": path}
 
 
 def _nccl(scratch: Path) -> dict[str, str]:

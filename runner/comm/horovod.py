@@ -22,6 +22,11 @@ _MODULE = "horovod.torch"
 _KEY = "horovod"  # under which rank 0's server is in the job's store
 _HOW = "make horovod builds and installs it (python envs/build_horovod.py in another environment)"
 
+_WITHOUT_CUDA = (
+    "this Horovod was built without CUDA, and the job computes on GPUs; where a CUDA toolkit is (CUDA_HOME) make horovod "
+    "builds it with NCCL"
+)
+
 _held: list[Any] = []  # rank 0's server, for as long as the process lives
 
 
@@ -51,11 +56,7 @@ def start_horovod(size: int, device: str) -> Any:
         reason = " ".join(str(error).split())
         raise UsageError(f"Horovod does not load ({reason[:200]}); {_HOW}", told_by_all=True) from None
     if device == "cuda" and not (hvd.cuda_built() or hvd.rocm_built()):
-        raise UsageError(
-            "this Horovod was built without CUDA, and the job computes on GPUs; where a CUDA toolkit is (CUDA_HOME) "
-            "make horovod builds it with NCCL; or say --device cpu",
-            told_by_all=True,
-        )
+        raise UsageError(f"{_WITHOUT_CUDA}; or say --device cpu", told_by_all=True)
     hvd.init()
     if hvd.size() != size:
         raise RefusedError(
@@ -63,6 +64,17 @@ def start_horovod(size: int, device: str) -> Any:
             told_by_all=True,
         )
     return hvd
+
+
+def why_not_horovod(device: str) -> str:
+    """Why Horovod cannot be used on a type of device; an empty string if it can. Loads it where that has to be asked."""
+    if find_spec("horovod") is None:
+        return "it is not installed: make horovod"
+    if device == "cpu":
+        return ""
+    import horovod.torch as hvd
+
+    return "" if hvd.cuda_built() or hvd.rocm_built() else _WITHOUT_CUDA
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from runner.comm.mpi_buffers import (
     split_bytes,
 )
 from runner.comm.mpi_messages import Messages, becomes_true
-from runner.comm.mpi_streams import after_what_is_queued
+from runner.comm.mpi_streams import Streams
 from runner.comm.mpi_types import reduction_of
 from runner.comm.mpi_work import Caller, MPIWork, seconds_of
 from runner.rendezvous.mpi import abandoned
@@ -91,7 +91,8 @@ class MPIBackend(Backend):
     def __init__(self, comm: MPI.Intracomm, timeout: float, label: str) -> None:
         super().__init__(comm.rank, comm.size)
         self._comm, self._comm_of_messages, self._timeout = comm, comm.Dup(), timeout
-        self._messages = Messages(self._comm_of_messages)
+        self._streams = Streams()
+        self._messages = Messages(self._comm_of_messages, self._streams)
         self._caller = Caller(label)
         self._barriers = 0  # monitored ones, as tags: messages on the collectives' communicator are only theirs
 
@@ -345,7 +346,7 @@ class MPIBackend(Backend):
     ) -> MPIWork | None:
         limit = seconds_of(opts.timeout, self._timeout)
         for tensor in (results or inputs)[:1]:
-            call = after_what_is_queued(tensor, call)
+            call = self._streams.after_what_is_queued(tensor, call)
         if not opts.asyncOp and self._caller.call_now(what, limit, call):
             return None  # which is how torch is told that there is nothing to wait for
         return self._caller.hand_in(MPIWork(what, results, limit), call)

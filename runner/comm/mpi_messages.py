@@ -13,6 +13,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from runner.comm.mpi_buffers import as_bytes, is_plain, scratch, sendable
+from runner.comm.mpi_streams import Streams
 from runner.comm.mpi_work import MPIWork
 
 
@@ -20,8 +21,8 @@ class Messages:
     """Those of a group, on a communicator of their own. Their memory is MPI's until it is done with them, whoever has let
     go of them, so they are kept here until then."""
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
+    def __init__(self, comm: MPI.Intracomm, streams: Streams) -> None:
+        self._comm, self._streams = comm, streams
         self._under_way: list[Message] = []
         self._lock = threading.Lock()
 
@@ -29,13 +30,19 @@ class Messages:
         """Post a message; the limit, in seconds, is for those who wait for it."""
         data = sendable(tensor)
         request = self._comm.Isend(as_bytes(data), destination, tag)
-        return self._keep(Message(f"send to rank {destination}", [tensor], limit, request, data))
+        return self._keep(Message(f"send to rank {destination}", tensor, limit, request, data, self._streams))
 
     def receive(self, tensor: Tensor, source: int, tag: int, limit: float) -> Message:
         """Post the place for a message."""
         data = tensor if is_plain(tensor) else scratch(tensor.shape, tensor.dtype, tensor)
         request = self._comm.Irecv(as_bytes(data), source, tag)
-        return self._keep(Message(f"recv from rank {source}", [tensor], limit, request, data, into=tensor))
+
+        def hand_over() -> None:
+            if data is not tensor:
+                tensor.detach().copy_(data)
+
+        done = self._streams.after_what_is_queued(tensor, hand_over)
+        return self._keep(Message(f"recv from rank {source}", tensor, limit, request, data, self._streams, done))
 
     def finish(self, limit: float) -> bool:
         """Whether all are done, within so many seconds."""
@@ -59,14 +66,15 @@ class Message(MPIWork):
     def __init__(
         self,
         what: str,
-        results: list[Tensor],
+        tensor: Tensor,
         limit: float,
         request: MPI.Request,
         data: Tensor,
-        into: Tensor | None = None,
+        streams: Streams,
+        hand_over: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(what, results, limit)
-        self._request, self._data, self._into = request, data, into
+        super().__init__(what, [tensor], limit)
+        self._request, self._data, self._streams, self._hand_over = request, data, streams, hand_over
         self._moving = threading.Lock()  # a request is one thread's at a time
         self.has_left_mpi = False  # until then its memory is MPI's
 
@@ -79,8 +87,8 @@ class Message(MPIWork):
             try:
                 if not self._request.Test():
                     return False
-                if self._into is not None and self._into is not self._data:
-                    self._into.detach().copy_(self._data)
+                if self._hand_over is not None:
+                    self._hand_over()
             except Exception as raised:  # longer than its buffer, or the other side is gone
                 error = raised
             self.has_left_mpi = True
@@ -101,7 +109,9 @@ class Message(MPIWork):
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         if not self.has_left_mpi:
-            threading.Thread(target=self._wait_for_future, daemon=True).start()
+            # MPI may want the GPU's context in a thread that asks it about the GPU's memory.
+            wait = self._streams.after_what_is_queued(self.results[0], self._wait_for_future)
+            threading.Thread(target=wait, daemon=True).start()
         return super().get_future()
 
     def _wait_for_future(self) -> None:

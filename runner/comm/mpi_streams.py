@@ -8,26 +8,33 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-
-def after_what_is_queued(tensor: Tensor, call: Callable[[], object]) -> Callable[[], object]:
-    """The call on a GPU's tensor, to be made later and in any thread; for the CPU's the call itself."""
-    if tensor.is_cpu:
-        return call
-    queued = torch.cuda.current_stream(tensor.device).record_event()
-
-    def ordered() -> None:
-        stream = _own_stream(tensor.device)
-        with torch.cuda.stream(stream):
-            stream.wait_event(queued)
-            call()
-            stream.synchronize()
-
-    return ordered
+Result = TypeVar("Result")
 
 
-# One per device.
-_own_stream: Callable[[torch.device], torch.cuda.Stream] = functools.cache(torch.cuda.Stream)
+class Streams:
+    """A group's own streams, one per device: groups do not wait for each other."""
+
+    def __init__(self) -> None:
+        self._of: Callable[[torch.device], torch.cuda.Stream] = functools.cache(torch.cuda.Stream)
+
+    def after_what_is_queued(self, tensor: Tensor, call: Callable[[], Result]) -> Callable[[], Result]:
+        """The call on a GPU's tensor, to be made later and in any thread; for the CPU's the call itself."""
+        if tensor.is_cpu:
+            return call
+        queued = torch.cuda.current_stream(tensor.device).record_event()
+
+        def ordered() -> Result:
+            stream = self._of(tensor.device)
+            with torch.cuda.stream(stream):
+                stream.wait_event(queued)
+                try:
+                    return call()
+                finally:
+                    stream.synchronize()
+
+        return ordered

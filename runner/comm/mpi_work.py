@@ -31,7 +31,8 @@ class MPIWork(Work):
         self.error: Exception | None = None
         # Makes the call in the thread that waits for it, if it is the next one and nobody has begun it.
         self.begin: Callable[[], None] | None = None
-        self._over = False
+        self.may_have_callbacks = False
+        self.is_over = False
         self._lock = threading.Lock()
         devices: list[int | str | torch.device] = list({result.device for result in results if not result.is_cpu})
         self._end: torch.futures.Future[None] = torch.futures.Future(devices=devices)
@@ -41,8 +42,9 @@ class MPIWork(Work):
     def succeed(self) -> None:
         self._finish(None)
 
-    def fail(self, error: Exception) -> None:
-        self._finish(error)
+    def fail(self, error: Exception) -> bool:
+        """Returns whether it was not over yet."""
+        return self._finish(error)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end; the caller's own timeout, where given, brings the deadline forward."""
@@ -57,18 +59,20 @@ class MPIWork(Work):
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        self.may_have_callbacks = True
         return self._future
 
     def result(self) -> list[torch.Tensor]:
         return self.results
 
-    def _finish(self, error: Exception | None) -> None:
+    def _finish(self, error: Exception | None) -> bool:
         """The first word counts. The program's callbacks run in here."""
         with self._lock:
-            if self._over:
-                return
-            self._over, self.error = True, error
+            if self.is_over:
+                return False
+            self.is_over, self.error = True, error
         self._end.set_result(None)
+        return True
 
     def _outcome(self, _: torch.futures.Future[None]) -> list[torch.Tensor]:
         if self.error is not None:
@@ -81,7 +85,8 @@ class Caller:
 
     Asynchronous calls are made in a thread of the group's own. A synchronous one is made in its caller's, where nothing
     is under way: two hand-overs between threads take longer than a small collective. So is one that its caller waits for
-    before the thread has begun it.
+    before the thread has begun it. Callbacks run in the group's thread, and what they ask for is made at once there: so all
+    ranks make the same calls in the same order.
 
     MPI's blocking calls cannot be interrupted. One that the thread makes and that is not done in time fails for those who
     wait, and so does all that comes after it: the group's ranks no longer agree on where they are. Where the caller
@@ -133,10 +138,15 @@ class Caller:
         return True
 
     def stop(self, limit: float) -> bool:
-        """Do what has been handed in, then end the thread. Returns whether it has ended, within so many seconds."""
+        """Do what has been handed in, then end the thread. Returns whether nobody is in MPI, within so many seconds."""
+        deadline = time.monotonic() + (0.0 if self._broken is not None else limit)
         self._calls.put(None)
-        self._thread.join(0.0 if self._broken is not None else limit)
-        return not self._thread.is_alive()
+        self._thread.join(deadline - time.monotonic())
+        # A caller may be in MPI itself.
+        if self._thread.is_alive() or not self._turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return False
+        self._turn.release()
+        return True
 
     def _run(self) -> None:
         while True:
@@ -151,9 +161,10 @@ class Caller:
             del entry, work, call  # what they hold is the caller's, and must not wait for the next call
 
     def _begin(self, work: MPIWork, call: Callable[[], object]) -> None:
-        """Make the call in this thread, if it is the only one and the group's thread has not begun it."""
+        """Make the call in this thread, if it is the only one, nobody has begun it, and no callbacks follow."""
         with self._lock:
-            if work.begin is None or len(self._open) > 1 or self._inline is not None or self._broken is not None:
+            others = len(self._open) > 1 or self._inline is not None
+            if work.begin is None or work.may_have_callbacks or others or self._broken is not None:
                 return
             work.begin = None
             self._inline = _Inline(work.what, work.limit, work.deadline)
@@ -187,17 +198,18 @@ class Caller:
             del self._open[id(work)]
 
     def _watch(self) -> None:
-        while self._thread.is_alive():
+        while self._thread.is_alive() or self._inline is not None:
             time.sleep(0.2)
             now = time.monotonic()
             with self._lock:
-                late = [work for work in self._open.values() if now > work.deadline]
+                late = [work for work in self._open.values() if now > work.deadline and not work.is_over]
                 inline = self._inline
             if inline is not None and now > inline.deadline:
                 _end_process(self._label, _too_late(inline))
             for work in late:
-                self._broken = _too_late(work)
-                work.fail(self._broken)
+                error = _too_late(work)
+                if work.fail(error):
+                    self._broken = error
 
 
 class _Inline(NamedTuple):

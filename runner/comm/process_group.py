@@ -34,11 +34,12 @@ def serve_store(job: Job) -> TCPStore | None:
 
 def backend_for(job: Job) -> tuple[str, str]:
     """(the backend of a workload's group, why it is that). Imports no torch."""
-    if job.backend == NAME and job.placement.device == "cuda" and not takes_gpu_memory():
+    on_gpu, by_mpi = job.placement.device == "cuda", job.endpoint.way == "mpi"
+    if job.backend == NAME and on_gpu and by_mpi and not takes_gpu_memory():
         return NAME, "as asked for; through pinned memory of the host, as this MPI takes no GPU's"
     if job.backend != "auto":
         return job.backend, "as asked for"
-    if job.placement.device == "cuda":
+    if on_gpu:
         return "nccl", "for GPUs"
     if job.size == 1:
         return "gloo", "one rank talks to nobody"

@@ -76,13 +76,15 @@ def threads_may_call() -> bool:
 _QUESTIONS = ("MPIX_Query_cuda_support", "MPIX_Query_rocm_support", "MPIX_Query_hip_support")
 
 
-@functools.cache
 def takes_gpu_memory() -> bool:
     """Whether the MPI that is loaded says that it does; one that has no word for it does not."""
     MPI = sys.modules.get("mpi4py.MPI")
-    if MPI is None:
-        return False
-    library = ctypes.CDLL(MPI.__file__)  # with what it is linked to, the MPI
+    return MPI is not None and _says_yes(MPI.__file__)
+
+
+@functools.cache
+def _says_yes(module: str) -> bool:
+    library = ctypes.CDLL(module)  # with what it is linked to, the MPI
     return any(hasattr(library, question) and getattr(library, question)() for question in _QUESTIONS)
 
 

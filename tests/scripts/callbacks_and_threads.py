@@ -1,0 +1,77 @@
+"""Callbacks, threads and groups' ends on the mpi4py backend: the order of calls and their time limits.
+
+mpirun -np 2 python -m runner tests/scripts/callbacks_and_threads.py
+"""
+
+import datetime
+import sys
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("mpi4py", timeout=datetime.timedelta(seconds=5))
+rank = dist.get_rank()
+sys.setswitchinterval(1.0 if rank == 0 else 0.005)  # rank 0's caller comes before its group's thread, rank 1's after
+
+# A call with a callback that asks for another, then one of another thread: in this order on both ranks.
+for step in range(20):
+    first, second, asked_for = (torch.full((4,), value) for value in (1.0, 10.0, 100.0))
+    first_is_asked, works = threading.Event(), []
+
+    def ask_for_the_second(event=first_is_asked, tensor=second, works=works):
+        event.wait()
+        works.append(dist.all_reduce(tensor, async_op=True))
+
+    def ask_in_a_callback(_, tensor=asked_for):
+        time.sleep(0.005)
+        return dist.all_reduce(tensor, async_op=True)
+
+    thread = threading.Thread(target=ask_for_the_second)
+    thread.start()
+    work = dist.all_reduce(first, async_op=True)
+    follow = work.get_future().then(ask_in_a_callback)
+    first_is_asked.set()
+    if rank == 1:
+        time.sleep(0.05)
+    work.wait()
+    follow.wait().wait()
+    thread.join()
+    works[0].wait()
+    found = [tensor[0].item() for tensor in (first, second, asked_for)]
+    if found != [2.0, 20.0, 200.0]:
+        sys.exit(f"rank {rank}: step {step} gave {found}")
+
+# A callback that takes longer than the group's limit: the call itself was in time.
+work = dist.all_reduce(torch.ones(4), async_op=True)
+follow = work.get_future().then(lambda future: (time.sleep(6), future.value())[1])
+work.wait()
+follow.wait()
+dist.all_reduce(torch.ones(4))
+
+# A group that is destroyed while a thread is in one of its calls.
+group = dist.new_group(timeout=datetime.timedelta(seconds=20))
+tensor, ended = torch.ones(4), []
+
+
+def wait_in_a_thread():
+    dist.all_reduce(tensor, group=group, async_op=True).wait()
+    ended.append("call")
+
+
+if rank == 0:
+    thread = threading.Thread(target=wait_in_a_thread)
+    thread.start()
+    time.sleep(0.5)
+    dist.destroy_process_group(group)
+    ended.append("group")
+    thread.join()
+    if ended != ["call", "group"]:
+        sys.exit(f"the order of ends was {ended}")
+else:
+    time.sleep(2)
+    dist.all_reduce(tensor, group=group)
+    dist.destroy_process_group(group)
+print(f"rank {rank}: {tensor[0].item():g}", flush=True)
+dist.destroy_process_group()
