@@ -14,7 +14,7 @@ from tests.launching import RUNNER, ok, own_lines, run, runner
 def test_all_operations_by_all_backends(tmp_path: Path) -> None:
     options = ["--min", "4K", "--max", "64K", "--factor", "16", "--rounds", "1"]
     files = ["--json", str(tmp_path / "times.jsonl"), "--plot", str(tmp_path / "times.png")]
-    done = ok(runner(2, "bench", *NAMES, "--backend", "gloo,mpi4py,mpi", *options, *files))
+    done = ok(runner(2, "bench", *NAMES, "--backend", "gloo,mpi4py,mpi", "--overlap", *options, *files))
     assert done.stderr == ""
     found = [json.loads(line) for line in (tmp_path / "times.jsonl").read_text().splitlines()]
     wanted = {
@@ -31,6 +31,7 @@ def test_all_operations_by_all_backends(tmp_path: Path) -> None:
     }
     for m in found:
         assert m["wrong"] == 0
+        assert m["overlap"] is None if m["backend"] == "mpi" else 0 <= m["overlap"] <= 1
         assert m["fastest"] <= m["seconds"] <= m["slowest"]
         assert m["bus_bandwidth"] == pytest.approx(m["size"] / m["seconds"] * factors[m["operation"]])
     assert (tmp_path / "times.png").read_bytes().startswith(b"\x89PNG")

@@ -3,6 +3,7 @@
     mpirun -np 4 python -m runner bench                                           allreduce by gloo, mpi4py and MPI itself
     mpirun -np 4 python -m runner bench allreduce allgather --backend gloo,mpi4py --min 8 --max 64M
     mpirun -np 4 python -m runner bench --json times.jsonl --plot times.png
+    mpirun -np 4 python -m runner bench --overlap --min 1M --max 64M              and what hides behind a backward pass
 
 Times are medians over rounds of the slowest rank; "mpi" is the bare mpi4py call, the floor for mpi4py. Every size is
 first done once and its result looked at: #wrong counts the elements that are not what they must be.
@@ -11,6 +12,7 @@ first done once and its result looked at: #wrong counts the elements that are no
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import statistics
@@ -55,6 +57,7 @@ class Measurement:
     algorithm_bandwidth: float  # bytes/s
     bus_bandwidth: float  # bytes/s
     wrong: int  # elements
+    overlap: float | None = None  # the share of an asynchronous call that hides behind a backward pass, if asked for
 
 
 def bench(job: Job, argv: list[str]) -> None:
@@ -94,6 +97,11 @@ def _parser() -> Parser:
     parser.add_argument("--max", type=_size, default=16 << 20, metavar="BYTES", help="largest size (default: 16M)")
     parser.add_argument("--factor", type=int, default=4, help="from one size to the next (default: 4)")
     parser.add_argument("--rounds", type=int, default=7, help="that the backends take in turn (default: 7)")
+    parser.add_argument(
+        "--overlap",
+        action="store_true",
+        help="also measure how much of an asynchronous call hides behind a backward pass that takes about as long",
+    )
     parser.add_argument("--json", metavar="FILE", help="write one JSON object per line")
     parser.add_argument("--plot", metavar="FILE.png", help="draw bus bandwidth over size (needs matplotlib)")
     return parser
@@ -138,6 +146,7 @@ def _measure(job: Job, options: argparse.Namespace, backends: list[str]) -> Iter
     import torch.distributed as dist
 
     from runner.tools.bench.operations import OPERATIONS, buffers
+    from runner.tools.bench.overlap import overlap
 
     names = options.operations or ["allreduce"]
     unknown = [name for name in names if name not in NAMES]
@@ -168,7 +177,12 @@ def _measure(job: Job, options: argparse.Namespace, backends: list[str]) -> Iter
                     wrong[backend] = _wrong(operation, call, data)
             rounds = _rounds(calls, options.rounds, device)
             for backend in with_it:
-                yield _measurement(job, name, operation, backend, data, rounds[backend], wrong[backend])
+                done = _measurement(job, name, operation, backend, data, rounds[backend], wrong[backend])
+                if options.overlap and backend != "mpi":
+                    start = _start(operation, backend, groups.get(backend), data)
+                    with _turn(backend):
+                        done = replace(done, overlap=overlap(start, done.seconds, options.rounds, device))
+                yield done
             size *= options.factor
 
 
@@ -178,9 +192,28 @@ def _call(operation: Operation, backend: str, group: Any, data: Buffers) -> Call
 
         return operation.by_mpi(data, MPI.COMM_WORLD)
     if backend == "horovod":
-        assert operation.by_horovod is not None
-        return operation.by_horovod(data, start_horovod(data.ranks, data.whole.device.type))
-    return operation.by_torch(data, group)
+        start = _start(operation, backend, group, data)
+
+        def call() -> object:
+            finish = start()
+            return finish()
+
+        return call
+    return lambda: operation.by_torch(data, group, False)
+
+
+def _start(operation: Operation, backend: str, group: Any, data: Buffers) -> Callable[[], Callable[[], object]]:
+    """What starts it, and returns what waits for its end, and returns the result where that is not in a buffer."""
+    by_horovod = operation.by_horovod
+    if backend != "horovod" or by_horovod is None:
+        return lambda: operation.by_torch(data, group, True).wait
+    hvd = start_horovod(data.ranks, data.whole.device.type)
+
+    def finish(handle: int) -> object:
+        output = hvd.synchronize(handle)
+        return output[0] if isinstance(output, tuple) else output  # an alltoall also says what came from whom
+
+    return lambda: functools.partial(finish, by_horovod(data, hvd))
 
 
 def _wrong(operation: Operation, call: Callable[[], object], data: Buffers) -> int:
@@ -275,12 +308,16 @@ def _print(found: list[Measurement], backends: list[str]) -> None:
             table.add_column(column, justify="left" if column == "backend" else "right")
         table.add_column(f"{backends[0]} ÷", justify="right")
         table.add_column("#wrong", justify="right")
+        with_overlap = any(m.overlap is not None for m in found)
+        if with_overlap:
+            table.add_column("overlap", justify="right")
         for m in (m for m in found if m.operation == name):
             table.add_row(
                 *(str(m.size), str(m.size // 4), m.backend, f"{m.seconds * 1e6:.1f}"),
                 f"{m.fastest * 1e6:.1f} to {m.slowest * 1e6:.1f}",
                 *(f"{m.algorithm_bandwidth / 1e9:.3f}", f"{m.bus_bandwidth / 1e9:.3f}"),
                 *(f"{first[(name, m.size)] / m.seconds:.2f}", str(m.wrong)),
+                *([] if not with_overlap else ["" if m.overlap is None else f"{m.overlap:.0%}"]),
             )
         console.print(table)
         console.print()

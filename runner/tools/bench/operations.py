@@ -43,21 +43,21 @@ def buffers(count: int, rank: int, ranks: int, device: torch.device) -> Buffers:
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One of them; each function gives a call that can be repeated.
+    """One of them.
 
     Attributes:
         bus: from algorithm to bus bandwidth, for n ranks.
-        by_torch: of buffers and a process group.
-        by_mpi: of buffers and a communicator.
-        by_horovod: of buffers and Horovod's module; where the call returns a tensor, the result is that.
+        by_torch: do it, with buffers and a process group; or only start it, and return what is to be waited for.
+        by_horovod: start it, with buffers and Horovod's module. Returns Horovod's handle.
+        by_mpi: of buffers and a communicator, a call that does it.
         result: the buffer in which the result is.
         expected: what it must be once the buffers were filled.
     """
 
     bus: Callable[[int], float]
-    by_torch: Callable[[Buffers, Any], Callable[[], object]]
+    by_torch: Callable[[Buffers, Any, bool], Any]
     by_mpi: Callable[[Buffers, Any], Callable[[], object]]
-    by_horovod: Callable[[Buffers, Any], Callable[[], object]] | None = None
+    by_horovod: Callable[[Buffers, Any], Any] | None = None
     result: Callable[[Buffers], Tensor]
     expected: Callable[[Buffers], Tensor | float]
 
@@ -71,15 +71,17 @@ def _all_numbers(b: Buffers) -> Tensor:
     return torch.arange(1.0, b.ranks + 1, device=b.whole.device).repeat_interleave(b.part.numel())
 
 
-def _ring(b: Buffers, group: Any) -> Callable[[], object]:
+def _ring(b: Buffers, group: Any, later: bool) -> Any:
     right, left = (b.rank + 1) % b.ranks, (b.rank - 1) % b.ranks
+    steps = [dist.P2POp(dist.isend, b.whole, right, group), dist.P2POp(dist.irecv, b.other, left, group)]
+    works = _Works(dist.batch_isend_irecv(steps))
+    return works if later else works.wait()
 
-    def call() -> None:
-        steps = [dist.P2POp(dist.isend, b.whole, right, group), dist.P2POp(dist.irecv, b.other, left, group)]
-        for work in dist.batch_isend_irecv(steps):
+
+class _Works(list[dist.Work]):
+    def wait(self) -> None:
+        for work in self:
             work.wait()
-
-    return call
 
 
 def _memory(tensor: Tensor) -> Any:
@@ -120,41 +122,41 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 OPERATIONS = {
     "allreduce": Operation(
         bus=lambda n: 2 * (n - 1) / n,
-        by_torch=lambda b, group: lambda: dist.all_reduce(b.whole, group=group),
+        by_torch=lambda b, group, later: dist.all_reduce(b.whole, group=group, async_op=later),
         by_mpi=_mpi_allreduce,
-        by_horovod=lambda b, hvd: lambda: hvd.allreduce_(b.whole, op=hvd.Sum, name="bench"),
+        by_horovod=lambda b, hvd: hvd.allreduce_async_(b.whole, op=hvd.Sum, name="bench"),
         result=lambda b: b.whole,
         expected=_sum,
     ),
     "allgather": Operation(
         bus=lambda n: (n - 1) / n,
-        by_torch=lambda b, group: lambda: _all_gather(b.whole, b.part, group=group),
+        by_torch=lambda b, group, later: _all_gather(b.whole, b.part, group=group, async_op=later),
         by_mpi=_mpi("Allgather", "part", "whole"),
-        by_horovod=lambda b, hvd: lambda: hvd.allgather(b.part, name="bench"),
+        by_horovod=lambda b, hvd: hvd.allgather_async(b.part, name="bench"),
         result=lambda b: b.whole,
         expected=_all_numbers,
     ),
     "reduce_scatter": Operation(
         bus=lambda n: (n - 1) / n,
-        by_torch=lambda b, group: lambda: _reduce_scatter(b.part, b.whole, group=group),
+        by_torch=lambda b, group, later: _reduce_scatter(b.part, b.whole, group=group, async_op=later),
         by_mpi=_mpi("Reduce_scatter_block", "whole", "part"),
-        by_horovod=lambda b, hvd: lambda: hvd.reducescatter(b.whole, op=hvd.Sum, name="bench"),
+        by_horovod=lambda b, hvd: hvd.reducescatter_async(b.whole, op=hvd.Sum, name="bench"),
         result=lambda b: b.part,
         expected=_sum,
     ),
     "alltoall": Operation(
         bus=lambda n: (n - 1) / n,
-        by_torch=lambda b, group: lambda: dist.all_to_all_single(b.other, b.whole, group=group),
+        by_torch=lambda b, group, later: dist.all_to_all_single(b.other, b.whole, group=group, async_op=later),
         by_mpi=_mpi("Alltoall", "whole", "other"),
-        by_horovod=lambda b, hvd: lambda: hvd.alltoall(b.whole, name="bench"),
+        by_horovod=lambda b, hvd: hvd.alltoall_async(b.whole, name="bench"),
         result=lambda b: b.other,
         expected=_all_numbers,
     ),
     "broadcast": Operation(
         bus=lambda n: 1.0,
-        by_torch=lambda b, group: lambda: dist.broadcast(b.whole, 0, group=group),
+        by_torch=lambda b, group, later: dist.broadcast(b.whole, 0, group=group, async_op=later),
         by_mpi=_mpi_broadcast,
-        by_horovod=lambda b, hvd: lambda: hvd.broadcast_(b.whole, 0, name="bench"),
+        by_horovod=lambda b, hvd: hvd.broadcast_async_(b.whole, 0, name="bench"),
         result=lambda b: b.whole,
         expected=lambda b: 1.0,
     ),
