@@ -40,7 +40,8 @@ def finished(vc: Cluster, job: str, output: Path) -> str:
 
 
 def hosts(text: str) -> dict[str, list[int]]:
-    found: dict[str, Any] = json.loads(text[text.index("{") :])
+    found: dict[str, Any]
+    found, _ = json.JSONDecoder().raw_decode(text, text.index("{"))  # torchrun may have a last word in the same file
     return {host["name"]: host["ranks"] for host in found["hosts"]}
 
 
