@@ -11,14 +11,15 @@ from typing import NoReturn
 
 from runner.comm.job import Job
 from runner.dispatch import dispatch
-from runner.errors import EXIT_FAILURE, EXIT_OK, RefusedError, RunnerError, UsageError
+from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError, UsageError
 from runner.guard.watch import Lifeline, start_worker
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, may_speak, refuse_lost_ranks
 from runner.launch.table import SINGLE
 from runner.leaving import leave
 from runner.options import Request, parse
-from runner.placement import Placement, Resources, as_record, place_host, resources
+from runner.placement import Placement, Resources, as_record, place_all, resources
+from runner.rendezvous.endpoint import allow_open_files
 from runner.rendezvous.handshake import check, own_record
 from runner.rendezvous.meeting import choose_way, meet
 from runner.rendezvous.mpi_library import library_of_launcher
@@ -51,6 +52,7 @@ def _work(request: Request, context: LaunchContext, lifeline: Lifeline) -> NoRet
         # in two writes, and lines of several ranks would run into one another.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True, write_through=False)
+    allow_open_files()
     worker, in_order, in_time = os.getpid(), False, True
     try:
         target, job = _prepare(request, context, lifeline)
@@ -101,7 +103,7 @@ def _prepare(request: Request, context: LaunchContext, lifeline: Lifeline) -> tu
         endpoint=meeting.endpoint,
         meeting=meeting.why,
         mpi_refused=meeting.mpi_refused,
-        placements=_place(context, topology, request.device, refuse=not is_examined),
+        placements=place(context, topology, request.device, refuse=not is_examined),
         device=request.device,
         backend=request.backend,
         replaced_backend=(request.replace_backend or "").partition("=")[0],
@@ -112,22 +114,18 @@ def _prepare(request: Request, context: LaunchContext, lifeline: Lifeline) -> tu
     return target, job
 
 
-def _place(context: LaunchContext, topology: Topology, device: str, *, refuse: bool) -> tuple[Placement, ...]:
-    """Every rank's placement, worked out alike on all ranks, so that all of them know of a refusal.
-
-    Where nothing is to be refused, a host with more ranks than GPUs computes on its cores.
-    """
-    placements: dict[int, Placement] = {}
-    for host in topology.hosts:
-        sharers = [Resources(**topology.records[rank]["resources"]) for rank in host.ranks]
-        try:
-            placed = place_host(context.launcher, host.name, sharers, device)
-        except RefusedError:
-            if refuse:
-                raise
-            placed = place_host(context.launcher, host.name, sharers, "cpu")
-        placements.update(zip(host.ranks, placed, strict=True))
-    return tuple(placements[rank] for rank in range(topology.size))
+def place(context: LaunchContext, topology: Topology, device: str, *, refuse: bool) -> tuple[Placement, ...]:
+    """Every rank's placement. Ranks with the same one share it."""
+    kinds, index = topology.records.of_field("resources")
+    numbers = index or [0] * topology.size
+    hosts = [(host.name, [numbers[rank] for rank in host.ranks]) for host in topology.hosts]
+    placed = place_all(context.launcher, hosts, [Resources(**kind) for kind in kinds], device, refuse=refuse)
+    by_rank = {
+        rank: placement
+        for host, placements in zip(topology.hosts, placed, strict=True)
+        for rank, placement in zip(host.ranks, placements, strict=True)
+    }
+    return tuple(by_rank[rank] for rank in range(topology.size))
 
 
 def _say_once(error: RunnerError, first: bool, label: str) -> None:

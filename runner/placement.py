@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +22,21 @@ DEVICES = ("auto", "cpu", "cuda")
 class Resources:
     """What one rank may use, as it sees it itself; plain data, to be exchanged.
 
-    ``cores`` are the cores it may run on; ``host_cores`` how many the host has; ``quota`` the CPU time a
+    ``cores`` are the cores it may run on, as Linux lists them (``0-3,8``); ``host_cores`` how many the host has; ``quota`` the CPU time a
     container allows, in cores; ``gpus`` one name per visible GPU, the same name for the same GPU;
     ``user_threads`` what the user's ``OMP_NUM_THREADS`` says.
     """
 
-    cores: list[int]
+    cores: str
     host_cores: int
     quota: float | None
     gpus: list[str]
     user_threads: int | None = None
+
+    @cached_property
+    def mask(self) -> int:
+        """The cores as bits."""
+        return sum(1 << core for core in cores_of(self.cores))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +65,7 @@ def resources(environment: Mapping[str, str]) -> Resources:
     allotted = environment.get("SLURM_CPUS_ON_NODE", "")
     host_cores = os.cpu_count() or len(affinity)
     return Resources(
-        cores=affinity,
+        cores=cores_text(affinity),
         host_cores=min(host_cores, int(allotted)) if allotted.isdecimal() and int(allotted) > 0 else host_cores,
         quota=_cpu_quota(),
         gpus=_visible_gpus(environment),
@@ -78,20 +85,58 @@ def place_host(launcher: Launcher, host: str, sharers: Sequence[Resources], devi
         RefusedError: the host has more ranks than GPUs.
     """
     gpus = _gpu_indices(launcher, host, sharers, device)
+    sharing = _sharing(sharers)
     placements = []
     for own, gpu in zip(sharers, gpus, strict=True):
-        threads, source = _threads(own, sharers)
+        threads, source = _threads(own, sharing[own.mask], len(sharers))
         placements.append(
             Placement(
                 device="cpu" if gpu is None else "cuda",
                 device_index=gpu,
-                cores=len(own.cores),
+                cores=own.mask.bit_count(),
                 threads=threads,
                 threads_source=source,
-                is_crowded=_cores_per_rank(own, sharers) < 1,
-                warning=_binding_warning(launcher, own, sharers),
+                is_crowded=_cores_per_rank(own, sharing[own.mask], len(sharers)) < 1,
+                warning=_binding_warning(launcher, own, len(sharers)),
             )
         )
+    return placements
+
+
+def place_all(
+    launcher: Launcher,
+    hosts: Iterable[tuple[str, Sequence[int]]],
+    kinds: Sequence[Resources],
+    device: str,
+    *,
+    refuse: bool,
+) -> list[list[Placement]]:
+    """The placements of all ranks, host by host: worked out alike on all ranks, so that all of them know of a refusal.
+
+    Hosts whose ranks have the same resources are placed once.
+
+    Args:
+        hosts: the name of each, and for each of its ranks, in the order of local ranks, the number of its resources.
+        kinds: those resources.
+        refuse: raise where a host has more ranks than GPUs; else it computes on its cores.
+
+    Raises:
+        UsageError: a GPU is asked for and none is visible.
+        RefusedError: a host has more ranks than GPUs.
+    """
+    placed: dict[tuple[int, ...], list[Placement]] = {}
+    placements = []
+    for name, numbers in hosts:
+        alike = tuple(numbers)
+        if alike not in placed:
+            sharers = [kinds[number] for number in alike]
+            try:
+                placed[alike] = place_host(launcher, name, sharers, device)
+            except RefusedError:
+                if refuse:
+                    raise
+                placed[alike] = place_host(launcher, name, sharers, "cpu")
+        placements.append(placed[alike])
     return placements
 
 
@@ -126,40 +171,43 @@ def _gpu_indices(launcher: Launcher, host: str, sharers: Sequence[Resources], de
     return indices
 
 
-def _threads(own: Resources, sharers: Sequence[Resources]) -> tuple[int, str]:
+def _threads(own: Resources, sharing: int, on_host: int) -> tuple[int, str]:
     """Cores that the rank may use ÷ ranks that share them; what the user set goes first."""
     if own.user_threads is not None:
         return own.user_threads, "OMP_NUM_THREADS"
-    sharing = _sharing(own, sharers)
-    threads = len(own.cores) // sharing
-    text = f"{_counted(len(own.cores), 'core')} ÷ {_counted(sharing, 'rank')} on them"
-    if own.quota is not None and own.quota / len(sharers) < threads:
-        threads = math.floor(own.quota / len(sharers))
-        text = f"a container's quota of {own.quota:g} cores ÷ {_counted(len(sharers), 'rank')}"
+    cores = own.mask.bit_count()
+    threads = cores // sharing
+    text = f"{_counted(cores, 'core')} ÷ {_counted(sharing, 'rank')} on them"
+    if own.quota is not None and own.quota / on_host < threads:
+        threads = math.floor(own.quota / on_host)
+        text = f"a container's quota of {own.quota:g} cores ÷ {_counted(on_host, 'rank')}"
     return max(1, threads), text
 
 
-def _sharing(own: Resources, sharers: Sequence[Resources]) -> int:
-    return sum(1 for other in sharers if set(other.cores) & set(own.cores))
+def _sharing(sharers: Sequence[Resources]) -> dict[int, int]:
+    """For each set of cores, how many ranks have some of them: worked out once per set, not per rank."""
+    ranks = Counter(sharer.mask for sharer in sharers)
+    return {own: sum(count for other, count in ranks.items() if other & own) for own in ranks}
 
 
-def _cores_per_rank(own: Resources, sharers: Sequence[Resources]) -> float:
-    share = len(own.cores) / _sharing(own, sharers)
-    return share if own.quota is None else min(share, own.quota / len(sharers))
+def _cores_per_rank(own: Resources, sharing: int, on_host: int) -> float:
+    share = own.mask.bit_count() / sharing
+    return share if own.quota is None else min(share, own.quota / on_host)
 
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _binding_warning(launcher: Launcher, own: Resources, sharers: Sequence[Resources]) -> str:
+def _binding_warning(launcher: Launcher, own: Resources, on_host: int) -> str:
     """A line where the launcher bound the rank to fewer cores than its share of the host."""
     usable = min(own.host_cores, math.floor(own.quota) if own.quota else own.host_cores)
-    fair = usable // len(sharers)
-    if not launcher.unbind or len(own.cores) >= fair or fair <= 1:
+    fair = usable // on_host
+    cores = own.mask.bit_count()
+    if not launcher.unbind or cores >= fair or fair <= 1:
         return ""
     return (
-        f"{launcher.title} bound each rank to {len(own.cores)} of {_counted(own.host_cores, 'core')}, where {len(sharers)} ranks could "
+        f"{launcher.title} bound each rank to {cores} of {_counted(own.host_cores, 'core')}, where {on_host} ranks could "
         f"have {fair} each; start with {launcher.unbind.format(cores=fair)}"
     )
 
@@ -229,4 +277,21 @@ def _nvidia_gpus() -> list[str]:
 
 def as_record(own: Resources) -> dict[str, Any]:
     """The resources as plain data."""
-    return vars(own).copy()
+    return {field.name: getattr(own, field.name) for field in fields(own)}
+
+
+def cores_text(cores: Iterable[int]) -> str:
+    """``[0, 1, 2, 8]`` → ``0-2,8``, as Linux writes it (man 7 cpuset, List format)."""
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], core]
+        else:
+            runs.append([core])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def cores_of(text: str) -> set[int]:
+    """``0-2,8`` → ``{0, 1, 2, 8}``."""
+    ends = [run.partition("-")[::2] for run in text.split(",") if run]
+    return {core for first, last in ends for core in range(int(first), int(last or first) + 1)}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +19,24 @@ class Endpoint:
     port: int
     interface: str  # this rank's interface towards it; "" where none could be told
     way: str  # how it was agreed on: env, mpi, file, hosts, torchrun, single
+    key: bytes = field(default=b"", repr=False)  # by which the job's ranks know one another
     listener: socket.socket | None = None
     door: tuple[str, int] | None = None
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
+
+
+_OPEN_FILES = 1 << 20  # enough for any job; some kernels allow a thousand times as many, which old programs count through
+
+
+def allow_open_files() -> None:
+    """Raise the soft limit of open files to the hard one: rank 0's store and gloo hold a connection per rank."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def listen(*, loopback: bool, port: int = 0) -> socket.socket:

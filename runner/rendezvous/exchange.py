@@ -6,15 +6,18 @@ gone holds the others up once, for as long as it was given, and never for ever.
 
 from __future__ import annotations
 
-import contextlib
-import selectors
 import socket
 import time
+from contextlib import ExitStack
 from typing import Any
 
 from runner.errors import RendezvousError
+from runner.rendezvous.door import Door
 from runner.rendezvous.endpoint import Endpoint
-from runner.rendezvous.frames import NotOurs, pack, receive, take
+from runner.rendezvous.frames import LARGEST, NotOurs
+from runner.rendezvous.secret import derived
+from runner.rendezvous.topology import ranks_text
+from runner.rendezvous.visit import Line, visit
 
 _CONNECTING = 10.0  # seconds
 # The others wait this much longer than rank 0, who waits for them (seconds).
@@ -24,7 +27,7 @@ _SLACK = 5.0
 class Exchange:
     """One rank's side of the conversation. All ranks call ``gather`` in the same order, with the same topics."""
 
-    def __init__(self, rank: int, size: int, endpoint: Endpoint, token: str) -> None:
+    def __init__(self, rank: int, size: int, endpoint: Endpoint, purpose: str) -> None:
         """Connect to rank 0, or wait for all others there.
 
         Raises:
@@ -32,24 +35,23 @@ class Exchange:
         """
         self.rank, self.size = rank, size
         self.silent: set[int] = set()  # on rank 0: those that are waited for no longer
-        self._connections: dict[int, socket.socket] = {}
-        self._received: dict[int, bytearray] = {}
+        self._said: dict[int, list[Any]] = {}  # by rank, what has come and not been asked for yet
+        self._stack = ExitStack()
         if size == 1:
             return
+        key = derived(endpoint.key, purpose)
         if rank == 0:
             assert endpoint.listener is not None
-            visitors = _receive_all(endpoint.listener, size, token)
-            self._connections = {rank: connection for rank, (connection, _) in visitors.items()}
-            self._received = {rank: received for rank, (_, received) in visitors.items()}
+            self._door = self._stack.enter_context(Door(endpoint.listener, key, size, LARGEST))
+            self._wait_for_all()
         else:
-            self._connections = {0: _connect(endpoint.door or (endpoint.host, endpoint.port), rank, token)}
+            self._line = self._stack.enter_context(_connect(endpoint.door or (endpoint.host, endpoint.port), key, rank))
 
     def __enter__(self) -> Exchange:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for connection in self._connections.values():
-            connection.close()
+        self._stack.close()
 
     def gather(self, topic: str, value: Any, within: float, *, to_all: bool = False) -> list[Any]:
         """Every rank's value, in rank order, None for a rank that has said nothing in time.
@@ -63,135 +65,61 @@ class Exchange:
         Raises:
             RendezvousError: rank 0 is gone or silent.
         """
+        if self.size == 1:
+            return [value]
         if self.rank == 0:
             values = self._collect(topic, value, within)
-            self._tell_all(topic, values if to_all else [])
+            for visitor in list(self._door.ranks.values()):  # one that is gone is found silent by the next topic
+                visitor.send({"topic": topic, "values": values if to_all else []}, _SLACK)
             return values
-        connection = self._connections[0]
+        deadline = time.monotonic() + within + _SLACK
         try:
-            connection.settimeout(within + _SLACK)
-            connection.sendall(pack({"topic": topic, "value": value}))
+            self._line.say({"topic": topic, "value": value}, within + _SLACK)
             while True:
-                answer = receive(connection)
+                answer = self._line.hear(deadline - time.monotonic())
                 if answer["topic"] == topic:
-                    values = answer["values"]
-                    return list(values)
+                    return list(answer["values"])
         except (OSError, NotOurs) as error:
             raise RendezvousError(f"rank 0 answers no more ({str(error) or 'it has ended'})") from None
 
     def _collect(self, topic: str, own: Any, within: float) -> list[Any]:
         found = {0: own}
         deadline = time.monotonic() + within
-        with selectors.DefaultSelector() as selector:
-            for rank, connection in self._connections.items():
-                selector.register(connection, selectors.EVENT_READ, rank)
-                self._take(rank, topic, found)
-            while set(range(self.size)) - set(found) - self.silent and time.monotonic() < deadline:
-                for key, _ in selector.select(0.1):
-                    rank = key.data
-                    if not self._read(rank):
-                        selector.unregister(key.fileobj)
-                        self.silent.add(rank)
-                    self._take(rank, topic, found)
+        while True:
+            for rank, said in self._said.items():
+                found.update((rank, message["value"]) for message in said if message["topic"] == topic)
+                said.clear()  # what belongs to earlier topics is of no use any more
+            waited_for = set(self._door.ranks) - set(found) - self.silent
+            if not waited_for or time.monotonic() > deadline:
+                break
+            self._listen()
         self.silent = set(range(self.size)) - set(found)
         return [found.get(rank) for rank in range(self.size)]
 
-    def _read(self, rank: int) -> bool:
-        """Read what has come from a rank; False where it has gone."""
-        try:
-            piece = self._connections[rank].recv(1 << 16)
-        except OSError:
-            return False
-        self._received[rank] += piece
-        return bool(piece)
+    def _listen(self) -> None:
+        for visitor, message in self._door.hear(0.1):
+            if visitor.rank is not None and isinstance(message, dict) and {"topic", "value"} <= set(message):
+                self._said.setdefault(visitor.rank, []).append(message)
 
-    def _take(self, rank: int, topic: str, found: dict[int, Any]) -> None:
-        while True:
-            complete, message = take(self._received[rank])
-            if not complete:
-                return
-            if message["topic"] == topic:
-                found[rank] = message["value"]
-
-    def _tell_all(self, topic: str, values: list[Any]) -> None:
-        answer = pack({"topic": topic, "values": values})
-        for connection in self._connections.values():
-            connection.settimeout(_SLACK)
-            with contextlib.suppress(OSError):  # that rank is gone, and the next topic will find it silent
-                connection.sendall(answer)
+    def _wait_for_all(self) -> None:
+        deadline = time.monotonic() + _CONNECTING + _SLACK
+        while len(self._door.ranks) < self.size - 1:
+            if time.monotonic() > deadline:
+                absent = sorted(set(range(1, self.size)) - set(self._door.ranks))
+                self._stack.close()
+                raise RendezvousError(f"{ranks_text(absent[:8])} has met the others and then not come")
+            self._listen()
+        self._door.shut()  # the socket may become the store
 
 
-def _connect(door: tuple[str, int], rank: int, token: str) -> socket.socket:
+def _connect(address: tuple[str, int], key: bytes, rank: int) -> Line:
     deadline = time.monotonic() + _CONNECTING
     while True:
-        connection = None
         try:
-            connection = socket.create_connection(door, timeout=_CONNECTING)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(pack({"token": token, "rank": rank}))
-        except OSError as error:
-            if connection is not None:
-                connection.close()
+            family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+            return visit(family, address, key, rank, max(0.1, deadline - time.monotonic()))
+        except (OSError, NotOurs) as error:
             if time.monotonic() > deadline:
-                raise RendezvousError(f"rank 0 at {door[0]}:{door[1]} cannot be reached: {error}") from None
+                reason = str(error) or "something else answers there"
+                raise RendezvousError(f"rank 0 at {address[0]}:{address[1]} cannot be reached: {reason}") from None
             time.sleep(0.05)
-        else:
-            return connection
-
-
-def _receive_all(listener: socket.socket, size: int, token: str) -> dict[int, tuple[socket.socket, bytearray]]:
-    """Every other rank's connection, and what it has sent after its greeting.
-
-    Strangers (a port scanner, another job's rank) are shown out.
-    """
-    deadline = time.monotonic() + _CONNECTING + _SLACK
-    connections: dict[int, tuple[socket.socket, bytearray]] = {}
-    greetings: dict[socket.socket, bytearray] = {}
-    listener.setblocking(False)
-    with selectors.DefaultSelector() as selector:
-        selector.register(listener, selectors.EVENT_READ)
-        try:
-            while len(connections) < size - 1:
-                if time.monotonic() > deadline:
-                    absent = ", ".join(str(rank) for rank in sorted(set(range(1, size)) - set(connections))[:8])
-                    raise RendezvousError(f"rank {absent} has met the others and then not come")
-                for key, _ in selector.select(0.2):
-                    if key.fileobj is listener:
-                        try:
-                            connection, _ = listener.accept()
-                        except BlockingIOError:  # it has gone again
-                            continue
-                        connection.setblocking(False)
-                        selector.register(connection, selectors.EVENT_READ, connection)
-                        greetings[connection] = bytearray()
-                        continue
-                    connection = key.data
-                    rank = _greeted(connection, greetings[connection], token)
-                    if rank is None:
-                        continue
-                    selector.unregister(connection)
-                    received = greetings.pop(connection)
-                    if rank < 0:
-                        connection.close()
-                    else:
-                        connection.setblocking(True)
-                        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                        connections[rank] = connection, received
-        finally:
-            for connection in greetings:
-                connection.close()
-            listener.setblocking(True)
-    return connections
-
-
-def _greeted(connection: socket.socket, received: bytearray, token: str) -> int | None:
-    """The rank that has greeted, -1 for a stranger, None as long as more has to come."""
-    try:
-        piece = connection.recv(4096)
-        received += piece
-        complete, hello = take(received, largest=4096)
-        if complete and hello["token"] == token:
-            return int(hello["rank"])
-        return None if piece and not complete else -1
-    except (OSError, NotOurs, TypeError, KeyError):
-        return -1

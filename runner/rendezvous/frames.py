@@ -1,76 +1,127 @@
-"""JSON messages over a stream socket: four bytes of length, then the text."""
+"""What goes over a socket between two processes of a job: the proofs that they are, then JSON messages.
+
+Both sides prove that they know the job's key, by HMACs over numbers that either has just chosen; the key itself never
+goes over the wire. Whoever connects has said 60 bytes of a fixed form before anything of his is read as a message. Each
+message carries a MAC that only its place in this connection's one direction fits, so that nobody between the two can
+change, repeat or leave one out unnoticed.
+
+    visitor → host     MAGIC, the visitor's nonce
+    host → visitor     MAGIC, the host's nonce, HMAC(key, "host", both nonces)
+    visitor → host     its rank, HMAC(key, "rank", both nonces, the rank)
+    then, either way   length, MAC, JSON text
+"""
 
 from __future__ import annotations
 
+import hmac
 import json
-import socket
+import os
 import struct
 from typing import Any
 
-_LENGTH = struct.Struct("!I")
-# A record is a few kilobytes; the answer holds one per rank. Whatever claims to be larger is not ours.
+_MAGIC = b"torchmpi"
+_NONCE, _MAC = 16, 32  # bytes
+_RANK = _LENGTH = struct.Struct("!I")
+
+GREETING = len(_MAGIC) + _NONCE  # bytes that a visitor says first
+ANSWER = GREETING + _MAC
+PROOF = _RANK.size + _MAC
+
+# A record is a kilobyte or two; the answer holds what differs between ranks. Whatever claims to be larger is not ours.
 LARGEST = 1 << 28
 
 
 class NotOurs(Exception):
-    """What came over the socket is not a message of this protocol."""
+    """What came over the socket is not of this protocol."""
 
 
-def pack(message: Any) -> bytes:
-    """The bytes of one message."""
-    text = json.dumps(message).encode()
-    return _LENGTH.pack(len(text)) + text
+class NotOfThisJob(NotOurs):
+    """The peer speaks the protocol and does not know the job's key."""
 
 
-def receive(connection: socket.socket, largest: int = LARGEST) -> Any:
-    """One message from a blocking socket.
-
-    Raises:
-        NotOurs: the peer closed early, or talks something else.
-        OSError: the socket failed or timed out.
-    """
-    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-    if length > largest:
-        raise NotOurs
-    try:
-        return json.loads(_exactly(connection, length))
-    except ValueError:
-        raise NotOurs from None
+def greeting() -> bytes:
+    """What a visitor says first."""
+    return _MAGIC + os.urandom(_NONCE)
 
 
-def unpack(received: bytearray, largest: int) -> tuple[bool, Any]:
-    """(complete, message) of what has come so far over a socket that is read piece by piece.
+class Handshake:
+    """One connection's proofs, as either side makes and checks them."""
 
-    Raises:
-        NotOurs: it cannot become a message.
-    """
-    if len(received) < _LENGTH.size:
-        return False, None
-    (length,) = _LENGTH.unpack(received[: _LENGTH.size])
-    if length > largest:
-        raise NotOurs
-    if len(received) < _LENGTH.size + length:
-        return False, None
-    try:
-        return True, json.loads(received[_LENGTH.size : _LENGTH.size + length])
-    except ValueError:
-        raise NotOurs from None
+    def __init__(self, key: bytes, greeting: bytes, answer: bytes = b"") -> None:
+        """Take the visitor's greeting; on the visitor's side also the host's answer.
 
-
-def take(received: bytearray, largest: int = LARGEST) -> tuple[bool, Any]:
-    """Like ``unpack``, and the message is taken out of what has come."""
-    complete, message = unpack(received, largest)
-    if complete:
-        (length,) = _LENGTH.unpack(received[: _LENGTH.size])
-        del received[: _LENGTH.size + length]
-    return complete, message
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        piece = connection.recv(min(size - len(data), 1 << 20))
-        if not piece:
+        Raises:
+            NotOurs: this is another protocol.
+            NotOfThisJob: the host's proof is wrong.
+        """
+        if not greeting.startswith(_MAGIC) or not (answer or _MAGIC).startswith(_MAGIC):
             raise NotOurs
-        data += piece
-    return bytes(data)
+        nonce = answer[len(_MAGIC) : GREETING] or os.urandom(_NONCE)
+        self._key, self._nonces = key, greeting[len(_MAGIC) :] + nonce
+        self.answer = _MAGIC + nonce + self._mac(b"host")
+        if answer and not hmac.compare_digest(self.answer, answer):
+            raise NotOfThisJob
+
+    def proof(self, rank: int) -> bytes:
+        """What the visitor says of its rank."""
+        number = _RANK.pack(rank)
+        return number + self._mac(b"rank" + number)
+
+    def rank_of(self, proof: bytes) -> int:
+        """The rank that the visitor has proved.
+
+        Raises:
+            NotOfThisJob: the proof is wrong.
+        """
+        (rank,) = _RANK.unpack_from(proof)
+        if not hmac.compare_digest(self.proof(rank), proof):
+            raise NotOfThisJob
+        return int(rank)
+
+    def streams(self, rank: int) -> tuple[Stream, Stream]:
+        """(from the visitor to the host, from the host to the visitor)."""
+        number = _RANK.pack(rank)
+        return Stream(self._mac(b"to host" + number)), Stream(self._mac(b"from host" + number))
+
+    def _mac(self, text: bytes) -> bytes:
+        return hmac.digest(self._key, self._nonces + text, "sha256")
+
+
+class Stream:
+    """The messages of one direction of a connection, as its sender packs them or its receiver takes them."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key, self._number = key, 0
+
+    def pack(self, message: Any) -> bytes:
+        """The bytes of the next message."""
+        text = json.dumps(message).encode()
+        return _LENGTH.pack(len(text)) + self._mac(text) + text
+
+    def take(self, received: bytearray, largest: int = LARGEST) -> tuple[bool, Any]:
+        """(complete, message): the next message is taken out of what has come, if all of it has.
+
+        Raises:
+            NotOurs: it is too large, not by the one who proved the key, or no JSON.
+        """
+        start = _LENGTH.size + _MAC
+        if len(received) < _LENGTH.size:
+            return False, None
+        (length,) = _LENGTH.unpack_from(received)
+        if length > largest:
+            raise NotOurs
+        if len(received) < start + length:
+            return False, None
+        text = bytes(received[start : start + length])
+        if not hmac.compare_digest(self._mac(text), bytes(received[_LENGTH.size : start])):
+            raise NotOfThisJob
+        del received[: start + length]
+        try:
+            return True, json.loads(text)
+        except (ValueError, RecursionError):
+            raise NotOurs from None
+
+    def _mac(self, text: bytes) -> bytes:
+        mac = hmac.digest(self._key, self._number.to_bytes(8, "big") + text, "sha256")
+        self._number += 1
+        return mac

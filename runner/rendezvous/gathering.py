@@ -1,116 +1,82 @@
 """The exchange of records over sockets, for jobs without MPI.
 
-Every rank connects to rank 0, says the job's token and its own record, hears at once whether it reached
-its own job, and hears all records when the last rank has come.
+Every rank connects to rank 0, both prove to be of the job, the rank says its record, and hears all records when the last
+rank has come.
 """
 
 from __future__ import annotations
 
-import selectors
 import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from runner.errors import RefusedError, RendezvousError
-from runner.rendezvous.frames import NotOurs, pack, receive, unpack
+from runner.rendezvous.door import Door, Visitor
+from runner.rendezvous.frames import NotOfThisJob, NotOurs
+from runner.rendezvous.records import Flat, Records, flat, is_flat, packed
+from runner.rendezvous.secret import VARIABLE
+from runner.rendezvous.topology import ranks_text
+from runner.rendezvous.visit import Line, visit
 
-Record = dict[str, Any]
-
-# The first word of a message, so that a stranger's JSON is not taken for ours.
-_PROTOCOL = "torch-mpi-runner/1"
-_HELLO_LIMIT = 1 << 20
+_LARGEST_RECORD = 1 << 20  # bytes
+_ANSWERING = 10.0  # seconds in which a rank takes the answer
+_CONNECTING = 2.0  # seconds for one address
 _FIRST_NOTICE, _NEXT_NOTICES = 10.0, 30.0  # seconds of silence before rank 0 says whom it waits for
 
 
 @dataclass(frozen=True)
 class Gathering:
-    """All records in rank order, and the addresses that rank 0 was reached by, most used first."""
+    """All records, and the addresses that rank 0 was reached by, most used first."""
 
-    records: list[Record]
+    records: Records
     reached_by: list[str]
 
 
-@dataclass
-class _Visitor:
-    connection: socket.socket
-    received: bytearray
-    rank: int | None = None
-
-
-def host(listener: socket.socket, own: Record, size: int, token: str, timeout: float) -> Gathering:
+def host(listener: socket.socket, own: Mapping[str, Any], size: int, key: bytes, timeout: float) -> Gathering:
     """Collect every rank's record on rank 0, and answer each with all of them.
 
     Raises:
         RendezvousError: ranks were missing when the time was over.
         RefusedError: two processes claim the same rank.
     """
-    records: dict[int, Record] = {0: own}
-    visitors: list[_Visitor] = []
+    records: dict[int, Flat] = {0: flat(own)}
     start = time.monotonic()
     notice = start + _FIRST_NOTICE
-    listener.setblocking(False)
-    with selectors.DefaultSelector() as selector:
-        selector.register(listener, selectors.EVENT_READ)
+    with Door(listener, key, size, _LARGEST_RECORD) as door:
         try:
             while len(records) < size:
                 now = time.monotonic()
+                absent = set(range(size)) - set(records)
                 if now - start > timeout:
-                    absent = _listed(set(range(size)) - set(records))
                     raise RendezvousError(
-                        f"{len(records)} of {size} ranks met within {timeout:.0f} s; absent: {absent}. Look at those "
-                        "ranks' own messages, or allow more time with --timeout",
+                        f"{len(records)} of {size} ranks met within {timeout:.0f} s; absent: {_listed(absent)}"
+                        f"{_strangers(door)}. Look at those ranks' own messages, or allow more time with --timeout",
                     )
                 if now > notice:
-                    _say_absent(set(range(size)) - set(records), size, now - start, timeout)
+                    _say_absent(absent, size, now - start, timeout, _strangers(door))
                     notice = now + _NEXT_NOTICES
-                for key, _ in selector.select(0.2):
-                    if key.fileobj is listener:
-                        connection, _ = listener.accept()
-                        connection.setblocking(False)
-                        visitor = _Visitor(connection, bytearray())
-                        visitors.append(visitor)
-                        selector.register(connection, selectors.EVENT_READ, visitor)
-                    else:
-                        _hear(key.data, records, token, selector)
-            reached_by = [v.connection.getsockname()[0] for v in visitors if v.rank is not None and _is_inet(v)]
+                for visitor, record in door.hear(0.2):
+                    _enter(visitor, record, records)
             ordered = [records[rank] for rank in range(size)]
-            gathering = Gathering(ordered, [_plain(a) for a, _ in Counter(reached_by).most_common()])
-            _answer(visitors, {"records": ordered, "reached_by": gathering.reached_by})
-            return gathering
+            addresses = Counter(
+                _plain(visitor.connection.getsockname()[0]) for visitor in door.ranks.values() if _is_inet(visitor)
+            )
+            answer = {"records": packed(ordered), "reached_by": [address for address, _ in addresses.most_common()]}
+            _answer(door, answer)
+            return _gathering(answer)
         except RefusedError as error:
-            _answer(visitors, {"refused": str(error)})
+            _answer(door, {"refused": str(error)})
             raise
-        finally:
-            for visitor in visitors:
-                visitor.connection.close()
-            listener.setblocking(True)
 
 
-def _hear(visitor: _Visitor, records: dict[int, Record], token: str, selector: selectors.BaseSelector) -> None:
-    """Read what a visitor sent; enter its record, or show it out."""
-    try:
-        piece = visitor.connection.recv(1 << 16)
-        visitor.received += piece
-        complete, hello = unpack(visitor.received, _HELLO_LIMIT) if piece else (False, None)
-        if piece and not complete:
-            return
-        if not isinstance(hello, dict) or hello.get("protocol") != _PROTOCOL or hello.get("token") != token:
-            raise NotOurs
-        visitor.connection.settimeout(10)
-        visitor.connection.sendall(pack({"protocol": _PROTOCOL, "token": token}))
-    except (OSError, NotOurs):
-        selector.unregister(visitor.connection)
-        visitor.connection.close()
-        visitor.received.clear()
-        visitor.rank = None
-        return
-    selector.unregister(visitor.connection)
-    rank, record = hello["rank"], hello["record"]
-    visitor.rank = rank
+def _enter(visitor: Visitor, record: Any, records: dict[int, Flat]) -> None:
+    rank = visitor.rank
+    if rank is None or not is_flat(record) or record.get("rank", rank) != rank:
+        return  # it knows the key and talks nonsense: another version's; it will be missed
     # One that found the door shut for too long comes again: the same process, not another.
     if rank in records and not _is_same_process(records[rank], record):
         raise RefusedError(
@@ -121,25 +87,20 @@ def _hear(visitor: _Visitor, records: dict[int, Record], token: str, selector: s
     records[rank] = record
 
 
-def _is_same_process(one: Record, other: Record) -> bool:
+def _is_same_process(one: Flat, other: Flat) -> bool:
     return one.get("pid") is not None and all(one.get(name) == other.get(name) for name in ("host_key", "pid"))
 
 
-def _answer(visitors: list[_Visitor], answer: dict[str, Any]) -> None:
-    data = pack(answer)
-    for visitor in visitors:
-        if visitor.rank is not None:
-            try:
-                visitor.connection.sendall(data)
-            except OSError:
-                continue  # that rank has died; its own launcher sees to it
+def _answer(door: Door, answer: dict[str, Any]) -> None:
+    for visitor in door.proved():
+        visitor.send(answer, _ANSWERING)  # where that fails the rank has died; its own launcher sees to it
 
 
 def join(
     doors: Callable[[], Iterator[tuple[socket.AddressFamily, Any]]],
-    own: Record,
+    own: Mapping[str, Any],
     rank: int,
-    token: str,
+    key: bytes,
     timeout: float,
     whom: str,
 ) -> tuple[Gathering, Any]:
@@ -162,55 +123,55 @@ def join(
     while time.monotonic() - start < timeout:
         for family, address in doors():
             try:
-                connection = socket.socket(family, socket.SOCK_STREAM)
-            except OSError as error:  # the kernel has no such family
+                line = visit(family, address, key, rank, _CONNECTING)
+                with line:
+                    line.say(flat(own), _CONNECTING)
+                    return _wait_for_answer(line, start, timeout), address
+            except (OSError, NotOurs) as error:
                 failure = f"{_door(address)}: {_reason(error)}"
-                continue
-            try:
-                connection.settimeout(2.0)
-                connection.connect(address)
-                connection.sendall(pack({"protocol": _PROTOCOL, "token": token, "rank": rank, "record": own}))
-                hello = receive(connection)
-                if hello.get("token") != token:
-                    raise NotOurs
-            except (OSError, NotOurs, AttributeError) as error:
-                connection.close()
-                failure = f"{_door(address)}: {_reason(error)}"
-                continue
-            with connection:
-                return _wait_for_answer(connection, start, timeout), address
         time.sleep(pause)
         pause = min(pause * 1.5, 1.0)
     raise RendezvousError(f"did not find {whom} within {timeout:.0f} s (last tried {failure})")
 
 
-def _wait_for_answer(connection: socket.socket, start: float, timeout: float) -> Gathering:
+def _wait_for_answer(line: Line, start: float, timeout: float) -> Gathering:
     # Rank 0 gives up at its own deadline and says who is absent; wait a little longer than that.
-    connection.settimeout(max(1.0, timeout + 5.0 - (time.monotonic() - start)))
     try:
-        answer = receive(connection)
+        answer = line.hear(max(1.0, timeout + 5.0 - (time.monotonic() - start)))
     except (OSError, NotOurs):
         raise RendezvousError("rank 0 was found, but ended before all ranks had met; see its own message") from None
     if "refused" in answer:
         raise RefusedError(answer["refused"], told_by_all=True)
-    return Gathering(answer["records"], answer["reached_by"])
+    return _gathering(answer)
 
 
-def _say_absent(absent: set[int], size: int, waited: float, timeout: float) -> None:
+def _gathering(answer: dict[str, Any]) -> Gathering:
+    return Gathering(Records.received(answer["records"]), answer["reached_by"])
+
+
+def _say_absent(absent: set[int], size: int, waited: float, timeout: float, strangers: str) -> None:
     print(
         f"runner: waiting for {len(absent)} of {size} ranks ({_listed(absent)}) since {waited:.0f} s, "
-        f"until {timeout:.0f} s",
+        f"until {timeout:.0f} s{strangers}",
         file=sys.stderr,
         flush=True,
     )
 
 
+def _strangers(door: Door) -> str:
+    if not door.unproved:
+        return ""
+    return (
+        f"; {door.unproved} times a runner came that does not know this job's secret: if it is this job's, its host does "
+        f"not share your home folder, so set {VARIABLE} to one text on all hosts"
+    )
+
+
 def _listed(ranks: set[int], most: int = 8) -> str:
-    names = ", ".join(str(rank) for rank in sorted(ranks)[:most])
-    return f"rank {names}" + (f" and {len(ranks) - most} more" if len(ranks) > most else "")
+    return ranks_text(sorted(ranks)[:most]) + (f" and {len(ranks) - most} more" if len(ranks) > most else "")
 
 
-def _is_inet(visitor: _Visitor) -> bool:
+def _is_inet(visitor: Visitor) -> bool:
     return visitor.connection.family in (socket.AF_INET, socket.AF_INET6)
 
 
@@ -224,6 +185,11 @@ def _door(address: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, NotOfThisJob):
+        return (
+            "a runner answers there that does not know this job's secret: another job's, or a host that does not share "
+            f"your home folder (then set {VARIABLE} to one text on all hosts)"
+        )
     if isinstance(error, NotOurs):
         return "another program answers there"
     return str(getattr(error, "strerror", None) or error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import runner
 from runner.errors import RefusedError
 from runner.launch.context import LaunchContext
+from runner.rendezvous.records import Records
 from runner.rendezvous.topology import Topology, ranks_text, topology_of
 
 Record = dict[str, Any]
@@ -53,7 +54,7 @@ def own_record(context: LaunchContext, **more: Any) -> Record:
     }
 
 
-def check(records: Sequence[Record], *, same_versions: bool = True) -> Topology:
+def check(everyone: Sequence[Mapping[str, Any]], *, same_versions: bool = True) -> Topology:
     """Compare all ranks' records, and say where everybody is.
 
     Args:
@@ -62,10 +63,10 @@ def check(records: Sequence[Record], *, same_versions: bool = True) -> Topology:
     Raises:
         RefusedError: ranks differ in something that must be equal, or one of them has a problem of its own.
     """
-    problems = _by_value(records, "problem")
-    if set(problems) - {None}:
+    records = everyone if isinstance(everyone, Records) else Records.of(everyone)
+    if list(records.of_field("problem")[0]) != [None]:
         texts = []
-        for problem, ranks in problems.items():
+        for problem, ranks in records.by_value("problem"):
             if problem is not None:
                 where = "" if len(ranks) == len(records) else f" (on {_where(ranks, records)} only)"
                 texts.append(f"{problem}{where}")
@@ -74,9 +75,9 @@ def check(records: Sequence[Record], *, same_versions: bool = True) -> Topology:
     for field, title in _ALIKE.items():
         if field in VERSIONS and not same_versions:
             continue
-        values = _by_value(records, field)
-        if len(values) > 1:
-            shown = "; ".join(f"{_text(value)} on {_where(ranks, records)}" for value, ranks in values.items())
+        if len(records.of_field(field)[0]) > 1:
+            values = records.by_value(field)
+            shown = "; ".join(f"{_text(value)} on {_where(ranks, records)}" for value, ranks in values)
             differences.append(f"{title}: {shown}")
     if differences:
         raise RefusedError(
@@ -84,7 +85,7 @@ def check(records: Sequence[Record], *, same_versions: bool = True) -> Topology:
             "arguments",
             told_by_all=True,
         )
-    claimed = [record["rank"] for record in records]
+    claimed = records.column("rank")
     if claimed != list(range(len(records))):
         raise RefusedError(f"the ranks say they are {claimed}, not 0 to {len(records) - 1}", told_by_all=True)
     return topology_of(records)
@@ -114,19 +115,10 @@ def _host_key(host: str) -> str:
     return "/".join(parts)
 
 
-def _by_value(records: Sequence[Record], field: str) -> dict[Any, list[int]]:
-    """The values of a field, each with the ranks that have it, most ranks first."""
-    found: dict[Any, list[int]] = {}
-    for rank, record in enumerate(records):
-        value = record.get(field)
-        found.setdefault(tuple(value) if isinstance(value, list) else value, []).append(rank)
-    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
-
-
-def _where(ranks: list[int], records: Sequence[Record]) -> str:
+def _where(ranks: list[int], records: Records) -> str:
     hosts = ", ".join(dict.fromkeys(records[rank]["host"] for rank in ranks))
     return f"{ranks_text(ranks)} ({hosts})"
 
 
 def _text(value: Any) -> str:
-    return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value) or "none"
+    return " ".join(map(str, value)) or "none" if isinstance(value, list) else str(value) or "none"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,9 +16,11 @@ from runner.errors import RefusedError, RendezvousError, UsageError
 from runner.launch.context import LaunchContext
 from runner.launch.table import SCHEDULERS
 from runner.rendezvous.endpoint import Endpoint, listen, port_of
-from runner.rendezvous.gathering import Gathering, host, join
+from runner.rendezvous.gathering import host, join
 from runner.rendezvous.interfaces import interface_towards, is_loopback, own_addresses
 from runner.rendezvous.mpi import meet_by_mpi, mpi_is_possible
+from runner.rendezvous.records import Records
+from runner.rendezvous.secret import job_key
 
 WAYS = ("auto", "env", "mpi", "file", "hosts")
 
@@ -28,7 +31,7 @@ Record = dict[str, Any]
 class Meeting:
     """What the ranks know once they have met: all records in rank order, and where the store is."""
 
-    records: list[Record]
+    records: Records
     endpoint: Endpoint
     why: str  # why this way was taken
     mpi_refused: str = ""  # why MPI was tried and not used
@@ -79,7 +82,7 @@ def meet(
     chosen, why = choose_way(context, way)
     refused = ""
     if chosen == "single":
-        records, endpoint = [own], _own_endpoint(listen(loopback=True), "single")
+        records, endpoint = Records.of([own]), _own_endpoint(listen(loopback=True), "single")
     elif chosen == "mpi":
         try:
             records, endpoint = meet_by_mpi(context, own)
@@ -95,17 +98,22 @@ def meet(
         records, endpoint = _SOCKET_WAYS[chosen](context, own, timeout)
     if context.launcher.name == "torchrun" and context.user_endpoint:
         endpoint = _torchrun_endpoint(context.user_endpoint, endpoint, keep_open=examining)
-    if len({record.get("host_key") for record in records}) > 1 and is_loopback(endpoint.interface):
+    if len(records.of_field("host_key")[0]) > 1 and is_loopback(endpoint.interface):
         # A host may know its own name as 127.0.1.1 (Debian's /etc/hosts): good to reach itself, not to be reached.
         others = own_addresses(context.environment)
         endpoint = replace(endpoint, interface=others[0][0] if others else "")
     return Meeting(records, endpoint, why, refused)
 
 
-def _own_endpoint(listener: socket.socket, way: str, reached_by: str = "") -> Endpoint:
+def _own_endpoint(listener: socket.socket, way: str, reached_by: str = "", key: bytes = b"") -> Endpoint:
     address = reached_by or listener.getsockname()[0]
     return Endpoint(
-        host=address, port=port_of(listener), interface=interface_towards(address), way=way, listener=listener
+        host=address,
+        port=port_of(listener),
+        interface=interface_towards(address),
+        way=way,
+        key=key,
+        listener=listener,
     )
 
 
@@ -120,11 +128,12 @@ def _torchrun_endpoint(store: tuple[str, int], met: Endpoint, *, keep_open: bool
     )
 
 
-def _by_environment(context: LaunchContext, own: Record, timeout: float) -> tuple[list[Record], Endpoint]:
+def _by_environment(context: LaunchContext, own: Record, timeout: float) -> tuple[Records, Endpoint]:
     """Rank 0 listens at the endpoint that the user set; the others go there."""
     if context.user_endpoint is None:
         raise UsageError("--rendezvous env needs MASTER_ADDR and MASTER_PORT, both of them", told_by_all=True)
     address, port = context.user_endpoint
+    key = job_key(context)
     if context.rank.value == 0:
         try:
             listener = listen(loopback=False, port=port)
@@ -133,8 +142,8 @@ def _by_environment(context: LaunchContext, own: Record, timeout: float) -> tupl
                 f"cannot listen on MASTER_PORT={port} of host {context.host}: {error.strerror}; unset MASTER_ADDR and "
                 "MASTER_PORT, and a free port is found, or set another port"
             ) from None
-        gathering = host(listener, own, context.size.value, _token(context), timeout)
-        return gathering.records, replace(_own_endpoint(listener, "env", address), host=address)
+        gathering = host(listener, own, context.size.value, key, timeout)
+        return gathering.records, replace(_own_endpoint(listener, "env", address, key), host=address)
     try:
         socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
@@ -143,58 +152,63 @@ def _by_environment(context: LaunchContext, own: Record, timeout: float) -> tupl
             "an address of rank 0's host that every host knows"
         ) from None
     whom = f"rank 0 at MASTER_ADDR={address}, MASTER_PORT={port}"
-    gathering, _ = _join(context, own, timeout, lambda: _resolve(address, [port]), whom)
-    return gathering.records, Endpoint(host=address, port=port, interface=interface_towards(address), way="env")
+    gathering, _ = join(lambda: _resolve(address, [port]), own, context.rank.value, key, timeout, whom)
+    return gathering.records, _others_endpoint(address, port, "env", key)
 
 
-def _by_file(context: LaunchContext, own: Record, timeout: float) -> tuple[list[Record], Endpoint]:
+def _by_file(context: LaunchContext, own: Record, timeout: float) -> tuple[Records, Endpoint]:
     """Rank 0 listens on a socket file whose name all ranks of the job can work out."""
-    path = _socket_file(context)
+    path, key = _socket_file(context), job_key(context)
     if context.rank.value == 0:
         store = listen(loopback=True)
         with _listen_on_file(path) as listener:
             own = own | {"store": store.getsockname()[:2]}
             try:
-                gathering = host(listener, own, context.size.value, _token(context), timeout)
+                gathering = host(listener, own, context.size.value, key, timeout)
             finally:
                 path.unlink(missing_ok=True)
-        return gathering.records, _own_endpoint(store, "file")
+        return gathering.records, _own_endpoint(store, "file", key=key)
     family = socket.AF_UNIX
-    gathering, _ = _join(context, own, timeout, lambda: iter([(family, str(path))]), f"rank 0 at {path}")
+    doors = [(family, str(path))]
+    gathering, _ = join(lambda: iter(doors), own, context.rank.value, key, timeout, f"rank 0 at {path}")
     address, port = gathering.records[0]["store"]
-    return gathering.records, Endpoint(host=address, port=port, interface=interface_towards(address), way="file")
+    return gathering.records, _others_endpoint(address, port, "file", key)
 
 
-def _by_hosts(context: LaunchContext, own: Record, timeout: float) -> tuple[list[Record], Endpoint]:
+def _by_hosts(context: LaunchContext, own: Record, timeout: float) -> tuple[Records, Endpoint]:
     """Rank 0 takes the first free of a few ports made from the job's name; the others look there on the known hosts."""
     if not context.hosts:
         raise UsageError("--rendezvous hosts: neither launcher nor scheduler lists the hosts", told_by_all=True)
-    ports = candidate_ports(_job(context))
+    ports, key = candidate_ports(_job(context)), job_key(context)
     if context.rank.value == 0:
         listener = _first_free(ports, context)
-        gathering = host(listener, own, context.size.value, _token(context), timeout)
+        gathering = host(listener, own, context.size.value, key, timeout)
         address = gathering.reached_by[0] if gathering.reached_by else ""
-        return gathering.records, _own_endpoint(listener, "hosts", address)
+        return gathering.records, _own_endpoint(listener, "hosts", address, key)
     whom = f"rank 0 on {', '.join(context.hosts[:4])} at one of ports {ports[0]}-{ports[-1]}"
-    gathering, reached = _join(
-        context, own, timeout, lambda: (door for name in context.hosts for door in _resolve(name, ports)), whom
+    gathering, reached = join(
+        lambda: (door for name in context.hosts for door in _resolve(name, ports)),
+        own,
+        context.rank.value,
+        key,
+        timeout,
+        whom,
     )
-    address, port = reached[0], reached[1]
-    return gathering.records, Endpoint(host=address, port=port, interface=interface_towards(address), way="hosts")
+    return gathering.records, _others_endpoint(reached[0], reached[1], "hosts", key)
 
 
 _SOCKET_WAYS = {"env": _by_environment, "file": _by_file, "hosts": _by_hosts}
 
 
-def _join(context: LaunchContext, own: Record, timeout: float, doors: Any, whom: str) -> tuple[Gathering, Any]:
-    return join(doors, own, context.rank.value, _token(context), timeout, whom)
+def _others_endpoint(address: str, port: int, way: str, key: bytes) -> Endpoint:
+    return Endpoint(host=address, port=port, interface=interface_towards(address), way=way, key=key)
 
 
 def candidate_ports(job: str, count: int = 8) -> list[int]:
     """A run of ports for a job, below the range from which kernels take ephemeral ports (32768 on Linux).
 
     Jobs on one host rarely get the same run, and where they do, rank 0 takes the next port and the
-    token tells the jobs apart.
+    job's key tells them apart.
     """
     first, last = 15000, 32000
     digest = int.from_bytes(hashlib.sha256(job.encode()).digest()[:8], "big")
@@ -210,12 +224,6 @@ def _job(context: LaunchContext) -> str:
             told_by_all=True,
         )
     return context.job_id
-
-
-def _token(context: LaunchContext) -> str:
-    """Tells this job's rank 0 from another job's; not a secret."""
-    endpoint = f"{context.user_endpoint}" if context.user_endpoint else ""
-    return hashlib.sha256(f"{context.job_id or endpoint}/{context.size.value}".encode()).hexdigest()
 
 
 def _resolve(name: str, ports: list[int]) -> Iterator[tuple[socket.AddressFamily, Any]]:
@@ -243,9 +251,18 @@ def _socket_file(context: LaunchContext) -> Path:
     folder = Path(tempfile.gettempdir()) / f"runner-{os.getuid()}"
     if len(str(folder)) > 70:  # a socket's path has room for 107 characters (unix(7))
         folder = Path("/tmp") / folder.name  # noqa: S108 - it is made for this user alone
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise RendezvousError(f"{folder} belongs to another user; set TMPDIR to a folder of your own")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise RendezvousError(
+            f"cannot make {folder}: {error.strerror}; remove what is there, or set TMPDIR to a folder of your own"
+        ) from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise RendezvousError(
+            f"{folder} is a link, belongs to another user, or can be written by others; remove it, or set TMPDIR to a "
+            "folder of your own"
+        )
     return folder / f"{hashlib.sha256(_job(context).encode()).hexdigest()[:24]}.socket"
 
 

@@ -6,7 +6,6 @@ import ctypes
 import functools
 import importlib.util
 import os
-import select
 import socket
 import sys
 import threading
@@ -14,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from runner.errors import RefusedError, RendezvousError
 from runner.launch.context import LaunchContext
+from runner.rendezvous.door import Door
 from runner.rendezvous.endpoint import Endpoint, listen
 from runner.rendezvous.interfaces import interface_towards, own_addresses
 from runner.rendezvous.mpi_library import library_of_launcher, settings_for_mpi
+from runner.rendezvous.records import Records, flat, packed
 from runner.rendezvous.topology import topology_of
+from runner.rendezvous.visit import answers
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -107,26 +109,29 @@ def finalize_mpi() -> bool:
     return bool(MPI.get_vendor()[0] != "Open MPI")
 
 
-def meet_by_mpi(context: LaunchContext, own: dict[str, Any]) -> tuple[list[dict[str, Any]], Endpoint]:
+def meet_by_mpi(context: LaunchContext, own: dict[str, Any]) -> tuple[Records, Endpoint]:
     """Exchange the records, and agree on an address of rank 0.
+
+    Rank 0 hears every record once and tells all what differs between them, so that no rank holds, or handles, as many
+    records as there are ranks. With it goes the job's key, which only MPI carries.
 
     Raises:
         RendezvousError: no address of rank 0 is reachable from every host.
     """
     world = load_mpi(context).COMM_WORLD
-    listener, offer = None, None
+    listener, told = None, None
+    gathered = world.gather(flat(own))
     if world.rank == 0:
         listener = listen(loopback=context.on_one_host)
         addresses = [] if context.on_one_host else own_addresses(context.environment)
-        offer = (*listener.getsockname()[:2], addresses)
-    gathered = world.allgather((own, offer))
-    records = [record for record, _ in gathered]
-    host, port, addresses = gathered[0][1]
+        told = (packed(gathered), *listener.getsockname()[:2], addresses, os.urandom(32))
+    everyone, host, port, addresses, key = world.bcast(told)
+    records = Records.received(everyone)
     if not context.on_one_host:
         leaders = {host.ranks[0] for host in topology_of(records).hosts}
-        host = _reachable_by_all(world, listener, port, addresses, leaders, records)
+        host = _reachable_by_all(world, listener, port, addresses, key, leaders, records)
     interface = interface_towards(host)
-    return records, Endpoint(host=host, port=port, interface=interface, way="mpi", listener=listener)
+    return records, Endpoint(host=host, port=port, interface=interface, way="mpi", key=key, listener=listener)
 
 
 def _reachable_by_all(
@@ -134,53 +139,45 @@ def _reachable_by_all(
     listener: socket.socket | None,
     port: int,
     addresses: list[tuple[str, str]],
+    key: bytes,
     leaders: set[int],
-    records: list[dict[str, Any]],
+    records: Records,
 ) -> str:
     """The first of rank 0's addresses that one rank of every host has connected to."""
-    token = os.urandom(16) if world.rank == 0 else None
-    token = world.bcast(token)
     reached: list[str] | None = None
     if world.rank in leaders and world.rank != 0:
-        reached = [address for _, address in addresses if _answers(address, port, token)]
+        reached = [address for _, address in addresses if _answers(address, port, key)]
     done = world.Ibarrier()
     if listener is not None:
-        _greet_until(listener, token, done)
+        with Door(listener, key, world.size, largest=0) as door:
+            while not done.Test():
+                list(door.hear(0.005))  # nobody has anything to say: to be answered is enough
     done.Wait()
-    everyone = world.allgather(reached)
-    common = [address for _, address in addresses if all(r is None or address in r for r in everyone)]
+    reports = world.gather(reached)
+    common, problem = world.bcast(None if reports is None else _judged(reports, addresses, records))
     if not common:
-        offered = ", ".join(f"{address} ({interface})" for interface, address in addresses) or "none"
-        blind = [
-            f"{records[rank]['host']} reached {', '.join(r) or 'none'}"
-            for rank, r in enumerate(everyone)
-            if r is not None
-        ]
-        raise RendezvousError(
-            f"no address of rank 0's host {records[0]['host']} is reachable from every host; it offered {offered}; "
-            f"{'; '.join(blind)}; open a path for TCP, or set MASTER_ADDR and MASTER_PORT",
-            told_by_all=True,
-        )
-    return common[0]
+        raise RendezvousError(problem, told_by_all=True)
+    return str(common)
 
 
-def _answers(address: str, port: int, token: bytes) -> bool:
+def _judged(
+    reports: list[list[str] | None], addresses: list[tuple[str, str]], records: Records
+) -> tuple[str | None, str]:
+    """(the address that all who tried have reached, what to say if there is none)."""
+    common = [address for _, address in addresses if all(r is None or address in r for r in reports)]
+    if common:
+        return common[0], ""
+    offered = ", ".join(f"{address} ({interface})" for interface, address in addresses) or "none"
+    blind = [
+        f"{records[rank]['host']} reached {', '.join(r) or 'none'}" for rank, r in enumerate(reports) if r is not None
+    ]
+    return None, (
+        f"no address of rank 0's host {records[0]['host']} is reachable from every host; it offered {offered}; "
+        f"{'; '.join(blind)}; open a path for TCP, or set MASTER_ADDR and MASTER_PORT"
+    )
+
+
+def _answers(address: str, port: int, key: bytes) -> bool:
     """Whether this job's rank 0 is what listens there."""
-    try:
-        with socket.create_connection((address, port), timeout=_PROBE_TIMEOUT) as connection:
-            return connection.recv(len(token), socket.MSG_WAITALL) == token
-    except OSError:
-        return False
-
-
-def _greet_until(listener: socket.socket, token: bytes, done: MPI.Request) -> None:
-    """Say the token to all who connect, until every rank has finished probing."""
-    listener.setblocking(False)
-    while not done.Test():
-        ready, _, _ = select.select([listener], [], [], 0.005)
-        if ready:
-            connection, _ = listener.accept()
-            connection.settimeout(1.0)
-            with connection:
-                connection.send(token)
-    listener.setblocking(True)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return answers(family, (address, port), key, _PROBE_TIMEOUT)

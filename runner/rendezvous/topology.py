@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+
+from runner.rendezvous.records import Records
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class Topology:
     """The hosts of the job, in the order of their lowest rank, and every rank's record."""
 
     hosts: tuple[Host, ...]
-    records: tuple[dict[str, Any], ...]
+    records: Records
 
     @property
     def size(self) -> int:
@@ -28,32 +32,43 @@ class Topology:
 
     def host_index(self, rank: int) -> int:
         """The index of the rank's host among the hosts."""
-        return next(index for index, host in enumerate(self.hosts) if rank in host.ranks)
+        return self._places[0][rank]
 
     def local_rank(self, rank: int) -> int:
         """The rank's number on its host, from 0."""
-        return self.hosts[self.host_index(rank)].ranks.index(rank)
+        return self._places[1][rank]
 
     def local_size(self, rank: int) -> int:
         """How many ranks share the rank's host."""
         return len(self.hosts[self.host_index(rank)].ranks)
 
+    @cached_property
+    def _places(self) -> tuple[array[int], array[int]]:
+        """The host's index and the local rank of every rank."""
+        host_indices, local_ranks = (array("I", bytes(4 * self.size)) for _ in range(2))
+        for index, host in enumerate(self.hosts):
+            for local, rank in enumerate(host.ranks):
+                host_indices[rank], local_ranks[rank] = index, local
+        return host_indices, local_ranks
 
-def topology_of(records: Sequence[dict[str, Any]]) -> Topology:
+
+def topology_of(everyone: Sequence[Mapping[str, Any]]) -> Topology:
     """The topology that the records of all ranks, in rank order, show.
 
     A launcher's local ranks are kept where those of a host are 0, 1, 2, …; otherwise ranks are counted.
     """
+    records = everyone if isinstance(everyone, Records) else Records.of(everyone)
     by_host: dict[str, list[int]] = {}
-    for rank, record in enumerate(records):
-        by_host.setdefault(record["host_key"], []).append(rank)
+    for rank, key in enumerate(records.column("host_key")):
+        by_host.setdefault(key, []).append(rank)
+    names, claims = records.column("host"), records.column("local_rank")
     hosts = []
     for ranks in by_host.values():
-        claimed = {rank: records[rank]["local_rank"] for rank in ranks}
+        claimed = {rank: claims[rank] for rank in ranks}
         is_complete = sorted(c for c in claimed.values() if c is not None) == list(range(len(ranks)))
         ordered = sorted(ranks, key=claimed.__getitem__) if is_complete else ranks
-        hosts.append(Host(records[ranks[0]]["host"], tuple(ordered)))
-    return Topology(tuple(hosts), tuple(records))
+        hosts.append(Host(names[ranks[0]], tuple(ordered)))
+    return Topology(tuple(hosts), records)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

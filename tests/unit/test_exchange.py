@@ -15,7 +15,10 @@ import pytest
 from runner.errors import RendezvousError
 from runner.rendezvous.endpoint import Endpoint, listen, port_of
 from runner.rendezvous.exchange import Exchange
+from runner.rendezvous.frames import NotOfThisJob
+from runner.rendezvous.records import Records
 from runner.rendezvous.topology import Host, Topology
+from runner.rendezvous.visit import visit
 from runner.tools.doctor.examine import Check, Team, Verdict, examine, ok
 
 
@@ -26,7 +29,7 @@ def together(size: int, work: Callable[[Exchange], Any]) -> list[Any]:
 
     def rank(number: int) -> Any:
         own = listener if number == 0 else None
-        endpoint = Endpoint(host=host, port=port, interface="lo", way="file", listener=own)
+        endpoint = Endpoint(host=host, port=port, interface="lo", way="file", key=b"key", listener=own)
         try:
             with Exchange(number, size, endpoint, "token") as exchange:
                 return work(exchange)
@@ -85,7 +88,9 @@ def test_a_stranger_at_the_door_is_shown_out() -> None:
         first = pool.submit(Exchange, 0, 2, _at(listener, held=True), "token")
         with socket.create_connection(listener.getsockname()) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        with Exchange(1, 2, _at(listener), "another job's"), Exchange(1, 2, _at(listener), "token") as second:
+        with pytest.raises(NotOfThisJob):
+            visit(socket.AF_INET, listener.getsockname(), b"another job's", 1, 5.0)
+        with Exchange(1, 2, _at(listener), "token") as second:
             pool.submit(lambda: None).result()  # the first has received its visitor
             told = pool.submit(second.gather, "a", 1, 5.0)
             with first.result() as own:
@@ -107,11 +112,11 @@ def test_rank_0_gone_is_an_error() -> None:
 
 def _at(listener: socket.socket, *, held: bool = False) -> Endpoint:
     own = listener if held else None
-    return Endpoint(host="127.0.0.1", port=port_of(listener), interface="lo", way="file", listener=own)
+    return Endpoint(host="127.0.0.1", port=port_of(listener), interface="lo", way="file", key=b"key", listener=own)
 
 
 def examined(size: int, function: Callable[[Any, Team], Verdict], within: float = 5.0) -> list[Verdict | None]:
-    topology = Topology((Host("here", tuple(range(size))),), tuple({} for _ in range(size)))
+    topology = Topology((Host("here", tuple(range(size))),), Records.of([{}] * size))
 
     def work(exchange: Exchange) -> Verdict | None:
         job: Any = SimpleNamespace(rank=exchange.rank, size=size, topology=topology)

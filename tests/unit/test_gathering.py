@@ -11,9 +11,9 @@ import pytest
 
 from runner.errors import RefusedError, RendezvousError
 from runner.rendezvous.endpoint import listen, port_of
-from runner.rendezvous.frames import pack, receive
 from runner.rendezvous.gathering import Gathering, host, join
 from runner.rendezvous.meeting import candidate_ports
+from runner.rendezvous.visit import visit as connect
 
 Door = tuple[socket.AddressFamily, Any]
 
@@ -22,26 +22,26 @@ def doors(*ports: int) -> Any:
     return lambda: iter([(socket.AF_INET, ("127.0.0.1", port)) for port in ports])
 
 
-def visit(rank: int, *ports: int, token: str = "job", timeout: float = 10.0) -> Gathering:
-    return join(doors(*ports), {"rank": rank}, rank, token, timeout, "rank 0")[0]
+def visit(rank: int, *ports: int, key: bytes = b"job", timeout: float = 10.0) -> Gathering:
+    return join(doors(*ports), {"rank": rank}, rank, key, timeout, "rank 0")[0]
 
 
 @pytest.mark.parametrize("size", [1, 2, 17])
 def test_all_ranks_get_all_records_in_order(size: int) -> None:
     listener = listen(loopback=True)
     with listener, ThreadPoolExecutor(size + 1) as pool:
-        hosted = pool.submit(host, listener, {"rank": 0}, size, "job", 10.0)
+        hosted = pool.submit(host, listener, {"rank": 0}, size, b"job", 10.0)
         visits = [pool.submit(visit, rank, port_of(listener)) for rank in reversed(range(1, size))]
         wanted = [{"rank": rank} for rank in range(size)]
-        assert hosted.result().records == wanted
-        assert all(v.result().records == wanted for v in visits)
+        assert list(hosted.result().records) == wanted
+        assert all(list(v.result().records) == wanted for v in visits)
 
 
 def test_the_listening_socket_lives_on() -> None:
     """It becomes the store, so nothing may have closed or changed it."""
     listener = listen(loopback=True)
     with listener:
-        host(listener, {}, 1, "job", 1.0)
+        host(listener, {}, 1, b"job", 1.0)
         assert listener.getblocking()
         with socket.create_connection(listener.getsockname(), timeout=5):
             connection, _ = listener.accept()
@@ -51,7 +51,7 @@ def test_the_listening_socket_lives_on() -> None:
 def test_strangers_at_the_door_do_no_harm() -> None:
     listener = listen(loopback=True)
     with listener, ThreadPoolExecutor(2) as pool:
-        hosted = pool.submit(host, listener, {"rank": 0}, 2, "job", 10.0)
+        hosted = pool.submit(host, listener, {"rank": 0}, 2, b"job", 10.0)
         for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02{}", b"\xff" * 100, b"\x00\x00\x00\x04null"):
             with socket.create_connection(listener.getsockname()) as stranger:
                 stranger.sendall(noise)
@@ -62,11 +62,11 @@ def test_strangers_at_the_door_do_no_harm() -> None:
 def test_another_jobs_rank_0_is_passed_by() -> None:
     ours, theirs = listen(loopback=True), listen(loopback=True)
     with ours, theirs, ThreadPoolExecutor(3) as pool:
-        other = pool.submit(host, theirs, {"rank": 0}, 2, "another job", 10.0)
-        own = pool.submit(host, ours, {"rank": 0}, 2, "job", 10.0)
+        other = pool.submit(host, theirs, {"rank": 0}, 2, b"another job", 10.0)
+        own = pool.submit(host, ours, {"rank": 0}, 2, b"job", 10.0)
         assert len(visit(1, port_of(theirs), port_of(ours)).records) == 2
         assert len(own.result().records) == 2
-        visit(1, port_of(theirs), token="another job")
+        visit(1, port_of(theirs), key=b"another job")
         assert len(other.result().records) == 2
 
 
@@ -76,7 +76,7 @@ def test_a_silent_program_at_the_port_is_passed_by() -> None:
         listen(loopback=True) as listener,
         ThreadPoolExecutor(1) as pool,
     ):
-        hosted = pool.submit(host, listener, {"rank": 0}, 2, "job", 20.0)
+        hosted = pool.submit(host, listener, {"rank": 0}, 2, b"job", 20.0)
         assert len(visit(1, port_of(silent), port_of(listener), timeout=20.0).records) == 2
         hosted.result()
 
@@ -84,8 +84,8 @@ def test_a_silent_program_at_the_port_is_passed_by() -> None:
 def test_absent_ranks_are_named_when_the_time_is_over() -> None:
     with listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool:
         visitor = pool.submit(visit, 2, port_of(listener))
-        with pytest.raises(RendezvousError, match="2 of 4 ranks met within 1 s; absent: rank 1, 3"):
-            host(listener, {"rank": 0}, 4, "job", 1.0)
+        with pytest.raises(RendezvousError, match="2 of 4 ranks met within 1 s; absent: ranks 1, 3"):
+            host(listener, {"rank": 0}, 4, b"job", 1.0)
         with pytest.raises(RendezvousError, match="rank 0 was found, but ended"):
             visitor.result()
 
@@ -102,7 +102,7 @@ def test_two_processes_of_one_rank_are_refused() -> None:
         first = pool.submit(visit, 1, port_of(listener))
         second = pool.submit(visit, 1, port_of(listener))
         with pytest.raises(RefusedError, match="two processes are rank 1"):
-            host(listener, {"rank": 0}, 3, "job", 10.0)
+            host(listener, {"rank": 0}, 3, b"job", 10.0)
         for visitor in (first, second):
             with pytest.raises(RefusedError, match="two processes are rank 1"):
                 visitor.result()
@@ -111,14 +111,12 @@ def test_two_processes_of_one_rank_are_refused() -> None:
 def test_a_process_that_comes_again_is_the_same() -> None:
     """One that was not heard within its patience gives up and knocks again; both greetings arrive."""
     record = {"rank": 1, "host_key": "here", "pid": 7}
-    hello = {"protocol": "torch-mpi-runner/1", "token": "job", "rank": 1, "record": record}
     with listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool:
-        hosted = pool.submit(host, listener, {"rank": 0}, 3, "job", 10.0)
+        hosted = pool.submit(host, listener, {"rank": 0}, 3, b"job", 10.0)
         for _ in range(2):
-            with socket.create_connection(listener.getsockname(), timeout=10) as knocking:
-                knocking.sendall(pack(hello))
-                assert receive(knocking)["token"] == "job"
-        assert visit(2, port_of(listener)).records == [{"rank": 0}, record, {"rank": 2}]
+            with connect(socket.AF_INET, listener.getsockname(), b"job", 1, 10.0) as knocking:
+                knocking.say(record, 10.0)
+        assert visit(2, port_of(listener)).records[1] == record
         assert len(hosted.result().records) == 3
 
 
@@ -136,10 +134,10 @@ def test_many_at_once() -> None:
 
     def arrive(job: int, rank: int) -> Gathering:
         barrier.wait()
-        return visit(rank, *(port_of(listener) for listener in listeners), token=f"job {job}")
+        return visit(rank, *(port_of(listener) for listener in listeners), key=b"job %d" % job)
 
     with ThreadPoolExecutor(16) as pool:
-        hosted = [pool.submit(host, listeners[job], {"rank": 0}, 8, f"job {job}", 20.0) for job in range(2)]
+        hosted = [pool.submit(host, listeners[job], {"rank": 0}, 8, b"job %d" % job, 20.0) for job in range(2)]
         visits = [pool.submit(arrive, job, rank) for job in range(2) for rank in range(1, 8)]
         assert all(len(future.result().records) == 8 for future in [*hosted, *visits])
     for listener in listeners:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runner.errors import RefusedError, UsageError
 from runner.launch.table import LAUNCHERS
-from runner.placement import Resources, place_host, resources
+from runner.placement import Resources, cores_text, place_host, resources
 
 OPENMPI = next(row for row in LAUNCHERS if row.name == "openmpi")
 
@@ -23,7 +23,7 @@ def seen(
     user_threads: int | None = None,
 ) -> Resources:
     return Resources(
-        cores=list(range(host_cores)) if cores is None else cores,
+        cores=cores_text(range(host_cores) if cores is None else cores),
         host_cores=host_cores,
         quota=quota,
         gpus=gpus or [],

@@ -1,0 +1,84 @@
+"""The secret by which the ranks of a job know one another where no MPI carries one.
+
+It is a file that only its owner can read, in a home folder that the job's hosts share, made at its first use; or what
+``RUNNER_SECRET`` says. Where there is neither (no home folder that can be written, or ``RUNNER_SECRET`` set to nothing)
+whoever knows the job's name passes for one of its ranks: docs/trust.md says whom one trusts then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+from pathlib import Path
+
+from runner.errors import UsageError
+from runner.launch.context import LaunchContext
+
+VARIABLE = "RUNNER_SECRET"
+_BYTES = 32
+
+
+def job_key(context: LaunchContext) -> bytes:
+    """The job's key: alike on all its ranks, and another one for every job.
+
+    Raises:
+        UsageError: others can read the file with the secret.
+    """
+    job = context.job_id or f"{context.user_endpoint}"
+    return derived(_secret(context), f"{job}/{context.size.value}")
+
+
+def derived(key: bytes, purpose: str) -> bytes:
+    """A key for one purpose, from which the other keys cannot be told (HMAC-SHA-256, RFC 2104)."""
+    return hmac.digest(key, purpose.encode(), "sha256")
+
+
+def _secret(context: LaunchContext) -> bytes:
+    said = context.environment.get(VARIABLE)
+    if said is not None:
+        return said.encode()
+    path = _file(context)
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return b""
+    try:
+        return _make(path)
+    except OSError:  # a home folder that is not there, or that cannot be written
+        return b""
+
+
+def _file(context: LaunchContext) -> Path:
+    folder = context.environment.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(folder) / "torch-mpi-runner" / "secret"
+
+
+def _read(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
+            raise UsageError(
+                f"others can read or change {path}, by which your jobs' ranks know one another; remove it, and a new one "
+                f"is made, or set {VARIABLE} to a text of your own"
+            )
+        return file.read()
+
+
+def _make(path: Path) -> bytes:
+    """Make the file, unless another rank is faster; on a network file system, too, it appears as a whole."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f".secret-{os.urandom(8).hex()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(os.urandom(_BYTES).hex().encode())
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        os.unlink(draft)
+    return _read(path)

@@ -1,0 +1,277 @@
+"""Nobody from outside can end, hang or steer the ranks' meeting: rank 0's port, and what answers in its place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runner.errors import RendezvousError, UsageError
+from runner.launch.detect import detect
+from runner.rendezvous.door import Door
+from runner.rendezvous.endpoint import listen, port_of
+from runner.rendezvous.frames import GREETING, NotOfThisJob, NotOurs, Stream, greeting
+from runner.rendezvous.gathering import host, join
+from runner.rendezvous.secret import job_key
+from runner.rendezvous.visit import visit
+from tests.launching import ROOT
+
+KEY = b"the job's"
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[tuple[str, int]]:
+    """A door that answers each rank's word, for as long as this module's tests hammer at it."""
+    over = threading.Event()
+    with listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool:
+
+        def answer() -> None:
+            with Door(listener, KEY, 3, 1 << 16) as opened:
+                while not over.is_set():
+                    for visitor, message in opened.hear(0.05):
+                        visitor.send(message, 5.0)
+
+        answering = pool.submit(answer)
+        yield listener.getsockname()
+        over.set()
+        answering.result()
+
+
+def goes_on(address: Any) -> bool:
+    """Whether a rank of the job is still let in and heard."""
+    with visit(socket.AF_INET, address, KEY, 1, 20.0) as line:
+        line.say("hello", 20.0)
+        return bool(line.hear(20.0) == "hello")
+
+
+def reset(connection: socket.socket) -> None:
+    """End a connection by RST, as a port scanner does."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+LENGTHS = st.integers(0, 2**32 - 1).map(lambda length: struct.pack("!I", length))
+PIECES = st.one_of(
+    st.binary(max_size=200),
+    LENGTHS,
+    st.just(greeting()),
+    st.just(b"[" * 200_000),
+    st.just(b"GET / HTTP/1.1\r\n\r\n"),
+    st.just(b'\x00\x00\x00\x1b{"token": "job", "rank": 1}'),
+    st.just(Stream(b"").pack({"rank": "x"})),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pieces=st.lists(PIECES, max_size=4), ends=st.sampled_from([socket.socket.close, reset, None]))
+def test_whatever_a_stranger_says_and_however_it_leaves(door: Any, pieces: list[bytes], ends: Any) -> None:
+    stranger = socket.create_connection(door)
+    with contextlib.suppress(OSError):  # it may have been shown out before it has said all
+        for piece in pieces:
+            stranger.sendall(piece)
+    if ends is not None:
+        ends(stranger)
+    assert goes_on(door)
+    stranger.close()
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.one_of(st.binary(max_size=300), st.just(b"[" * 50_000), st.just(b"null")), whole=st.booleans())
+def test_one_who_knows_the_key_and_talks_nonsense_ends_itself_only(door: Any, text: bytes, whole: bool) -> None:
+    with visit(socket.AF_INET, door, KEY, 2, 20.0) as line:
+        line.connection.sendall((struct.pack("!I", len(text)) if whole else b"") + os.urandom(32) + text)
+        assert goes_on(door)
+
+
+@pytest.mark.parametrize("rank", [0, 3, 77, 2**32 - 1])
+def test_a_rank_that_is_none_of_the_jobs_is_shown_out(door: Any, rank: int) -> None:
+    with visit(socket.AF_INET, door, KEY, rank, 20.0) as line, pytest.raises((NotOurs, OSError)):
+        line.hear(20.0)
+    assert goes_on(door)
+
+
+def test_thousands_of_idle_connections(door: Any) -> None:
+    """More than the process may open at once: the oldest silent ones make room."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    idle = subprocess.Popen(
+        [sys.executable, "-c", IDLE, str(door[1])], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        assert idle.stdout is not None
+        assert idle.stdout.readline() == "3000 idle, a rank is heard: True\n"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        idle.communicate()
+    assert goes_on(door)
+
+
+IDLE = """
+import resource, socket, sys
+from tests.unit.test_door import goes_on
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if hard > 0 else 8192, hard))
+address = ("127.0.0.1", int(sys.argv[1]))
+held = [socket.create_connection(address, timeout=60) for _ in range(3000)]
+print(len(held), "idle, a rank is heard:", goes_on(address), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_silent_visitors_are_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.rendezvous.door._PATIENCE", 0.2)
+    with listen(loopback=True) as listener, Door(listener, KEY, 2, 100) as door:
+        silent = socket.create_connection(listener.getsockname())
+        slow = socket.create_connection(listener.getsockname())
+        slow.sendall(greeting()[: GREETING - 1])
+        end = time.monotonic() + 20
+        for stranger in (silent, slow):
+            stranger.setblocking(False)
+            while time.monotonic() < end:
+                list(door.hear(0.05))
+                with contextlib.suppress(BlockingIOError):
+                    assert stranger.recv(1) == b""
+                    break
+            else:
+                pytest.fail("it is still there")
+            stranger.close()
+
+
+def test_more_ranks_than_files_may_be_opened_is_said() -> None:
+    done = subprocess.run([sys.executable, "-c", CROWD], capture_output=True, text=True, timeout=60)
+    assert "rank 0 may not open as many files as 60 ranks need" in done.stdout, done.stdout + done.stderr
+
+
+CROWD = """
+import resource, socket, threading
+from runner.errors import RendezvousError
+from runner.rendezvous.endpoint import listen
+from runner.rendezvous.gathering import host
+from runner.rendezvous.visit import visit
+from tests.launching import ROOT
+listener = listen(loopback=True)
+lines = []
+def come():
+    try:
+        for rank in range(1, 60):
+            lines.append(visit(socket.AF_INET, listener.getsockname(), b"key", rank, 10.0))
+    except Exception:
+        pass
+threading.Thread(target=come, daemon=True).start()
+resource.setrlimit(resource.RLIMIT_NOFILE, (90, 90))  # both ends of a connection count here
+try:
+    host(listener, {"rank": 0}, 60, b"key", 20.0)
+except RendezvousError as error:
+    print(error)
+"""
+
+
+class Squatter:
+    """Sits on a port that the job's name tells, and answers whoever comes as well as it can without the key."""
+
+    def __init__(self, answer: Callable[[socket.socket], None]) -> None:
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.port = self.server.getsockname()[1]
+        threading.Thread(target=self._serve, args=(answer,), daemon=True).start()
+
+    def _serve(self, answer: Callable[[socket.socket], None]) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self.server.accept()
+                with connection, contextlib.suppress(OSError):
+                    answer(connection)
+
+
+def echo(connection: socket.socket) -> None:
+    connection.sendall(connection.recv(4096) * 4)
+
+
+def claim_without_the_key(connection: socket.socket) -> None:
+    connection.sendall(greeting() + os.urandom(32))
+    connection.sendall(Stream(b"").pack({"records": {"size": 2, "fields": {}}, "reached_by": ["10.6.6.6"]}))
+
+
+@pytest.mark.parametrize("answer", [echo, claim_without_the_key])
+def test_whoever_sits_on_the_port_is_not_believed(answer: Callable[[socket.socket], None]) -> None:
+    squatter = Squatter(answer)
+    with squatter.server, listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool:
+        hosted = pool.submit(host, listener, {"rank": 0}, 2, KEY, 20.0)
+        ports = (squatter.port, port_of(listener))
+        doors = [(socket.AF_INET, ("127.0.0.1", port)) for port in ports]
+        gathering, reached = join(lambda: iter(doors), {"rank": 1}, 1, KEY, 20.0, "rank 0")
+        assert (len(gathering.records), reached[1]) == (2, port_of(listener))
+        hosted.result()
+
+
+def test_one_who_stands_between_the_two_changes_nothing_unnoticed() -> None:
+    """It hands on what both say, so that both prove the key to one another, and flips a bit of rank 0's message."""
+    with listen(loopback=True) as listener, Door(listener, KEY, 2, 1 << 16) as door, ThreadPoolExecutor(1) as pool:
+
+        def between(connection: socket.socket) -> None:
+            with socket.create_connection(listener.getsockname()) as to_host:
+                to_host.sendall(connection.recv(4096))
+                connection.sendall(to_host.recv(4096))
+                to_host.sendall(connection.recv(4096))
+                spoiled = bytearray(to_host.recv(4096))
+                spoiled[-2] ^= 1
+                connection.sendall(spoiled)
+
+        squatter = Squatter(between)
+        with squatter.server:
+            coming = pool.submit(visit, socket.AF_INET, ("127.0.0.1", squatter.port), KEY, 1, 20.0)
+            while not door.ranks:
+                list(door.hear(0.05))
+            assert door.ranks[1].send(["truth"], 5.0)
+            with coming.result() as line, pytest.raises(NotOfThisJob):
+                line.hear(20.0)
+
+
+def test_another_secret_is_told_to_those_who_wait() -> None:
+    with listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool:
+        doors = [(socket.AF_INET, listener.getsockname())]
+        other = pool.submit(join, lambda: iter(doors), {"rank": 1}, 1, b"another", 2.0, "rank 0")
+        with pytest.raises(RendezvousError, match=r"absent: rank 1; \d+ times a runner came .* RUNNER_SECRET"):
+            host(listener, {"rank": 0}, 2, KEY, 2.0)
+        with pytest.raises(RendezvousError, match="does not know this job's secret"):
+            other.result()
+
+
+def key_of(job: str, **environment: str) -> bytes:
+    return job_key(
+        detect({"SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", **environment})
+    )
+
+
+def test_the_secret_is_a_file_of_its_owner_alone(tmp_path: Path) -> None:
+    home = {"XDG_CONFIG_HOME": str(tmp_path)}
+    with ThreadPoolExecutor(8) as pool:  # ranks of a first job, all at once
+        keys = set(pool.map(lambda _: key_of("1", **home), range(8)))
+    assert len(keys) == 1
+    assert key_of("2", **home) not in keys, "another job's"
+    assert key_of("1", XDG_CONFIG_HOME=str(tmp_path / "another")) not in keys
+    path = tmp_path / "torch-mpi-runner" / "secret"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(path.parent) == ["secret"]
+    path.chmod(0o644)
+    with pytest.raises(UsageError, match="others can read or change"):
+        key_of("1", **home)
+    assert key_of("1", RUNNER_SECRET="said", **home) == key_of("1", RUNNER_SECRET="said")
+
+
+def test_a_home_that_cannot_be_written_does_not_end_a_job(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert key_of("1", XDG_CONFIG_HOME=str(tmp_path / "file")) == key_of("1", RUNNER_SECRET="")
