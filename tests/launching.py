@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,21 @@ _LAUNCHER_PREFIXES = ("OMPI_COMM", "PMI", "SLURM_", "TORCHELASTIC_", "HOROVOD_",
 _OTHERS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
 
 RUNNER = [sys.executable, "-m", "runner"]
+
+
+# What tests/scripts/ways_to_initialise.py knows: those with a store of their own, which one process may take one after the
+# other, and those by the runner's store, of which torch allows one per process.
+WAYS_BY_OWN_STORE = ("own-master", "tcp", "file", "own-store")
+WAYS_BY_THE_STORE = ("default", "env", "explicit", "rank")
+
+
+def free_port() -> int:
+    """A port with the next one, that nothing listens on."""
+    while True:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 0)) as one:
+            port: int = one.getsockname()[1]
+            socket.create_server(("127.0.0.1", port + 1)).close()
+            return port
 
 
 def clean_environment(**more: str) -> dict[str, str]:

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def serve_store(job: Job) -> TCPStore | None:
-    """On rank 0, make the held socket the job's store; keep what is returned for as long as it is needed."""
+    """On rank 0, make the held socket the job's store; keep what is returned for as long as it is needed.
+
+    It is one that others of this process may share: ``init_process_group()`` on rank 0, which starts a store at
+    MASTER_ADDR and MASTER_PORT, finds this one, and a script that sets both itself gets its own.
+    """
     if job.endpoint.listener is None or job.endpoint.way == "torchrun":
         return None
     from torch._C._distributed_c10d import TCPStore
@@ -28,6 +32,7 @@ def serve_store(job: Job) -> TCPStore | None:
         is_master=True,
         master_listen_fd=job.endpoint.listener.detach(),
         wait_for_workers=False,
+        multi_tenant=True,
         timeout=timedelta(seconds=job.collective_timeout),
     )
 

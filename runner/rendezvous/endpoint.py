@@ -28,7 +28,9 @@ class Endpoint:
         return f"{host}:{self.port}"
 
 
-_OPEN_FILES = 1 << 20  # enough for any job; some kernels allow a thousand times as many, which old programs count through
+_OPEN_FILES = (
+    1 << 20
+)  # enough for any job; some kernels allow a thousand times as many, which old programs count through
 
 
 def allow_open_files() -> None:

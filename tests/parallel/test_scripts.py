@@ -8,7 +8,20 @@ from typing import Any
 
 import pytest
 
-from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun, mpirun_path, ok, own_lines, run, runner
+from tests.launching import (
+    RUNNER,
+    SCRIPTS,
+    WAYS_BY_OWN_STORE,
+    WAYS_BY_THE_STORE,
+    clean_environment,
+    free_port,
+    mpirun,
+    mpirun_path,
+    ok,
+    own_lines,
+    run,
+    runner,
+)
 
 NUMBERS_OF_RANKS = [1, 2, 4]
 
@@ -70,12 +83,29 @@ def test_multiprocessing_data_loaders() -> None:
     assert done.stdout.count("same True") == 2
 
 
-@pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
-@pytest.mark.parametrize("how", ["env", "explicit", "own-store"])
-def test_all_ways_to_make_a_group(ranks: int, how: str) -> None:
-    done = ok(runner(ranks, script("ways_to_initialise"), how))
+@pytest.mark.parametrize(
+    ("ranks", "ways"),
+    [
+        *((ranks, (*WAYS_BY_OWN_STORE, way)) for ranks, way in zip(NUMBERS_OF_RANKS, WAYS_BY_THE_STORE, strict=False)),
+        (2, WAYS_BY_THE_STORE[-1:]),
+    ],
+)
+def test_all_ways_to_make_a_group(ranks: int, ways: tuple[str, ...], tmp_path: Path) -> None:
+    done = ok(runner(ranks, script("ways_to_initialise"), *ways, cwd=tmp_path))
     total = ranks * (ranks + 1) // 2
-    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: {total}" for rank in range(ranks)]
+    wanted = [f"{way}: rank {rank}: {total}" for way in ways for rank in range(ranks)]
+    assert sorted(done.stdout.splitlines()) == sorted(wanted)
+
+
+def test_a_script_that_sets_its_own_meeting_point() -> None:
+    """As courses teach it for mpirun: rank and size from the MPI's variables, MASTER_ADDR and MASTER_PORT by itself."""
+    done = ok(runner(2, script("recipes/sets_its_own_master"), str(free_port()), timeout=60))
+    assert len([line for line in done.stdout.splitlines() if "of 2: sum 1" in line]) == 2
+
+
+def test_processes_that_a_script_spawns_are_no_ranks_of_the_job() -> None:
+    done = ok(runner(2, script("recipes/spawns_its_ranks"), str(free_port()), timeout=60))
+    assert done.stdout.count("of 2 at") == done.stdout.count("sum 3") == 4
 
 
 @pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
@@ -208,7 +238,7 @@ def test_a_single_process_needs_no_launcher() -> None:
 def test_under_torchrun_its_own_store_and_variables_are_kept() -> None:
     torchrun = [RUNNER[0], "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     done = ok(run(*torchrun, "-m", "runner", script("ways_to_initialise"), "own-store"))
-    assert sorted(done.stdout.splitlines()) == ["rank 0: 3", "rank 1: 3"]
+    assert sorted(done.stdout.splitlines()) == ["own-store: rank 0: 3", "own-store: rank 1: 3"]
 
 
 def test_plain_mpirun_of_the_same_script_would_not_do() -> None:

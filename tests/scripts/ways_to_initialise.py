@@ -1,4 +1,4 @@
-"""The ways in which torchrun scripts make their process group: env, explicit or own-store."""
+"""The ways in which scripts make their process group, one after the other: ``ways_to_initialise.py WAY…``."""
 
 import os
 import socket
@@ -10,22 +10,51 @@ import torch.distributed as dist
 
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+SOON = timedelta(seconds=60)
 
-if sys.argv[1] == "env":
-    dist.init_process_group("gloo")
-elif sys.argv[1] == "explicit":
-    dist.init_process_group("gloo", init_method="env://", rank=rank, world_size=size)
-else:  # a store of the script's own, on a port that rank 0 finds and tells through the launcher's store
-    agent = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=30))
+
+def free_port(name: str) -> int:
+    """A port that rank 0 finds and tells through the launcher's store."""
+    agent = dist.TCPStore(address, port, is_master=False, timeout=SOON)
     if rank == 0:
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            agent.set("port", str(probe.getsockname()[1]))
-    store = dist.TCPStore(address, int(agent.get("port")), size, is_master=rank == 0, timeout=timedelta(seconds=30))
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            agent.set(name, str(probe.getsockname()[1]))
+    return int(agent.get(name))
+
+
+def by_own_store() -> None:
+    own = free_port("own store")
+    store = dist.TCPStore("127.0.0.1", own, size, is_master=rank == 0, timeout=SOON)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 
-total = torch.tensor([float(rank + 1)])
-dist.all_reduce(total)
-dist.barrier()
-print(f"rank {rank}: {total.item():.0f}", flush=True)
-dist.destroy_process_group()
+
+def by_own_master() -> None:
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", str(free_port("own master"))
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
+
+
+def by_tcp() -> None:
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port('tcp')}", rank=rank, world_size=size)
+
+
+WAYS = {
+    "default": dist.init_process_group,
+    "env": lambda: dist.init_process_group("gloo"),
+    "explicit": lambda: dist.init_process_group("gloo", init_method="env://", rank=rank, world_size=size),
+    "rank": lambda: dist.init_process_group("gloo", rank=rank, world_size=size),
+    "file": lambda: dist.init_process_group(
+        "gloo", init_method=f"file://{os.getcwd()}/meeting-{port}", rank=rank, world_size=size
+    ),
+    "tcp": by_tcp,
+    "own-store": by_own_store,
+    "own-master": by_own_master,
+}
+
+for way in sys.argv[1:]:
+    WAYS[way]()
+    total = torch.tensor([float(rank + 1)])
+    dist.all_reduce(total)
+    dist.barrier()
+    print(f"{way}: rank {rank}: {total.item():.0f}", flush=True)
+    dist.destroy_process_group()
