@@ -12,7 +12,8 @@ from typing import NoReturn
 from runner.comm.job import Job
 from runner.dispatch import dispatch
 from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError, UsageError
-from runner.guard.watch import Lifeline, start_worker
+from runner.guard.launcher import launcher_of
+from runner.guard.watch import Lifeline, Words, start_worker
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, may_speak, refuse_lost_ranks
 from runner.launch.table import SINGLE
@@ -41,7 +42,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except RunnerError as error:
         _say_once(error, may_speak(os.environ), "")
         sys.exit(error.exit_code)
-    lifeline = start_worker(context.label, request.timeout + 10, lambda code: _why_no_meeting(context, request, code))
+    words = Words(
+        label=context.label,
+        no_meeting=lambda code: _why_no_meeting(context, request, code),
+        speaks=context.rank.value == 0,
+        # Open MPI 5's mpirun (PRRTE) drops what its ranks say once it has been told to end.
+        is_heard_to_the_end="PRTE_LAUNCHED" not in context.environment,
+        to_go_on="go on from its last checkpoint with --resume" if request.may_be_workload else "",
+    )
+    lifeline = start_worker(words, request.timeout + 10, lambda: launcher_of(context))
     _work(request, context, lifeline)
 
 

@@ -29,6 +29,7 @@ def leave(code: int, *, in_order: bool) -> NoReturn:
         in_order: leave the process group and MPI. Both wait for the other ranks, so only where all of
             them come to this point: never after an exception on one.
     """
+    _flush_files()  # first: what follows may take longer than the guard allows
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons, as teardown begins
     atexit._run_exitfuncs()
     if in_order:

@@ -58,6 +58,7 @@ class Request:
 
     target: str
     as_module: bool
+    may_be_workload: bool  # and no tool, script or module
     arguments: tuple[str, ...]
     launcher: str | None
     rendezvous: str
@@ -151,7 +152,8 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
     if known.target is None:
         parser.error("no target given; for example workloads.mnist, train.py or explain")
     arguments = known.arguments
-    if _may_be_workload(known.target) and known.target not in tools and not known.as_module:
+    may_be_workload = _may_be_workload(known.target) and known.target not in tools and not known.as_module
+    if may_be_workload:
         # A workload shares the runner's options, so they may also stand after its name.
         shared = Parser(prog=f"python -m runner {known.target}", add_help=False)
         add_runner_options(shared)
@@ -161,6 +163,7 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
     return Request(
         target=known.target,
         as_module=known.as_module,
+        may_be_workload=may_be_workload,
         arguments=tuple(arguments),
         launcher=known.launcher,
         rendezvous=known.rendezvous,

@@ -2,7 +2,8 @@
 
 The launcher knows the parent. The parent passes signals on, bounds the waits that the worker cannot
 bound itself (``MPI_Init``, a collective before the ranks have met, an interpreter that hangs while it
-shuts down), and ends with the worker's exit code, which is what makes a launcher end the job.
+shuts down), and ends with the worker's exit code, which is what makes a launcher end the job. With the
+worker ends its process group: whatever the program has started and not put in a session of its own.
 """
 
 from __future__ import annotations
@@ -11,20 +12,45 @@ import contextlib
 import os
 import select
 import signal
+import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from runner.errors import EXIT_FAILURE, EXIT_USAGE
+from runner.guard.group import Group, adopt_orphans, die_with
+from runner.guard.launcher import described, end_of, error_output_of
 
 # What the worker tells its guard, one byte each.
 _MET = b"m"  # the ranks have met: the wait is over
 _ENDING = b"e"  # followed by the exit code: the worker is on its way out
 
-# After a worker has failed, its exit handlers get this long before it is killed (seconds).
+# After a worker has failed, its exit handlers get this long before it is killed; what it has started gets as long
+# after SIGTERM (seconds).
 GRACE = 2.0
+_ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher is gone
 
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+# These end a job, and whatever is part of it. The others tell the program something, and would end what it has started,
+# which knows nothing of them.
+_ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+_TELLS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+_HEARD = (*_ENDS, *_TELLS, signal.SIGCHLD)
+_EVENT = struct.Struct("=iq")  # a signal, and the process that sent it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """What the guard says, and when."""
+
+    label: str  # how messages name this process
+    no_meeting: Callable[
+        [int | None], str
+    ]  # of a worker that has not met the others in time (None), or ended (its code)
+    speaks: bool  # of what all ranks know: one of them does
+    to_go_on: str  # how a job that was ended can go on; "" where that is not known
+    is_heard_to_the_end: bool = True  # the launcher shows what its ranks say also after it was told to end
 
 
 class Lifeline:
@@ -46,73 +72,142 @@ class Lifeline:
             os.write(self._pipe, message)
 
 
-def start_worker(label: str, meet_within: float, no_meeting: Callable[[int | None], str]) -> Lifeline:
+def start_worker(words: Words, meet_within: float, launcher: Callable[[], int] = lambda: 0) -> Lifeline:
     """Fork. Returns in the worker; the parent stays here and ends with the worker's exit code.
 
     Args:
-        label: how messages name this process.
         meet_within: seconds until the worker must have met the other ranks.
-        no_meeting: what to say where that time is over (of None), or where the worker has ended without a word
-            before it met the others (of its exit code).
+        launcher: tells, in the parent, the process without which the ranks shall not go on; 0 for none.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     pipe_out, pipe_in = os.pipe()
     parent = os.getpid()
+    # Launchers signal a rank's whole process group: the worker should hear it once, from its guard. A terminal, though,
+    # gives what is typed to the group in its foreground.
+    has_own_group = not os.isatty(0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)  # so that none falls between the fork and the watch
     worker = os.fork()
     if worker == 0:
         os.close(pipe_out)
-        _die_with_parent(parent)
-        if not os.isatty(0):
-            # Launchers signal a rank's whole process group: the worker should hear it once, from its guard. A
-            # terminal, though, gives what is typed to the group in its foreground.
+        die_with(parent)
+        if has_own_group:
             os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
         return Lifeline(pipe_in)
     os.close(pipe_in)
-    code = _watch(worker, pipe_out, label, time.monotonic() + meet_within, no_meeting)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    adopt_orphans()
+    group = Group(worker, is_own=has_own_group, but=(pipe_out,))
+    code = _Guard(worker, pipe_out, group, words, launcher()).watch(time.monotonic() + meet_within)
+    group.end(GRACE)
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 
-def _watch(worker: int, pipe: int, label: str, deadline: float | None, no_meeting: Callable[[int | None], str]) -> int:
-    wake_out, wake_in = os.pipe()
-    for end in (wake_out, wake_in, pipe):
-        os.set_blocking(end, False)
-    signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
-    for handled in (*_FORWARDED, signal.SIGCHLD):
-        signal.signal(handled, lambda *_: None)  # the wakeup pipe tells; Python must only not act on it
-    verdict: int | None = None  # the exit code, where it is known before the worker's end
-    met = False
-    sources = [wake_out, pipe]
+class _Guard:
+    def __init__(self, worker: int, pipe: int, group: Group, words: Words, launcher: int) -> None:
+        self._worker, self._pipe, self._group, self._words, self._launcher = worker, pipe, group, words, launcher
+        self._end_of_launcher = end_of(launcher)
+        self._passed_on: set[int] = set()
+        self._events, events = os.pipe()
+        for end in (self._events, pipe):
+            os.set_blocking(end, False)
+        threading.Thread(target=_hear, args=(events,), daemon=True).start()
+
+    def watch(self, deadline: float | None) -> int:
+        """Until the worker has ended. Returns the exit code."""
+        verdict: int | None = None  # the exit code, where it is known before the worker's end
+        met = False
+        sources = [end for end in (self._events, self._pipe, self._end_of_launcher) if end is not None]
+        while True:
+            status = self._status()
+            said = _read(self._pipe)  # only now: the last word of a worker that has ended counts
+            if said == b"" and self._pipe in sources:
+                sources.remove(self._pipe)
+            if said and _MET in said:
+                deadline, met = None, True
+            if said and _ENDING in said:
+                verdict = said[said.index(_ENDING) + 1]
+                deadline = time.monotonic() + GRACE
+            if status is not None:
+                code = self._exit_code(status, verdict)
+                # Before the meeting only a library ends the process without the runner's own word: MPI_Init does.
+                if not met and verdict is None and 0 < code < 128 and code != EXIT_USAGE and not self._passed_on:
+                    self._say(self._words.no_meeting(code))
+                return code
+            patience = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select(sources, [], [], patience)
+            if not ready:
+                if verdict is None:
+                    verdict = EXIT_FAILURE
+                    self._say(self._words.no_meeting(None))
+                os.kill(self._worker, signal.SIGKILL)
+                deadline = None
+            if self._events in ready:
+                for number, sender in _EVENT.iter_unpack(os.read(self._events, 256 * _EVENT.size)):
+                    self._heard(number, sender)
+            if self._end_of_launcher is not None and self._end_of_launcher in ready:
+                sources.remove(self._end_of_launcher)
+                verdict, deadline = EXIT_FAILURE, time.monotonic() + _ORPHANED
+                self._say("the launcher has ended without its ranks, so this one ends too")
+                self._group.signal(signal.SIGTERM)
+
+    def _status(self) -> int | None:
+        """How the worker has ended, if it has. Orphans that the guard has adopted are let go."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                if ended[0] == self._worker:
+                    return ended[1]
+        return None
+
+    def _heard(self, number: int, sender: int) -> None:
+        if number == signal.SIGCHLD or (number == signal.SIGINT and _terminal_sends_it_to_both()):
+            return
+        if number in _ENDS and number not in self._passed_on:
+            self._say_ended(signal.Signals(number).name, sender)
+        self._passed_on.add(number)
+        if number in _ENDS:
+            self._group.signal(number)
+        else:
+            os.kill(self._worker, number)
+
+    def _say_ended(self, name: str, sender: int) -> None:
+        """Who ends this rank. What a launcher does to all ranks one of them says."""
+        to_go_on = f"; {self._words.to_go_on}" if self._words.to_go_on else ""
+        if sender in (os.getppid(), self._launcher):
+            if self._words.speaks:
+                text = "the job was ended, or another rank has failed and says so itself"
+                self._say(f"{name} from the launcher: {text}{to_go_on}", last=True)
+        else:
+            self._say(f"{name} from {described(sender)}{to_go_on}")
+
+    def _exit_code(self, status: int, verdict: int | None) -> int:
+        code = os.waitstatus_to_exitcode(status)
+        if verdict is not None:
+            return verdict
+        if code < 0:
+            if -code not in self._passed_on or -code in _TELLS:  # of the others it has been said who sent them
+                self._say(f"killed by {signal.Signals(-code).name}")
+            return 128 - code
+        return code
+
+    def _say(self, text: str, *, last: bool = False) -> None:
+        output = error_output_of(self._launcher) if last and not self._words.is_heard_to_the_end else None
+        with contextlib.suppress(OSError):  # the launcher that took the output may be gone
+            print(f"runner: {self._words.label}: {text}", file=output or sys.stderr, flush=True)
+
+
+def _hear(events: int) -> None:
+    """Hand on every signal to this process, and who sent it, which a handler would not be told."""
     while True:
-        ended, status = os.waitpid(worker, os.WNOHANG)
-        said = _read(pipe)  # only now: the last word of a worker that has ended counts
-        if said == b"" and pipe in sources:
-            sources.remove(pipe)
-        if said and _MET in said:
-            deadline, met = None, True
-        if said and _ENDING in said:
-            verdict = said[said.index(_ENDING) + 1]
-            deadline = time.monotonic() + GRACE
-        if ended:
-            code = _exit_code(status, verdict, label)
-            # Before the meeting only a library ends the process without the runner's own word: MPI_Init does.
-            if not met and verdict is None and 0 < code < 128 and code != EXIT_USAGE:
-                print(f"runner: {label}: {no_meeting(code)}", file=sys.stderr, flush=True)
-            return code
-        patience = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready, _, _ = select.select(sources, [], [], patience)
-        if not ready:
-            if verdict is None:
-                verdict = EXIT_FAILURE
-                print(f"runner: {label}: {no_meeting(None)}", file=sys.stderr, flush=True)
-            os.kill(worker, signal.SIGKILL)
-            deadline = None
-        if wake_out in ready:
-            for number in os.read(wake_out, 4096):
-                if number in _FORWARDED and not (number == signal.SIGINT and _terminal_sends_it_to_both()):
-                    os.kill(worker, number)
+        if hasattr(signal, "sigwaitinfo"):
+            heard = signal.sigwaitinfo(_HEARD)
+            number, sender = heard.si_signo, heard.si_pid
+        else:  # not Linux
+            number, sender = signal.sigwait(_HEARD), 0
+        os.write(events, _EVENT.pack(number, sender))
 
 
 def _read(pipe: int) -> bytes | None:
@@ -121,17 +216,6 @@ def _read(pipe: int) -> bytes | None:
         return os.read(pipe, 64)
     except BlockingIOError:
         return None
-
-
-def _exit_code(status: int, verdict: int | None, label: str) -> int:
-    code = os.waitstatus_to_exitcode(status)
-    if verdict is not None:
-        return verdict
-    if code < 0:
-        if -code not in _FORWARDED:  # those come from a launcher that ends the job and has said why
-            print(f"runner: {label}: killed by {signal.Signals(-code).name}", file=sys.stderr, flush=True)
-        return 128 - code
-    return code
 
 
 def _terminal_sends_it_to_both() -> bool:
@@ -148,15 +232,3 @@ def _terminal_sends_it_to_both() -> bool:
         return False
     finally:
         os.close(terminal)
-
-
-def _die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the guard dies, however it dies (Linux)."""
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    pr_set_pdeathsig = 1  # linux/prctl.h
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the call
-        os._exit(EXIT_FAILURE)

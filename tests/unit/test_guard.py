@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -16,17 +15,20 @@ import pytest
 BEGINNING = """
 import os, signal, sys, time
 {first}
-from runner.guard.watch import start_worker
-lifeline = start_worker("rank 0 of 1 on host here", {limit}, lambda code: f"nobody came ({{code}})")
+from runner.guard.watch import Words, start_worker
+words = Words(
+    label="rank 0 of 1 on host here", no_meeting=lambda code: f"nobody came ({{code}})", speaks=True, to_go_on="go on"
+)
+lifeline = start_worker(words, {limit}{launcher})
 print("worker", os.getpid(), flush=True)
 """
 
 
 @contextmanager
-def guarded(body: str, limit: float = 60.0, first: str = "") -> Iterator[subprocess.Popen[str]]:
+def guarded(body: str, limit: float = 60.0, first: str = "", launcher: str = "") -> Iterator[subprocess.Popen[str]]:
     """A process under guard that runs this code as its worker; gone, with its worker, when the context ends."""
     process = subprocess.Popen(
-        [sys.executable, "-c", BEGINNING.format(limit=limit, first=first) + body],
+        [sys.executable, "-c", BEGINNING.format(limit=limit, first=first, launcher=launcher) + body],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -121,10 +123,87 @@ def test_a_failed_worker_that_hangs_is_ended_with_its_code() -> None:
         assert process.returncode == 9
 
 
-def test_children_of_the_worker_that_outlive_it_do_not_hold_the_guard() -> None:
-    with guarded("pid = os.fork()\nif pid == 0: time.sleep(30)\nprint(pid, flush=True)\nos._exit(3)") as process:
+CHILDREN = """
+import subprocess
+stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(300)"
+children = [
+    subprocess.Popen(["sleep", "300"]),
+    subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE),
+    subprocess.Popen(["sleep", "301"], start_new_session=True),
+]
+children[1].stdout.readline()
+print(*(child.pid for child in children), flush=True)
+"""
+
+
+def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    assert process.stdout is not None
+    return [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["os._exit(3)", "os.kill(os.getpid(), 9)", "lifeline.failed(9); time.sleep(60)", "sys.exit()", "guard killed"],
+)
+def test_what_the_program_has_started_ends_with_it(end: str) -> None:
+    """But for what it has put in a session of its own."""
+    with guarded(CHILDREN + (end if end != "guard killed" else "time.sleep(60)")) as process:
+        worker_of(process)
+        *ending, staying = children_of(process)
+        if end == "guard killed":
+            process.kill()
+        process.wait(timeout=20)
+        assert not psutil.wait_procs(ending, timeout=20)[1]
+        assert staying.is_running()
+        staying.kill()
+
+
+def test_what_the_program_has_started_hears_what_ends_the_job_and_not_what_is_told_to_the_program() -> None:
+    body = "signal.signal(signal.SIGUSR1, lambda *_: print('told', flush=True))\n" + CHILDREN + "time.sleep(60)"
+    with guarded(body) as process:
+        worker = worker_of(process)
+        children = children_of(process)
+        process.send_signal(signal.SIGUSR1)
         assert process.stdout is not None
-        assert process.stdout.readline().startswith("worker")
-        child = int(process.stdout.readline())
-        assert process.wait(timeout=10) == 3
-        os.kill(child, signal.SIGKILL)
+        assert process.stdout.readline() == "told\n"
+        assert children[0].is_running()
+        process.send_signal(signal.SIGTERM)
+        assert not psutil.wait_procs([worker, children[0]], timeout=20)[1]
+        children[2].kill()
+
+
+def test_who_ended_it_is_said() -> None:
+    with guarded("time.sleep(60)") as process:
+        worker_of(process)
+        process.send_signal(signal.SIGTERM)  # this process is its parent, as a launcher is
+        _, errors = process.communicate(timeout=20)
+        assert process.returncode == 143
+        assert errors.startswith("runner: rank 0 of 1 on host here: SIGTERM from the launcher: the job was ended, or")
+        assert errors.endswith("; go on\n")
+    with guarded("time.sleep(60)") as process:
+        worker_of(process)
+        subprocess.run(["sh", "-c", f"kill -TERM {process.pid}; true"], check=True)
+        _, errors = process.communicate(timeout=20)
+        assert "rank 0 of 1 on host here: SIGTERM from sh (process " in errors or "from process " in errors
+
+
+def test_a_signal_to_the_worker_alone_is_named() -> None:
+    with guarded("time.sleep(60)") as process:
+        worker_of(process).terminate()
+        _, errors = process.communicate(timeout=20)
+        assert (process.returncode, errors) == (143, "runner: rank 0 of 1 on host here: killed by SIGTERM\n")
+
+
+def test_it_ends_when_its_launcher_has_ended() -> None:
+    with (
+        subprocess.Popen(["sleep", "300"]) as launcher,
+        guarded(CHILDREN + "time.sleep(60)", launcher=f", lambda: {launcher.pid}") as process,
+    ):
+        worker = worker_of(process)
+        children = children_of(process)
+        children[2].kill()  # it would hold the pipes
+        launcher.kill()
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 1
+        assert "the launcher has ended without its ranks" in errors
+        assert not psutil.wait_procs([worker, *children[:2]], timeout=20)[1]

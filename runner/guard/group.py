@@ -1,0 +1,121 @@
+"""The worker's process group: it hears signals and ends as one, whoever ends first."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+
+from runner.errors import EXIT_FAILURE
+
+# linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Group:
+    """The processes that are part of a job because its worker has started them.
+
+    Where the worker has a process group of its own, another process watches the guard: a launcher that kills the guard
+    alone would leave the group behind. (The worker itself is the kernel's to end, see ``die_with``.)
+    """
+
+    def __init__(self, worker: int, *, is_own: bool, but: tuple[int, ...]) -> None:
+        """Call in the guard, right after the fork.
+
+        Args:
+            is_own: the worker leads a group of its own; else it is in the guard's, on a terminal.
+            but: file descriptors that are the guard's alone.
+        """
+        self._worker, self._is_own = worker, is_own
+        if is_own:
+            with contextlib.suppress(OSError):  # the worker does the same: whoever comes first
+                os.setpgid(worker, worker)
+            self._sweeper = _start_sweeper(worker, but)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all of the group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self._is_own:
+                os.killpg(self._worker, number)
+            else:
+                os.kill(self._worker, number)
+
+    def end(self, grace: float) -> None:
+        """After the worker's end: SIGTERM to those that are left, and SIGKILL after so many seconds. Returns at once if
+        there are none."""
+        if self._is_own:
+            _end_group(self._worker, grace)
+            with contextlib.suppress(OSError):
+                os.write(self._sweeper, b"done")
+        else:
+            _end_children(grace)
+
+
+def adopt_orphans() -> None:
+    """Have processes whose parent ends become children of this one (Linux), so that they can be found and reaped."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when the guard dies, however it dies (Linux)."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the call
+        os._exit(EXIT_FAILURE)
+
+
+def _start_sweeper(group: int, but: tuple[int, ...]) -> int:
+    """Fork a process that kills the group when this one has ended without a word. Returns the pipe for the word."""
+    pipe_out, pipe_in = os.pipe()
+    if os.fork():
+        os.close(pipe_out)
+        return pipe_in
+    os.setsid()  # out of reach of what is sent to the guard's group
+    os.close(pipe_in)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2, *but):  # a launcher waits until nobody holds its pipes any more
+        os.dup2(nothing, descriptor)
+    if not os.read(pipe_out, 4):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+    os._exit(0)
+
+
+def _end_group(group: int, grace: float) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + grace
+        try:
+            os.killpg(group, number)
+            while time.monotonic() < deadline:
+                _reap()
+                os.killpg(group, 0)  # is anybody left?
+                time.sleep(0.02)
+        except (ProcessLookupError, PermissionError):
+            return
+
+
+def _end_children(grace: float) -> None:
+    """The same where the guard is in the group itself: its own children, and theirs, that are in it."""
+    import psutil
+
+    own = os.getpgrp()
+    left = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, OSError):
+            if os.getpgid(process.pid) == own:
+                process.terminate()
+                left.append(process)
+    for process in psutil.wait_procs(left, grace)[1]:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass

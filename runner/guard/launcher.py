@@ -1,0 +1,49 @@
+"""The launcher above a rank, as its guard watches it; and who a process is, for messages."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TextIO
+
+from runner.launch.context import LaunchContext
+from runner.launch.processes import launcher_process
+from runner.launch.table import SINGLE
+
+# Those whose parent is no process of a launcher's name, but the launcher itself (Python).
+_ARE_PYTHON = ("torchrun", "horovodrun")
+_WITHOUT = (SINGLE.name, "env")
+
+
+def launcher_of(context: LaunchContext) -> int:
+    """The process whose end leaves the ranks of this host without a launcher; 0 where there is none, or none is seen."""
+    if context.launcher.name in _WITHOUT:
+        return 0
+    if context.launcher.name in _ARE_PYTHON:
+        return os.getppid()
+    process = launcher_process()
+    return process.pid if process is not None else 0
+
+
+def end_of(process: int) -> int | None:
+    """A file descriptor that can be read once the process has ended; None where the system has no such thing."""
+    try:
+        return os.pidfd_open(process) if process else None
+    except (AttributeError, OSError):
+        return None
+
+
+def error_output_of(process: int) -> TextIO | None:
+    """Where a process of this user writes its errors; None where that cannot be opened."""
+    try:
+        return open(os.open(f"/proc/{process}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY), "w")
+    except OSError:
+        return None
+
+
+def described(process: int) -> str:
+    """``bash (process 4711)``, as far as it can be seen from here."""
+    try:
+        return f"{Path(f'/proc/{process}/comm').read_text().strip()} (process {process})"
+    except OSError:
+        return f"process {process}" if process else "another process"
