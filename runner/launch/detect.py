@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 from runner.errors import EXIT_USAGE, LaunchError
@@ -175,6 +177,18 @@ def _why_single(environment: Mapping[str, str]) -> str:
     if "PBS_JOBID" in environment:
         return f"inside PBS job {environment['PBS_JOBID']} but not started by mpirun"
     return "no launcher's variables are set"
+
+
+def unused_tasks(environment: Mapping[str, str]) -> int:
+    """How many tasks the scheduler's job has besides this process, which was started alone; 0 where there is no such job.
+
+    By SLURM_NTASKS (in a step of srun it counts the step's), by the lines of PBS_NODEFILE, or by LSB_DJOB_NUMPROC.
+    """
+    texts = [environment.get("SLURM_NTASKS", "")] if "SLURM_JOB_ID" in environment else []
+    with contextlib.suppress(OSError):
+        texts.append(str(len(Path(environment.get("PBS_NODEFILE", "")).read_text().split())))
+    texts.append(environment.get("LSB_DJOB_NUMPROC", ""))
+    return max([0, *(int(text) - 1 for text in texts if text.isdecimal())])
 
 
 def _single(environment: Mapping[str, str], why: str) -> LaunchContext:
