@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from runner.tools.bench.bench import NAMES
-from tests.launching import RUNNER, ok, own_lines, run, runner
+from tests.launching import RUNNER, mpirun_path, ok, own_lines, run, runner
+from tests.terminal import on_terminal
 
 
 def test_all_operations_by_all_backends(tmp_path: Path) -> None:
@@ -36,6 +37,16 @@ def test_all_operations_by_all_backends(tmp_path: Path) -> None:
         assert m["bus_bandwidth"] == pytest.approx(m["size"] / m["seconds"] * factors[m["operation"]])
     assert (tmp_path / "times.png").read_bytes().startswith(b"\x89PNG")
     assert "busbw (GB/s)" in done.stdout
+
+
+def test_a_narrow_terminal_gets_fewer_columns() -> None:
+    options = ["--backend", "gloo,mpi4py", "--min", "16M", "--rounds", "1", "--overlap"]
+    seen = on_terminal(72, mpirun_path(), "-np", "2", *RUNNER, "bench", *options)
+    assert max(map(len, seen)) <= 72
+    rows = [line.split() for line in seen if line.strip().startswith("16777216")]
+    assert [row[1] for row in rows] == ["gloo", "mpi4py"]
+    assert all(row[-1].endswith("%") for row in rows)
+    assert seen[-2].startswith("no room for: count, ")
 
 
 def test_a_wrong_result_is_counted() -> None:

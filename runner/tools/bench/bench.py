@@ -27,9 +27,9 @@ from runner.comm.horovod import in_turn, start_horovod
 from runner.comm.job import Job
 from runner.comm.process_group import network_backend, start_process_group
 from runner.errors import UsageError
-from runner.launch.processes import on_terminal
 from runner.options import Parser
 from runner.tools.backends import why_unusable
+from runner.tools.table import Column, print_columns
 
 if TYPE_CHECKING:
     from runner.tools.bench.operations import Buffers, Operation
@@ -287,40 +287,33 @@ def _measurement(
 
 
 def _print(found: list[Measurement], backends: list[str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False, force_terminal=on_terminal(), width=120)
     first: dict[tuple[str, int], float] = {}
     for m in found:
         first.setdefault((m.operation, m.size), m.seconds)
     for name in dict.fromkeys(m.operation for m in found):
-        table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", title=f"{name}, float32")
-        for column in (
-            "size (B)",
-            "count",
-            "backend",
-            "time (µs)",
-            "fastest to slowest",
-            "algbw (GB/s)",
-            "busbw (GB/s)",
-        ):
-            table.add_column(column, justify="left" if column == "backend" else "right")
-        table.add_column(f"{backends[0]} ÷", justify="right")
-        table.add_column("#wrong", justify="right")
-        with_overlap = any(m.overlap is not None for m in found)
-        if with_overlap:
-            table.add_column("overlap", justify="right")
-        for m in (m for m in found if m.operation == name):
-            table.add_row(
-                *(str(m.size), str(m.size // 4), m.backend, f"{m.seconds * 1e6:.1f}"),
-                f"{m.fastest * 1e6:.1f} to {m.slowest * 1e6:.1f}",
-                *(f"{m.algorithm_bandwidth / 1e9:.3f}", f"{m.bus_bandwidth / 1e9:.3f}"),
-                *(f"{first[(name, m.size)] / m.seconds:.2f}", str(m.wrong)),
-                *([] if not with_overlap else ["" if m.overlap is None else f"{m.overlap:.0%}"]),
-            )
-        console.print(table)
-        console.print()
+        rows = [m for m in found if m.operation == name]
+        columns = [
+            Column(title="size\n(B)", cells=[str(m.size) for m in rows]),
+            Column(title="count\n", cells=[str(m.size // 4) for m in rows], spared=4),
+            Column(title="backend\n", cells=[m.backend for m in rows], justify="left"),
+            Column(title="time\n(µs)", cells=[f"{m.seconds * 1e6:.1f}" for m in rows]),
+            Column(
+                title="fastest to\nslowest (µs)",
+                cells=[f"{m.fastest * 1e6:.1f} to {m.slowest * 1e6:.1f}" for m in rows],
+                spared=1,
+            ),
+            Column(title="algbw\n(GB/s)", cells=[f"{m.algorithm_bandwidth / 1e9:.3f}" for m in rows], spared=3),
+            Column(title="busbw\n(GB/s)", cells=[f"{m.bus_bandwidth / 1e9:.3f}" for m in rows]),
+            Column(
+                title=f"{backends[0]}\n÷", cells=[f"{first[(name, m.size)] / m.seconds:.2f}" for m in rows], spared=2
+            ),
+            Column(title="#wrong\n", cells=[str(m.wrong) for m in rows]),
+        ]
+        if any(m.overlap is not None for m in found):
+            overlaps = ["" if m.overlap is None else f"{m.overlap:.0%}" for m in rows]
+            columns.append(Column(title="overlap\n", cells=overlaps))
+        print_columns(f"{name}, float32", columns)
+        print()
 
 
 def _plot(found: list[Measurement], path: str) -> None:
