@@ -1,8 +1,8 @@
 """``python -m runner jobscript``: write a job script for a scheduler, and submit it if asked to.
 
-    python -m runner jobscript --nodes 2 --time 1:00:00 workloads.mnist --epochs 3
-    python -m runner jobscript --gpus-per-node h200:4 --mem 64G train.py --lr 0.1
-    python -m runner jobscript --scheduler pbs --module OpenMPI/4.1.6 --submit train.py
+    python -m runner jobscript --nodes 2 --time 1:00:00 workloads.mnist
+    python -m runner jobscript --gpus-per-node h200:4 --mem 64G train.py --lr 1
+    python -m runner jobscript --scheduler pbs --module OpenMPI --submit x.py
 
 The scripts are those of mpi_scripts/, with the request, the target and this Python filled in. Options of jobscript
 stand before the target; all that follows it is the target's. A job that asks for GPUs computes on them or fails

@@ -117,3 +117,10 @@ def test_help_is_printed_once_and_teaches() -> None:
     text = ok(runner(2, "--help")).stdout
     assert text.count("usage:") == 1
     assert "mpirun -np 4 python -m runner train.py" in text
+
+
+@pytest.mark.parametrize("target", [[], ["explain"], ["bench"], ["compare"], ["doctor"], ["jobscript"], ["smoke"]])
+def test_help_fits_a_narrow_terminal(target: list[str]) -> None:
+    text = ok(run(*RUNNER, *target, "--help", COLUMNS="80")).stdout
+    assert max(map(len, text.splitlines())) <= 80
+    assert "``" not in text

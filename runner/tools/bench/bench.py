@@ -1,9 +1,12 @@
 """``python -m runner bench``: time collectives by several backends, taken in turn, as nccl-tests does.
 
-    mpirun -np 4 python -m runner bench                                           allreduce by gloo, mpi4py and MPI itself
-    mpirun -np 4 python -m runner bench allreduce allgather --backend gloo,mpi4py --min 8 --max 64M
+    mpirun -np 4 python -m runner bench
+    mpirun -np 4 python -m runner bench allreduce allgather --min 8 --max 64M
     mpirun -np 4 python -m runner bench --json times.jsonl --plot times.png
-    mpirun -np 4 python -m runner bench --overlap --min 1M --max 64M              and what hides behind a backward pass
+    mpirun -np 4 python -m runner bench --backend gloo,mpi4py --overlap
+
+Without arguments: allreduce by all that can be used, gloo, mpi4py and MPI itself among them. --overlap also measures
+what hides behind a backward pass.
 
 Times are medians over rounds of the slowest rank; "mpi" is the bare mpi4py call, the floor for mpi4py. Every size is
 first done once and its result looked at: #wrong counts the elements that are not what they must be.

@@ -1,7 +1,7 @@
 """``python -m runner compare WORKLOAD``: train one workload by several engines in one launch, taken in turn.
 
-    mpirun -np 2 python -m runner compare workloads.resnet --engines ddp:gloo,ddp:mpi4py,horovod,bare --steps 100
-    mpirun -np 4 python -m runner compare workloads.mnist --json mnist.json --plot mnist.png --batch-size 64
+    mpirun -np 2 python -m runner compare workloads.resnet --engines ddp,horovod
+    mpirun -np 4 python -m runner compare mywork --batch-size 64 --plot m.png
 
 An engine is ddp (the runner's loop) or bare (DDP by hand, as tutorials write it), with a backend after a colon, or
 horovod. All have the same model, data and seed. A step's time is that of the slowest rank; "in communication" is what a
