@@ -32,6 +32,7 @@ def test_engines_train_the_same_model(tmp_path: Path) -> None:
     assert not engines["alone"]["ranks_agree"]  # so the comparison of weights can fail
     assert engines["alone"]["distance"] > 1e-6
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
+    assert done.stdout.splitlines()[-2:] == ["wrote found.json", "wrote found.png"]
     assert done.stderr == ""
 
 

@@ -32,6 +32,8 @@ from runner.comm.process_group import network_backend, start_process_group
 from runner.errors import UsageError
 from runner.options import Parser
 from runner.tools.backends import why_unusable
+from runner.tools.bench.plot import plot
+from runner.tools.output import check_output
 from runner.tools.table import Column, print_columns
 
 if TYPE_CHECKING:
@@ -67,12 +69,12 @@ def bench(job: Job, argv: list[str]) -> None:
     """Measure, print a table, and write what was asked for.
 
     Raises:
-        UsageError: a backend cannot be used here.
+        UsageError: a backend cannot be used here, or a file not be written.
     """
     options = _parser().parse_args(argv)
     backends = _usable(job, options.backend)
-    if options.plot:
-        _need_matplotlib()
+    if job.rank == 0:
+        check_output(options.json, options.plot)
     found = []
     for measurement in _measure(job, options, backends):
         found.append(measurement)
@@ -82,7 +84,9 @@ def bench(job: Job, argv: list[str]) -> None:
     if job.rank == 0:
         _print(found, backends)
         if options.plot:
-            _plot(found, options.plot)
+            plot(found, options.plot)
+        for path in filter(None, (options.json, options.plot)):
+            print(f"wrote {path}")
 
 
 def _parser() -> Parser:
@@ -135,13 +139,6 @@ def _usable(job: Job, wanted: list[str] | None) -> list[str]:
         if problem := why_unusable(job, name):
             raise UsageError(f"--backend {name}: {problem}", told_by_all=True)
     return wanted or [name for name in BACKENDS if not why_unusable(job, name)]
-
-
-def _need_matplotlib() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib: pip install matplotlib", told_by_all=True)
 
 
 def _measure(job: Job, options: argparse.Namespace, backends: list[str]) -> Iterator[Measurement]:
@@ -317,21 +314,3 @@ def _print(found: list[Measurement], backends: list[str]) -> None:
             columns.append(Column(title="overlap\n", cells=overlaps))
         print_columns(f"{name}, float32", columns)
         print()
-
-
-def _plot(found: list[Measurement], path: str) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    names = list(dict.fromkeys(m.operation for m in found))
-    figure, axes = pyplot.subplots(1, len(names), figsize=(5.5 * len(names), 4.5), squeeze=False, layout="constrained")
-    for axis, name in zip(axes[0], names, strict=True):
-        for backend in dict.fromkeys(m.backend for m in found):
-            points = [m for m in found if (m.operation, m.backend) == (name, backend)]
-            axis.loglog([m.size for m in points], [m.bus_bandwidth / 1e9 for m in points], marker="o", label=backend)
-        axis.set(title=f"{name}, {found[0].ranks} ranks", xlabel="size (bytes)", ylabel="bus bandwidth (GB/s)")
-        axis.grid(True, which="both", alpha=0.3)
-        axis.legend()
-    figure.savefig(path, dpi=120)

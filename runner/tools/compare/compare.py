@@ -11,7 +11,6 @@ Options that compare does not know are the workload's.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
@@ -28,6 +27,8 @@ from runner.errors import UsageError
 from runner.options import Parser
 from runner.target import find_target
 from runner.tools.backends import why_unusable
+from runner.tools.compare.plot import plot
+from runner.tools.output import check_output
 from runner.tools.table import Column, print_columns
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def compare(job: Job, argv: list[str]) -> None:
     from runner.training.run import Run
 
     _held.append(start_process_group(replace(job, backend=network_backend(job))))
-    Run(job=job, workload=given.target).on_main(lambda: _check_output(given))
+    Run(job=job, workload=given.target).on_main(lambda: check_output(given.json, given.plot))
     found: list[Turns] = []
 
     def instead(run: Run, task: Any, options: Any) -> Result:
@@ -113,15 +114,9 @@ def compare(job: Job, argv: list[str]) -> None:
             }
             Path(given.json).write_text(json.dumps(facts, indent=1) + "\n")
         if given.plot:
-            _plot(given.target, job, comparisons, given.plot)
-
-
-def _check_output(given: argparse.Namespace) -> None:
-    if given.plot and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib: pip install matplotlib")
-    for option, path in (("--json", given.json), ("--plot", given.plot)):
-        if path and not os.access(Path(path).resolve().parent, os.W_OK):
-            raise UsageError(f"{option}: cannot write in {Path(path).parent}; name another file")
+            plot(f"{given.target}, {job.size} ranks", comparisons[:-1], comparisons[-1], given.plot)
+        for path in filter(None, (given.json, given.plot)):
+            print(f"wrote {path}")
 
 
 def _parser() -> Parser:
@@ -241,23 +236,3 @@ def _agreement(c: Comparison) -> str:
     if c.engine == ALONE:
         return ""
     return "ranks agree" if c.ranks_agree else "RANKS DIFFER"
-
-
-def _plot(target: str, job: Job, comparisons: list[Comparison], path: str) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    shown = [c for c in comparisons if c.engine != ALONE]
-    figure, axis = pyplot.subplots(figsize=(1.5 + 1.3 * len(shown), 4), layout="constrained")
-    heights = [c.samples_per_s for c in shown]
-    # A slow step is a low bar: the percentiles change places.
-    low = [c.samples_per_s * (1 - c.step / c.step_high) for c in shown]
-    high = [c.samples_per_s * (c.step / c.step_low - 1) for c in shown]
-    axis.bar([c.engine for c in shown], heights, yerr=[low, high], capsize=5, color="tab:blue", alpha=0.8)
-    axis.axhline(comparisons[-1].samples_per_s, color="gray", linestyle="--", linewidth=1, label="nothing exchanged")
-    axis.set(title=f"{target}, {job.size} ranks", ylabel="samples/s (median; 10 % to 90 % of steps)")
-    axis.set_ylim(bottom=0)
-    axis.legend(loc="lower right")
-    figure.savefig(path, dpi=120)
