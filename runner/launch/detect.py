@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 
 from runner.errors import EXIT_USAGE, LaunchError
 from runner.launch.context import Ignored, LaunchContext, Value
 from runner.launch.processes import RANK_STARTERS, ancestors, launcher_process
 from runner.launch.slurm_lists import expand_counts
-from runner.launch.table import LAUNCHERS, SINGLE, Launcher
+from runner.launch.table import LAUNCHERS, SINGLE, TASK_COUNTS, Launcher
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,22 @@ def may_speak(environment: Mapping[str, str]) -> bool:
     """Whether this process should print an error found before its rank is known: no variable gives it a rank above 0."""
     ranks = [environment.get(row.rank, "") for row in LAUNCHERS if row.name != "slurm" or is_marked(row, environment)]
     return not any(rank.isdecimal() and int(rank) > 0 for rank in ranks)
+
+
+def unused_tasks(environment: Mapping[str, str]) -> int:
+    """The tasks of the scheduler's job, where it has several and no launcher started this process as one; else 0."""
+    if any(is_marked(row, environment) for row in LAUNCHERS):
+        return 0
+    tasks = 0
+    for name in TASK_COUNTS:
+        text = environment.get(name, "")
+        if os.path.isfile(text):
+            with open(text) as lines:
+                text = str(sum(1 for line in lines if line.strip()))
+        if text.isdecimal():
+            tasks = int(text)
+            break
+    return tasks if tasks > 1 else 0
 
 
 def _name_of(cell: str, environment: Mapping[str, str]) -> str:
@@ -177,18 +191,6 @@ def _why_single(environment: Mapping[str, str]) -> str:
     if "PBS_JOBID" in environment:
         return f"inside PBS job {environment['PBS_JOBID']} but not started by mpirun"
     return "no launcher's variables are set"
-
-
-def unused_tasks(environment: Mapping[str, str]) -> int:
-    """How many tasks the scheduler's job has besides this process, which was started alone; 0 where there is no such job.
-
-    By SLURM_NTASKS (in a step of srun it counts the step's), by the lines of PBS_NODEFILE, or by LSB_DJOB_NUMPROC.
-    """
-    texts = [environment.get("SLURM_NTASKS", "")] if "SLURM_JOB_ID" in environment else []
-    with contextlib.suppress(OSError):
-        texts.append(str(len(Path(environment.get("PBS_NODEFILE", "")).read_text().split())))
-    texts.append(environment.get("LSB_DJOB_NUMPROC", ""))
-    return max([0, *(int(text) - 1 for text in texts if text.isdecimal())])
 
 
 def _single(environment: Mapping[str, str], why: str) -> LaunchContext:

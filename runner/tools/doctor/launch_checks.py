@@ -36,10 +36,10 @@ def launcher(job: Job, team: Team) -> Verdict:
 def ranks(job: Job, team: Team) -> Verdict:
     """How many ranks are on which host, and whether all hosts and tasks of the job are used."""
     team.gather("")
-    unused = unused_tasks(job.context.environment) if started_alone(job) else 0
-    if unused:
+    tasks = unused_tasks(job.context.environment) if _started_alone(job) else 0
+    if tasks:
         return warn(
-            f"one process, started by no launcher, while the scheduler's job has {unused + 1} tasks: it would train alone",
+            f"one process, started by no launcher, while the scheduler's job has {tasks} tasks: it would train alone",
             "start it by srun, mpirun or jsrun: one process per task",
         )
     hosts = job.topology.hosts
@@ -65,7 +65,7 @@ def ranks(job: Job, team: Team) -> Verdict:
     return ok(text)
 
 
-def started_alone(job: Job) -> bool:
+def _started_alone(job: Job) -> bool:
     """Whether no launcher started this process, and nobody chose that it be alone."""
     return job.context.launcher is SINGLE and not job.context.why.startswith("chosen")
 
