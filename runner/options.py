@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -18,13 +20,15 @@ from runner.rendezvous.meeting import WAYS
 BACKENDS = ("auto", "gloo", "nccl", "mpi4py", "mpi")
 
 DESCRIPTION = """\
-Run a PyTorch program on all ranks that your launcher started: mpirun, srun, torchrun, horovodrun, …
+Run a PyTorch program on all ranks that your launcher started (mpirun, srun, torchrun, horovodrun, …), for example
+
+  mpirun -np 4 python -m runner train.py --lr 0.1
 
 A target is one of
-  a script        mpirun -np 4 python -m runner train.py --lr 0.1      any script written for torchrun
-  a module        mpirun -np 4 python -m runner -m package.train       the same, run as python -m would
-  a workload      mpirun -np 4 python -m runner workloads.mnist        a module with main(run, argv)
-  a tool          mpirun -np 4 python -m runner explain                which launcher, ranks, hosts, devices
+  train.py            a script: any that is written for torchrun
+  -m package.train    a module, run as python -m would
+  workloads.mnist     a workload: a module with main(run, argv)
+  explain             a tool: here which launcher, ranks, hosts, devices
 """
 
 EPILOG = """\
@@ -34,14 +38,26 @@ scheduler's host list): no port, host name or interface has to be given. Exit co
 """
 
 
+class _Formatter(argparse.HelpFormatter):
+    """Fills paragraphs; lines that are set in are examples and stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = text.strip().replace("``", "").splitlines()
+        filled: list[str] = []
+        for is_prose, part in itertools.groupby(lines, lambda line: bool(line) and not line.startswith(" ")):
+            block = list(part)
+            filled += textwrap.wrap(" ".join(block), width - len(indent)) if is_prose else block
+        return textwrap.indent("\n".join(filled), indent)
+
+
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, and whose help is printed by one rank, as it is written.
+    """An argument parser whose errors are one line, and whose help is printed by one rank.
 
     Options are said in full: a script's own must not be taken for the beginning of another.
     """
 
     def __init__(self, **options: Any) -> None:
-        ours: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+        ours: dict[str, Any] = {"formatter_class": _Formatter, "allow_abbrev": False}
         super().__init__(**(ours | options))
 
     def error(self, message: str) -> NoReturn:

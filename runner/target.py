@@ -7,13 +7,15 @@ differs, is refused before torch comes in.
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import hashlib
 import importlib.machinery
 import os
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,12 +36,14 @@ def find_target(name: str, *, as_module: bool, tools: Iterable[str]) -> Target:
     """Find what ``python -m runner [-m] NAME`` means.
 
     Raises:
-        UsageError: there is no such tool, script or module, or the module has no ``main``.
+        UsageError: there is no such tool, script or module; a workload has no ``main(run, argv)``, or a program has
+            one and does not call it.
     """
     if as_module:
         path = _module_file(name, run_as_main=True)
         if path is None:
             raise UsageError(f"no module named {name}{_near(name, _workloads())}; it is looked for in {_places()}")
+        _refuse_idle(name, path, lambda: f"{name} without -m: python -m runner {name}")
         return Target("module", name, path, _digest(path))
     if name in tools:
         return Target("tool", name)
@@ -48,6 +52,7 @@ def find_target(name: str, *, as_module: bool, tools: Iterable[str]) -> Target:
         if not script.is_file():
             near = _near(script.name, (p.name for p in script.parent.glob("*.py")) if script.parent.is_dir() else ())
             raise UsageError(f"no script {name} in {Path.cwd()}{near}")
+        _refuse_idle(name, script, lambda: _workload_of(script))
         return Target("script", name, script, _digest(script))
     path = _module_file(name, run_as_main=False)
     if path is None:
@@ -57,25 +62,65 @@ def find_target(name: str, *, as_module: bool, tools: Iterable[str]) -> Target:
             f"unknown target {name!r}{_near(name, known)}; a target is a tool ({', '.join(tools)}), a script (train.py), "
             f"-m package.module, or a workload ({', '.join(_workloads())})"
         )
-    if not _binds_main(path):
-        raise UsageError(
-            f"module {name} has no main(run, argv), so it is no workload; to run it as a program: -m {name}"
-        )
+    _refuse_programs(name, path)
     return Target("workload", name, path, _digest(path))
+
+
+def _refuse_idle(name: str, path: Path, instead: Callable[[], str]) -> None:
+    """Refuse a workload that is given as a program: it would define its ``main``, do nothing, and end well."""
+    try:
+        tree = _parse(path)
+    except SyntaxError:
+        return  # Python will tell
+    main = _main_of(tree)
+    if not isinstance(main, ast.FunctionDef) or main.decorator_list or not _takes_two(main):
+        return
+    if any(isinstance(node, ast.Name) and node.id == "main" for node in ast.walk(tree)):
+        return
+    first = [*main.args.posonlyargs, *main.args.args, main.args.vararg][0]
+    calls = (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) for node in _own_scope(tree))
+    if (first is not None and first.arg == "run") or not any(calls):
+        raise UsageError(f"{name} defines {_signature(main)} and never calls it: it is a workload, so say {instead()}")
+
+
+def _workload_of(path: Path) -> str:
+    """How a file is started as a workload."""
+    with contextlib.suppress(ValueError):
+        dotted = ".".join(path.resolve().relative_to(Path.cwd()).with_suffix("").parts)
+        found = _module_file(dotted, run_as_main=False)
+        if found is not None and found.samefile(path):
+            return f"{dotted}: python -m runner {dotted}"
+    return f"{path.stem}, in its folder: cd {path.resolve().parent}; python -m runner {path.stem}"
+
+
+def _refuse_programs(name: str, path: Path) -> None:
+    """Refuse a module whose ``main`` cannot be called with (run, argv), as far as its text tells."""
+    if path.suffix != ".py":
+        return
+    try:
+        main = _main_of(_parse(path))
+    except SyntaxError as error:
+        raise UsageError(f"{path}:{error.lineno}: {error.msg}") from None
+    if main is not None and _takes_two(main):
+        return
+    has = f"has {_signature(main)} and" if isinstance(main, ast.FunctionDef) else "has"
+    is_script = path.parent == Path.cwd() and path.stem == name
+    instead = f"did you mean {path.name}?" if is_script else f"to run it as a program: -m {name}"
+    raise UsageError(f"module {name} {has} no main(run, argv), so it is no workload; {instead}")
 
 
 def _module_file(name: str, *, run_as_main: bool) -> Path | None:
     """The source of a module, or of its package's ``__main__``; None where there is none."""
     search: Iterable[str] | None = None
     spec: importlib.machinery.ModuleSpec | None = None
-    for depth in range(name.count(".") + 1):
-        full_name = ".".join(name.split(".")[: depth + 1])
+    for part in name.split("."):
         try:
-            spec = importlib.machinery.PathFinder.find_spec(full_name, list(search) if search is not None else None)
+            # By its last name alone: with a dotted one, a package without __init__ asks for its parent's import.
+            spec = importlib.machinery.PathFinder.find_spec(part, list(search) if search is not None else None)
         except (ImportError, ValueError):
             return None
         if spec is None:
-            spec = _editable(full_name) if search is None else None
+            spec = _editable(part) if search is None else None
         if spec is None:
             return None
         search = spec.submodule_search_locations or ()
@@ -93,23 +138,42 @@ def _editable(name: str) -> importlib.machinery.ModuleSpec | None:
     return None
 
 
-def _binds_main(path: Path) -> bool:
-    """Whether the module binds the name ``main`` at its top level, as read from its text."""
-    if path.suffix != ".py":
+def _parse(path: Path) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the text: they are shown when it is run
+        try:
+            return ast.parse(path.read_bytes())
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        except ValueError as error:  # null bytes, in Python 3.10 and 3.11
+            raise SyntaxError(str(error), (str(path), 1, None, None)) from None
+
+
+def _main_of(tree: ast.Module) -> ast.AST | None:
+    """What binds the name ``main`` in a module's own scope, the last where there are several."""
+    return next((node for node in reversed(list(_own_scope(tree))) if _is_main(node)), None)
+
+
+def _takes_two(main: ast.AST) -> bool:
+    """Whether it can be called with two positional arguments; True where only the import will tell."""
+    if not isinstance(main, ast.FunctionDef) or main.decorator_list:
         return True
-    try:
-        tree = ast.parse(path.read_bytes())
-    except SyntaxError as error:
-        raise UsageError(f"{path}:{error.lineno}: {error.msg}") from None
-    return any(_is_main(node) for statement in tree.body for node in _same_scope(statement))
+    takes = main.args
+    positional = len(takes.posonlyargs) + len(takes.args)
+    fits = positional - len(takes.defaults) <= 2 and (positional >= 2 or takes.vararg is not None)
+    return fits and None not in takes.kw_defaults
 
 
-def _same_scope(node: ast.AST) -> Iterator[ast.AST]:
-    """The node and what is below it (the branches of an if or a try), but not in a function's or a class's own scope."""
-    yield node
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-        for child in ast.iter_child_nodes(node):
-            yield from _same_scope(child)
+def _signature(main: ast.FunctionDef) -> str:
+    return f"main({', '.join(parameter.arg for parameter in [*main.args.posonlyargs, *main.args.args])})"
+
+
+def _own_scope(node: ast.AST) -> Iterator[ast.AST]:
+    """What is below a node (the branches of an if or a try), but not in a function's or a class's own scope."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            yield from _own_scope(child)
 
 
 def _is_main(node: ast.AST) -> bool:
@@ -124,7 +188,11 @@ def _digest(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"cannot read {path}: {error.strerror}")
 
 
 def _workloads() -> list[str]:
@@ -135,9 +203,19 @@ def _workloads() -> list[str]:
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
-    return f" (did you mean {' or '.join(matches)}?)" if matches else ""
+    """A hint at what may have been meant; ``.py`` and the packages, which names share, make none of them near."""
+
+    def own(name: str) -> str:
+        return name.removesuffix(".py").rpartition(".")[2]
+
+    names = list(known)
+    near = difflib.get_close_matches(own(name), {own(one) for one in names}, n=2, cutoff=0.7)
+    matches = [one for match in near for one in names if own(one) == match]
+    return f" (did you mean {' or '.join(matches[:2])}?)" if matches else ""
 
 
 def _places() -> str:
-    return ", ".join(entry or "." for entry in sys.path[:2])
+    """The first folders in which modules are looked for, but for the standard library's."""
+    library = os.path.dirname(os.__file__)
+    places = dict.fromkeys(os.path.abspath(entry) for entry in sys.path if os.path.isdir(entry or "."))
+    return ", ".join([place for place in places if place not in (library, f"{library}/lib-dynload")][:3])

@@ -13,7 +13,7 @@ from runner.errors import EXIT_USAGE, LaunchError
 from runner.launch.context import Ignored, LaunchContext, Value
 from runner.launch.processes import RANK_STARTERS, ancestors, launcher_process
 from runner.launch.slurm_lists import expand_counts
-from runner.launch.table import LAUNCHERS, SINGLE, Launcher
+from runner.launch.table import LAUNCHERS, SINGLE, TASK_COUNTS, Launcher
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,22 @@ def may_speak(environment: Mapping[str, str]) -> bool:
     """Whether this process should print an error found before its rank is known: no variable gives it a rank above 0."""
     ranks = [environment.get(row.rank, "") for row in LAUNCHERS if row.name != "slurm" or is_marked(row, environment)]
     return not any(rank.isdecimal() and int(rank) > 0 for rank in ranks)
+
+
+def unused_tasks(environment: Mapping[str, str]) -> int:
+    """The tasks of the scheduler's job, where it has several and no launcher started this process as one; else 0."""
+    if any(is_marked(row, environment) for row in LAUNCHERS):
+        return 0
+    tasks = 0
+    for name in TASK_COUNTS:
+        text = environment.get(name, "")
+        if os.path.isfile(text):
+            with open(text) as lines:
+                text = str(sum(1 for line in lines if line.strip()))
+        if text.isdecimal():
+            tasks = int(text)
+            break
+    return tasks if tasks > 1 else 0
 
 
 def _name_of(cell: str, environment: Mapping[str, str]) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 from runner.comm.environment import settings
 from runner.comm.job import Job
 from runner.comm.process_group import backend_for
-from runner.launch.processes import on_terminal
 from runner.options import Parser
+from runner.tools.table import console
 
 
 def explain(job: Job, argv: list[str]) -> None:
@@ -67,32 +67,44 @@ def _rank_facts(job: Job, rank: int) -> dict[str, Any]:
 
 
 def _print_tables(facts: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    console = Console(highlight=False, soft_wrap=True, force_terminal=on_terminal())
-    launcher, endpoint, sources = facts["launcher"], facts["endpoint"], facts["sources"]
-    console.print(f"launcher    [bold]{launcher['title']}[/bold]: {launcher['why']}", markup=True)
-    console.print("values      " + ", ".join(f"{name} from {source}" for name, source in sources.items()), markup=False)
-    console.print(
-        f"endpoint    {endpoint['host']}:{endpoint['port']} on interface {endpoint['interface'] or 'unknown'} "
-        f"(by {facts['rendezvous']['way']}: {facts['rendezvous']['why']})",
-        markup=False,
-    )
-    console.print(f"backend     {facts['backend']['name']} ({facts['backend']['why']})", markup=False)
-    for ignored in facts["ignored"]:
-        console.print(f"ignored     {', '.join(ignored['variables'])}: {ignored['why']}", markup=False)
-    console.print("versions    " + ", ".join(f"{n} {v or 'none'}" for n, v in facts["versions"].items()), markup=False)
-    given = " ".join(f"{name}={value}" for name, value in facts["settings"].items())
-    console.print(f"sets        {given or 'nothing: you have set all of it'}", markup=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    launcher, endpoint, rendezvous, ranks = facts["launcher"], facts["endpoint"], facts["rendezvous"], facts["ranks"]
+    lines = [
+        ("launcher", f"{launcher['title']}: {launcher['why']}"),
+        ("values", ", ".join(f"{name} from {source}" for name, source in facts["sources"].items())),
+        (
+            "endpoint",
+            f"{endpoint['host']}:{endpoint['port']} on interface {endpoint['interface'] or 'unknown'} "
+            f"(by {rendezvous['way']}: {rendezvous['why']})",
+        ),
+        ("backend", f"{facts['backend']['name']} ({facts['backend']['why']})"),
+        *(("ignored", f"{', '.join(ignored['variables'])}: {ignored['why']}") for ignored in facts["ignored"]),
+        ("versions", ", ".join(f"{name} {version or 'none'}" for name, version in facts["versions"].items())),
+        ("sets", " ".join(map(_setting, facts["settings"].items())) or "nothing: you have set all of it"),
+        ("threads", f"{ranks[0]['threads']} per rank: {ranks[0]['threads_source']}"),
+        *(("warning", text) for text in dict.fromkeys(rank["warning"] for rank in ranks if rank["warning"])),
+    ]
+    out = console()
+    grid = Table.grid(padding=(0, 4))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, text in lines:
+        grid.add_row(label, Text(text))
+    out.print(grid)
     columns = {"rank": "rank", "host": "host", "local_rank": "local rank", "device": "device", "cores": "cores"}
-    for title in (*columns.values(), "threads", "process"):
+    columns |= {"threads": "threads", "pid": "process"}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in columns.values():
         table.add_column(title, justify="left" if title in ("host", "device") else "right")
-    for rank in facts["ranks"]:
-        table.add_row(*(str(rank[key]) for key in columns), str(rank["threads"]), str(rank["pid"]))
-    console.print()
-    console.print(table)
-    for text in dict.fromkeys(rank["warning"] for rank in facts["ranks"] if rank["warning"]):
-        console.print(f"warning     {text}", markup=False)
-    console.print(f"\nthreads: {facts['ranks'][0]['threads_source']}", markup=False)
+    for rank in ranks:
+        table.add_row(*(str(rank[key]) for key in columns))
+    out.print()
+    out.print(table)
+
+
+def _setting(pair: tuple[str, str]) -> str:
+    """``NAME=value``, as a shell would take it; NCCL's "=lo", exactly this interface, in quotes."""
+    name, value = pair
+    return f"{name}={value if value[:1].isalnum() else repr(value)}"

@@ -1,10 +1,12 @@
 """``python -m runner jobscript``: write a job script for a scheduler, and submit it if asked to.
 
-    python -m runner jobscript --scheduler slurm --nodes 2 --gpus-per-node 4 --time 1:00:00 workloads.mnist --epochs 3
-    python -m runner jobscript --scheduler pbs --mpi openmpi --module OpenMPI/4.1.6 --submit train.py --lr 0.1
+    python -m runner jobscript --nodes 2 --time 1:00:00 workloads.mnist
+    python -m runner jobscript --gpus-per-node h200:4 --mem 64G train.py --lr 1
+    python -m runner jobscript --scheduler pbs --module OpenMPI --submit x.py
 
 The scripts are those of mpi_scripts/, with the request, the target and this Python filled in. Options of jobscript
-stand before the target; all that follows it is the target's.
+stand before the target; all that follows it is the target's. A job that asks for GPUs computes on them or fails
+(--device cuda).
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.comm.job import Job
@@ -25,7 +27,7 @@ from runner.errors import RunnerError, UsageError
 from runner.launch.detect import may_speak
 from runner.options import Parser
 from runner.target import find_target
-from runner.tools import tool_names
+from runner.tools import tool_names, works_alone
 from runner.tools.mpirun import find_mpirun
 
 # A checkout has the folder beside the package; so has a wheel, installed.
@@ -42,6 +44,9 @@ class Shape:
     ranks_per_node: int
     cores_per_rank: int
     gpus_per_node: int
+    gpu_type: str
+    memory: str  # per node: a number with its unit, K, M, G or T; "" for the default
+    log: str  # a file's name, in which the scheduler may fill in the job's; "" for the default
     time: int  # seconds
     queue: str
     account: str
@@ -56,16 +61,20 @@ class Scheduler:
     scripts: dict[str, str]  # by --mpi; the first is the default
     request: Callable[[Shape], list[str]]
     settings: Callable[[Shape], dict[str, str]] = lambda shape: {}
+    lacks: Mapping[str, str] = field(default_factory=dict)  # an option: what to do without it
 
 
 def _slurm(shape: Shape) -> list[str]:
+    gpus = shape.gpu_type, str(shape.gpus_per_node)
     return [
         f"--job-name={shape.name}",
         f"--nodes={shape.nodes}",
         f"--ntasks-per-node={shape.ranks_per_node}",
         f"--cpus-per-task={shape.cores_per_rank}",
         f"--time={_clock(shape.time)}",
-        *([f"--gpus-per-node={shape.gpus_per_node}"] if shape.gpus_per_node else []),
+        f"--output={shape.log or '%x-%j.out'}",  # of the job's name and number
+        *([f"--gpus-per-node={':'.join(filter(None, gpus))}"] if shape.gpus_per_node else []),
+        *([f"--mem={shape.memory}"] if shape.memory else []),
         *([f"--partition={shape.queue}"] if shape.queue else []),
         *([f"--account={shape.account}"] if shape.account else []),
     ]
@@ -73,11 +82,17 @@ def _slurm(shape: Shape) -> list[str]:
 
 def _pbs(shape: Shape) -> list[str]:
     select = f"{shape.nodes}:ncpus={shape.ranks_per_node * shape.cores_per_rank}:mpiprocs={shape.ranks_per_node}"
+    if shape.gpus_per_node:
+        select += f":ngpus={shape.gpus_per_node}"
+    if shape.memory:
+        select += f":mem={shape.memory.lower()}b"
     return [
         f"-N {shape.name}",
-        f"-l select={select}" + (f":ngpus={shape.gpus_per_node}" if shape.gpus_per_node else ""),
+        f"-l select={select}",
         "-l place=scatter",  # else the nodes may be parts of one host
         f"-l walltime={_clock(shape.time)}",
+        "-j oe",  # both streams to one file, by default NAME.oNUMBER
+        *([f"-o {shape.log}"] if shape.log else []),
         *([f"-q {shape.queue}"] if shape.queue else []),
         *([f"-A {shape.account}"] if shape.account else []),
     ]
@@ -88,6 +103,7 @@ def _lsf(shape: Shape) -> list[str]:
         f"-J {shape.name}",
         f"-nnodes {shape.nodes}",
         f"-W {_hours_and_minutes(shape.time)}",
+        f"-o {shape.log or f'{shape.name}-%J.out'}",  # without -e, of both streams
         *([f"-q {shape.queue}"] if shape.queue else []),
         *([f"-P {shape.account}"] if shape.account else []),
     ]
@@ -116,9 +132,22 @@ SCHEDULERS = {
         submit="qsub",
         scripts=dict.fromkeys(("openmpi", "intelmpi", "mpich"), "pbs_mpirun.sh"),
         request=_pbs,
+        lacks={
+            "a GPU's type": "every site names it in its own way; leave it out, and choose by --queue, or write the script "
+            "with -o and add what your site calls it to select="
+        },
     ),
     "lsf": Scheduler(
-        mark="#BSUB", submit="bsub", scripts={"jsrun": "lsf_jsrun.sh"}, request=_lsf, settings=_lsf_settings
+        mark="#BSUB",
+        submit="bsub",
+        scripts={"jsrun": "lsf_jsrun.sh"},
+        request=_lsf,
+        settings=_lsf_settings,
+        # bsub -nnodes, which goes with jsrun, gives whole hosts.
+        lacks={
+            "a GPU's type": "a job has the GPUs of its hosts; leave it out, and choose the hosts by --queue",
+            "--mem": "a job has all the memory of its hosts; leave it out",
+        },
     ),
 }
 
@@ -152,7 +181,9 @@ def _parser() -> Parser:
         "--scheduler", choices=SCHEDULERS, help="whose script it is (default: the one whose commands are here)"
     )
     parser.add_argument("--nodes", type=count, default=1, metavar="N", help="hosts (default: 1)")
-    parser.add_argument("--gpus-per-node", type=count, default=0, metavar="N", help="default: none")
+    parser.add_argument(
+        "--gpus-per-node", type=_gpus, default=("", 0), metavar="[TYPE:]N", help="e.g. 4 or h200:4 (default: none)"
+    )
     parser.add_argument(
         "--ranks-per-node", type=count, metavar="N", help="default: one per GPU, or 1 where none is asked for"
     )
@@ -162,6 +193,12 @@ def _parser() -> Parser:
         default=4,
         metavar="N",
         help="for threads and data loaders (default: 4; LSF gives all of a host)",
+    )
+    parser.add_argument(
+        "--mem",
+        type=_memory,
+        metavar="SIZE",
+        help="per node, e.g. 64G (default: the scheduler's; LSF gives all of a host)",
     )
     parser.add_argument("--time", type=_seconds, default=3600, metavar="[D-]H:MM:SS", help="limit (default: 1:00:00)")
     parser.add_argument(
@@ -174,7 +211,22 @@ def _parser() -> Parser:
     parser.add_argument("--queue", "--partition", type=_word, metavar="NAME", help="default: the scheduler's own")
     parser.add_argument("--account", type=_word, metavar="NAME", help="the project that pays")
     parser.add_argument("--name", type=_word, default="train", help="of the job (default: train)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write it there instead of printing it")
+    parser.add_argument(
+        "--log",
+        type=_word_of_paths,
+        metavar="FILE",
+        help="for what the job prints, with the scheduler's own %%-signs, e.g. logs/%%j.out in a folder that is there "
+        "(default: NAME-JOBID.out; PBS: NAME.oJOBID)",
+    )
+    parser.add_argument(
+        "--directive",
+        type=_line,
+        action="append",
+        default=[],
+        metavar="LINE",
+        help="one more for the scheduler, as it stands, e.g. --directive=--qos=high; may be repeated",
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the script there instead of printing it")
     parser.add_argument("--submit", action="store_true", help="hand it to the scheduler, and print what that answers")
     parser.add_argument("-m", dest="as_module", action="store_true", help="the target is a module, run as a program")
     parser.add_argument("target", metavar="TARGET", help="what to run: see python -m runner --help")
@@ -186,11 +238,13 @@ def _text(options: argparse.Namespace) -> str:
     """The script of mpi_scripts/, with this request, this Python and this target."""
     scheduler = SCHEDULERS[options.scheduler]
     mpi = options.mpi or next(iter(scheduler.scripts))
-    ranks = options.ranks_per_node or options.gpus_per_node or 1
-    if options.gpus_per_node and ranks > options.gpus_per_node:
-        raise UsageError(
-            f"--ranks-per-node {ranks} and --gpus-per-node {options.gpus_per_node}: a GPU is one rank's; ask for as many"
-        )
+    gpu_type, gpus = options.gpus_per_node
+    ranks = options.ranks_per_node or gpus or 1
+    if gpus and ranks > gpus:
+        raise UsageError(f"--ranks-per-node {ranks} and --gpus-per-node {gpus}: a GPU is one rank's; ask for as many")
+    for what, given in (("a GPU's type", gpu_type), ("--mem", options.mem)):
+        if given and what in scheduler.lacks:
+            raise UsageError(f"--scheduler {options.scheduler} does not take {what}: {scheduler.lacks[what]}")
     if mpi not in scheduler.scripts:
         raise UsageError(
             f"--mpi {mpi}: with --scheduler {options.scheduler} the ranks are started by {' or '.join(scheduler.scripts)}; "
@@ -202,7 +256,10 @@ def _text(options: argparse.Namespace) -> str:
         nodes=options.nodes,
         ranks_per_node=ranks,
         cores_per_rank=options.cores_per_rank,
-        gpus_per_node=options.gpus_per_node,
+        gpus_per_node=gpus,
+        gpu_type=gpu_type,
+        memory=options.mem or "",
+        log=options.log or "",
         time=options.time,
         queue=options.queue or "",
         account=options.account or "",
@@ -211,21 +268,29 @@ def _text(options: argparse.Namespace) -> str:
     if "mpirun" in scheduler.scripts[mpi]:
         settings |= _mpirun(mpi, has_modules=bool(options.module))
     target = ["-m"] * options.as_module + [options.target, *options.arguments]
+    if gpus and not works_alone("" if options.as_module else options.target):
+        target = ["--device", "cuda", *target]
     filled_in = [
-        *(f"export {name}={shlex.quote(value)}" for name, value in settings.items()),
-        f"set -- {shlex.join(target)}",
+        *(f"export {name}={_quoted(value)}" for name, value in settings.items()),
+        f"set -- {' '.join(map(_quoted, target))}",
     ]
     lines = (FOLDER / scheduler.scripts[mpi]).read_text().splitlines()
-    request = [f"{scheduler.mark} {line}" for line in scheduler.request(shape)]
+    added = [line.removeprefix(scheduler.mark).strip() for line in options.directive]
+    request = [f"{scheduler.mark} {line}" for line in [*scheduler.request(shape), *added]]
     # The request and the examples of use (comments set in by three blanks) are those of the file itself.
     kept = [line for line in lines[1:] if not line.startswith((scheduler.mark, "#   "))]
     kept = [line for i, line in enumerate(kept) if line != "#" or kept[i - 1] != "#"]
     start = kept.index("set -euo pipefail")
     # Modules go before it: what they source may use variables that are not set.
-    modules = [f"module load {shlex.quote(name)} || exit" for name in options.module]
+    modules = [f"module load {_quoted(name)} || exit" for name in options.module]
     return (
         "\n".join([lines[0], *request, *kept[:start], *modules, kept[start], "", *filled_in, *kept[start + 1 :]]) + "\n"
     )
+
+
+def _quoted(text: str) -> str:
+    """A word for bash that stays on its line: LSF takes every line that begins with its mark for a request."""
+    return shlex.quote(text).replace("\n", "'$'\\n''")
 
 
 def _mpirun(mpi: str, *, has_modules: bool) -> dict[str, str]:
@@ -288,10 +353,36 @@ def count(text: str) -> int:
     return int(text)
 
 
-def _word(text: str) -> str:
-    if not re.fullmatch(r"[\w.:+@=,-]+", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not one word of letters, digits and . : + @ = , _ -")
+def _gpus(text: str) -> tuple[str, int]:
+    """(type or "", number) of ``[TYPE:]N``."""
+    match = re.fullmatch(r"(?:([\w.+-]+):)?(\d+)", text)
+    if match is None or int(match[2]) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs; for example 4 or h200:4")
+    return match[1] or "", int(match[2])
+
+
+def _memory(text: str) -> str:
+    """``64G``; 64GB and 64GiB are taken for the same, as the schedulers do."""
+    match = re.fullmatch(r"(\d+)([KMGT])(?:I?B)?", text.upper())
+    if match is None or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size with its unit; for example 64G or 500M")
+    return match[1] + match[2]
+
+
+def _word(text: str, also: str = "") -> str:
+    if not re.fullmatch(rf"[\w.:+@=,{also}-]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not one word of letters, digits and . : + @ = , _ {also} -")
     return text
+
+
+def _word_of_paths(text: str) -> str:
+    return _word(text, "/%")
+
+
+def _line(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is not one line")
+    return text.strip()
 
 
 def _seconds(text: str) -> int:

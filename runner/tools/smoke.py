@@ -1,8 +1,8 @@
 """``python -m runner smoke``: start real jobs here (explain, doctor, a few steps of mnist), and say in one table how they went.
 
-    python -m runner smoke                     this machine: two ranks, by the mpirun on PATH
-    salloc -N2 -n8 python -m runner smoke      inside an allocation of Slurm, PBS or LSF: all of it
-    python -m runner smoke --hostfile hosts    the hosts of a file ("node1 slots=4"), by mpirun and ssh
+    python -m runner smoke                     this machine: 2 ranks, by mpirun
+    salloc -N2 -n8 python -m runner smoke      an allocation of Slurm, PBS, LSF
+    python -m runner smoke --hostfile hosts    hosts of a file: "node1 slots=4"
 
 It is not started by mpirun, but starts it itself, by the scripts of mpi_scripts/. Exit code 0, or 1 if a job failed.
 """

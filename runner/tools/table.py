@@ -1,13 +1,19 @@
-"""The table in which tools report: a line per thing that was looked at."""
+"""The tables in which tools report, as wide as the terminal that they are read on."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from runner.launch.processes import on_terminal
+from runner.launch.processes import LAUNCHER_PROCESSES, ancestors, is_one_of, on_terminal
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WHOLE = 1000  # columns of a pipe or a file, which has no width of its own: what is found there should be whole lines
 STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -21,6 +27,60 @@ class Row:
     seconds: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a table; its title may have several lines."""
+
+    title: str
+    cells: Sequence[str]
+    justify: Literal["left", "right"] = "right"
+    spared: int = 0  # where the terminal is too narrow for all columns, the largest go first; 0 stays
+
+
+def console() -> Console:
+    """Where tools print."""
+    from rich.console import Console
+
+    return Console(highlight=False, force_terminal=on_terminal(), width=None if on_terminal() else _launchers_width())
+
+
+def _launchers_width() -> int:
+    """The columns of the terminal on which the launcher shows what it reads from a pipe, as MPICH's and Intel's do."""
+    launchers = [process for process in ancestors() if is_one_of(process, LAUNCHER_PROCESSES)]
+    try:
+        terminal = os.open(f"/proc/{launchers[-1].pid}/fd/1", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    except (IndexError, OSError):
+        return _WHOLE
+    try:
+        return os.get_terminal_size(terminal).columns or _WHOLE
+    except OSError:  # another pipe, or a file
+        return _WHOLE
+    finally:
+        os.close(terminal)
+
+
+def print_columns(title: str, columns: Sequence[Column]) -> None:
+    """Print a table: all columns, or those that the terminal has room for and a line that names the others."""
+    from rich.table import Table
+
+    out, shown = console(), list(columns)
+    while True:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in shown:
+            table.add_column(column.title, justify=column.justify)
+        for cells in zip(*(column.cells for column in shown), strict=True):
+            table.add_row(*cells)
+        width = out.measure(table, options=out.options.update(width=_WHOLE)).maximum
+        if width <= out.width or not any(column.spared for column in shown):
+            break
+        shown.remove(max(shown, key=lambda column: column.spared))
+    out.print(title, style="italic", markup=False)
+    out.print(table)
+    left_out = [" ".join(column.title.split()) for column in columns if column not in shown]
+    if left_out:
+        out.print(f"no room for: {', '.join(left_out)}", style="dim", markup=False)
+
+
 def show_progress(text: str) -> None:
     """On a terminal, say what is being done, in place of what was said before; "" wipes it out."""
     if on_terminal():
@@ -29,12 +89,10 @@ def show_progress(text: str) -> None:
 
 def print_rows(rows: Sequence[Row], thing: str, closing: str) -> None:
     """Print the rows, how many of them stand how, and a closing line."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    # A pipe or a file has no width of its own: what is found there should find its lines whole.
-    console = Console(highlight=False, force_terminal=on_terminal(), width=None if on_terminal() else 160)
+    out = console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     has_times = any(row.seconds is not None for row in rows)
     table.add_column(thing)
@@ -47,8 +105,8 @@ def print_rows(rows: Sequence[Row], thing: str, closing: str) -> None:
         if has_times:
             cells.append("" if row.seconds is None else f"{row.seconds:.1f}")
         table.add_row(*cells, Text(row.detail))
-    console.print(table)
+    out.print(table)
     counts = {status: sum(1 for row in rows if row.status == status) for status in STYLES}
-    console.print(
+    out.print(
         "\n" + ", ".join(f"{number} {status}" for status, number in counts.items()) + f"; {closing}", markup=False
     )

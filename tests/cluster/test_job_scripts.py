@@ -84,12 +84,12 @@ def test_a_job_trains_and_ends_with_the_targets_exit_code(vc: Cluster, tmp_path:
     ],
 )
 def test_what_jobscript_writes_is_submitted_and_runs(vc: Cluster, mpi: str, environment: dict[str, str]) -> None:
-    request = ["--nodes=2", "--ranks-per-node=2", "--cores-per-rank=1", "--time=0:05:00", f"--mpi={mpi}"]
+    request = ["--nodes=2", "--ranks-per-node=2", "--cores-per-rank=1", "--time=0:05:00", f"--mpi={mpi}", "--mem=1M"]
     command = [*RUNNER, "jobscript", *request, "--submit", "explain", "--json"]
     answer = ok(vc.run("node1", command, **environment)).stdout
     job = answer.split()[-1]
     assert answer == f"Submitted batch job {job}\n"
-    text = finished(vc, job, vc.folder / f"slurm-{job}.out")
+    text = finished(vc, job, vc.folder / f"train-{job}.out")
     assert hosts(text) == {"node1": [0, 1], "node2": [2, 3]}
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from runner.tools.bench.bench import NAMES
-from tests.launching import RUNNER, ok, own_lines, run, runner
+from tests.launching import RUNNER, mpirun_path, ok, own_lines, run, runner
+from tests.terminal import on_terminal
 
 
 def test_all_operations_by_all_backends(tmp_path: Path) -> None:
     options = ["--min", "4K", "--max", "64K", "--factor", "16", "--rounds", "1"]
-    files = ["--json", str(tmp_path / "times.jsonl"), "--plot", str(tmp_path / "times.png")]
+    files = ["--json", str(tmp_path / "times.jsonl"), "--plot", str(tmp_path / "times.svg")]
     done = ok(runner(2, "bench", *NAMES, "--backend", "gloo,mpi4py,mpi", "--overlap", *options, *files))
     assert done.stderr == ""
     found = [json.loads(line) for line in (tmp_path / "times.jsonl").read_text().splitlines()]
@@ -34,8 +36,21 @@ def test_all_operations_by_all_backends(tmp_path: Path) -> None:
         assert m["overlap"] is None if m["backend"] == "mpi" else 0 <= m["overlap"] <= 1
         assert m["fastest"] <= m["seconds"] <= m["slowest"]
         assert m["bus_bandwidth"] == pytest.approx(m["size"] / m["seconds"] * factors[m["operation"]])
-    assert (tmp_path / "times.png").read_bytes().startswith(b"\x89PNG")
-    assert "busbw (GB/s)" in done.stdout
+    # matplotlib draws letters as paths, and says in a comment which text they are.
+    texts = set(re.findall(r"<!-- (.*?) -->", (tmp_path / "times.svg").read_text()))
+    assert {"4 KiB", "64 KiB", "allreduce, 2 ranks", "median; band: all rounds", "a backward pass (%)"} <= texts
+    assert done.stdout.splitlines()[-2:] == [f"wrote {path}" for path in files[1::2]]
+    assert re.search(r"size +count +backend +time +fastest to +algbw +busbw +gloo +#wrong +overlap", done.stdout)
+
+
+def test_a_narrow_terminal_gets_fewer_columns() -> None:
+    options = ["--backend", "gloo,mpi4py", "--min", "16M", "--rounds", "1", "--overlap"]
+    seen = on_terminal(72, mpirun_path(), "-np", "2", *RUNNER, "bench", *options)
+    assert max(map(len, seen)) <= 72
+    rows = [line.split() for line in seen if line.strip().startswith("16777216")]
+    assert [row[1] for row in rows] == ["gloo", "mpi4py"]
+    assert all(row[-1].endswith("%") for row in rows)
+    assert seen[-2].startswith("no room for: count, ")
 
 
 def test_a_wrong_result_is_counted() -> None:
@@ -59,6 +74,8 @@ def test_what_cannot_be_measured_is_refused() -> None:
         (["--backend", "nccl"], "--backend nccl: no GPU is used"),
         (["--backend", "mpi"], "--backend mpi: the ranks did not meet by MPI"),
         (["--backend", "smoke-signals"], "no backend 'smoke-signals'; there are gloo, mpi4py, horovod, nccl, mpi"),
+        (["--json", "/nowhere/x.jsonl"], "--json: cannot write in /nowhere"),
+        (["--plot", "x.txt"], "--plot x.txt: the name ends in .png, .svg, .pdf; for example x.png"),
         (["--min", "3x"], "'3x' is no size"),
         (["--min", "2K", "--max", "1K"], "--min at most --max"),
         (["fly"], "no operation 'fly'"),

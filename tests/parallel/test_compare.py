@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import ok, own_lines, runner
+from tests.launching import RUNNER, mpirun_path, ok, own_lines, runner
+from tests.terminal import on_terminal
 
 SMALL = ["workloads.mnist", "--data", "digits", "--steps", "8", "--rounds", "2"]
 RESNET = ["--image-size", "32", "--batch-size", "2"]
@@ -31,7 +32,16 @@ def test_engines_train_the_same_model(tmp_path: Path) -> None:
     assert not engines["alone"]["ranks_agree"]  # so the comparison of weights can fail
     assert engines["alone"]["distance"] > 1e-6
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
+    assert done.stdout.splitlines()[-2:] == ["wrote found.json", "wrote found.png"]
     assert done.stderr == ""
+
+
+def test_a_narrow_terminal_gets_fewer_columns(tmp_path: Path) -> None:
+    seen = on_terminal(80, mpirun_path(), "-np", "2", *RUNNER, "compare", *SMALL, "--engines", "ddp", cwd=tmp_path)
+    assert max(map(len, seen)) <= 80
+    assert [line.split()[0] for line in seen[1:5]] == ["engine", "(ms)", "ddp:gloo", "alone"]
+    assert "ranks agree" in seen[3]
+    assert "no room for: 10 % to 90 % (ms), lowest to highest, exchange (ms), last loss" in seen[5]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.launching import RUNNER, mpirun, ok, packages_without, run, runner
+from tests.launching import RUNNER, mpirun, mpirun_path, ok, packages_without, run, runner
+from tests.terminal import on_terminal
 
 HOST = socket.gethostname()
 
@@ -45,6 +47,17 @@ def test_tables_are_printed_once_and_without_colours() -> None:
     assert text.count("launcher") == 1
     assert "Open MPI: OMPI_COMM_WORLD_RANK=0 set" in text
     assert "\x1b" not in text
+
+
+def test_on_a_narrow_terminal_no_word_is_broken() -> None:
+    wide = ok(runner(2, "explain")).stdout
+    narrow = on_terminal(80, mpirun_path(), "-np", "2", *RUNNER, "explain")
+    assert max(map(len, narrow)) <= 80
+    # Ports and processes are others in each run.
+    words = [{re.sub(r"\d+", "0", word) for word in " ".join(lines).split()} for lines in (wide.splitlines(), narrow)]
+    assert words[0] == words[1]
+    assert "OMPI_COMM_WORLD_LOCAL_SIZE" in words[1]
+    assert "NCCL_SOCKET_IFNAME='=lo'" in words[1]  # NCCL's "exactly lo", not a slip
 
 
 def test_by_the_users_endpoint() -> None:
@@ -104,3 +117,10 @@ def test_help_is_printed_once_and_teaches() -> None:
     text = ok(runner(2, "--help")).stdout
     assert text.count("usage:") == 1
     assert "mpirun -np 4 python -m runner train.py" in text
+
+
+@pytest.mark.parametrize("target", [[], ["explain"], ["bench"], ["compare"], ["doctor"], ["jobscript"], ["smoke"]])
+def test_help_fits_a_narrow_terminal(target: list[str]) -> None:
+    text = ok(run(*RUNNER, *target, "--help", COLUMNS="80")).stdout
+    assert max(map(len, text.splitlines())) <= 80
+    assert "``" not in text

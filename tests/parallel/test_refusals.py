@@ -28,11 +28,12 @@ def refused(done: subprocess.CompletedProcess[str], *texts: str) -> None:
         (["workloads.mnits"], ["unknown target 'workloads.mnits' (did you mean workloads.mnist"]),
         (["missing.py"], ["no script missing.py"]),
         (["workloads.models.convnets"], ["has no main(run, argv)", "-m workloads.models.convnets"]),
+        (["-m", "workloads.mnist"], ["main(run, argv) and never calls it", "say workloads.mnist without -m"]),
         (["--devise", "cpu", "x.py"], ["unrecognized arguments: --devise"]),
         ([], ["no target given"]),
         (["workloads.mnist", "--device", "cuda"], ["no GPU is visible", "--device cpu"]),
     ],
-    ids=["unknown target", "no script", "no main", "unknown option", "no target", "no GPU"],
+    ids=["unknown target", "no script", "no main", "main not called", "unknown option", "no target", "no GPU"],
 )
 def test_before_torch(ranks: int, arguments: list[str], texts: list[str]) -> None:
     refused(runner(ranks, *arguments), *texts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -35,9 +34,11 @@ def refused(*arguments: str, **environment: str) -> str:
     [("slurm", "#SBATCH", "slurm_srun.sh"), ("pbs", "#PBS", "pbs_mpirun.sh"), ("lsf", "#BSUB", "lsf_jsrun.sh")],
 )
 def test_the_text_is_that_of_the_scripts(scheduler: str, mark: str, script: str) -> None:
-    """The example's request gives the script's own lines, and all commands are kept in their order."""
+    """The example's request gives the script's own lines and a log file, and all commands are kept in their order."""
     original = (ROOT / "mpi_scripts" / script).read_text().splitlines()
     text = ok(jobscript("--scheduler", scheduler, *EXAMPLE, "workloads.mnist")).stdout.splitlines()
+    log = {"slurm": "--output=%x-%j.out", "pbs": "-j oe", "lsf": "-o train-%J.out"}[scheduler]
+    text.remove(f"{mark} {log}")
     requests = [[line for line in lines if line.startswith(mark)] for lines in (text, original)]
     spaced = [[line.replace("=01:00:00", "=1:00:00") for line in lines] for lines in requests]
     assert spaced[0] == spaced[1]
@@ -60,17 +61,53 @@ def test_what_is_asked_for_is_in_it() -> None:
     lsf = ok(jobscript("--scheduler", "lsf", *options, "workloads.mnist")).stdout
     assert "#BSUB -W 26:04\n" in lsf
     assert "export GPUS_PER_HOST=4\n" in lsf
+    for script in (text, pbs, lsf):
+        assert "set -- --device cuda workloads.mnist" in script
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8), max_size=4))
+def test_memory_types_of_gpus_logs_and_directives() -> None:
+    options = ["--nodes", "2", "--cores-per-rank", "8", "--mem", "30GB", "--log", "logs/a.out"]
+    more = ["--directive=--qos=high", "--directive", "#SBATCH --exclusive"]
+    slurm = ok(jobscript("--scheduler", "slurm", *options, "--gpus-per-node", "h200:4", *more, "explain")).stdout
+    for line in (
+        "--mem=30G",
+        "--gpus-per-node=h200:4",
+        "--ntasks-per-node=4",
+        "--output=logs/a.out",
+        "--qos=high",
+        "--exclusive",
+    ):
+        assert f"#SBATCH {line}\n" in slurm
+    pbs = ok(jobscript("--scheduler", "pbs", *options, "--gpus-per-node", "4", "explain")).stdout
+    assert "#PBS -l select=2:ncpus=32:mpiprocs=4:ngpus=4:mem=30gb\n" in pbs
+    assert "#PBS -j oe\n#PBS -o logs/a.out\n" in pbs
+    lsf = ok(jobscript("--scheduler", "lsf", "--log", "%J.out", "--directive=-x", "explain")).stdout
+    assert "#BSUB -o %J.out\n#BSUB -x\n" in lsf
+
+
+def test_a_tool_that_starts_its_jobs_itself_is_not_told_the_device() -> None:
+    text = ok(jobscript("--scheduler", "slurm", "--gpus-per-node", "4", "smoke")).stdout
+    assert "set -- smoke\n" in text
+    text = ok(jobscript("--scheduler", "slurm", "--gpus-per-node", "4", "-m", "timeit", "-n", "1")).stdout
+    assert "set -- --device cuda -m timeit -n 1\n" in text
+
+
+@pytest.mark.parametrize("mark", ["#SBATCH", "#PBS", "#BSUB"])
+def test_an_argument_is_no_request(mark: str) -> None:
+    scheduler = {"#SBATCH": "slurm", "#PBS": "pbs", "#BSUB": "lsf"}[mark]
+    plain = ok(jobscript("--scheduler", scheduler, "explain")).stdout
+    text = ok(jobscript("--scheduler", scheduler, "explain", f"x\n{mark} -n 99\n")).stdout
+    assert text.count(f"\n{mark}") == plain.count(f"\n{mark}")
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8), max_size=4))
 def test_the_targets_arguments_arrive_as_they_were_typed(arguments: list[str]) -> None:
     from runner.tools.jobscript import _parser, _text
 
     text = _text(_parser().parse_args(["--scheduler", "slurm", "workloads.mnist", "--lr", *arguments]))
-    (line,) = [line for line in text.splitlines() if line.startswith("set -- ")]
+    (line,) = [line for line in text.split("\n") if line.startswith("set -- ")]
     shown = subprocess.run(["bash", "-c", line + "\nprintf '%s\\0' \"$@\""], capture_output=True).stdout.decode()
     assert shown.split("\0")[:-1] == ["workloads.mnist", "--lr", *arguments]
-    assert shlex.split(line)[2] == "workloads.mnist"
 
 
 def test_it_can_be_written_to_a_file(tmp_path: Path) -> None:
@@ -91,6 +128,13 @@ def test_bad_requests_are_refused_in_a_line(tmp_path: Path) -> None:
     assert "'0' is not a positive number" in refused("--nodes", "0", "workloads.mnist")
     assert "'my job' is not one word" in refused("--name", "my job", "workloads.mnist")
     assert "is not one word" in refused("--queue", "a\n#SBATCH --nodes=99", "workloads.mnist")
+    assert "'a\\nb' is not one line" in refused("--directive", "a\nb", "workloads.mnist")
+    assert "'64' is no size with its unit" in refused("--mem", "64", "workloads.mnist")
+    assert "'h200:0' is no number of GPUs" in refused("--gpus-per-node", "h200:0", "workloads.mnist")
+    assert "'a b' is not one word" in refused("--log", "a b", "workloads.mnist")
+    typed = refused("--scheduler", "pbs", "--gpus-per-node", "h200:4", "workloads.mnist")
+    assert "--scheduler pbs does not take a GPU's type" in typed
+    assert "all the memory of its hosts" in refused("--scheduler", "lsf", "--mem", "64G", "workloads.mnist")
     gpus = refused("--scheduler", "slurm", "--gpus-per-node", "4", "--ranks-per-node", "8", "workloads.mnist")
     assert "a GPU is one rank's" in gpus
     assert "no script missing.py" in refused("--scheduler", "slurm", "missing.py")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,9 @@ def test_kinds(folder: Path) -> None:
     assert find("package", as_module=True).path == folder / "package" / "__main__.py"
     assert find("package.work").kind == "workload"
     assert find("workloads.mnist").kind == "workload"
+    (folder / "no" / "init").mkdir(parents=True)
+    (folder / "no" / "init" / "work.py").write_text("def main(run, argv): ...\n")
+    assert find("no.init.work").path == folder / "no" / "init" / "work.py"
 
 
 @pytest.mark.parametrize(
@@ -57,9 +61,107 @@ def test_a_method_called_main_makes_no_workload(folder: Path) -> None:
     assert find("branch").kind == "workload"
 
 
-def test_a_wrong_module_is_told(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"no module named package\.work"):
+WORKLOAD = "import torch\n\ndef main(run, argv):\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "message"),
+    [
+        ("mywork.py", WORKLOAD, r"^mywork.py defines main\(run, argv\) and never calls it: it is a workload, so say mywork: python -m runner mywork$"),
+        ("jobs/deep/mywork.py", WORKLOAD, "so say jobs.deep.mywork: python -m runner jobs.deep.mywork$"),
+        ("my.jobs/mywork.py", WORKLOAD, "so say mywork, in its folder: cd .*/my.jobs; python -m runner mywork$"),
+        ("seeded.py", "import torch\ntorch.manual_seed(0)\n" + WORKLOAD, "so say seeded: "),
+        ("other.py", "def main(job, arguments, extra=None): ...\n", r"main\(job, arguments, extra\) and never"),
+    ],
+)  # fmt: skip
+def test_a_workload_given_as_a_script_is_refused(folder: Path, path: str, text: str, message: str) -> None:
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / path).write_text(text)
+    with pytest.raises(UsageError, match=message):
+        find(path)
+
+
+def test_a_workload_given_as_a_module_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"main\(run, argv\) and never calls it.* say workloads.mnist without -m: python -m runner"
+    ):
+        find("workloads.mnist", as_module=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        WORKLOAD + "if __name__ == '__main__':\n    main(None, [])\n",
+        "def main(rank, size): ...\nif __name__ == '__main__':\n    spawn(main, args=(2,))\n",
+        "def main(rank, size): ...\ndef start():\n    spawn(main)\nstart()\n",
+        "def main(lr, epochs): ...\nif __name__ == '__main__':\n    fire.Fire()\n",
+        "@app.command()\ndef main(run, argv): ...\napp()\n",
+        "def main(): ...\n",
+        "print('trains here')\n",
+        "def broken(:\n",  # Python tells
+        "text = '\\d'\n",  # a warning, when it is run
+    ],
+)
+def test_a_script_that_does_something_stays_one(folder: Path, text: str) -> None:
+    (folder / "train.py").write_text(text)
+    assert find("train.py").kind == "script"
+    assert find("train", as_module=True).kind == "module"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import torch\ntorch.zeros(1)\n", r"has no main\(run, argv\).*; did you mean ddp.py\?"),
+        ("def main():\n    ...\nmain()\n", r"has main\(\) and no main\(run, argv\).*; did you mean ddp.py\?"),
+        ("def main(args): ...\n", r"has main\(args\) and no"),
+        ("def main(a, b, c): ...\n", "did you mean ddp.py"),
+        ("def main(a, b, *, c): ...\n", "did you mean ddp.py"),
+    ],
+)
+def test_a_script_named_without_its_ending_is_no_workload(folder: Path, text: str, message: str) -> None:
+    (folder / "ddp.py").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        find("ddp")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from x import *\n",
+        "main = make()\n",
+        "@wrapped\ndef main(): ...\n",
+        "def main(*both): ...\n",
+        "def main(run, argv=(), *, quick=False): ...\n",
+        "class main: ...\n",
+    ],
+)
+def test_a_main_that_only_the_import_can_tell_of_is_taken(folder: Path, text: str) -> None:
+    (folder / "ddp.py").write_text(text)
+    assert find("ddp").kind == "workload"
+
+
+def test_what_is_far_is_not_suggested(folder: Path) -> None:
+    for name in ("acc.py", "sigwrap.py", "trail.py", "trains.py", "strain.py"):
+        (folder / name).write_text("")
+    with pytest.raises(UsageError, match=r"no script train.py in \S+ \(did you mean \w+.py or \w+.py\?\)$") as told:
+        find("train.py")
+    assert "acc" not in str(told.value)
+    with pytest.raises(UsageError, match=r"no script ddp.py in \S+$"):
+        find("ddp.py")
+    with pytest.raises(UsageError, match=r"unknown target 'mnist' \(did you mean workloads.mnist\?\)"):
+        find("mnist")
+
+
+def test_a_wrong_module_is_told_with_the_folders_where_it_could_be(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(folder), "/no/lib/python311.zip", *sys.path])
+    with pytest.raises(UsageError, match=r"no module named package\.work; it is looked for in ") as told:
         find("package.work", as_module=True)
+    places = str(told.value).partition("looked for in ")[2].split(", ")
+    assert places[0] == str(folder)
+    assert all(Path(place).is_dir() and not (Path(place) / "ast.py").exists() for place in places)
+    assert not any("lib-dynload" in place for place in places)
 
 
 def test_a_workload_with_an_error_in_its_text_is_told_with_the_line(folder: Path) -> None:

@@ -1,9 +1,12 @@
 """``python -m runner bench``: time collectives by several backends, taken in turn, as nccl-tests does.
 
-    mpirun -np 4 python -m runner bench                                           allreduce by gloo, mpi4py and MPI itself
-    mpirun -np 4 python -m runner bench allreduce allgather --backend gloo,mpi4py --min 8 --max 64M
+    mpirun -np 4 python -m runner bench
+    mpirun -np 4 python -m runner bench allreduce allgather --min 8 --max 64M
     mpirun -np 4 python -m runner bench --json times.jsonl --plot times.png
-    mpirun -np 4 python -m runner bench --overlap --min 1M --max 64M              and what hides behind a backward pass
+    mpirun -np 4 python -m runner bench --backend gloo,mpi4py --overlap
+
+Without arguments: allreduce by all that can be used, gloo, mpi4py and MPI itself among them. --overlap also measures
+what hides behind a backward pass.
 
 Times are medians over rounds of the slowest rank; "mpi" is the bare mpi4py call, the floor for mpi4py. Every size is
 first done once and its result looked at: #wrong counts the elements that are not what they must be.
@@ -27,9 +30,11 @@ from runner.comm.horovod import in_turn, start_horovod
 from runner.comm.job import Job
 from runner.comm.process_group import network_backend, start_process_group
 from runner.errors import UsageError
-from runner.launch.processes import on_terminal
 from runner.options import Parser
 from runner.tools.backends import why_unusable
+from runner.tools.bench.plot import plot
+from runner.tools.output import check_output
+from runner.tools.table import Column, print_columns
 
 if TYPE_CHECKING:
     from runner.tools.bench.operations import Buffers, Operation
@@ -64,12 +69,12 @@ def bench(job: Job, argv: list[str]) -> None:
     """Measure, print a table, and write what was asked for.
 
     Raises:
-        UsageError: a backend cannot be used here.
+        UsageError: a backend cannot be used here, or a file not be written.
     """
     options = _parser().parse_args(argv)
     backends = _usable(job, options.backend)
-    if options.plot:
-        _need_matplotlib()
+    if job.rank == 0:
+        check_output(options.json, options.plot)
     found = []
     for measurement in _measure(job, options, backends):
         found.append(measurement)
@@ -79,7 +84,9 @@ def bench(job: Job, argv: list[str]) -> None:
     if job.rank == 0:
         _print(found, backends)
         if options.plot:
-            _plot(found, options.plot)
+            plot(found, options.plot)
+        for path in filter(None, (options.json, options.plot)):
+            print(f"wrote {path}")
 
 
 def _parser() -> Parser:
@@ -132,13 +139,6 @@ def _usable(job: Job, wanted: list[str] | None) -> list[str]:
         if problem := why_unusable(job, name):
             raise UsageError(f"--backend {name}: {problem}", told_by_all=True)
     return wanted or [name for name in BACKENDS if not why_unusable(job, name)]
-
-
-def _need_matplotlib() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib: pip install matplotlib", told_by_all=True)
 
 
 def _measure(job: Job, options: argparse.Namespace, backends: list[str]) -> Iterator[Measurement]:
@@ -287,55 +287,30 @@ def _measurement(
 
 
 def _print(found: list[Measurement], backends: list[str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False, force_terminal=on_terminal(), width=120)
     first: dict[tuple[str, int], float] = {}
     for m in found:
         first.setdefault((m.operation, m.size), m.seconds)
     for name in dict.fromkeys(m.operation for m in found):
-        table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", title=f"{name}, float32")
-        for column in (
-            "size (B)",
-            "count",
-            "backend",
-            "time (µs)",
-            "fastest to slowest",
-            "algbw (GB/s)",
-            "busbw (GB/s)",
-        ):
-            table.add_column(column, justify="left" if column == "backend" else "right")
-        table.add_column(f"{backends[0]} ÷", justify="right")
-        table.add_column("#wrong", justify="right")
-        with_overlap = any(m.overlap is not None for m in found)
-        if with_overlap:
-            table.add_column("overlap", justify="right")
-        for m in (m for m in found if m.operation == name):
-            table.add_row(
-                *(str(m.size), str(m.size // 4), m.backend, f"{m.seconds * 1e6:.1f}"),
-                f"{m.fastest * 1e6:.1f} to {m.slowest * 1e6:.1f}",
-                *(f"{m.algorithm_bandwidth / 1e9:.3f}", f"{m.bus_bandwidth / 1e9:.3f}"),
-                *(f"{first[(name, m.size)] / m.seconds:.2f}", str(m.wrong)),
-                *([] if not with_overlap else ["" if m.overlap is None else f"{m.overlap:.0%}"]),
-            )
-        console.print(table)
-        console.print()
-
-
-def _plot(found: list[Measurement], path: str) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    names = list(dict.fromkeys(m.operation for m in found))
-    figure, axes = pyplot.subplots(1, len(names), figsize=(5.5 * len(names), 4.5), squeeze=False, layout="constrained")
-    for axis, name in zip(axes[0], names, strict=True):
-        for backend in dict.fromkeys(m.backend for m in found):
-            points = [m for m in found if (m.operation, m.backend) == (name, backend)]
-            axis.loglog([m.size for m in points], [m.bus_bandwidth / 1e9 for m in points], marker="o", label=backend)
-        axis.set(title=f"{name}, {found[0].ranks} ranks", xlabel="size (bytes)", ylabel="bus bandwidth (GB/s)")
-        axis.grid(True, which="both", alpha=0.3)
-        axis.legend()
-    figure.savefig(path, dpi=120)
+        rows = [m for m in found if m.operation == name]
+        columns = [
+            Column(title="size\n(B)", cells=[str(m.size) for m in rows]),
+            Column(title="count\n", cells=[str(m.size // 4) for m in rows], spared=4),
+            Column(title="backend\n", cells=[m.backend for m in rows], justify="left"),
+            Column(title="time\n(µs)", cells=[f"{m.seconds * 1e6:.1f}" for m in rows]),
+            Column(
+                title="fastest to\nslowest (µs)",
+                cells=[f"{m.fastest * 1e6:.1f} to {m.slowest * 1e6:.1f}" for m in rows],
+                spared=1,
+            ),
+            Column(title="algbw\n(GB/s)", cells=[f"{m.algorithm_bandwidth / 1e9:.3f}" for m in rows], spared=3),
+            Column(title="busbw\n(GB/s)", cells=[f"{m.bus_bandwidth / 1e9:.3f}" for m in rows]),
+            Column(
+                title=f"{backends[0]}\n÷", cells=[f"{first[(name, m.size)] / m.seconds:.2f}" for m in rows], spared=2
+            ),
+            Column(title="#wrong\n", cells=[str(m.wrong) for m in rows]),
+        ]
+        if any(m.overlap is not None for m in found):
+            overlaps = ["" if m.overlap is None else f"{m.overlap:.0%}" for m in rows]
+            columns.append(Column(title="overlap\n", cells=overlaps))
+        print_columns(f"{name}, float32", columns)
+        print()

@@ -1,7 +1,7 @@
 """``python -m runner compare WORKLOAD``: train one workload by several engines in one launch, taken in turn.
 
-    mpirun -np 2 python -m runner compare workloads.resnet --engines ddp:gloo,ddp:mpi4py,horovod,bare --steps 100
-    mpirun -np 4 python -m runner compare workloads.mnist --json mnist.json --plot mnist.png --batch-size 64
+    mpirun -np 2 python -m runner compare workloads.resnet --engines ddp,horovod
+    mpirun -np 4 python -m runner compare mywork --batch-size 64 --plot m.png
 
 An engine is ddp (the runner's loop) or bare (DDP by hand, as tutorials write it), with a backend after a colon, or
 horovod. All have the same model, data and seed. A step's time is that of the slowest rank; "in communication" is what a
@@ -11,12 +11,12 @@ Options that compare does not know are the workload's.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,12 @@ from typing import TYPE_CHECKING, Any
 from runner.comm.job import Job
 from runner.comm.process_group import network_backend, start_process_group
 from runner.errors import UsageError
-from runner.launch.processes import on_terminal
 from runner.options import Parser
 from runner.target import find_target
 from runner.tools.backends import why_unusable
+from runner.tools.compare.plot import plot
+from runner.tools.output import check_output
+from runner.tools.table import Column, print_columns
 
 if TYPE_CHECKING:
     from runner.tools.compare.turns import Turns
@@ -87,7 +89,7 @@ def compare(job: Job, argv: list[str]) -> None:
     from runner.training.run import Run
 
     _held.append(start_process_group(replace(job, backend=network_backend(job))))
-    Run(job=job, workload=given.target).on_main(lambda: _check_output(given))
+    Run(job=job, workload=given.target).on_main(lambda: check_output(given.json, given.plot))
     found: list[Turns] = []
 
     def instead(run: Run, task: Any, options: Any) -> Result:
@@ -112,15 +114,9 @@ def compare(job: Job, argv: list[str]) -> None:
             }
             Path(given.json).write_text(json.dumps(facts, indent=1) + "\n")
         if given.plot:
-            _plot(given.target, job, comparisons, given.plot)
-
-
-def _check_output(given: argparse.Namespace) -> None:
-    if given.plot and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib: pip install matplotlib")
-    for option, path in (("--json", given.json), ("--plot", given.plot)):
-        if path and not os.access(Path(path).resolve().parent, os.W_OK):
-            raise UsageError(f"{option}: cannot write in {Path(path).parent}; name another file")
+            plot(f"{given.target}, {job.size} ranks", comparisons[:-1], comparisons[-1], given.plot)
+        for path in filter(None, (given.json, given.plot)):
+            print(f"wrote {path}")
 
 
 def _parser() -> Parser:
@@ -206,68 +202,37 @@ def _comparisons(turns: Turns) -> list[Comparison]:
 
 
 def _print(target: str, job: Job, comparisons: list[Comparison]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False, force_terminal=on_terminal(), width=150)
     hosts = len(job.topology.hosts)
     title = f"{target}, {job.size} ranks on {hosts} host{'s' * (hosts > 1)}, {job.placement.device}"
-    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
-    for column in (
-        "engine",
-        "samples/s",
-        "ms/step",
-        "10 % to 90 %",
-        f"vs {comparisons[0].engine}",
-        "in comm. (ms)",
-        "exchange (ms)",
-        "hidden",
-        "memory (MiB)",
-        "last loss",
-        "weights",
-    ):
-        table.add_column(column, justify="left" if column in ("engine", "weights") else "right")
-    for c in comparisons:
-        is_alone = c.engine == ALONE
-        table.add_row(
-            c.engine,
-            f"{c.samples_per_s:.1f}",
-            f"{1e3 * c.step:.2f}",
-            f"{1e3 * c.step_low:.2f} to {1e3 * c.step_high:.2f}",
-            f"{c.ratio:.2f} ({c.ratio_low:.2f} to {c.ratio_high:.2f})",
-            "" if is_alone else f"{1e3 * c.communication:.2f}",
-            "" if is_alone else f"{1e3 * c.exchange:.2f}",
-            "" if c.hidden is None else f"{100 * c.hidden:.0f} %",
-            f"{c.memory / 2**20:.0f}",
-            f"{c.loss:.6f}",
-            _weights_text(c, is_alone),
-        )
-    console.print(table)
-    console.print(f"\n{ALONE}: every rank for itself, nothing is exchanged", markup=False)
+
+    def column(title: str, text: Callable[[Comparison], str], spared: int = 0) -> Column:
+        return Column(title=title, cells=[text(c) for c in comparisons], spared=spared)
+
+    def of_exchange(text: Callable[[Comparison], str]) -> Callable[[Comparison], str]:
+        return lambda c: "" if c.engine == ALONE else text(c)
+
+    print_columns(
+        title,
+        [
+            Column(title="engine\n", cells=[c.engine for c in comparisons], justify="left"),
+            column("samples/s\n", lambda c: f"{c.samples_per_s:.1f}"),
+            column("step\n(ms)", lambda c: f"{1e3 * c.step:.2f}"),
+            column("10 % to\n90 % (ms)", lambda c: f"{1e3 * c.step_low:.2f} to {1e3 * c.step_high:.2f}", 4),
+            column(f"vs\n{comparisons[0].engine}", lambda c: f"{c.ratio:.2f}"),
+            column("lowest to\nhighest", lambda c: f"{c.ratio_low:.2f} to {c.ratio_high:.2f}", 3),
+            column("in comm.\n(ms)", of_exchange(lambda c: f"{1e3 * c.communication:.2f}")),
+            column("exchange\n(ms)", of_exchange(lambda c: f"{1e3 * c.exchange:.2f}"), 2),
+            column("hidden\n", lambda c: "" if c.hidden is None else f"{100 * c.hidden:.0f} %"),
+            column("memory\n(MiB)", lambda c: f"{c.memory / 2**20:.0f}", 1),
+            column("last loss\n", lambda c: f"{c.loss:.6f}", 5),
+            Column(title="weights\n", cells=[_agreement(c) for c in comparisons], justify="left"),
+            column("off the\nfirst's", of_exchange(lambda c: f"{c.distance:.0e}" if c.distance else "0"), 6),
+        ],
+    )
+    print(f"\n{ALONE}: every rank for itself, nothing is exchanged")
 
 
-def _weights_text(c: Comparison, is_alone: bool) -> str:
-    if is_alone:
+def _agreement(c: Comparison) -> str:
+    if c.engine == ALONE:
         return ""
-    agreement = "ranks agree" if c.ranks_agree else "RANKS DIFFER"
-    return agreement if c.distance == 0 else f"{agreement}, {c.distance:.0e} from the first's"
-
-
-def _plot(target: str, job: Job, comparisons: list[Comparison], path: str) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    shown = [c for c in comparisons if c.engine != ALONE]
-    figure, axis = pyplot.subplots(figsize=(1.5 + 1.3 * len(shown), 4), layout="constrained")
-    heights = [c.samples_per_s for c in shown]
-    # A slow step is a low bar: the percentiles change places.
-    low = [c.samples_per_s * (1 - c.step / c.step_high) for c in shown]
-    high = [c.samples_per_s * (c.step / c.step_low - 1) for c in shown]
-    axis.bar([c.engine for c in shown], heights, yerr=[low, high], capsize=5, color="tab:blue", alpha=0.8)
-    axis.axhline(comparisons[-1].samples_per_s, color="gray", linestyle="--", linewidth=1, label="nothing exchanged")
-    axis.set(title=f"{target}, {job.size} ranks", ylabel="samples/s (median; 10 % to 90 % of steps)")
-    axis.set_ylim(bottom=0)
-    axis.legend(loc="lower right")
-    figure.savefig(path, dpi=120)
+    return "ranks agree" if c.ranks_agree else "RANKS DIFFER"

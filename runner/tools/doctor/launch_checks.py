@@ -7,6 +7,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from runner.comm.job import Job
+from runner.launch.detect import unused_tasks
+from runner.launch.table import SINGLE
 from runner.rendezvous.handshake import VERSIONS
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, grouped, ok, warn
 
@@ -32,8 +34,14 @@ def launcher(job: Job, team: Team) -> Verdict:
 
 
 def ranks(job: Job, team: Team) -> Verdict:
-    """How many ranks are on which host, and whether all hosts of the job are used."""
+    """How many ranks are on which host, and whether all hosts and tasks of the job are used."""
     team.gather("")
+    tasks = unused_tasks(job.context.environment) if _started_alone(job) else 0
+    if tasks:
+        return warn(
+            f"one process, started by no launcher, while the scheduler's job has {tasks} tasks: it would train alone",
+            "start it by srun, mpirun or jsrun: one process per task",
+        )
     hosts = job.topology.hosts
     counts = [len(host.ranks) for host in hosts]
     if len(set(counts)) == 1:
@@ -55,6 +63,11 @@ def ranks(job: Job, team: Team) -> Verdict:
             job.context.launcher.ranks_per_host.format(n=min(counts)) or f"start {min(counts)} per host",
         )
     return ok(text)
+
+
+def _started_alone(job: Job) -> bool:
+    """Whether no launcher started this process, and nobody chose that it be alone."""
+    return job.context.launcher is SINGLE and not job.context.why.startswith("chosen")
 
 
 def versions(job: Job, team: Team) -> Verdict:

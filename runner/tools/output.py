@@ -1,0 +1,46 @@
+"""The files that a tool is asked to write: looked at before the work, drawn and named after it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PICTURES = (".png", ".svg", ".pdf")
+
+
+def check_output(json: str | None, plot: str | None) -> None:
+    """Look whether --json and --plot can be written.
+
+    Raises:
+        UsageError: a folder is not there or not writable, matplotlib is missing, or the picture's kind is unknown.
+    """
+    if plot and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib: pip install matplotlib")
+    if plot and Path(plot).suffix not in _PICTURES:
+        raise UsageError(f"--plot {plot}: the name ends in {', '.join(_PICTURES)}; for example {Path(plot).stem}.png")
+    for option, path in (("--json", json), ("--plot", plot)):
+        if path and (os.path.isdir(path) or not os.access(Path(path).resolve().parent, os.W_OK)):
+            raise UsageError(f"{option}: cannot write in {Path(path).parent}; name another file")
+
+
+def new_figure(rows: int, columns: int, *, inches: tuple[float, float]) -> tuple[Figure, Any]:
+    """A figure without a screen, and its axes by row and column. ``inches`` are those of the whole, wide and high."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=inches, dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def size_text(size: float) -> str:
+    """``512 B``, ``4 KiB``, ``1.5 MiB``."""
+    power = max((n for n in range(4) if size >= 1024**n), default=0)
+    return f"{size / 1024**power:.3g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
