@@ -37,7 +37,7 @@ from runner.comm.mpi_buffers import (
 )
 from runner.comm.mpi_messages import Messages, becomes_true
 from runner.comm.mpi_streams import Streams
-from runner.comm.mpi_types import reduction_of
+from runner.comm.mpi_types import Reduction, reduction_of
 from runner.comm.mpi_work import Caller, MPIWork, seconds_of
 from runner.rendezvous.mpi import abandoned
 
@@ -128,32 +128,41 @@ class MPIBackend(Backend):
     # Collectives: what the thread is to do, with tensors that MPI can take as they are.
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
+        reductions = self._reductions(opts, tensors)
+
         def call() -> None:
-            for tensor in tensors:
-                self._allreduce(tensor, opts.reduceOp)
+            for tensor, reduction in zip(tensors, reductions, strict=True):
+                self._allreduce(tensor, reduction)
 
         return self._call("allreduce", opts, tensors, call)
 
     allreduce_coalesced = allreduce
 
-    def _allreduce(self, tensor: Tensor, operation: Any) -> None:
-        reduction = reduction_of(operation, tensor.dtype, self.size())
-        with Staged(tensor, reduction.dtype, before=reduction.before) as data:
+    def _reductions(self, opts: Any, tensors: Sequence[Tensor]) -> list[Reduction]:
+        """Each tensor's; asked for in the caller, so that what is not defined is refused before anything is sent.
+
+        Raises:
+            TypeError: the operation is not defined for a tensor's dtype.
+        """
+        return [reduction_of(opts.reduceOp, tensor.dtype, self.size()) for tensor in tensors]
+
+    def _allreduce(self, tensor: Tensor, reduction: Reduction) -> None:
+        with staged(tensor, reduction) as data:
             in_pieces(
                 data,
                 lambda part: self._comm.Allreduce(
                     MPI.IN_PLACE, as_numbers(part, reduction.datatype), reduction.operation
                 ),
             )
-            reduction.finish(data)
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
+        (tensor,) = tensors
+        (reduction,) = self._reductions(opts, tensors)
+
         def call() -> None:
-            (tensor,) = tensors
-            reduction = reduction_of(opts.reduceOp, tensor.dtype, self.size())
             is_root = self.rank() == opts.rootRank
             # What MPI leaves in the others' buffers is not theirs.
-            with Staged(tensor, reduction.dtype, before=reduction.before, keep=is_root) as data:
+            with staged(tensor, reduction, keep=is_root) as data:
 
                 def reduce(part: Tensor) -> None:
                     buffer = as_numbers(part, reduction.datatype)
@@ -163,8 +172,6 @@ class MPIBackend(Backend):
                         self._comm.Reduce(buffer, None, reduction.operation, opts.rootRank)
 
                 in_pieces(data, reduce)
-                if is_root:
-                    reduction.finish(data)
 
         return self._call("reduce", opts, tensors, call)
 
@@ -247,41 +254,44 @@ class MPIBackend(Backend):
         return self._call("scatter", opts, outputs, call)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any) -> MPIWork | None:
-        return self._call("reduce_scatter", opts, [output], lambda: self._reduce_scatter(output, input, opts.reduceOp))
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+        reductions = self._reductions(opts, outputs)
+
         def call() -> None:
-            for output, all_parts in zip(outputs, inputs, strict=True):
-                self._reduce_scatter(output, all_parts, opts.reduceOp)
+            for output, all_parts, reduction in zip(outputs, inputs, reductions, strict=True):
+                self._reduce_scatter(output, all_parts, reduction)
 
         return self._call("reduce_scatter", opts, outputs, call)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> MPIWork | None:
+        reductions = self._reductions(opts, outputs)
+
         def call() -> None:
-            for output, parts in zip(outputs, inputs, strict=True):
+            for output, parts, reduction in zip(outputs, inputs, reductions, strict=True):
                 counts = [part.numel() for part in parts]
                 whole = torch.cat([part.reshape(-1) for part in parts])
-                self._reduce_scatter(output, whole, opts.reduceOp, counts)
+                self._reduce_scatter(output, whole, reduction, counts)
 
         return self._call("reduce_scatter", opts, outputs, call)
 
     def _reduce_scatter(
-        self, output: Tensor, all_parts: Tensor, operation: Any, counts: list[int] | None = None
+        self, output: Tensor, all_parts: Tensor, reduction: Reduction, counts: list[int] | None = None
     ) -> None:
-        reduction = reduction_of(operation, output.dtype, self.size())
         counts = counts or [output.numel()] * self.size()
         check_same(all_parts.numel(), sum(counts), "reduce_scatter: the input's elements")
-        prepared = reduction.before(all_parts) if reduction.before else all_parts
-        with Staged(output, reduction.dtype, receive_only=True) as data:
+        prepared = reduction.before(all_parts.detach()) if reduction.before else all_parts
+        with staged(output, reduction, receive_only=True) as data:
             source = apart(sendable(prepared.to(reduction.dtype)), data)
             if len(set(counts)) > 1:
                 send, receive = as_numbers(source, reduction.datatype), as_numbers(data, reduction.datatype)
-                self._comm.Reduce_scatter(send, receive, counts, reduction.operation)
+                wide_counts = [count * reduction.width for count in counts]
+                self._comm.Reduce_scatter(send, receive, wide_counts, reduction.operation)
             else:
                 for part, its_sum in blocks_in_pieces(source, data, self.size()):
                     send, receive = as_numbers(part, reduction.datatype), as_numbers(its_sum, reduction.datatype)
                     self._comm.Reduce_scatter_block(send, receive, reduction.operation)
-            reduction.finish(data)
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any
@@ -361,3 +371,16 @@ class MPIBackend(Backend):
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> MPIWork:
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
+
+
+def staged(tensor: Tensor, reduction: Reduction, *, keep: bool = True, receive_only: bool = False) -> Staged:
+    """A tensor as MPI can reduce it."""
+    return Staged(
+        tensor,
+        reduction.dtype,
+        before=reduction.before,
+        after=reduction.after,
+        width=reduction.width,
+        keep=keep,
+        receive_only=receive_only,
+    )
