@@ -61,28 +61,37 @@ def create_backend(options: Any, label: str) -> MPIBackend:
     """
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     timeout = options.timeout.total_seconds() if isinstance(options.timeout, timedelta) else float(options.timeout)
-    _gather_members(options.store, MPI.COMM_WORLD.rank, ranks, timeout)
     world = MPI.COMM_WORLD
-    members = world.group.Incl(ranks)
+    own_key = _key(ranks[options.group_rank])
+    options.store.set(own_key, str(world.rank))
+    members = world.group.Incl(_mpi_ranks(options.store, ranks, timeout))
     comm = world.Create_group(members, zlib.crc32(str(options.group_id).encode()) % _TAGS)
     members.Free()
+    options.store.delete_key(own_key)  # all have read it; a later group may find the store as this one did
     return MPIBackend(comm, timeout, label)
 
 
-def _gather_members(store: Any, own: int, ranks: list[int], timeout: float) -> None:
-    """Wait until all members are here: making a communicator has no time limit.
+def _key(rank: int) -> str:
+    return f"mpi4py {rank}"
+
+
+def _mpi_ranks(store: Any, ranks: list[int], timeout: float) -> list[int]:
+    """The members' ranks in MPI, in the order of their ranks in the group, which init_process_group() may give as it likes.
+
+    Waits until all have said theirs: making a communicator has no time limit.
 
     Raises:
         DistBackendError: some are not in time.
     """
-    store.set(f"mpi4py {own}", "")
+    keys = [_key(rank) for rank in ranks]
     try:
-        store.wait([f"mpi4py {rank}" for rank in ranks], timedelta(seconds=timeout))
+        store.wait(keys, timedelta(seconds=timeout))
     except RuntimeError:
-        late = ", ".join(str(rank) for rank in ranks if not store.check([f"mpi4py {rank}"]))
+        late = ", ".join(str(rank) for rank in ranks if not store.check([_key(rank)]))
         raise dist.DistBackendError(
             f"rank {late} did not come to make a group of {len(ranks)} within {timeout:.0f} s"
         ) from None
+    return [int(value) for value in (store.multi_get(keys) if store.has_extended_api() else map(store.get, keys))]
 
 
 class MPIBackend(Backend):
