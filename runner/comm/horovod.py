@@ -2,24 +2,28 @@
 
 Started by horovodrun, or where MPI started the ranks, Horovod finds its way itself. Anywhere else (srun without PMI, torchrun,
 one host without MPI) every process would take itself for the only one; so, as soon as a program imports it, rank 0 runs
-Horovod's rendezvous server and all ranks get the variables that horovodrun would have set.
+Horovod's rendezvous server (horovod_server.py says whom it trusts) and all ranks get the variables that horovodrun would
+have set.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.comm.importing import when_imported
 from runner.comm.job import Job
 from runner.errors import RefusedError, UsageError
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
 _MODULE = "horovod.torch"
-_KEY = "horovod"  # under which rank 0's server is in the job's store
+_KEY = "horovod"  # under which the port of rank 0's server is in the job's store, and with a host's index its addresses
 _HOW = "make horovod builds and installs it (python envs/build_horovod.py in another environment)"
 
 _WITHOUT_CUDA = (
@@ -95,7 +99,10 @@ def in_turn(hvd: Any) -> Iterator[None]:
 
 def _prepare(job: Job) -> None:
     from horovod.runner.common.util.hosts import SlotInfo
+    from horovod.runner.util.network import get_local_host_addresses
     from torch._C._distributed_c10d import TCPStore
+
+    from runner.comm.horovod_server import serve
 
     slots = []
     for rank, record in enumerate(job.topology.records):
@@ -105,14 +112,19 @@ def _prepare(job: Job) -> None:
         slots.append(SlotInfo(record["host"], rank, local, beside.index(rank), *sizes))
     timeout = timedelta(seconds=job.collective_timeout)
     store = TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=timeout)
+    on_one_host = len(job.topology.hosts) == 1
+    # Said before this rank knows where the server is, so that it is known there when this rank comes.
+    store.set(f"{_KEY} {job.topology.host_index(job.rank)}", " ".join(get_local_host_addresses()))
     if job.rank == 0:
-        store.set(_KEY, str(_serve(slots)))
+        server = serve(slots, on_one_host, members(store, len(job.topology.hosts)))
+        _held.append(server)
+        store.set(_KEY, str(server.server_port))
     own = slots[job.rank]
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     values = {f"HOROVOD_{name.upper()}": value for name, value in vars(own).items()} | {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": job.endpoint.host,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1" if on_one_host else job.endpoint.host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": store.get(_KEY).decode(),
         "HOROVOD_GLOO_IFACE": interface or job.endpoint.interface,
     }
@@ -120,12 +132,16 @@ def _prepare(job: Job) -> None:
         os.environ.setdefault(name, str(value))
 
 
-def _serve(slots: Sequence[Any]) -> int:
-    """Start the rendezvous server that horovodrun has. Returns its port."""
-    from horovod.runner.http.http_server import RendezvousServer
+def members(store: Store, hosts: int) -> Callable[[str], bool]:
+    """Whether an address is one of the job's hosts', by what these have said in its store."""
+    known: set[str] = set()
+    silent = set(range(hosts))
 
-    server = RendezvousServer()
-    port: int = server.start()
-    server.init(slots)
-    _held.append(server)
-    return port
+    def is_member(address: str) -> bool:
+        for host in tuple(silent) if address not in known else ():
+            if store.check([f"{_KEY} {host}"]):
+                known.update(store.get(f"{_KEY} {host}").decode().split())
+                silent.discard(host)
+        return address in known
+
+    return is_member

@@ -37,7 +37,7 @@ from runner.comm.mpi_buffers import (
 )
 from runner.comm.mpi_messages import Messages, becomes_true
 from runner.comm.mpi_streams import Streams
-from runner.comm.mpi_types import reduction_of
+from runner.comm.mpi_types import Reduction, reduction_of
 from runner.comm.mpi_work import Caller, MPIWork, seconds_of
 from runner.rendezvous.mpi import abandoned
 
@@ -61,28 +61,37 @@ def create_backend(options: Any, label: str) -> MPIBackend:
     """
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     timeout = options.timeout.total_seconds() if isinstance(options.timeout, timedelta) else float(options.timeout)
-    _gather_members(options.store, MPI.COMM_WORLD.rank, ranks, timeout)
     world = MPI.COMM_WORLD
-    members = world.group.Incl(ranks)
+    own_key = _key(ranks[options.group_rank])
+    options.store.set(own_key, str(world.rank))
+    members = world.group.Incl(_mpi_ranks(options.store, ranks, timeout))
     comm = world.Create_group(members, zlib.crc32(str(options.group_id).encode()) % _TAGS)
     members.Free()
+    options.store.delete_key(own_key)  # all have read it; a later group may find the store as this one did
     return MPIBackend(comm, timeout, label)
 
 
-def _gather_members(store: Any, own: int, ranks: list[int], timeout: float) -> None:
-    """Wait until all members are here: making a communicator has no time limit.
+def _key(rank: int) -> str:
+    return f"mpi4py {rank}"
+
+
+def _mpi_ranks(store: Any, ranks: list[int], timeout: float) -> list[int]:
+    """The members' ranks in MPI, in the order of their ranks in the group, which init_process_group() may give as it likes.
+
+    Waits until all have said theirs: making a communicator has no time limit.
 
     Raises:
         DistBackendError: some are not in time.
     """
-    store.set(f"mpi4py {own}", "")
+    keys = [_key(rank) for rank in ranks]
     try:
-        store.wait([f"mpi4py {rank}" for rank in ranks], timedelta(seconds=timeout))
+        store.wait(keys, timedelta(seconds=timeout))
     except RuntimeError:
-        late = ", ".join(str(rank) for rank in ranks if not store.check([f"mpi4py {rank}"]))
+        late = ", ".join(str(rank) for rank in ranks if not store.check([_key(rank)]))
         raise dist.DistBackendError(
             f"rank {late} did not come to make a group of {len(ranks)} within {timeout:.0f} s"
         ) from None
+    return [int(value) for value in (store.multi_get(keys) if store.has_extended_api() else map(store.get, keys))]
 
 
 class MPIBackend(Backend):
@@ -128,32 +137,41 @@ class MPIBackend(Backend):
     # Collectives: what the thread is to do, with tensors that MPI can take as they are.
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
+        reductions = self._reductions(opts, tensors)
+
         def call() -> None:
-            for tensor in tensors:
-                self._allreduce(tensor, opts.reduceOp)
+            for tensor, reduction in zip(tensors, reductions, strict=True):
+                self._allreduce(tensor, reduction)
 
         return self._call("allreduce", opts, tensors, call)
 
     allreduce_coalesced = allreduce
 
-    def _allreduce(self, tensor: Tensor, operation: Any) -> None:
-        reduction = reduction_of(operation, tensor.dtype, self.size())
-        with Staged(tensor, reduction.dtype, before=reduction.before) as data:
+    def _reductions(self, opts: Any, tensors: Sequence[Tensor]) -> list[Reduction]:
+        """Each tensor's; asked for in the caller, so that what is not defined is refused before anything is sent.
+
+        Raises:
+            TypeError: the operation is not defined for a tensor's dtype.
+        """
+        return [reduction_of(opts.reduceOp, tensor.dtype, self.size()) for tensor in tensors]
+
+    def _allreduce(self, tensor: Tensor, reduction: Reduction) -> None:
+        with staged(tensor, reduction) as data:
             in_pieces(
                 data,
                 lambda part: self._comm.Allreduce(
                     MPI.IN_PLACE, as_numbers(part, reduction.datatype), reduction.operation
                 ),
             )
-            reduction.finish(data)
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
+        (tensor,) = tensors
+        (reduction,) = self._reductions(opts, tensors)
+
         def call() -> None:
-            (tensor,) = tensors
-            reduction = reduction_of(opts.reduceOp, tensor.dtype, self.size())
             is_root = self.rank() == opts.rootRank
             # What MPI leaves in the others' buffers is not theirs.
-            with Staged(tensor, reduction.dtype, before=reduction.before, keep=is_root) as data:
+            with staged(tensor, reduction, keep=is_root) as data:
 
                 def reduce(part: Tensor) -> None:
                     buffer = as_numbers(part, reduction.datatype)
@@ -163,8 +181,6 @@ class MPIBackend(Backend):
                         self._comm.Reduce(buffer, None, reduction.operation, opts.rootRank)
 
                 in_pieces(data, reduce)
-                if is_root:
-                    reduction.finish(data)
 
         return self._call("reduce", opts, tensors, call)
 
@@ -247,41 +263,44 @@ class MPIBackend(Backend):
         return self._call("scatter", opts, outputs, call)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any) -> MPIWork | None:
-        return self._call("reduce_scatter", opts, [output], lambda: self._reduce_scatter(output, input, opts.reduceOp))
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+        reductions = self._reductions(opts, outputs)
+
         def call() -> None:
-            for output, all_parts in zip(outputs, inputs, strict=True):
-                self._reduce_scatter(output, all_parts, opts.reduceOp)
+            for output, all_parts, reduction in zip(outputs, inputs, reductions, strict=True):
+                self._reduce_scatter(output, all_parts, reduction)
 
         return self._call("reduce_scatter", opts, outputs, call)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> MPIWork | None:
+        reductions = self._reductions(opts, outputs)
+
         def call() -> None:
-            for output, parts in zip(outputs, inputs, strict=True):
+            for output, parts, reduction in zip(outputs, inputs, reductions, strict=True):
                 counts = [part.numel() for part in parts]
                 whole = torch.cat([part.reshape(-1) for part in parts])
-                self._reduce_scatter(output, whole, opts.reduceOp, counts)
+                self._reduce_scatter(output, whole, reduction, counts)
 
         return self._call("reduce_scatter", opts, outputs, call)
 
     def _reduce_scatter(
-        self, output: Tensor, all_parts: Tensor, operation: Any, counts: list[int] | None = None
+        self, output: Tensor, all_parts: Tensor, reduction: Reduction, counts: list[int] | None = None
     ) -> None:
-        reduction = reduction_of(operation, output.dtype, self.size())
         counts = counts or [output.numel()] * self.size()
         check_same(all_parts.numel(), sum(counts), "reduce_scatter: the input's elements")
-        prepared = reduction.before(all_parts) if reduction.before else all_parts
-        with Staged(output, reduction.dtype, receive_only=True) as data:
+        prepared = reduction.before(all_parts.detach()) if reduction.before else all_parts
+        with staged(output, reduction, receive_only=True) as data:
             source = apart(sendable(prepared.to(reduction.dtype)), data)
             if len(set(counts)) > 1:
                 send, receive = as_numbers(source, reduction.datatype), as_numbers(data, reduction.datatype)
-                self._comm.Reduce_scatter(send, receive, counts, reduction.operation)
+                wide_counts = [count * reduction.width for count in counts]
+                self._comm.Reduce_scatter(send, receive, wide_counts, reduction.operation)
             else:
                 for part, its_sum in blocks_in_pieces(source, data, self.size()):
                     send, receive = as_numbers(part, reduction.datatype), as_numbers(its_sum, reduction.datatype)
                     self._comm.Reduce_scatter_block(send, receive, reduction.operation)
-            reduction.finish(data)
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any
@@ -361,3 +380,16 @@ class MPIBackend(Backend):
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> MPIWork:
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
+
+
+def staged(tensor: Tensor, reduction: Reduction, *, keep: bool = True, receive_only: bool = False) -> Staged:
+    """A tensor as MPI can reduce it."""
+    return Staged(
+        tensor,
+        reduction.dtype,
+        before=reduction.before,
+        after=reduction.after,
+        width=reduction.width,
+        keep=keep,
+        receive_only=receive_only,
+    )

@@ -93,7 +93,15 @@ def blocks_in_pieces(source: Tensor, target: Tensor, ranks: int) -> Iterator[tup
 
 
 class Staged:
-    """A tensor as MPI can take it: itself, or a contiguous copy that is copied back."""
+    """A tensor as MPI can take it: itself, or a contiguous copy that is copied back.
+
+    Args:
+        dtype: the copy's, where it is not the tensor's.
+        before: makes what is copied out of the tensor; what comes back goes through ``after``.
+        width: how many numbers ``before`` makes of one, in a last dimension of their own.
+        keep: False: the tensor stays as it is.
+        receive_only: the tensor's own values are not needed.
+    """
 
     def __init__(
         self,
@@ -101,25 +109,32 @@ class Staged:
         dtype: torch.dtype | None = None,
         *,
         before: Callable[[Tensor], Tensor] | None = None,
+        after: Callable[[Tensor], Tensor] | None = None,
+        width: int = 1,
         keep: bool = True,
         receive_only: bool = False,
     ) -> None:
-        self._tensor, self._keep = tensor, keep
+        self._tensor, self._after, self._keep = tensor, after, keep
         dtype = dtype or tensor.dtype
-        self._is_own = is_plain(tensor) and dtype == tensor.dtype and before is None and keep
+        is_same = dtype == tensor.dtype and width == 1 and (receive_only or before is None)
+        self._is_own = is_plain(tensor) and is_same and keep
         if self._is_own:
             self._data = tensor.detach() if tensor.requires_grad else tensor
         else:
-            self._data = scratch(tensor.shape, dtype, tensor)
+            self._data = scratch((*tensor.shape, width) if width > 1 else tensor.shape, dtype, tensor)
             if not receive_only:
-                self._data.copy_((before(tensor) if before else tensor).detach())
+                source = tensor.detach()
+                self._data.copy_(before(source) if before else source)
 
     def __enter__(self) -> Tensor:
         return self._data
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and self._keep and not self._is_own:
-            self._tensor.detach().copy_(self._data)
+        if kind is not None or not self._keep:
+            return
+        result = self._after(self._data) if self._after else self._data
+        if not self._is_own:
+            self._tensor.detach().copy_(result)
 
 
 def sendable(tensor: Tensor) -> Tensor:

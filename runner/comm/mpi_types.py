@@ -1,6 +1,7 @@
 """MPI's datatypes and operations for torch's, and what has no equal there and takes a detour.
 
-MPI has no bfloat16 and no float16, so those are reduced in float32 and rounded once, at the end.
+MPI has no float of 16 or 8 bits, so those are reduced in float32 and rounded once, at the end. Means of integers are
+rounded towards zero, and do not overflow where the sum does.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from mpi4py import MPI
 from torch.distributed import ReduceOp
+
+from runner.comm.mpi_averages import mean, split
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +37,12 @@ _DETOURS = {
     torch.bfloat16: torch.float32,
     torch.float16: torch.float32,
     torch.float8_e4m3fn: torch.float32,
+    torch.float8_e4m3fnuz: torch.float32,
     torch.float8_e5m2: torch.float32,
+    torch.float8_e5m2fnuz: torch.float32,
+    torch.float8_e8m0fnu: torch.float32,
     torch.complex32: torch.complex64,
+    torch.bcomplex32: torch.complex64,
     torch.bool: torch.uint8,
 }
 _OPERATIONS = {
@@ -50,7 +57,7 @@ _OPERATIONS = {
     ReduceOp.BXOR: MPI.BXOR,
 }
 # Of truth values: a sum is "any", as large as it may be.
-_LOGICAL = {ReduceOp.SUM: MPI.LOR, ReduceOp.PRODUCT: MPI.LAND, ReduceOp.AVG: None, ReduceOp.PREMUL_SUM: None}
+_LOGICAL = {ReduceOp.SUM: MPI.LOR, ReduceOp.PRODUCT: MPI.LAND}
 _ORDERED, _BITWISE = (ReduceOp.MIN, ReduceOp.MAX), (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 
 
@@ -63,27 +70,33 @@ class Reduction:
 
     def __init__(self, operation: Any, dtype: torch.dtype, size: int) -> None:
         kind = getattr(operation, "op", operation)
-        self._kind, self._size = kind, size
-        # What is done to a tensor before it is sent, if anything is.
+        is_float = dtype.is_floating_point or dtype.is_complex
+        wide = _DETOURS.get(dtype, dtype)
+        undefined = (
+            (kind in _BITWISE and is_float)
+            or (kind in _ORDERED and dtype.is_complex)
+            or (kind == ReduceOp.PREMUL_SUM and not is_float)
+            or (kind == ReduceOp.AVG and dtype == torch.bool)
+        )
+        if undefined or wide not in _DATATYPES or kind not in _OPERATIONS:
+            raise TypeError(f"{kind} of {dtype} is not defined")
+        # What is done to a tensor before it is sent, and to the result, in place or not; None: nothing.
         self.before: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self.after: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self.width = 1  # numbers sent per element: more than one are in a last dimension of their own
         if kind == ReduceOp.PREMUL_SUM:
             factor: Any = operation.factor
-            self.before = lambda tensor: tensor * factor
-        self.dtype = _DETOURS.get(dtype, dtype)
-        mpi_operation = _LOGICAL.get(kind, _OPERATIONS.get(kind)) if dtype == torch.bool else _OPERATIONS.get(kind)
-        is_float = dtype.is_floating_point or dtype.is_complex
-        wrong = (kind in _BITWISE and is_float) or (kind in _ORDERED and dtype.is_complex)
-        if mpi_operation is None or self.dtype not in _DATATYPES or wrong:
-            raise TypeError(f"{kind} of {dtype} is not defined")
-        self.datatype, self.operation = _DATATYPES[self.dtype], mpi_operation
-
-    def finish(self, tensor: torch.Tensor) -> None:
-        """What MPI leaves to be done with the result, in place."""
-        if self._kind == ReduceOp.AVG:
-            if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-                tensor.div_(self._size)
-            else:
-                tensor.div_(self._size, rounding_mode="trunc")
+            self.before = lambda tensor: tensor.to(wide) * factor
+        elif kind == ReduceOp.AVG and is_float:
+            self.after = lambda total: total.div_(size)
+        elif kind == ReduceOp.AVG and dtype.itemsize < torch.int64.itemsize:
+            wide = torch.int64
+            self.after = lambda total: total.div_(size, rounding_mode="trunc")
+        elif kind == ReduceOp.AVG:
+            self.width = 2
+            self.before, self.after = lambda tensor: split(tensor, size), lambda sums: mean(sums, size)
+        self.dtype, self.datatype = wide, _DATATYPES[wide]
+        self.operation = _LOGICAL.get(kind, _OPERATIONS[kind]) if dtype == torch.bool else _OPERATIONS[kind]
 
 
 def reduction_of(operation: Any, dtype: torch.dtype, size: int) -> Reduction:

@@ -58,6 +58,10 @@ class MPIWork(Work):
             raise self.error
         return True
 
+    def is_done(self) -> bool:
+        """Whether its future has been told."""
+        return self._future.done()
+
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         self.may_have_callbacks = True
         return self._future
@@ -100,6 +104,7 @@ class Caller:
         self._calls: queue.SimpleQueue[tuple[MPIWork, Callable[[], object]] | None] = queue.SimpleQueue()
         self._open: dict[int, MPIWork] = {}  # handed in and not done
         self._lock = threading.Lock()
+        self._one_has_ended = threading.Condition(self._lock)
         self._broken: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=f"mpi4py {label}", daemon=True)
         self._thread.start()
@@ -138,7 +143,11 @@ class Caller:
         return True
 
     def stop(self, limit: float) -> bool:
-        """Do what has been handed in, then end the thread. Returns whether nobody is in MPI, within so many seconds."""
+        """Do what has been handed in, then end the thread.
+
+        Returns:
+            Whether nobody is in MPI and all works are done, within so many seconds.
+        """
         deadline = time.monotonic() + (0.0 if self._broken is not None else limit)
         self._calls.put(None)
         self._thread.join(deadline - time.monotonic())
@@ -146,7 +155,10 @@ class Caller:
         if self._thread.is_alive() or not self._turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return False
         self._turn.release()
-        return True
+        with self._lock:  # a caller that has made its call itself has yet to say that it is done
+            return self._one_has_ended.wait_for(
+                lambda: all(work.is_done() for work in self._open.values()), max(0.0, deadline - time.monotonic())
+            )
 
     def _run(self) -> None:
         while True:
@@ -196,6 +208,7 @@ class Caller:
             work.fail(error)
         with self._lock:  # only now: what a callback asks for comes before what other threads do
             del self._open[id(work)]
+            self._one_has_ended.notify_all()
 
     def _watch(self) -> None:
         while self._thread.is_alive() or self._inline is not None:
@@ -221,7 +234,7 @@ class _Inline(NamedTuple):
 def _too_late(work: MPIWork | _Inline) -> Exception:
     return torch.distributed.DistBackendError(
         f"{work.what} was not done within {work.limit:.0f} s; a rank is missing, slow, or in another call; allow more "
-        "with --collective-timeout"
+        "with --collective-timeout or init_process_group(timeout=…)"
     )
 
 

@@ -19,6 +19,11 @@ def test_every_operation(vc: Cluster, name: str) -> None:
     assert done.stdout.count("checks") == 2
 
 
+def test_ranks_that_a_script_gives_in_another_order_are_obeyed(vc: Cluster, tmp_path: Path) -> None:
+    done = ok(LAUNCHERS["mpich"](vc, [2, 2], [*RUNNER, str(SCRIPTS / "ranks_in_another_order.py"), str(tmp_path)]))
+    assert done.stdout.count("all right") == 4
+
+
 @pytest.mark.parametrize("name", ["openmpi4", "mpich", "intelmpi"])
 def test_pytorchs_ways_to_be_parallel_run_on_it(vc: Cluster, name: str, tmp_path: Path) -> None:
     done = ok(LAUNCHERS[name](vc, [1, 1], [*RUNNER, str(SCRIPTS / "parallelisms.py"), "mpi4py", str(tmp_path)]))

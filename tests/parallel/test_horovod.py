@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from pathlib import Path
 
@@ -124,6 +125,50 @@ def test_its_own_scripts_run_unmodified(way: str) -> None:
     )
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 2, local {rank} of 2: same True" for rank in range(2)]
     assert done.stderr == ""
+
+
+def test_strangers_at_its_meeting_point_end_nothing() -> None:
+    done = ok(runner(2, "--rendezvous", "file", str(SCRIPTS / "horovod_among_strangers.py")))
+    assert sorted(done.stdout.splitlines()) == [
+        "listens on 127.0.0.1",
+        "rank 0 of 2: [1.0, 1.0]",
+        "rank 1 of 2: [1.0, 1.0]",
+    ]
+    assert done.stderr == ""
+
+
+def test_its_meeting_point_lets_in_the_addresses_that_hosts_have_said() -> None:
+    """A server on all addresses, as for several hosts, and visitors from three addresses of this one."""
+    from datetime import timedelta
+
+    from torch._C._distributed_c10d import HashStore
+
+    from runner.comm.horovod import members
+    from runner.comm.horovod_server import serve
+
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=5))
+    server = serve([], False, members(store, 2))
+
+    def is_let_in(source: str) -> bool:
+        with socket.create_connection(("127.0.0.1", server.server_port), 30, (source, 0)) as visitor:
+            try:
+                visitor.sendall(b"GET /global/0 HTTP/1.1\r\n\r\n")
+                return b" 404 " in visitor.recv(1 << 16)
+            except ConnectionError:
+                return False
+
+    try:
+        assert not is_let_in("127.0.0.2")
+        store.set("horovod 1", "127.0.0.9 127.0.0.2")
+        assert is_let_in("127.0.0.2")
+        assert not is_let_in("127.0.0.3")
+        store.set("horovod 0", "127.0.0.3")
+        assert is_let_in("127.0.0.3")
+        assert not is_let_in("127.0.0.4")
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.mark.parametrize("controller", ["--gloo", "--mpi"])

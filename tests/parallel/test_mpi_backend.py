@@ -25,6 +25,11 @@ def test_a_group_that_is_never_destroyed_ends_in_order() -> None:
     assert done.stderr == ""
 
 
+def test_ranks_that_a_script_gives_in_another_order_are_obeyed(tmp_path: Path) -> None:
+    done = ok(runner(4, str(SCRIPTS / "ranks_in_another_order.py"), str(tmp_path)))
+    assert sorted(done.stdout.splitlines()) == [f"MPI rank {rank}: all right" for rank in range(4)]
+
+
 def test_callbacks_and_threads_keep_order_and_limits() -> None:
     done = ok(runner(2, str(SCRIPTS / "callbacks_and_threads.py")))
     assert sorted(done.stdout.splitlines()) == ["rank 0: 2", "rank 1: 2"]

@@ -50,28 +50,30 @@ work.wait()
 follow.wait()
 dist.all_reduce(torch.ones(4))
 
-# A group that is destroyed while a thread is in one of its calls.
-group = dist.new_group(timeout=datetime.timedelta(seconds=20))
-tensor, ended = torch.ones(4), []
+# Groups that are destroyed while a thread is in one of their calls: they end once that is done. (Which thread goes on first
+# then is nobody's promise.)
+for _ in range(20):
+    group = dist.new_group(timeout=datetime.timedelta(seconds=20))
+    tensor, works = torch.ones(4), []
 
+    def wait_in_a_thread(group=group, tensor=tensor, works=works):
+        works.append(dist.all_reduce(tensor, group=group, async_op=True))
+        works[0].wait()
 
-def wait_in_a_thread():
-    dist.all_reduce(tensor, group=group, async_op=True).wait()
-    ended.append("call")
-
-
-if rank == 0:
-    thread = threading.Thread(target=wait_in_a_thread)
-    thread.start()
-    time.sleep(0.5)
-    dist.destroy_process_group(group)
-    ended.append("group")
-    thread.join()
-    if ended != ["call", "group"]:
-        sys.exit(f"the order of ends was {ended}")
-else:
-    time.sleep(2)
-    dist.all_reduce(tensor, group=group)
-    dist.destroy_process_group(group)
-print(f"rank {rank}: {tensor[0].item():g}", flush=True)
+    if rank == 0:
+        thread = threading.Thread(target=wait_in_a_thread)
+        thread.start()
+        while not works:
+            time.sleep(0.001)
+        dist.destroy_process_group(group)
+        if not works[0].get_future().done():
+            sys.exit("a group has ended before its call")
+        thread.join()
+    else:
+        time.sleep(0.02)
+        dist.all_reduce(tensor, group=group)
+        dist.destroy_process_group(group)
+    if tensor[0] != 2:
+        sys.exit(f"rank {rank}: the sum was {tensor[0]:g}")
+print(f"rank {rank}: {tensor[0]:g}", flush=True)
 dist.destroy_process_group()

@@ -20,9 +20,20 @@ dist.init_process_group("mpi4py")
 gloo = dist.new_group(backend="gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 SHAPES = [(0,), (1,), (3,), (17, 5), (1 << 16,)]
-INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-OTHERS = [torch.bool, torch.complex64, torch.complex128]
+FLOATS8 = [
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+]
+OTHERS = [torch.bool, torch.complex64, torch.complex128, torch.complex32, torch.bcomplex32]
+# What torch does not compare.
+COMPARED_AS = dict.fromkeys(FLOATS8, torch.float32) | dict.fromkeys(
+    (torch.complex32, torch.bcomplex32), torch.complex64
+)
 REDUCTIONS = [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX]
 BITWISE = [ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR]
 checks = []  # what was compared
@@ -63,8 +74,12 @@ def expected(kind, dtype, shape):
 
 def same(found, wanted, *what):
     checks.append(what)
+    if found.dtype == wanted.dtype and found.dtype in COMPARED_AS:
+        found, wanted = (tensor.to(COMPARED_AS[tensor.dtype]) for tensor in (found, wanted))
+    if found.dtype == wanted.dtype and torch.equal(found, wanted):  # assert_close takes its time
+        return
     try:
-        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(found, wanted, equal_nan=True)
     except AssertionError as error:
         sys.exit(f"rank {rank}: {what}: {error}")
 
@@ -77,7 +92,10 @@ def is_defined(kind, dtype):
     return not dtype.is_complex or kind in (ReduceOp.SUM, ReduceOp.AVG)  # torch lets no others through
 
 
-for dtype, shape in itertools.product(INTEGERS + FLOATS + OTHERS, SHAPES):
+FEW = [dtype for dtype in INTEGERS + FLOATS8 + OTHERS if dtype not in (torch.uint8, torch.int64, torch.bool)]
+for dtype, shape in itertools.product(INTEGERS + FLOATS + FLOATS8 + OTHERS, SHAPES):
+    if dtype in FEW and shape not in ((0,), (17, 5)):  # what is done to them is the same at any size
+        continue
     own = values(rank, dtype, shape)
     everyone = [values(r, dtype, shape) for r in range(size)]
     for kind in filter(lambda kind: is_defined(kind, dtype), REDUCTIONS + BITWISE):
@@ -240,17 +258,81 @@ together.fill_(rank)
 dist.all_to_all_single(together, together)
 same(together, torch.arange(float(size)).repeat_interleave(5).reshape(size, 5), "all_to_all_single into its input")
 
-# AVG of truth values, bits of floats: refused with a line, and the group goes on.
-for kind, dtype in ((ReduceOp.AVG, torch.bool), (ReduceOp.BAND, torch.float32)):
-    try:
-        dist.all_reduce(torch.ones(2).to(dtype), kind)
-    except TypeError as error:
-        same(torch.tensor("is not defined" in str(error)), torch.tensor(True), "the message")
+# Means of integers are rounded towards zero, and right where the sum does not fit.
+SPECIAL = {
+    torch.int8: [127, -128, 100, -7],
+    torch.uint16: [65535, 60000, 65533, 7],
+    torch.uint32: [2**32 - 1, 2**31 + 5, 2**32 - 6, 7],
+    torch.int64: [2**63 - 1, -(2**63), 2**62 + 3, -7],
+    torch.uint64: [2**64 - 1, 2**63 + 10, 2**63 - 10, 7],
+}
+for dtype, numbers in SPECIAL.items():
+    of_ranks = [[number - r if number > 0 else number + r for number in numbers] for r in range(size)]
+    totals = [sum(column) for column in zip(*of_ranks, strict=True)]
+    wanted = torch.tensor([abs(total) // size * (1 if total > 0 else -1) for total in totals], dtype=dtype)
+    own = torch.tensor(of_ranks[rank], dtype=dtype)
+    tensor = own.clone()
+    dist.all_reduce(tensor, ReduceOp.AVG)
+    same(tensor, wanted, "all_reduce AVG of large numbers", dtype)
+    tensor = own.clone()
+    dist.reduce(tensor, 0, ReduceOp.AVG)
+    same(tensor, wanted if rank == 0 else own, "reduce AVG of large numbers", dtype)
+    scattered = torch.empty_like(own)
+    dist.reduce_scatter_tensor(scattered, own.repeat(size), ReduceOp.AVG)
+    same(scattered, wanted, "reduce_scatter_tensor AVG of large numbers", dtype)
+    uneven = [own.repeat(r + 1) for r in range(size)]
+    scattered = torch.empty_like(uneven[rank])
+    dist.reduce_scatter(scattered, uneven, ReduceOp.AVG)
+    same(scattered, wanted.repeat(rank + 1), "reduce_scatter AVG of large numbers in uneven parts", dtype)
+
+# Multiplied before they are summed: in the type that they are summed in, where theirs could not hold the product.
+for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, *FLOATS8, torch.complex64):
+    if dtype == torch.float8_e8m0fnu:
+        of_ranks = torch.full((size, 3), 2.0**100).to(dtype)
     else:
-        sys.exit(f"{kind} of {dtype} was not refused")
-tensor = torch.ones(3)
-dist.all_reduce(tensor, dist._make_nccl_premul_sum(2.0))
-same(tensor, torch.full((3,), 2.0 * size), "PREMUL_SUM")
+        of_ranks = torch.tensor([[(-1) ** r * 208.0, r + 1.0, 2.0] for r in range(size)]).to(dtype)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    for factor in (400.0, 1 / 3, torch.tensor(400.0)):
+        wanted = (of_ranks.to(wide) * float(factor)).sum(0).to(dtype)
+        premultiplied = ReduceOp.PREMUL_SUM(factor)
+        if not dtype.is_complex:  # torch's own word for all_reduce
+            tensor = of_ranks[rank].clone()
+            dist.all_reduce(tensor, premultiplied)
+            same(tensor, wanted, "all_reduce PREMUL_SUM", dtype, factor)
+        scattered = torch.empty(3, dtype=dtype)
+        dist.reduce_scatter_tensor(scattered, torch.cat([of_ranks[rank]] * size), premultiplied)
+        same(scattered, wanted, "reduce_scatter PREMUL_SUM", dtype, factor)
+
+# What is not defined is refused with a line before anything is sent, and the group goes on.
+PREMUL = ReduceOp.PREMUL_SUM(2.0)
+UNDEFINED = [(ReduceOp.AVG, torch.bool), *itertools.product([PREMUL], [*INTEGERS, torch.bool])]
+UNDEFINED += itertools.product(BITWISE, FLOATS + FLOATS8)
+UNDEFINED += itertools.product([ReduceOp.MIN, ReduceOp.MAX, *BITWISE], [torch.complex64, torch.complex32])
+for kind, dtype in UNDEFINED:
+    for name, call in {
+        "all_reduce": dist.all_reduce,
+        "reduce": lambda tensor, kind: dist.reduce(tensor, 0, kind),
+        "reduce_scatter": lambda tensor, kind: dist.reduce_scatter(tensor[:2], [tensor[:2]] * size, kind),
+        "reduce_scatter_tensor": lambda tensor, kind: dist.reduce_scatter_tensor(tensor[:2], tensor, kind),
+    }.items():
+        tensor = torch.ones(2 * size).to(dtype)
+        try:
+            call(tensor, kind)
+        except (TypeError, ValueError) as error:  # a ValueError is torch's own, of complex tensors
+            is_said = "is not defined" in str(error) or (dtype.is_complex and "does not support" in str(error))
+            same(torch.tensor(is_said), torch.tensor(True), "the message", str(error))
+            same(tensor, torch.ones(2 * size).to(dtype), "what was refused", name, kind, dtype)
+        else:
+            sys.exit(f"{name} {kind} of {dtype} was not refused")
+together = [torch.full((3,), float(rank)), torch.ones(3, dtype=torch.bool)]
+try:
+    with dist._coalescing_manager():
+        for tensor in together:
+            dist.all_reduce(tensor, ReduceOp.AVG)
+except TypeError:
+    same(together[0], torch.full((3,), float(rank)), "what was asked for together with what was refused")
+else:
+    sys.exit("AVG of a bool among others was not refused")
 
 # Asynchronous, with futures, and objects.
 works = [dist.all_reduce(torch.ones(1 << 14), async_op=True) for _ in range(20)]
@@ -285,9 +367,9 @@ def again(future):
 chained = dist.all_reduce(torch.ones(8), async_op=True).get_future().then(again)
 same(chained.wait(), torch.full((8,), size * size / 2.0), "a collective in a callback")
 try:
-    dist.all_reduce(torch.ones(2, dtype=torch.bool), ReduceOp.AVG, async_op=True).get_future().wait()
+    dist.all_gather_into_tensor(torch.empty(2 * size + 1), torch.ones(2), async_op=True).get_future().wait()
 except Exception as error:
-    same(torch.tensor("is not defined" in str(error)), torch.tensor(True), "an error through a future")
+    same(torch.tensor("the output's elements are" in str(error)), torch.tensor(True), "an error through a future")
 else:
     sys.exit("a future of a call that failed has a value")
 leaf = torch.ones(3, requires_grad=True)
