@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from runner.comm.job import Job
+from runner.comm.process_group import ended_ranks
 from runner.dispatch import dispatch
 from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError, UsageError
 from runner.guard.launcher import launcher_of
@@ -18,13 +19,13 @@ from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, may_speak, refuse_lost_ranks
 from runner.launch.table import SINGLE
 from runner.leaving import leave
-from runner.options import Request, parse
+from runner.options import Request, parse, refuse_idle_options
 from runner.placement import Placement, Resources, as_record, place_all, resources
 from runner.rendezvous.endpoint import allow_open_files
 from runner.rendezvous.handshake import check, own_record
 from runner.rendezvous.meeting import choose_way, meet
 from runner.rendezvous.mpi_library import library_of_launcher
-from runner.rendezvous.topology import Topology
+from runner.rendezvous.topology import Topology, ranks_text
 from runner.target import Target, find_target
 from runner.tools import examines, tool_names, works_alone
 
@@ -63,12 +64,15 @@ def _work(request: Request, context: LaunchContext, lifeline: Lifeline) -> NoRet
             stream.reconfigure(line_buffering=True, write_through=False)
     allow_open_files()
     worker, in_order, in_time = os.getpid(), False, True
+    job: Job | None = None
     try:
         target, job = _prepare(request, context, lifeline)
         dispatch(target, request.arguments, job)
         code = EXIT_OK
     except SystemExit as leaving:
         code = _exit_code_of(leaving)
+        if code != EXIT_OK and context.size.value > 1:
+            print(f"runner: {context.label} ended with code {code}", file=sys.stderr, flush=True)
         in_time = False  # on purpose: the program's exit handlers may take what they need
     except KeyboardInterrupt:
         code = 130
@@ -79,18 +83,19 @@ def _work(request: Request, context: LaunchContext, lifeline: Lifeline) -> NoRet
         _say_once(error, context.rank.value == 0, f"{context.label}: " if is_one_ranks else "")
     except BaseException as error:
         code = EXIT_FAILURE
-        _tell_failure(error, context)
+        _tell_failure(error, context, job)
     if os.getpid() != worker:
         leave(code, in_order=False)  # a child that the program has forked: group and MPI are its parent's
     if code != EXIT_OK and in_time:
         lifeline.failed(code)  # from here on the guard bounds every wait
-    leave(code, in_order=in_order or code == EXIT_OK)
+    leave(code, in_order=in_order or code == EXIT_OK, job=job)
 
 
 def _prepare(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple[Target, Job]:
     problem = target = None
     try:
         target = find_target(request.target, as_module=request.as_module, tools=tool_names())
+        refuse_idle_options(request, target.kind, target.name)
     except UsageError as error:
         problem = str(error)
     record = own_record(
@@ -114,9 +119,10 @@ def _prepare(request: Request, context: LaunchContext, lifeline: Lifeline) -> tu
         mpi_refused=meeting.mpi_refused,
         placements=place(context, topology, request.device, refuse=not is_examined),
         device=request.device,
-        backend=request.backend,
+        backend=request.backend or "auto",
         replaced_backend=(request.replace_backend or "").partition("=")[0],
-        collective_timeout=request.collective_timeout,
+        collective_timeout=request.collective_timeout or Job.collective_timeout,
+        timeout_is_asked_for=request.collective_timeout is not None,
     )
     if job.placement.warning and job.local_rank == 0 and target.kind != "tool":
         print(f"runner: {context.host}: {job.placement.warning}", file=sys.stderr)
@@ -158,15 +164,27 @@ def _exit_code_of(leaving: SystemExit) -> int:
     return EXIT_FAILURE
 
 
-def _tell_failure(error: BaseException, context: LaunchContext) -> None:
+def _tell_failure(error: BaseException, context: LaunchContext, job: Job | None) -> None:
     """One line that names rank, host and cause, then the program's own part of the traceback."""
     cause = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
     own = _skip_runner(error.__traceback__)
     if any(sign in str(error) for sign in _ECHOES):
         time.sleep(_UNHEARD)  # another rank has failed, and its own message should come first
+        cause = _who_has_ended(job) + cause
     print(f"runner: {context.label} failed: {cause}", file=sys.stderr, flush=True)
     sys.excepthook(type(error), error.with_traceback(own), own)  # the program's own, where it has set one
     sys.stderr.flush()
+
+
+def _who_has_ended(job: Job | None) -> str:
+    ended = ended_ranks(job) if job is not None else []
+    if job is None or not ended:
+        return ""
+    hosts = ", ".join(dict.fromkeys(job.topology.records[rank]["host"] for rank in ended))
+    return (
+        f"{ranks_text(ended)} on {hosts} had already ended (exit code 0) while this rank still worked; all ranks have to "
+        "make the same collective calls (batches, epochs, barriers): "
+    )
 
 
 def _skip_runner(trace: TracebackType | None) -> TracebackType | None:

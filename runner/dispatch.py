@@ -14,7 +14,7 @@ from runner.comm.environment import settings, torchrun_variables
 from runner.comm.horovod import prepare_when_imported
 from runner.comm.job import Job
 from runner.comm.process_group import backend_for, serve_store, start_process_group
-from runner.comm.registering import NAME, register_when_imported, why_not
+from runner.comm.registering import NAME, limit_when_imported, register_when_imported, why_not
 from runner.errors import UsageError
 from runner.target import Target
 from runner.tools import load_tool, works_alone
@@ -41,6 +41,7 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
             raise UsageError(f"--replace-backend: {why_not(job)}", told_by_all=True)
         _held.append(serve_store(job))
         register_when_imported(job, job.replaced_backend)
+        limit_when_imported(job)
         prepare_when_imported(job)
         if target.kind == "script":
             _run_script(str(target.path), arguments)

@@ -16,38 +16,48 @@ import sys
 import threading
 from typing import NoReturn
 
-from runner.comm.process_group import stop_process_group
+from runner.comm.job import Job
+from runner.comm.process_group import stop_process_group, tell_end
 from runner.rendezvous.mpi import finalize_mpi
 
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
-def leave(code: int, *, in_order: bool) -> NoReturn:
+def leave(code: int, *, in_order: bool, job: Job | None = None) -> NoReturn:
     """End this process.
 
     Args:
-        in_order: leave the process group and MPI. Both wait for the other ranks, so only where all of
+        in_order: leave the process group and MPI. MPI waits for the other ranks there, so only where all of
             them come to this point: never after an exception on one.
+        job: where the ranks have met: this one's end is told, so that one that goes on waiting for it can name it.
     """
     _flush_files()  # first: what follows may take longer than the guard allows
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons, as teardown begins
     atexit._run_exitfuncs()
     if in_order:
+        if job is not None:
+            tell_end(job)
         stop_process_group()
-    mpi_has_exit_handlers = in_order and finalize_mpi()
+        _let_go()
     _flush_files()
-    if in_order and threading.active_count() == 1:  # daemon threads may still look at them
-        # What the program's own names hold is closed by being let go: compressed files, temporary files.
-        sys.modules["__main__"].__dict__.clear()
-        gc.collect()
-        _flush_files()
-    if mpi_has_exit_handlers:
+    if in_order and finalize_mpi():
         import ctypes
 
         ctypes.PyDLL(None).exit(
             code
         )  # C's exit: its handlers run, with the lock that some need, and the interpreter stays
     os._exit(code)
+
+
+def _let_go() -> None:
+    """Drop what the program's own names hold.
+
+    That closes compressed and temporary files, and the connections of a group that a DDP model still has: a rank that
+    waits for this one in a collective ends then, and not after the group's time limit, while MPI's end waits for it.
+    """
+    threading.excepthook = lambda _: None  # daemon threads, which Python's own end would stop, miss the names
+    sys.modules["__main__"].__dict__.clear()
+    gc.collect()
 
 
 def _flush_files() -> None:

@@ -79,10 +79,10 @@ class Request:
     launcher: str | None
     rendezvous: str
     device: str
-    backend: str
+    backend: str | None  # None where nothing was said, here and below
     replace_backend: str | None
     timeout: float
-    collective_timeout: float
+    collective_timeout: float | None
 
     @property
     def tool(self) -> str:
@@ -111,7 +111,6 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--backend",
         choices=BACKENDS,
-        default="auto",
         help="collectives of a workload: gloo, nccl, mpi4py (over the MPI that started the job; torch 2.14), or "
         "mpi where torch was built with it (auto: nccl on GPUs; on CPUs mpi4py where it can be used, else gloo)",
     )
@@ -137,9 +136,9 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--collective-timeout",
         type=seconds,
-        default=1800.0,
         metavar="SECONDS",
-        help="until a collective of a workload counts as hung (default: 1800)",
+        help="until a collective counts as hung (default: 1800; in a script, what its init_process_group says or torch's "
+        "own default)",
     )
 
 
@@ -189,6 +188,35 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
         timeout=known.timeout,
         collective_timeout=known.collective_timeout,
     )
+
+
+# Options that mean something for some kinds of targets only, and what to say with the others.
+_IDLE = {
+    (
+        "backend",
+        "script",
+    ): "a script names its backend itself, in init_process_group(); --replace-backend gloo=mpi4py gives "
+    "it mpi4py in gloo's place",
+    ("replace_backend", "workload"): "a workload takes --backend mpi4py",
+    ("backend", "tool"): "it has options of its own: see its --help",
+    ("replace_backend", "tool"): "it is for scripts that ask for gloo",
+}
+_SHOWS_BACKENDS = "explain"
+
+
+def refuse_idle_options(request: Request, kind: str, name: str) -> None:
+    """Refuse an option that would have no effect on this kind of target.
+
+    Raises:
+        UsageError: there is one; the message says what has the effect.
+    """
+    for (option, of_kind), why in _IDLE.items():
+        if (
+            name != _SHOWS_BACKENDS
+            and of_kind == ("script" if kind == "module" else kind)
+            and getattr(request, option) is not None
+        ):
+            raise UsageError(f"--{option.replace('_', '-')} has no effect on {name}: {why}")
 
 
 def _may_be_workload(target: str) -> bool:

@@ -24,6 +24,7 @@ class Job:
     backend: str = "auto"
     replaced_backend: str = ""  # one whose name shall mean mpi4py
     collective_timeout: float = 1800.0  # seconds
+    timeout_is_asked_for: bool = False  # else scripts have torch's own default
 
     @property
     def placement(self) -> Placement:

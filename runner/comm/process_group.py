@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from datetime import timedelta
+from types import FunctionType
 from typing import TYPE_CHECKING
 
 from runner.comm.horovod import prepare_when_imported
@@ -98,6 +100,34 @@ def start_process_group(job: Job) -> TCPStore | None:
     return store
 
 
+_ENDED = "runner/ended"  # before a rank's number in the job's store: it has ended
+_TELLING = timedelta(seconds=5)
+
+
+def tell_end(job: Job) -> None:
+    """Let the others know that this rank has come to its end, where that says something: while MPI's end keeps the store."""
+    if job.size > 1 and job.endpoint.way == "mpi" and "torch.distributed" in sys.modules:
+        with contextlib.suppress(RuntimeError):
+            _client(job).set(f"{_ENDED}/{job.rank}", "")
+
+
+def ended_ranks(job: Job) -> list[int]:
+    """The ranks that have told their end."""
+    if job.size == 1 or job.endpoint.way != "mpi" or "torch.distributed" not in sys.modules:
+        return []
+    try:
+        store = _client(job)
+        return [rank for rank in range(job.size) if store.check([f"{_ENDED}/{rank}"])]
+    except RuntimeError:
+        return []
+
+
+def _client(job: Job) -> TCPStore:
+    from torch._C._distributed_c10d import TCPStore
+
+    return TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=_TELLING)
+
+
 def stop_process_group() -> None:
     """Destroy the default group if there is one. For success only: after an exception it may wait for ever."""
     if "torch.distributed" in sys.modules:
@@ -105,3 +135,16 @@ def stop_process_group() -> None:
 
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
+            _forget_group()
+
+
+def _forget_group() -> None:
+    """Drop torch's own last references to the group, so that its connections close while this process goes on.
+
+    The functions of ``torch.distributed.nn.functional`` have the group of the moment of their import, which DDP brings
+    about, as their arguments' default (torch 2.14).
+    """
+    functions = vars(sys.modules.get("torch.distributed.nn.functional", object))
+    for function in [value for value in functions.values() if isinstance(value, FunctionType)]:
+        if function.__module__ == "torch.distributed.nn.functional" and function.__defaults__:
+            function.__defaults__ = (None,) * len(function.__defaults__)

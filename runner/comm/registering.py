@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from typing import Any
 
 from runner.comm.importing import when_imported
@@ -34,6 +35,18 @@ def register_when_imported(job: Job, replaced: str = "") -> None:
     """
 
     when_imported(_MODULE, lambda: register(sys.modules[_MODULE], job, replaced))
+
+
+def limit_when_imported(job: Job) -> None:
+    """Make the time limit that the user asked for the default of the groups that a program makes."""
+
+    def limit() -> None:
+        # torch reads these two where init_process_group() and new_group() are given no timeout.
+        module, limit = sys.modules[_MODULE], timedelta(seconds=job.collective_timeout)
+        vars(module).update(default_pg_timeout=limit, default_pg_nccl_timeout=limit)
+
+    if job.timeout_is_asked_for:
+        when_imported(_MODULE, limit)
 
 
 def register(module: Any, job: Job, replaced: str = "") -> None:

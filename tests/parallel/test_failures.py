@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.launching import SCRIPTS, ok, runner
+from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok, own_lines, runner
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -83,3 +86,90 @@ def test_files_that_the_program_left_open_are_written(tmp_path: Path) -> None:
         assert json.loads((tmp_path / f"handler{rank}").read_text()) == "by a handler"
         assert gzip.decompress((tmp_path / f"packed{rank}").read_bytes()) == b"in full"
     assert not list(tmp_path.glob("tmp*"))
+
+
+@pytest.mark.parametrize(("early", "how"), [(1, "exit"), (0, "return"), (1, "barrier")])
+def test_a_rank_that_ends_while_others_work_is_named_and_ends_the_job(early: int, how: str) -> None:
+    """One batch fewer, one barrier left out: a job that would wait until the group's time limit."""
+    done = runner(2, str(SCRIPTS / "ends_early.py"), str(early), how, timeout=90)
+    assert done.returncode == 1
+    (told,) = (line for line in own_lines(done) if " failed: " in line)
+    assert told.startswith(f"runner: rank {1 - early} of 2 on host ")
+    assert f"failed: rank {early} on " in told
+    assert "had already ended (exit code 0) while this rank still worked" in told
+
+
+def test_an_exit_code_is_told_with_its_rank() -> None:
+    done = runner(2, str(SCRIPTS / "exits.py"), "1", "7", "wait", timeout=60)
+    assert own_lines(done)[0].startswith("runner: rank 1 of 2 on host ")
+    assert own_lines(done)[0].endswith(" ended with code 7")
+
+
+def test_the_time_limit_of_collectives_counts_in_scripts(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(
+        "import time, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 1: time.sleep(100)\ndist.barrier()\n"
+    )
+    done = runner(2, "--collective-timeout", "3", "late.py", cwd=tmp_path, timeout=60)
+    assert done.returncode == 1
+    assert "rank 0 of 2" in own_lines(done)[0]
+    assert "imed out" in own_lines(done)[0]
+
+
+def started(tmp_path: Path, *arguments: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """mpirun with two ranks of a script, and what runs below it once the script has said so."""
+    (tmp_path / "waits.py").write_text(
+        "import os, subprocess, time\nchild = subprocess.Popen(['sleep', '300'])\n"
+        "open(f'ready{os.environ[\"RANK\"]}', 'w').write(str(child.pid))\ntime.sleep(300)\n"
+    )
+    with open(tmp_path / "output", "w") as output:
+        launcher = subprocess.Popen(
+            [mpirun_path(), "-np", "2", *RUNNER, "waits.py", *arguments],
+            cwd=tmp_path,
+            env=clean_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    end = time.monotonic() + 60
+    while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    return launcher, psutil.Process(launcher.pid).children(recursive=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_job_whose_mpirun_is_ended_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    launcher, below = started(tmp_path)
+    assert len(below) >= 6, "guards, workers, and what they have started"
+    launcher.send_signal(number)
+    assert launcher.wait(timeout=60) != 0
+    assert not psutil.wait_procs(below, timeout=30)[1]
+    if number == signal.SIGTERM:
+        told = [line for line in (tmp_path / "output").read_text().splitlines() if line.startswith("runner: ")]
+        assert [line.partition(": SIGTERM from the launcher")[0][:22] for line in told] == ["runner: rank 0 of 2 on"]
+
+
+def test_what_a_rank_has_started_ends_with_a_failed_job(tmp_path: Path) -> None:
+    (tmp_path / "starts.py").write_text(
+        "import os, subprocess, time\nrank = os.environ['RANK']\n"
+        "open(rank, 'w').write(str(subprocess.Popen(['sleep', '300']).pid))\n"
+        "while not os.path.exists('0') or not os.path.exists('1'): time.sleep(0.1)\n"
+        "if rank == '1': raise ValueError('boom')\ntime.sleep(100)\n"
+    )
+    done = runner(2, "starts.py", cwd=tmp_path, timeout=60)
+    assert done.returncode == 1
+    for rank in range(2):
+        pid = int((tmp_path / str(rank)).read_text())
+        assert not psutil.pid_exists(pid) or not psutil.wait_procs([psutil.Process(pid)], timeout=20)[1]
+
+
+@pytest.mark.parametrize(
+    "how", ["atexit.register(time.sleep, 30)", "threading.Thread(target=time.sleep, args=(30,)).start()"]
+)
+def test_files_of_a_failed_program_are_written_before_what_takes_long(how: str, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        f"import atexit, threading, time\nlog = open('log', 'w')\nlog.write('found')\n{how}\nraise ValueError('boom')\n"
+    )
+    assert runner(1, "fails.py", cwd=tmp_path, timeout=60).returncode == 1
+    assert (tmp_path / "log").read_text() == "found"

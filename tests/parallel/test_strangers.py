@@ -1,0 +1,67 @@
+"""A whole job, among strangers who throw nonsense at the port by which its ranks meet: it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+from tests.launching import RUNNER, SCRIPTS, clean_environment, free_port
+
+NONSENSE = (
+    b"",
+    b"GET / HTTP/1.1\r\n\r\n",
+    struct.pack("!I", 3000) + b"[" * 3000,
+    b"\xff" * 5000,
+    struct.pack("<I", 2**31) + b"x" * 100,
+    b"torchmpi" + os.urandom(60),
+)
+
+
+def test_a_job_goes_on_among_strangers(tmp_path: Path) -> None:
+    """From before the ranks have met (the second comes late) until the last step: the meeting's port becomes the store's."""
+    port = free_port()
+    by_hand = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [*RUNNER, str(SCRIPTS / "ddp_training.py")]
+
+    def start(rank: int) -> subprocess.Popen[str]:
+        environment = clean_environment(RANK=str(rank), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2", **by_hand)
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    over, held = threading.Event(), list[socket.socket]()
+
+    def attack() -> None:
+        while not over.is_set():
+            for said in NONSENSE:
+                with contextlib.suppress(OSError):
+                    stranger = socket.create_connection(("127.0.0.1", port), timeout=1)
+                    held.append(stranger)
+                    stranger.sendall(said)
+            for stranger in held[:-500]:  # most stay, and are silent from now on; the oldest go by RST
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                stranger.close()
+            del held[:-500]
+            time.sleep(0.05)
+
+    first = start(0)
+    attacker = threading.Thread(target=attack)
+    attacker.start()
+    try:
+        time.sleep(2)
+        second = start(1)
+        outputs = [process.communicate(timeout=100) for process in (first, second)]
+    finally:
+        over.set()
+        attacker.join()
+        for process in (first, second):
+            process.kill()
+    assert [process.returncode for process in (first, second)] == [0, 0], outputs
+    assert sum(output.count("same True") for output, _ in outputs) == 2
+    assert len(held) > len(NONSENSE)
+    for stranger in held:
+        stranger.close()
