@@ -14,7 +14,8 @@ from runner.dispatch import dispatch
 from runner.errors import EXIT_FAILURE, EXIT_OK, RefusedError, RunnerError, UsageError
 from runner.guard.watch import Lifeline, start_worker
 from runner.launch.context import LaunchContext
-from runner.launch.detect import detect, may_speak, refuse_lost_ranks
+from runner.launch.detect import detect, may_speak
+from runner.launch.misfits import idle_tasks, refuse_misfit
 from runner.launch.table import SINGLE
 from runner.leaving import leave
 from runner.options import Request, parse
@@ -36,10 +37,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         request = parse(sys.argv[1:] if argv is None else argv, tool_names())
         context = detect(os.environ, SINGLE.name if works_alone(request.tool) else request.launcher)
-        refuse_lost_ranks(context)
+        refuse_misfit(context)
     except RunnerError as error:
         _say_once(error, may_speak(os.environ), "")
         sys.exit(error.exit_code)
+    if warning := idle_tasks(context):
+        print(f"runner: {warning}", file=sys.stderr, flush=True)
     lifeline = start_worker(context.label, request.timeout + 10, lambda code: _why_no_meeting(context, request, code))
     _work(request, context, lifeline)
 

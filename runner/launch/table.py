@@ -205,5 +205,9 @@ SCHEDULER_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 # (Open MPI starts its daemons by srun in a step that leaves out the first host, so the job's list, not the step's.)
 HOST_LISTS = ("SLURM_JOB_NODELIST", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE")
 
+# Variables with the number of the job's tasks, or with the name of a file that has a line for each. (Slurm leaves out
+# the first where only --nodes was asked for, which makes a task per node.)
+TASK_COUNTS = ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES", "PBS_NODEFILE", "LSB_DJOB_NUMPROC")
+
 # How a process that no launcher started is described.
 SINGLE = Launcher(name="single", title="single process", marks=(), rank="", size="")
