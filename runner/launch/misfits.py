@@ -59,7 +59,7 @@ def _refuse_lost_ranks() -> None:
 
 def _refuse_shell_of_srun(context: LaunchContext) -> None:
     """Refuse to be rank 0 in a shell that is one of several tasks: those of the others have ended at once."""
-    if context.size.value > 1 and _in_shell_of_srun(context):
+    if context.size.value > 1 and "SLURM_PTY_PORT" in context.environment and typed_in_a_shell():
         raise LaunchError(
             f"this shell is task {context.rank.value} of the {context.size.value} of srun --pty, and the other tasks run "
             "nothing: start the ranks from here with srun --overlap python -m runner …, or take salloc in srun --pty's "
@@ -73,8 +73,8 @@ def _refuse_torchruns_alone(context: LaunchContext) -> None:
     row = next((row for row in LAUNCHERS if row.name in context.launcher.within and is_marked(row, environment)), None)
     if row is None or environment.get("GROUP_WORLD_SIZE") != "1":
         return
-    if row.name == "slurm" and _in_shell_of_srun(context):
-        return
+    if row.name == "slurm" and "SLURM_PTY_PORT" in environment:
+        return  # a torchrun in the shell of srun --pty: its workers have no terminal by which to tell
     size = detect(environment, row.name).size
     if size.value > 1:
         raise LaunchError(
@@ -84,7 +84,3 @@ def _refuse_torchruns_alone(context: LaunchContext) -> None:
             "--rdzv-endpoint=HOST:PORT …), or say --launcher torchrun if separate trainings are meant",
             told_by_all=True,
         )
-
-
-def _in_shell_of_srun(context: LaunchContext) -> bool:
-    return "SLURM_PTY_PORT" in context.environment and typed_in_a_shell()
