@@ -9,8 +9,8 @@
 #
 #   sbatch mpi_scripts/slurm_mpirun.sh TARGET ARGS...
 #
-# A checkpoint before the time limit: sbatch --signal=B:USR1@120 … and a target that saves on SIGUSR1 (docs/signals.md).
 # Open MPI, Intel MPI and MPICH; MPIRUN=/path/mpirun chooses one. Load its module before you submit, or here.
+# A checkpoint before the time limit: sbatch --signal=B:USR1@120 … and a target that saves on SIGUSR1 (docs/signals.md).
 set -euo pipefail
 
 mpirun=${MPIRUN:-mpirun}

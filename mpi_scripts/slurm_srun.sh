@@ -9,8 +9,8 @@
 #
 #   sbatch mpi_scripts/slurm_srun.sh TARGET ARGS...        e.g. workloads.mnist, or train.py --lr 0.1
 #
-# A checkpoint before the time limit: sbatch --signal=B:USR1@120 … and a target that saves on SIGUSR1 (docs/signals.md).
 # With GPUs: sbatch --gpus-per-node=4 … (as many as ranks per node; each rank takes one).
+# A checkpoint before the time limit: sbatch --signal=B:USR1@120 … and a target that saves on SIGUSR1 (docs/signals.md).
 set -euo pipefail
 
 # exec: a signal to this script's process reaches the launcher, which hands it on (docs/signals.md).

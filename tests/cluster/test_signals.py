@@ -79,10 +79,9 @@ def test_signals_to_a_script(script: str, environment: dict[str, str], tmp_path:
     [
         ("slurm_srun.sh", {}),
         ("slurm_mpirun.sh", {"MPIRUN": str(BIN / "mpirun"), "PRTE_MCA_prte_if_include": "eth0"}),
-        ("slurm_mpirun.sh", {"MPIRUN": str(PREFIXES / "mpich" / "bin" / "mpiexec")}),
         ("slurm_mpirun.sh", {"MPIRUN": INTEL_MPIRUN, "I_MPI_HYDRA_IFACE": "eth0"} | INTEL),
     ],
-    ids=["srun", "Open MPI 5", "MPICH", "Intel MPI"],
+    ids=["srun", "Open MPI 5", "Intel MPI"],
 )
 def test_signals_to_a_job(vc: Cluster, script: str, environment: dict[str, str], tmp_path: Path) -> None:
     """``scancel --batch`` signals as ``sbatch --signal=B:USR1@…`` does, only at once."""
