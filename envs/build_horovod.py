@@ -15,6 +15,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -291,7 +292,7 @@ def _nccl(scratch: Path) -> dict[str, str]:
     return {"HOROVOD_NCCL_HOME": str(home), "HOROVOD_NCCL_LINK": "SHARED"}
 
 
-def _build(sources: Path, scratch: Path, environment: dict[str, str], wheels: Path) -> Path:
+def _build(sources: Path, scratch: Path, environment: dict[str, str], wheels: Path, minutes: float = MINUTES) -> Path:
     log = wheels / "build.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [
@@ -301,20 +302,32 @@ def _build(sources: Path, scratch: Path, environment: dict[str, str], wheels: Pa
     with (
         log.open("w") as file,
         subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # pip, CMake and compilers end together
         ) as build,
     ):
         assert build.stdout is not None
-        limit = threading.Timer(60 * MINUTES, build.kill)
+        limit = threading.Timer(60 * minutes, os.killpg, (build.pid, signal.SIGKILL))
         limit.start()
-        for line in build.stdout:
-            file.write(line)
-            percent = re.match(r"\s*\[ *(\d+)%\]", line)
-            if percent and sys.stderr.isatty():
-                print(f"\rhorovod: {percent[1]:>3} % compiled", end="", file=sys.stderr, flush=True)
-        limit.cancel()
+        try:
+            for line in build.stdout:
+                file.write(line)
+                percent = re.match(r"\s*\[ *(\d+)%\]", line)
+                if percent and sys.stderr.isatty():
+                    print(f"\rhorovod: {percent[1]:>3} % compiled", end="", file=sys.stderr, flush=True)
+        except BaseException:  # Ctrl-C, which reaches this process only
+            os.killpg(build.pid, signal.SIGKILL)
+            raise
+        finally:
+            limit.cancel()
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
+    if build.returncode == -signal.SIGKILL:
+        raise CannotBuildError(f"it was not built within {minutes:g} minutes, or was killed; the log is {log}")
     if build.returncode:
         errors = [
             line for line in log.read_text().splitlines() if re.search(r"\berror\b|CMake Error", line, re.IGNORECASE)

@@ -7,4 +7,5 @@ set -euo pipefail
 
 options=(--gloo -np "${RANKS:-2}")
 if [ -n "${HOSTS:-}" ]; then options+=(-H "$HOSTS"); fi
-horovodrun "${options[@]}" "${PYTHON:-python}" -m runner "$@"
+# exec: a signal to this script's process reaches the launcher, which hands it on (docs/signals.md).
+exec horovodrun "${options[@]}" "${PYTHON:-python}" -m runner "$@"

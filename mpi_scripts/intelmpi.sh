@@ -10,4 +10,6 @@ set -euo pipefail
 options=(-n "${RANKS:-2}")
 if [ -n "${HOSTS:-}" ]; then options+=(-hosts "$HOSTS" -ppn "${PER_HOST:-1}"); fi
 export I_MPI_PIN_DOMAIN=${I_MPI_PIN_DOMAIN:-auto} # each rank its share of the cores, not one
-"${MPIRUN:-mpirun}" "${options[@]}" "${PYTHON:-python}" -m runner "$@"
+# Intel's mpirun is a shell script: a signal would end it and leave the ranks running. mpiexec.hydra hands signals on.
+mpirun=${MPIRUN:-mpirun}
+exec "${mpirun/%mpirun/mpiexec.hydra}" "${options[@]}" "${PYTHON:-python}" -m runner "$@"

@@ -7,4 +7,5 @@ set -euo pipefail
 
 options=(-n "${RANKS:-2}" -bind-to none)
 if [ -n "${HOSTS:-}" ]; then options+=(-hosts "$HOSTS"); fi
-"${MPIRUN:-mpiexec}" "${options[@]}" "${PYTHON:-python}" -m runner "$@"
+# exec: a signal to this script's process reaches the launcher, which hands it on (docs/signals.md).
+exec "${MPIRUN:-mpiexec}" "${options[@]}" "${PYTHON:-python}" -m runner "$@"

@@ -9,6 +9,5 @@ set -euo pipefail
 
 options=(-np "${RANKS:-2}" --bind-to none) # else each rank is bound to one core when there are few of them
 if [ -n "${HOSTS:-}" ]; then options+=(--host "$HOSTS"); fi
-# SIGTERM comes one second before SIGKILL by default; a checkpoint takes longer. (Open MPI 4, 5)
-export OMPI_MCA_odls_base_sigkill_timeout=${GRACE:-30} PRTE_MCA_odls_base_sigkill_timeout=${GRACE:-30}
-"${MPIRUN:-mpirun}" "${options[@]}" "${PYTHON:-python}" -m runner "$@"
+# exec: a signal to this script's process reaches the launcher, which hands it on (docs/signals.md).
+exec "${MPIRUN:-mpirun}" "${options[@]}" "${PYTHON:-python}" -m runner "$@"

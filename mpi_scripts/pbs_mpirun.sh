@@ -16,7 +16,12 @@ ranks=$(wc -l <"$PBS_NODEFILE")
 mpirun=${MPIRUN:-mpirun}
 case $("$mpirun" --version 2>&1) in
   *"Open MPI"* | *PRRTE* | *OpenRTE*) options=(--hostfile "$PBS_NODEFILE" --bind-to none) ;;
+  *Intel*)
+    # Intel's mpirun is a shell script: a signal would end it and leave the ranks running.
+    mpirun=${mpirun/%mpirun/mpiexec.hydra} options=(-machinefile "$PBS_NODEFILE")
+    export I_MPI_HYDRA_RMK=${I_MPI_HYDRA_RMK:-pbs} # as that script sets it
+    ;;
   *) options=(-machinefile "$PBS_NODEFILE") ;;
 esac
-export OMPI_MCA_odls_base_sigkill_timeout=${GRACE:-30} PRTE_MCA_odls_base_sigkill_timeout=${GRACE:-30}
-"$mpirun" "${options[@]}" -np "$ranks" "${PYTHON:-python}" -m runner "$@"
+# exec: a signal to this script's process reaches the launcher, which hands it on (docs/signals.md).
+exec "$mpirun" "${options[@]}" -np "$ranks" "${PYTHON:-python}" -m runner "$@"

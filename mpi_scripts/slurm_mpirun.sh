@@ -10,6 +10,7 @@
 #   sbatch mpi_scripts/slurm_mpirun.sh TARGET ARGS...
 #
 # Open MPI, Intel MPI and MPICH; MPIRUN=/path/mpirun chooses one. Load its module before you submit, or here.
+# A checkpoint before the time limit: sbatch --signal=B:USR1@120 … and a target that saves on SIGUSR1 (docs/signals.md).
 set -euo pipefail
 
 mpirun=${MPIRUN:-mpirun}
@@ -17,15 +18,15 @@ case $("$mpirun" --version 2>&1) in
   *"Open MPI"* | *"PRRTE"* | *OpenRTE*)
     # Open MPI binds each rank to one core when they are few, and its data loaders and threads with it.
     options=(--bind-to none)
-    # It sends SIGTERM one second before SIGKILL; a checkpoint takes longer.
-    export OMPI_MCA_odls_base_sigkill_timeout=${GRACE:-30} PRTE_MCA_odls_base_sigkill_timeout=${GRACE:-30}
     ;;
   *Intel*)
-    options=()
+    # Its mpirun is a shell script: a signal would end it and leave the ranks running.
+    mpirun=${mpirun/%mpirun/mpiexec.hydra} options=()
     export I_MPI_PIN_DOMAIN=${I_MPI_PIN_DOMAIN:-auto} I_MPI_HYDRA_BOOTSTRAP=${I_MPI_HYDRA_BOOTSTRAP:-slurm}
     ;;
   *)
     options=(-bind-to none)
     ;;
 esac
-"$mpirun" "${options[@]}" -np "$SLURM_NTASKS" "${PYTHON:-python}" -m runner "$@"
+# exec: a signal to this script's process reaches the launcher, which hands it on (docs/signals.md).
+exec "$mpirun" "${options[@]}" -np "$SLURM_NTASKS" "${PYTHON:-python}" -m runner "$@"

@@ -10,8 +10,10 @@
 #   sbatch mpi_scripts/slurm_srun.sh TARGET ARGS...        e.g. workloads.mnist, or train.py --lr 0.1
 #
 # With GPUs: sbatch --gpus-per-node=4 … (as many as ranks per node; each rank takes one).
+# A checkpoint before the time limit: sbatch --signal=B:USR1@120 … and a target that saves on SIGUSR1 (docs/signals.md).
 set -euo pipefail
 
+# exec: a signal to this script's process reaches the launcher, which hands it on (docs/signals.md).
 # A rank that fails ends the job; without this the others run on. Since Slurm 22.05 srun gives its tasks one core
 # each unless it is told again.
-srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "${PYTHON:-python}" -m runner "$@"
+exec srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "${PYTHON:-python}" -m runner "$@"

@@ -16,7 +16,8 @@ from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError, UsageError
 from runner.guard.launcher import launcher_of
 from runner.guard.watch import Lifeline, Words, start_worker
 from runner.launch.context import LaunchContext
-from runner.launch.detect import detect, may_speak, refuse_lost_ranks
+from runner.launch.detect import detect, may_speak
+from runner.launch.misfits import idle_tasks, refuse_misfit
 from runner.launch.table import SINGLE
 from runner.leaving import leave
 from runner.options import Request, parse, refuse_idle_options
@@ -39,10 +40,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         request = parse(sys.argv[1:] if argv is None else argv, tool_names())
         context = detect(os.environ, SINGLE.name if works_alone(request.tool) else request.launcher)
-        refuse_lost_ranks(context)
+        refuse_misfit(context)
     except RunnerError as error:
         _say_once(error, may_speak(os.environ), "")
         sys.exit(error.exit_code)
+    if warning := idle_tasks(context):
+        print(f"runner: {warning}", file=sys.stderr, flush=True)
     words = Words(
         label=context.label,
         no_meeting=lambda code: _why_no_meeting(context, request, code),

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from runner.errors import EXIT_USAGE, LaunchError
+from runner.errors import LaunchError
 from runner.launch.context import Ignored, LaunchContext, Value
-from runner.launch.processes import RANK_STARTERS, ancestors, launcher_process
 from runner.launch.slurm_lists import expand_counts
 from runner.launch.table import LAUNCHERS, SINGLE, TASK_COUNTS, Launcher
 
@@ -211,26 +209,3 @@ def _context(
         ignored=ignored,
         environment=MappingProxyType(dict(environment)),
     )
-
-
-def refuse_lost_ranks(context: LaunchContext) -> None:
-    """Refuse to run alone under a launcher whose variables did not arrive (a container that clears them, say).
-
-    Raises:
-        LaunchError: the process believes to be alone, but a launcher of ranks started it.
-        SystemExit: the same, on a process that has an older brother to say it.
-    """
-    if context.launcher is not SINGLE or context.why.startswith("chosen"):
-        return
-    parent = launcher_process(RANK_STARTERS)
-    if parent is not None:
-        line = [os.getpid(), *(process.pid for process in ancestors())]
-        own_branch = line[line.index(parent.pid) - 1]  # this process, or the shell around it
-        if own_branch != min((child.pid for child in parent.children()), default=own_branch):
-            time.sleep(1)  # the first to end has the others ended too, and that one is to speak
-            raise SystemExit(EXIT_USAGE)
-        raise LaunchError(
-            f"{parent.name()} (process {parent.pid}) started this process, but none of its rank variables is set, so "
-            "every process would train alone; let the variables through (a container's --cleanenv and env -i "
-            "remove them), or say --launcher single"
-        )

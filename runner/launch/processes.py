@@ -61,6 +61,21 @@ def executable(process: psutil.Process) -> str:
         return ""
 
 
+def typed_in_a_shell() -> bool:
+    """Whether an interactive shell started this process, or a program that did: its job control makes process groups.
+
+    What a terminal's session leader starts without a shell stays in the leader's group, and a launcher's ranks have no
+    terminal.
+    """
+    if os.getpgrp() == os.getsid(0):
+        return False
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
 def on_terminal() -> bool:
     """Whether a person reads this process's output on a terminal as it appears.
 

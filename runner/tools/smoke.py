@@ -176,8 +176,7 @@ def _run(name: str, way: Way, target: list[str], read: Callable[[str], tuple[str
     start = time.monotonic()
     process = subprocess.Popen(
         [str(FOLDER / way.script), *target],
-        # (Between SIGTERM and SIGKILL there is nothing here that takes time.)
-        env=os.environ | {"PYTHON": sys.executable, "GRACE": "1"} | way.settings,
+        env=os.environ | {"PYTHON": sys.executable} | way.settings,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

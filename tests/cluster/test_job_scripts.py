@@ -143,5 +143,6 @@ def test_all_scripts_are_executable_and_name_no_host() -> None:
         text = script.read_text()
         assert script.stat().st_mode & 0o111, script
         assert "set -euo pipefail" in text, script
+        assert "\nexec " in text, f"{script}: a signal to it would not reach the launcher"
         assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
         assert "node1" not in text, script

@@ -8,7 +8,8 @@ import pytest
 
 from runner.errors import LaunchError
 from runner.launch.context import LaunchContext
-from runner.launch.detect import detect, may_speak
+from runner.launch.detect import detect, may_speak, unused_tasks
+from runner.launch.misfits import idle_tasks, refuse_misfit
 from runner.launch.table import LAUNCHERS, Launcher
 
 DATA = Path(__file__).parent.parent / "data" / "launchers"
@@ -26,6 +27,7 @@ CAPTURED = {
     "slurm-pmi2": ("slurm", 1, 4, 1, 2),
     "slurm-batch-shell": ("single", 0, 1, 0, 1),
     "slurm-salloc-shell": ("single", 0, 1, 0, 1),
+    "slurm-pty-shell": ("slurm", 0, 4, 0, 3),
     "slurm-salloc-srun": ("slurm", 1, 2, 0, 1),
     "openmpi4-in-slurm-batch": ("openmpi", 2, 4, 2, 3),
     "openmpi5-in-slurm-batch": ("openmpi", 2, 4, 2, 3),
@@ -164,3 +166,59 @@ def test_hosts_from_a_node_file(tmp_path: Path) -> None:
     nodes = tmp_path / "nodes"
     nodes.write_text("node1\nnode1\nnode2\n")
     assert detect(captured("openmpi-in-pbs") | {"PBS_NODEFILE": str(nodes)}).hosts == ["node1", "node2"]
+
+
+def test_tasks_of_a_job_that_one_process_leaves_unused(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.write_text("node1\nnode1\nnode2\n")
+    jobs = {
+        4: captured("slurm-batch-shell"),
+        2: {"SLURM_JOB_ID": "8", "SLURM_JOB_NUM_NODES": "2"},  # sbatch --nodes=2, and no number of tasks
+        3: {"PBS_JOBID": "8.server", "PBS_NODEFILE": str(nodes)},
+        16: {"LSB_JOBID": "8", "LSB_DJOB_NUMPROC": "16"},
+    }
+    for tasks, environment in jobs.items():
+        assert unused_tasks(environment) == tasks
+        assert f"this job has {tasks} tasks and one process runs" in idle_tasks(detect(environment))
+        assert idle_tasks(detect(environment, "single")) == ""
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        captured("slurm"),
+        captured("openmpi4-in-slurm-batch"),
+        captured("openmpi-in-pbs"),
+        captured("slurm-batch-shell") | captured("torchrun"),
+        {"SLURM_JOB_ID": "8", "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1"},
+        {"PBS_JOBID": "8.server", "PBS_NODEFILE": "/nowhere"},
+        {"LSB_JOBID": "8", "LSB_DJOB_NUMPROC": "many"},
+    ],
+    ids=["no job", "srun", "mpirun in Slurm", "mpirun in PBS", "torchrun", "one task", "no file", "no number"],
+)
+def test_no_task_is_unused(environment: dict[str, str]) -> None:
+    assert unused_tasks(environment) == 0
+    assert idle_tasks(detect(environment)) == ""
+
+
+@pytest.mark.parametrize(
+    ("outer", "said"),
+    [
+        ("openmpi4", "Open MPI started 4 torchruns (OMPI_COMM_WORLD_SIZE).*mpirun … python -m runner"),
+        ("intelmpi", "Intel MPI started 4 torchruns (PMI_SIZE)"),
+        ("slurm", "Slurm srun started 4 torchruns (SLURM_STEP_NUM_TASKS).*srun … python -m runner"),
+    ],
+)
+def test_torchruns_that_do_not_know_of_each_other(outer: str, said: str) -> None:
+    alone = captured(outer) | captured("torchrun")
+    with pytest.raises(LaunchError, match=said.replace("(", "\\(").replace(")", "\\)")) as caught:
+        refuse_misfit(detect(alone))
+    assert caught.value.told_by_all
+    refuse_misfit(detect(alone, "torchrun"))
+    refuse_misfit(detect(alone | {"GROUP_WORLD_SIZE": "4"}))
+
+
+@pytest.mark.parametrize("outer", ["slurm-batch-shell", "slurm-salloc-shell"])
+def test_one_torchrun_in_a_job_of_several_tasks(outer: str) -> None:
+    refuse_misfit(detect(captured(outer) | captured("torchrun")))

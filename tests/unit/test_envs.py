@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.launching import ROOT, ok, run
+from tests.launching import ROOT, clean_environment, ok, run
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -66,6 +69,28 @@ def test_a_horovod_that_cannot_be_built_is_one_line(tmp_path: Path) -> None:
         assert done.stderr.startswith("horovod: ")
         assert done.stderr.count("\n") == 1
         assert said in done.stderr
+
+
+def test_a_build_that_takes_too_long_ends_with_all_that_it_has_started(tmp_path: Path) -> None:
+    """Sources that take for ever in a process of their own, as a compiler that hangs would."""
+    specification = importlib.util.spec_from_file_location("build_horovod", ENVS / "build_horovod.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    sources, child = tmp_path / "sources", tmp_path / "child"
+    sources.mkdir()
+    (sources / "setup.py").write_text(f"import os\nos.system('echo $$ > {child}; exec sleep 3600')\n")
+    for seconds in (5, 20, 80):  # as long as pip needs here to come to the sources
+        with pytest.raises(module.CannotBuildError, match="not built within"):
+            module._build(sources, tmp_path, clean_environment(), tmp_path, seconds / 60)
+        if child.exists():
+            break
+    pid = int(child.read_text())
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "what pip started runs on"
+        time.sleep(0.05)
 
 
 def test_the_readme_lists_every_file() -> None:

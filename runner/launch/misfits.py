@@ -1,0 +1,86 @@
+"""Launches whose variables read well and that nobody means: ranks that would each train alone, or wait for nobody."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from runner.errors import EXIT_USAGE, LaunchError
+from runner.launch.context import LaunchContext
+from runner.launch.detect import detect, is_marked, unused_tasks
+from runner.launch.processes import RANK_STARTERS, ancestors, launcher_process, typed_in_a_shell
+from runner.launch.table import LAUNCHERS, SINGLE
+
+
+def refuse_misfit(context: LaunchContext) -> None:
+    """Refuse a launch in which this process would not train with the ranks that were started; --launcher settles it.
+
+    Raises:
+        LaunchError: which launch it is, and how it is meant to be.
+        SystemExit: the same, on a process that has an older brother to say it.
+    """
+    if context.why.startswith("chosen"):
+        return
+    if context.launcher is SINGLE:
+        _refuse_lost_ranks()
+    elif context.launcher.name == "slurm":
+        _refuse_shell_of_srun(context)
+    elif context.launcher.name == "torchrun":
+        _refuse_torchruns_alone(context)
+
+
+def idle_tasks(context: LaunchContext) -> str:
+    """A warning for a process that runs alone in a job of several tasks, else an empty string."""
+    tasks = unused_tasks(context.environment)
+    if context.launcher is not SINGLE or context.why.startswith("chosen") or not tasks:
+        return ""
+    start = "srun or mpirun" if "SLURM_JOB_ID" in context.environment else "mpirun"
+    return (
+        f"this job has {tasks} tasks and one process runs; start with {start} python -m runner …, "
+        "or say --launcher single if one is meant"
+    )
+
+
+def _refuse_lost_ranks() -> None:
+    """Refuse to run alone under a launcher whose variables did not arrive (a container that clears them, say)."""
+    parent = launcher_process(RANK_STARTERS)
+    if parent is not None:
+        line = [os.getpid(), *(process.pid for process in ancestors())]
+        own_branch = line[line.index(parent.pid) - 1]  # this process, or the shell around it
+        if own_branch != min((child.pid for child in parent.children()), default=own_branch):
+            time.sleep(1)  # the first to end has the others ended too, and that one is to speak
+            raise SystemExit(EXIT_USAGE)
+        raise LaunchError(
+            f"{parent.name()} (process {parent.pid}) started this process, but none of its rank variables is set, so "
+            "every process would train alone; let the variables through (a container's --cleanenv and env -i "
+            "remove them), or say --launcher single"
+        )
+
+
+def _refuse_shell_of_srun(context: LaunchContext) -> None:
+    """Refuse to be rank 0 in a shell that is one of several tasks: those of the others have ended at once."""
+    if context.size.value > 1 and "SLURM_PTY_PORT" in context.environment and typed_in_a_shell():
+        raise LaunchError(
+            f"this shell is task {context.rank.value} of the {context.size.value} of srun --pty, and the other tasks run "
+            "nothing: start the ranks from here with srun --overlap python -m runner …, or take salloc in srun --pty's "
+            "place and then srun python -m runner …; --launcher single runs one process"
+        )
+
+
+def _refuse_torchruns_alone(context: LaunchContext) -> None:
+    """Refuse several torchruns that a launcher started and that do not know of each other."""
+    environment = context.environment
+    row = next((row for row in LAUNCHERS if row.name in context.launcher.within and is_marked(row, environment)), None)
+    if row is None or environment.get("GROUP_WORLD_SIZE") != "1":
+        return
+    if row.name == "slurm" and "SLURM_PTY_PORT" in environment:
+        return  # a torchrun in the shell of srun --pty: its workers have no terminal by which to tell
+    size = detect(environment, row.name).size
+    if size.value > 1:
+        raise LaunchError(
+            f"{row.title} started {size.value} torchruns ({size.source}) and each is alone (GROUP_WORLD_SIZE=1), so "
+            f"{size.value} trainings would run: leave torchrun out ({row.ranks_per_host.partition(' -')[0]} … python -m "
+            f"runner …), or let one per node meet (torchrun --nnodes={size.value} --rdzv-backend=c10d "
+            "--rdzv-endpoint=HOST:PORT …), or say --launcher torchrun if separate trainings are meant",
+            told_by_all=True,
+        )

@@ -1,0 +1,94 @@
+"""Launches that nobody means, on a real Slurm and a real MPI: refused in a line, or said."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+
+import pytest
+
+from tests.cluster.launchers import BIN
+from tests.cluster.virtual import Cluster
+from tests.launching import RUNNER, SCRIPTS, clean_environment, ok, own_lines
+
+COMPUTES = str(SCRIPTS / "only_computes.py")
+
+
+def typed(vc: Cluster, command: str, *lines: str) -> str:
+    """What a terminal shows where a person starts a shell by a command and types into it, all at once.
+
+    (In lines of their own, what a program does not read the next one does.)
+    """
+    done = subprocess.run(
+        vc.command("node1", ["script", "--quiet", "--command", command, "/dev/null"]),
+        input="; ".join([*lines, "exit"]) + "\n",
+        env=clean_environment(TERM="dumb") | vc.environment,
+        cwd=vc.folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.stdout.replace("\r", "")
+
+
+def test_the_shell_of_srun(vc: Cluster) -> None:
+    """It is one of the step's tasks, and no rank; what it starts by srun, mpirun or torchrun has ranks."""
+    target = shlex.join([*RUNNER, COMPUTES])
+    single = shlex.join([*RUNNER, "--launcher", "single", COMPUTES])
+    torchrun = shlex.join([str(BIN / "torchrun"), "--nproc-per-node=2", "-m", "runner", COMPUTES])
+    shown = typed(
+        vc,
+        "srun --nodes=1 --ntasks=2 --pty bash --norc -i",
+        f"{target}; echo refused: $?",
+        f"bash -c {shlex.quote(f'{target}; echo in a script: $?')}",
+        f"{single}; echo single: $?",
+        f"srun --overlap --ntasks=2 {target} && echo srun: $?",
+        f"{torchrun} && echo torchrun: $?",
+    )
+    said = [line for line in shown.splitlines() if "runner: " in line]
+    assert len(said) == 2, shown
+    for text in ("task 0 of the 2 of srun --pty", "srun --overlap python -m runner", "salloc", "--launcher single"):
+        assert text in said[0]
+    for text in ("refused: 2", "in a script: 2", "single: 0", "srun: 0", "torchrun: 0"):
+        assert f"\n{text}\n" in shown, shown
+
+
+def test_a_shell_of_srun_with_one_task_and_a_rank_on_a_terminal(vc: Cluster) -> None:
+    target = shlex.join([*RUNNER, COMPUTES])
+    assert "\nalone: 0\n" in typed(vc, "srun --ntasks=1 --pty bash --norc -i", f"{target}; echo alone: $?")
+    direct = f"srun --ntasks=2 --pty {target}"
+    assert "\nranks: 0\n" in typed(vc, "bash --norc -i", f"{direct}; echo ranks: $?")
+
+
+def test_a_batch_script_that_starts_one_process(vc: Cluster) -> None:
+    """It runs, with one line that says what is left idle."""
+    line = shlex.join([*RUNNER, COMPUTES])
+    done = ok(vc.run("node1", ["salloc", "--quiet", "--ntasks=2", "bash", "-c", f"{line}; {line} extra"]))
+    lines = own_lines(done)
+    assert len(lines) == 2
+    assert "this job has 2 tasks and one process runs; start with srun or mpirun" in lines[0]
+    quiet = ok(vc.run("node1", ["salloc", "--quiet", "--ntasks=2", "bash", "-c", f"{shlex.join(RUNNER)} smoke --help"]))
+    assert own_lines(quiet) == []
+
+
+@pytest.mark.parametrize(
+    "starter",
+    [
+        ["srun", "--nodes=1", "--nodelist=node1", "--ntasks=2"],
+        [str(BIN / "mpirun"), "-np", "2", "--map-by", ":OVERSUBSCRIBE"],
+    ],
+    ids=["srun", "mpirun"],
+)
+def test_torchruns_that_are_each_alone(vc: Cluster, starter: list[str]) -> None:
+    torchrun = [*starter, str(BIN / "torchrun"), "--nproc-per-node=1"]
+    done = vc.run("node1", [*torchrun, "-m", "runner", COMPUTES])
+    assert done.returncode != 0
+    (line,) = own_lines(done)
+    for text in ("started 2 torchruns", "each is alone", "--nnodes=2", "--launcher torchrun"):
+        assert text in line
+    together = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node1:29511", "--rdzv-id=7"]
+    done = ok(vc.run("node1", [*torchrun, *together, "-m", "runner", COMPUTES]))
+    assert sorted(line for line in done.stdout.splitlines() if line.startswith("rank")) == [
+        "rank 0: 499500",
+        "rank 1: 499500",
+    ]

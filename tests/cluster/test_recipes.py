@@ -1,0 +1,81 @@
+"""The launch recipes of courses and sites' documentation, with ``-m runner`` in the launched script's place."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cluster.launchers import BIN, INTEL, INTEL_MPIRUN
+from tests.cluster.test_job_scripts import submit
+from tests.cluster.virtual import Cluster
+from tests.launching import RUNNER, SCRIPTS, ok
+
+RECIPES = SCRIPTS / "recipes"
+TORCHRUN = str(BIN / "torchrun")
+
+
+def ranks(text: str) -> list[str]:
+    return sorted(line for line in text.splitlines() if line.startswith("rank "))
+
+
+def trained(text: str, snapshot: Path, local: list[int]) -> None:
+    """snapshots.py ran two epochs on ranks with these local ranks."""
+    assert ranks(text) == [f"rank {rank} local {own} of {len(local)}: 2 epochs" for rank, own in enumerate(local)]
+    assert torch.load(snapshot)["epochs"] == 2
+
+
+def test_python_in_a_batch_script(vc: Cluster, tmp_path: Path) -> None:
+    """Two tasks are how some ask for two cores: it runs, with a word on the other task."""
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/bash\n{shlex.join([*RUNNER, str(RECIPES / 'one_process.py')])}\n")
+    text = submit(vc, script, ["--nodes=1", "--ntasks=2"])
+    assert "one process: accuracy above 0.9 True" in text
+    assert "this job has 2 tasks and one process runs" in text
+
+
+def test_torchrun_on_one_node(vc: Cluster, tmp_path: Path) -> None:
+    target = ["-m", "runner", str(RECIPES / "snapshots.py"), str(tmp_path / "snapshot.pt"), "2"]
+    text = submit(vc, RECIPES / "one_node_torchrun.sh", ["--nodes=1", "--ntasks=2"], TORCHRUN, "2", *target)
+    trained(text, tmp_path / "snapshot.pt", [0, 1])
+
+
+def test_a_torchrun_on_each_of_two_nodes(vc: Cluster) -> None:
+    shape = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
+    target = ["-m", "runner", str(RECIPES / "sharded_and_split.py")]
+    text = submit(vc, RECIPES / "two_nodes_torchrun.sh", shape, TORCHRUN, *target)
+    assert ranks(text) == [f"rank {rank}: replica {rank // 2} split {rank % 2} falls True" for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "environment"),
+    [
+        (
+            [
+                str(BIN / "mpirun"),
+                "-np",
+                "4",
+                "--map-by",
+                "ppr:2:node",
+                "--bind-to",
+                "none",
+                "--host",
+                "node1:2,node2:2",
+            ],
+            {"PRTE_MCA_prte_if_include": "eth0"},
+        ),
+        ([INTEL_MPIRUN, "-n", "4", "-ppn", "2", "-hosts", "node1,node2"], {"I_MPI_HYDRA_IFACE": "eth0"} | INTEL),
+    ],
+    ids=["Open MPI", "Intel MPI"],
+)
+def test_mpirun_on_named_hosts(vc: Cluster, launcher: list[str], environment: dict[str, str], tmp_path: Path) -> None:
+    agents = {
+        "PRTE_MCA_plm_ssh_agent": vc.agent,
+        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC": vc.agent,
+    }
+    command = [*launcher, *RUNNER, str(RECIPES / "snapshots.py"), str(tmp_path / "snapshot.pt"), "2"]
+    text = ok(vc.run("node1", command, **agents, **environment)).stdout
+    trained(text, tmp_path / "snapshot.pt", [0, 1, 0, 1])

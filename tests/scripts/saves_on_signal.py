@@ -1,0 +1,21 @@
+"""Waits as a training loop does between its steps: SIGUSR1 saves and goes on, SIGTERM ends: ``saves_on_signal.py FOLDER``."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+heard = []
+signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+folder, rank = Path(sys.argv[1]), os.environ["RANK"]
+draft = folder / f"{rank}.draft"
+draft.write_text(str(os.getpid()))
+draft.rename(folder / f"{rank}.started")
+for _ in range(1200):
+    time.sleep(0.1)
+    if heard:
+        (folder / f"{rank}.saved").touch()
+        heard.clear()
