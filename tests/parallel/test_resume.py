@@ -51,15 +51,15 @@ def test_with_dropout_and_augmentation_two_parts_are_the_whole(
 ) -> None:
     ok(trained(2, tmp_path / "parts", *SHORT, stop))
     done = ok(trained(2, tmp_path / "parts", *SHORT, "--resume"))
+    parts = metrics(tmp_path / "parts" / "metrics.jsonl")
+    for field in ("loss", "step", "epoch"):
+        assert [line[field] for line in parts] == [line[field] for line in whole]
+    assert [line["epoch"] for line in whole] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert parts[-1]["val_loss"] == whole[-1]["val_loss"]
     step, epochs = (4, 2) if "epochs" in stop else (3, 1)
     assert done.stdout.splitlines()[0] == (
         f"going on from {tmp_path}/parts/checkpoint.pt, step {step}, {epochs} of 4 epochs done"
     )
-    parts = metrics(tmp_path / "parts" / "metrics.jsonl")
-    for field in ("step", "epoch", "loss"):
-        assert [line[field] for line in parts] == [line[field] for line in whole]
-    assert [line["epoch"] for line in whole] == [1, 1, 2, 2, 3, 3, 4, 4]
-    assert parts[-1]["val_loss"] == whole[-1]["val_loss"]
 
 
 def test_what_has_changed_is_said_and_obeyed_or_refused(tmp_path: Path) -> None:
