@@ -32,5 +32,6 @@ def main(run: Run, argv: list[str]) -> None:
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr, momentum=given.momentum),
         train_data=train_data,
         test_data=test_data,
+        unit="images",
     )
     fit(run, task, options)

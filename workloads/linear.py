@@ -30,6 +30,5 @@ def main(run: Run, argv: list[str]) -> None:
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr),
         train_data=data,
         is_classification=False,
-        unit="samples",
     )
     fit(run, task, options)

@@ -31,5 +31,6 @@ def main(run: Run, argv: list[str]) -> None:
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=options.lr),
         train_data=train_data,
         test_data=test_data,
+        unit="images",
     )
     fit(run, task, options)

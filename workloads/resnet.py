@@ -5,7 +5,7 @@
     mpirun -np 4 python -m runner workloads.resnet --bf16 --channels-last --compile
     mpirun -np 2 python -m runner compare workloads.resnet --image-size 64 --batch-size 8
 
-Nothing is saved: of the shared options those on batches, --seed, --strategy, --compression and --dtype count here.
+Nothing is saved, and nothing is learned: the options of trainings for that are not there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from runner.training.benchmark import Protocol, benchmark
-from runner.training.options import positive, read_options, workload_parser
+from runner.training.options import positive, read_step_options, step_parser
 from runner.training.run import Run
 from runner.training.task import Task
 
@@ -27,7 +27,7 @@ CLASSES = 1000
 
 def main(run: Run, argv: list[str]) -> None:
     """Train, and say how many images per second that were."""
-    parser = workload_parser(run, __doc__, data=("synthetic",), batch_size=32, lr=0.01)
+    parser = step_parser(run, __doc__)
     group = parser.add_argument_group("benchmark")
     group.add_argument("--model", choices=("resnet18", "resnet50"), default="resnet18", help="(default: %(default)s)")
     group.add_argument("--image-size", type=positive, default=224, metavar="PIXELS", help="(default: %(default)s)")
@@ -37,7 +37,7 @@ def main(run: Run, argv: list[str]) -> None:
     group.add_argument("--channels-last", action="store_true", help="NHWC memory, which convolutions like better")
     group.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
     group.add_argument("--compile", action="store_true", help="torch.compile; needs a C++ compiler on CPUs")
-    options, given = read_options(run, parser, argv)
+    options, given = read_step_options(run, parser, argv)
     torch.manual_seed(options.seed)
     model: nn.Module = Forward(
         getattr(torchvision.models, given.model)(num_classes=CLASSES),
@@ -49,8 +49,9 @@ def main(run: Run, argv: list[str]) -> None:
     task = Task(
         model=model,
         loss=nn.CrossEntropyLoss(),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr, momentum=0.9),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
         train_data=Synthetic(given.image_size, kept=options.batch_size, length=4 * options.batch_size * run.size),
+        unit="images",
     )
     protocol = Protocol(
         warmup_batches=given.warmup_batches,

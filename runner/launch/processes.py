@@ -19,6 +19,9 @@ LAUNCHER_PROCESSES = frozenset(
     }
 )
 
+# Those of them that pass on whole lines only: Open MPI 5's (PRRTE), whatever it was called by.
+_HOLD_LINES = frozenset({"prterun", "prted", "prte"})
+
 # Those of them whose every child is a rank. Slurm's also start batch scripts and shells.
 RANK_STARTERS = LAUNCHER_PROCESSES - {"slurmstepd", "srun", "flux-shell"}
 
@@ -76,15 +79,20 @@ def typed_in_a_shell() -> bool:
     return True
 
 
-def on_terminal() -> bool:
+def on_terminal(*, in_place: bool = False) -> bool:
     """Whether a person reads this process's output on a terminal as it appears.
 
     Open MPI gives its ranks a pseudo-terminal whatever its own output is, so the launchers above are asked too.
+
+    Args:
+        in_place: whether also a line that has not ended yet appears, as what is redrawn in its place needs.
     """
     if not os.isatty(1):
         return False
     process = launcher_process()
     while process is not None:
+        if in_place and is_one_of(process, _HOLD_LINES):
+            return False
         try:
             target = os.readlink(f"/proc/{process.pid}/fd/1")
         except OSError:

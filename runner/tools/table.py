@@ -83,7 +83,7 @@ def print_columns(title: str, columns: Sequence[Column]) -> None:
 
 def show_progress(text: str) -> None:
     """On a terminal, say what is being done, in place of what was said before; "" wipes it out."""
-    if on_terminal():
+    if on_terminal(in_place=True):
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 

@@ -14,7 +14,8 @@ from runner.errors import UsageError
 class ShardSampler(Sampler[int]):
     """Every ``size``-th sample of a shuffled epoch, starting at ``rank``; may begin in mid-epoch.
 
-    With ``size`` × batch size held fixed, step k uses the same samples on any number of ranks.
+    With ``size`` × batch size held fixed, step k uses the same samples on any number of ranks. All ranks have equally
+    many, whatever ``skip`` is: what the ranks share is the rest of the epoch.
     """
 
     @classmethod
@@ -34,11 +35,11 @@ class ShardSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(self.length, generator=generator)
-        share = self.length // self.size * self.size
-        return iter(order[self.skip : share][self.rank :: self.size].tolist())
+        end = self.skip + len(self) * self.size  # as many for each rank: what is left over is nobody's
+        return iter(order[self.skip : end][self.rank :: self.size].tolist())
 
     def __len__(self) -> int:
-        return (self.length // self.size * self.size - self.skip) // self.size
+        return (self.length - self.skip) // self.size
 
 
 def length_of(data: Dataset[Any]) -> int:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from runner.parallel import load_strategy
 from runner.training.batches import ShardSampler, train_loader
-from runner.training.options import TrainingOptions
+from runner.training.options import StepOptions
 from runner.training.run import Run
 from runner.training.task import Task, to_device, train_step
 
@@ -39,7 +39,7 @@ class Speed:
     total: float
 
 
-def benchmark(run: Run, task: Task, options: TrainingOptions, protocol: Protocol) -> Speed:
+def benchmark(run: Run, task: Task, options: StepOptions, protocol: Protocol) -> Speed:
     """Train on one batch per rank again and again, and say how fast that is. Collective."""
     if run.instead is not None:
         taken: Speed = run.instead(run, task, options)

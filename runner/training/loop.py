@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
-from runner.errors import UsageError
+from runner.errors import RunnerError
 from runner.parallel import load_strategy
-from runner.training import checkpoint
-from runner.training.batches import ShardSampler, evaluation_loader, train_loader
+from runner.training import checkpoint, resume
+from runner.training.batches import ShardSampler, train_loader
 from runner.training.checkpoint import Position
-from runner.training.metrics import MetricsFile, StepRecord, TensorBoard
+from runner.training.evaluation import Evaluation, evaluate, share_buffers
+from runner.training.metrics import StepRecord
 from runner.training.options import TrainingOptions
-from runner.training.progress import show_progress
+from runner.training.output import Sink, open_output
+from runner.training.progress import Show, show_progress
+from runner.training.random_numbers import seed_random_numbers
 from runner.training.run import Run
 from runner.training.task import Task, to_device, train_step
 
@@ -62,72 +66,82 @@ def fit(
 ) -> Result:
     """Train on all ranks, evaluate after each epoch, write metrics and checkpoints on rank 0. Collective.
 
+    Before each step torch, ``random`` and NumPy are seeded from seed, step and rank, so that what is drawn in it (to
+    drop out, to augment) does not depend on where a run was resumed.
+
     Args:
         on_step: called on every rank after each optimizer step.
         on_epoch: called on every rank after each epoch and its evaluation.
 
     Raises:
-        UsageError: the data is too small for the batch, or the checkpoint does not fit.
+        UsageError: the data is too small for the batch, or the checkpoint is damaged or does not fit.
+        RunnerError: a file cannot be written, or the loss is not finite and that was to be checked.
     """
     if run.instead is not None:
         taken: Result = run.instead(run, task, options)
         return taken
     device, dtype = run.device, getattr(torch, options.dtype)
     bare = task.model.to(device, dtype)
-    resumed = _read_checkpoint(run, options, bare)
-    model, optimizer = load_strategy(options.strategy)(bare, task.optimizer, run.mesh, options.gradients)
-    position = checkpoint.restore(resumed, bare, optimizer) if resumed else Position()
     sampler = ShardSampler.over(task.train_data, run.rank, run.size, options.seed)
     loader = train_loader(task.train_data, sampler, options.batch_size, options.workers)
+    resumed, content = resume.read(run, options, bare)
+    model, optimizer = load_strategy(options.strategy)(bare, task.optimizer, run.mesh, options.gradients)
+    settings = resume.settings_of(run, options, sampler.length, optimizer)
+    position = Position()
+    if resumed:
+        position, changes = resume.restore(resumed, content, settings, bare, optimizer)
+        if _is_at_its_end(position, options):
+            return _nothing_left(run, task, options, bare, resumed, position)
+        run.say(_going_on(resumed, position, options, changes if "settings" in content else None))
     state = State(model, optimizer, position)
     meter = _Meter(run, options.batch_size * run.size)
-    steps_per_epoch = len(loader)
-    evaluation: tuple[float, float | None] | None = None
-    saved_at = position.step if resumed else -1
+    last_step = _last_step(position, sampler.length, meter.global_batch, options)
+    check = functools.partial(_check_finite, run, position) if options.check_finite else None
+    evaluation: Evaluation | None = None
+    saved_at = None
     with ExitStack() as stack:
-        sinks = _open_sinks(run, options, position if resumed else None, stack)
+        sinks, aside = open_output(run, options, resumed, position.step, stack)
         show = stack.enter_context(
-            show_progress(visible=run.is_main, epochs=options.epochs, steps_per_epoch=steps_per_epoch)
+            show_progress(visible=run.is_main, epochs=options.epochs, steps=last_step, done=position.step)
         )
-        last_step = options.max_steps or math.inf
+        log = _Log(sinks, show)
         model.train()
         while position.epoch < options.epochs and position.step < last_step:
             sampler.epoch, sampler.skip = position.epoch, position.samples
             meter.start()
-            for batch in loader:
+            seed_random_numbers(options.seed, position.step, run.rank, device)  # of the loader's processes
+            batches = iter(loader)
+            for left in reversed(range(min(len(loader), last_step - position.step))):
+                seed_random_numbers(options.seed, position.step, run.rank, device)
+                batch = next(batches)
                 inputs, targets = to_device(batch[0], batch[1], device, dtype)
-                loss = train_step(model, optimizer, task, inputs, targets, options.gradients.micro_batches)
+                loss = train_step(model, optimizer, task, inputs, targets, options.gradients.micro_batches, check)
                 position.step += 1
                 position.samples += meter.global_batch
-                meter.add(loss, position, optimizer.param_groups[0]["lr"])
+                meter.add(loss, position, float(optimizer.param_groups[0]["lr"]))
                 for hook in on_step:
                     hook(state)
-                show.step(position.epoch, position.samples // meter.global_batch)
-                if len(meter) == options.log_every and position.samples // meter.global_batch < steps_per_epoch:
-                    state.records = _write(sinks, meter.records())
-                if position.step >= last_step:
-                    break
+                show.step(position.epoch + 1, position.step, state.records[-1].loss if state.records else None)
+                if len(meter) == options.log_every and left:
+                    state.records = log.write(meter.records())
             records = meter.records()
-            if task.test_data is not None:
-                evaluation = _evaluate(run, task, bare, options, dtype)
-                if records:
-                    records[-1].val_loss, records[-1].val_accuracy = evaluation
-            state.records = _write(sinks, records)
-            epoch_is_over = position.samples + meter.global_batch > _whole_epoch(sampler)
+            evaluation = evaluate(run, task, bare, options)
+            if records and evaluation:
+                records[-1].val_loss, records[-1].val_accuracy = evaluation
+            state.records = log.write(records)
             if records:
-                show.line(_epoch_line(options.epochs, records, task, meter))
+                show.line(_epoch_line(options.epochs, records, task))
+            epoch_is_over = position.samples + meter.global_batch > sampler.length
             if epoch_is_over:
                 position.epoch, position.samples = position.epoch + 1, 0
             for hook in on_epoch:
                 hook(state)
             if epoch_is_over and options.save_every and position.epoch % options.save_every == 0:
-                _save(run, options, bare, optimizer, position)
+                _save(run, options, settings, bare, optimizer, position, aside)
                 saved_at = position.step
             model.train()
-        if evaluation is None and task.test_data is not None:  # resumed at the end
-            evaluation = _evaluate(run, task, bare, options, dtype)
         if saved_at != position.step:
-            _save(run, options, bare, optimizer, position)
+            _save(run, options, settings, bare, optimizer, position, aside)
     result = Result(position.step, meter.overall(), *(evaluation or (None, None)))
     run.say(_summary(result, task, options))
     return result
@@ -154,7 +168,7 @@ class _Meter:
 
     def add(self, loss: Tensor, position: Position, lr: float) -> None:
         self._losses.append(loss)
-        self._places.append((position.step, position.epoch, lr))
+        self._places.append((position.step, position.epoch + 1, lr))
 
     def records(self) -> list[StepRecord]:
         """The records of the steps since the last call, losses averaged over all ranks. Collective."""
@@ -180,83 +194,92 @@ class _Meter:
         return self._steps * self.global_batch / self._seconds if self._seconds else 0.0
 
 
-def _read_checkpoint(run: Run, options: TrainingOptions, model: nn.Module) -> dict[str, Any] | None:
-    """The checkpoint to go on from, on every rank: read by rank 0 alone."""
-    if options.resume is None:
-        return None
-    path = options.checkpoint if options.resume == "" else type(options.checkpoint)(options.resume)
-    if options.resume == "" and not run.on_main(path.exists):
-        run.say(f"no checkpoint in {options.checkpoint_dir} yet: starting from the beginning")
-        return None
-    content = run.on_main(lambda: checkpoint.read(path, run.workload, model))
-    run.say(f"going on from {path}, step {content['position']['step']}, epoch {content['position']['epoch']}")
-    return content
+class _Log:
+    """Writes records to the sinks, and says on the screen when the loss is no number for the first time."""
+
+    def __init__(self, sinks: Sequence[Sink], show: Show) -> None:
+        self._sinks, self._show = sinks, show
+        self._told = False
+
+    def write(self, records: list[StepRecord]) -> list[StepRecord]:
+        """Returns the records."""
+        for sink in self._sinks:
+            sink.write(records)
+        odd = next((record for record in records if not math.isfinite(record.loss)), None)
+        if odd and not self._told:
+            self._told = True
+            self._show.line(
+                f"the loss is {odd.loss} at step {odd.step}, in epoch {odd.epoch} (--check-finite ends the job there)"
+            )
+        return records
 
 
-def _save(run: Run, options: TrainingOptions, model: nn.Module, optimizer: Optimizer, position: Position) -> None:
-    if run.is_main:
-        checkpoint.save(options.checkpoint, run.workload, model, optimizer, position)
+def _is_at_its_end(position: Position, options: TrainingOptions) -> bool:
+    return position.epoch >= options.epochs or position.step >= (options.max_steps or math.inf)
 
 
-def _open_sinks(
-    run: Run, options: TrainingOptions, resumed: Position | None, stack: ExitStack
-) -> list[MetricsFile | TensorBoard]:
-    def open_on_main() -> None:
-        try:
-            sinks.append(MetricsFile(options.metrics, stack, resumed.step if resumed else None))
-            if options.tensorboard is not None:
-                sinks.append(TensorBoard(options.tensorboard, stack))
-        except OSError as error:
-            raise UsageError(f"cannot write {error.filename}: {error.strerror}; name another file or folder") from None
-
-    sinks: list[MetricsFile | TensorBoard] = []
-    run.on_main(open_on_main)
-    return sinks
+def _last_step(position: Position, length: int, global_batch: int, options: TrainingOptions) -> int:
+    """The number of the last step that there will be."""
+    here, whole = (length - position.samples) // global_batch, length // global_batch
+    last = position.step + here + (options.epochs - position.epoch - 1) * whole
+    return min(last, options.max_steps or last)
 
 
-def _write(sinks: Sequence[MetricsFile | TensorBoard], records: list[StepRecord]) -> list[StepRecord]:
-    for sink in sinks:
-        sink.write(records)
-    return records
+def _nothing_left(
+    run: Run, task: Task, options: TrainingOptions, model: nn.Module, path: Path, position: Position
+) -> Result:
+    evaluation = evaluate(run, task, model, options)
+    result = Result(position.step, 0.0, *(evaluation or (None, None)))
+    texts = ", ".join(_evaluation_texts(result.val_loss, result.val_accuracy))
+    at, option = f"epoch {position.epoch} of {options.epochs}", "--epochs"
+    if position.epoch < options.epochs:
+        at, option = f"step {position.step} of {options.max_steps}", "--max-steps"
+    run.say(f"nothing left to do: {path} is at {at}{f' ({texts})' if texts else ''}; say {option} N to go on")
+    return result
 
 
-def _whole_epoch(sampler: ShardSampler) -> int:
-    return sampler.length // sampler.size * sampler.size
+def _check_finite(run: Run, position: Position, loss: Tensor) -> None:
+    """Raise on all ranks where the loss of any is not finite. Collective."""
+    (total,) = run.sum(float(loss))
+    if not math.isfinite(total):
+        place = f"at step {position.step + 1}, in epoch {position.epoch + 1}"
+        own = None if math.isfinite(loss) else f"--check-finite: the loss is {float(loss)} on rank {run.rank} {place}"
+        run.agree(own, RunnerError)
 
 
-@torch.no_grad()
-def _evaluate(
-    run: Run, task: Task, model: nn.Module, options: TrainingOptions, dtype: torch.dtype
-) -> tuple[float, float | None]:
-    """(mean loss, accuracy) over the test data, every sample counted once. Collective.
-
-    The bare model is called: ranks may have different numbers of batches, which DDP's own forward does not allow.
-    """
-    assert task.test_data is not None
-    loader: DataLoader[Any] = evaluation_loader(task.test_data, run.rank, run.size, max(options.batch_size, 256))
-    model.eval()
-    loss_sum, correct, count = 0.0, 0, 0
-    for inputs, targets in loader:
-        moved, wanted = to_device(inputs, targets, run.device, dtype)
-        outputs = model(moved)
-        loss_sum += task.loss(outputs, wanted).item() * len(targets)
-        if task.is_classification:
-            correct += int((outputs.argmax(dim=1) == wanted).sum())
-        count += len(targets)
-    loss_sum, hits, total = run.sum(loss_sum, correct, count)
-    return loss_sum / total, hits / total if task.is_classification else None
+def _save(
+    run: Run,
+    options: TrainingOptions,
+    settings: dict[str, Any],
+    model: nn.Module,
+    optimizer: Optimizer,
+    position: Position,
+    aside: Path | None,
+) -> None:
+    share_buffers(model)
+    run.on_main(lambda: checkpoint.save(options.checkpoint, settings, model, optimizer, position, aside=aside))
 
 
-def _epoch_line(epochs: int, records: list[StepRecord], task: Task, meter: _Meter) -> str:
+def _going_on(path: Path, position: Position, options: TrainingOptions, changes: list[str] | None) -> str:
+    said = f"going on from {path}, step {position.step}, {position.epoch} of {options.epochs} epochs done"
+    if changes is None:
+        return f"{said}; it is an earlier version's, which did not note its options: they are not compared"
+    return f"{said}; {', '.join(changes)}" if changes else said
+
+
+def _epoch_line(epochs: int, records: list[StepRecord], task: Task) -> str:
+    """At 80 columns a line, also with six digits here and there."""
     last = records[-1]
     mean = sum(record.loss for record in records) / len(records)
-    parts = [f"epoch {last.epoch + 1}/{epochs}", f"step {last.step}", f"loss {mean:.4f}"]
-    parts += _evaluation_texts(last.val_loss, last.val_accuracy)
+    parts = [f"epoch {last.epoch}/{epochs}", f"step {last.step}", f"loss {mean:.4g}"]
+    if last.val_loss is not None:
+        accuracy = "" if last.val_accuracy is None else f" ({100 * last.val_accuracy:.2f} %)"
+        parts.append(f"test {last.val_loss:.4g}{accuracy}")
     return "  ".join([*parts, f"{last.samples_per_s:.0f} {task.unit}/s"])
 
 
 def _evaluation_texts(val_loss: float | None, val_accuracy: float | None) -> list[str]:
-    texts = [] if val_loss is None else [f"test loss {val_loss:.4f}"]
+    texts = [] if val_loss is None else [f"test loss {val_loss:.4g}"]
     return texts if val_accuracy is None else [*texts, f"test accuracy {100 * val_accuracy:.2f} %"]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import UsageError
+from runner.training.writing import writing
 
 
 @dataclass(kw_only=True)
@@ -17,7 +20,7 @@ class StepRecord:
     """One optimizer step. Loss is the mean over the global batch; the last step of an epoch has the evaluation."""
 
     step: int
-    epoch: int
+    epoch: int  # the first is 1
     loss: float
     lr: float
     samples_per_s: float
@@ -26,18 +29,29 @@ class StepRecord:
 
 
 class MetricsFile:
-    """JSON lines; on resuming, lines after the checkpoint's step are dropped and the file goes on."""
+    """JSON lines, appended to those that are kept of what was there; a number that is not finite is null.
 
-    def __init__(self, path: Path, stack: ExitStack, resumed_at: int | None) -> None:
-        kept = _lines_until(path, resumed_at) if resumed_at is not None and path.exists() else []
-        self._file = stack.enter_context(open(path, "w"))
-        self._file.writelines(kept)
-        self._file.flush()
+    Raises:
+        RunnerError: a file cannot be written on.
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path, stack: ExitStack, kept: Sequence[str] = ()) -> None:
+        self.path = path
+        if kept:
+            draft = path.with_name(f".{path.name}.new")
+            with writing(path):
+                draft.write_text("".join(kept))
+                os.replace(draft, path)
+        # Unbuffered: what a full disk did not take is not tried again when the file is closed.
+        self._file = stack.enter_context(open(path, "ab", buffering=0))
 
     def write(self, records: Sequence[StepRecord]) -> None:
         """Append records, and hand them to the system."""
-        self._file.writelines(json.dumps(vars(record)) + "\n" for record in records)
-        self._file.flush()
+        rest = memoryview("".join(_line(vars(record)) for record in records).encode())
+        with writing(self.path):
+            while rest:
+                rest = rest[self._file.write(rest) :]
 
 
 class TensorBoard:
@@ -48,23 +62,39 @@ class TensorBoard:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError:
             raise UsageError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
+        self.path = folder
         self._writer: Any = SummaryWriter(str(folder))
-        stack.callback(self._writer.close)
+        stack.callback(self._close)
 
     def write(self, records: Sequence[StepRecord]) -> None:
         """Add every number of the records."""
-        for record in records:
-            for name, value in vars(record).items():
-                if name != "step" and value is not None:
-                    self._writer.add_scalar(name, value, record.step)
+        with writing(self.path):
+            for record in records:
+                for name, value in vars(record).items():
+                    if name != "step" and value is not None:
+                        self._writer.add_scalar(name, value, record.step)
+
+    def _close(self) -> None:
+        with writing(self.path):
+            self._writer.close()
 
 
-def _lines_until(path: Path, step: int) -> list[str]:
+def lines_until(path: Path, step: int) -> list[str]:
+    """The lines of a metrics file up to this step; those that are no records, or were cut off, are left out."""
     kept = []
-    for line in path.read_text().splitlines(keepends=True):
+    for line in path.read_text(errors="replace").split("\n"):
         try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line)
-        except (ValueError, KeyError):
-            continue  # a line cut off when the run before was killed
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("step"), int) and record["step"] <= step:
+            kept.append(_line(record))
     return kept
+
+
+def _line(record: dict[str, Any]) -> str:
+    """JSON (RFC 8259), which has no NaN and no infinity."""
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
+    }
+    return json.dumps(finite) + "\n"

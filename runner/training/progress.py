@@ -1,47 +1,80 @@
-"""How a training shows how far it is: a bar on a terminal, a line per epoch elsewhere."""
+"""How a training shows how far it is: a bar where it can be redrawn, lines elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Protocol
 
 from runner.launch.processes import on_terminal
+
+# Seconds between two lines about how far it is: where a person looks on, and in a file.
+_BEAT_ON_TERMINAL = 10.0
+_BEAT_ELSEWHERE = 60.0
 
 
 class Show(Protocol):
     """Where progress goes."""
 
-    def step(self, epoch: int, done: int) -> None:
-        """``done`` steps of this epoch are done."""
+    def step(self, epoch: int, step: int, loss: float | None) -> None:
+        """A step is done, of this epoch (the first is 1); the loss is the last that is known."""
 
     def line(self, text: str) -> None:
         """Something worth keeping on the screen."""
 
 
-class _Silent:
-    def step(self, epoch: int, done: int) -> None:
+class Silent:
+    """Shows nothing."""
+
+    def step(self, epoch: int, step: int, loss: float | None) -> None:
         pass
 
     def line(self, text: str) -> None:
         pass
 
 
-class _Lines:
-    def step(self, epoch: int, done: int) -> None:
-        pass
+@dataclass
+class Lines:
+    """Prints lines, and one about how far it is when nothing was printed for ``beat`` seconds."""
+
+    epochs: int
+    steps: int  # at the end
+    done: int  # at the start
+    beat: float
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._start = self._last = self.clock()
+
+    def step(self, epoch: int, step: int, loss: float | None) -> None:
+        now = self.clock()
+        if now - self._last < self.beat or step >= self.steps:
+            return
+        left = (now - self._start) / (step - self.done) * (self.steps - step)
+        known = "" if loss is None else f"  loss {loss:.4g}"
+        self.line(
+            f"epoch {epoch}/{self.epochs}  step {step}/{self.steps}{known}  {timedelta(seconds=round(left))} left"
+        )
 
     def line(self, text: str) -> None:
         print(text, flush=True)
+        self._last = self.clock()
 
 
 @contextmanager
-def show_progress(*, visible: bool, epochs: int, steps_per_epoch: int) -> Iterator[Show]:
-    """A bar, lines, or nothing on ranks that should be silent."""
+def show_progress(*, visible: bool, epochs: int, steps: int, done: int) -> Iterator[Show]:
+    """A bar, lines, or nothing on ranks that should be silent.
+
+    Args:
+        steps: of the whole training, of which so many are done.
+    """
     if not visible:
-        yield _Silent()
-    elif not on_terminal():
-        yield _Lines()
+        yield Silent()
+    elif not on_terminal(in_place=True):
+        yield Lines(epochs, steps, done, _BEAT_ON_TERMINAL if on_terminal() else _BEAT_ELSEWHERE)
     else:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -49,11 +82,11 @@ def show_progress(*, visible: bool, epochs: int, steps_per_epoch: int) -> Iterat
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         console = Console(force_terminal=True, highlight=False, soft_wrap=True)
         with Progress(*columns, console=console, transient=True) as progress:
-            bar = progress.add_task("", total=steps_per_epoch)
+            bar = progress.add_task("", total=steps, completed=done)
 
             class Bar:
-                def step(self, epoch: int, done: int) -> None:
-                    progress.update(bar, description=f"epoch {epoch + 1}/{epochs}", completed=done)
+                def step(self, epoch: int, step: int, loss: float | None) -> None:
+                    progress.update(bar, description=f"epoch {epoch}/{epochs}", completed=step)
 
                 def line(self, text: str) -> None:
                     progress.console.print(text, markup=False)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from runner.comm.job import Job
-from runner.errors import UsageError
+from runner.errors import RunnerError, UsageError
 
 T = TypeVar("T")
 
@@ -63,26 +63,27 @@ class Run:
         """Do something on rank 0, and give its result to all ranks. Collective.
 
         Raises:
-            UsageError: rank 0 raised it; all ranks do, with its message.
+            RunnerError: rank 0 raised it, or a kind of it; all ranks do, with its message.
         """
         answer: list[Any] = [None, None]
         if self.is_main:
             try:
                 answer[0] = work()
-            except UsageError as error:
-                answer[1] = str(error)
+            except RunnerError as error:
+                error.told_by_all = True
+                answer[1] = error
         if self.size > 1:
             dist.broadcast_object_list(answer, src=0, device=self.device)
         if answer[1] is not None:
-            raise UsageError(answer[1], told_by_all=True)
+            raise answer[1]
         result: T = answer[0]
         return result
 
-    def agree(self, problem: str | None) -> None:
+    def agree(self, problem: str | None, kind: type[RunnerError] = UsageError) -> None:
         """Raise on all ranks what is a problem on any. Collective.
 
         Raises:
-            UsageError: some rank has a problem; the message names its host where there are several.
+            RunnerError: of this kind; some rank has a problem. The message names its host where there are several.
         """
         problems: list[str | None] = [None] * self.size
         if self.size > 1:
@@ -93,4 +94,4 @@ class Run:
         if found:
             hosts = self.job.topology.hosts
             where = {rank: f" (host {host.name})" for host in hosts for rank in host.ranks if len(hosts) > 1}
-            raise UsageError("; ".join(text + where.get(rank, "") for text, rank in found.items()), told_by_all=True)
+            raise kind("; ".join(text + where.get(rank, "") for text, rank in found.items()), told_by_all=True)

@@ -26,7 +26,7 @@ class Task:
     train_data: Dataset[Any]  # of (input, target)
     test_data: Dataset[Any] | None = None
     is_classification: bool = True  # outputs are [batch, classes], targets class numbers: accuracy has a meaning
-    unit: str = "images"
+    unit: str = "samples"  # what a sample is called on the screen
 
 
 def to_device(
@@ -38,9 +38,19 @@ def to_device(
 
 
 def train_step(
-    model: nn.Module, optimizer: Optimizer, task: Task, inputs: Tensor, targets: Tensor, parts: int = 1
+    model: nn.Module,
+    optimizer: Optimizer,
+    task: Task,
+    inputs: Tensor,
+    targets: Tensor,
+    parts: int = 1,
+    check: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
-    """One step of the optimizer, its batch computed in so many equal parts. Returns the rank's loss, detached."""
+    """One step of the optimizer, its batch computed in so many equal parts. Returns the rank's loss, detached.
+
+    Args:
+        check: is given the loss before the optimizer steps, and may raise.
+    """
     optimizer.zero_grad()
     losses = []
     # DDP exchanges gradients in every backward pass unless it is told not to; Horovod's optimizer counts the passes.
@@ -50,5 +60,8 @@ def train_step(
             loss = task.loss(model(part), wanted) / parts
             torch.autograd.backward(loss)
         losses.append(loss.detach())
+    whole = torch.stack(losses).sum()
+    if check is not None:
+        check(whole)
     optimizer.step()
-    return torch.stack(losses).sum()
+    return whole

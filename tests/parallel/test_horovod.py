@@ -111,6 +111,15 @@ def test_a_training_by_one_strategy_goes_on_by_the_other(tmp_path: Path) -> None
     assert losses(tmp_path / "b") == pytest.approx(losses(tmp_path / "c"), rel=1e-9)
 
 
+def test_what_is_evaluated_is_what_is_saved(tmp_path: Path) -> None:
+    """Running statistics differ between ranks in training; by DDP each step begins with rank 0's, by Horovod none."""
+    options = ["--net", "norm", "--checkpoint-dir", str(tmp_path), "--epochs", "2", "--log-every", "1"]
+    ok(runner(2, "resumable", *options, "--batch-size", "8", "--strategy", "horovod", cwd=SCRIPTS))
+    reported = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["val_loss"]
+    done = ok(run(*RUNNER, "resumable", *options, "--resume", cwd=SCRIPTS))
+    assert f"(test loss {reported:.4g})" in done.stdout
+
+
 @pytest.mark.parametrize("way", ["mpi", "file", "env"])
 def test_its_own_scripts_run_unmodified(way: str) -> None:
     """By the MPI that started them; without one by Horovod's gloo, which the runner tells where to meet."""

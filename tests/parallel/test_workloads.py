@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.launching import RUNNER, SCRIPTS, clean_environment, ok, run, runner
+from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok, own_lines, run, runner
 
 
 def metrics(path: Path) -> list[dict[str, Any]]:
@@ -30,6 +30,7 @@ def test_mnist_on_digits_reaches_97_percent(ranks: int, tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     assert lines[-1]["val_accuracy"] >= 0.97
     assert sum(line["val_accuracy"] is not None for line in lines) == 15
+    assert max(len(line) for line in done.stdout.splitlines() if line.startswith("epoch ")) <= 80
     ending = done.stdout.splitlines()[-3:]
     assert ending[0].startswith(f"done: {len(lines)} steps, test loss ")
     assert "images/s" in ending[0]
@@ -81,7 +82,7 @@ def test_linear_saves_and_resumes(ranks: int, tmp_path: Path) -> None:
     done = ok(runner(ranks, "workloads.linear", "--epochs", "4", "--batch-size", "64", "--resume", cwd=tmp_path))
     assert "going on from runs/linear/checkpoint.pt" in done.stdout
     lines = metrics(tmp_path / "runs" / "linear" / "metrics.jsonl")
-    assert [line["epoch"] for line in lines] == [epoch for epoch in range(4) for _ in range(2048 // 64 // ranks)]
+    assert [line["epoch"] for line in lines] == [epoch for epoch in range(1, 5) for _ in range(2048 // 64 // ranks)]
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert lines[-1]["val_loss"] is None
 
@@ -159,14 +160,12 @@ def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
     assert len(events.Scalars("val_accuracy")) == 1
 
 
-def test_a_bar_on_a_terminal_and_plain_lines_elsewhere(tmp_path: Path) -> None:
-    command = [*RUNNER, "workloads.linear", "--epochs", "2", "--batch-size", "4"]
-    plain = ok(run(*command, cwd=tmp_path)).stdout
-    assert "\x1b" not in plain
-    assert plain.count("epoch ") == 2
+def on_a_terminal(command: list[str], folder: Path) -> bytes:
+    """What a person sees of a command."""
+    folder.mkdir()
     terminal, end = pty.openpty()
     with subprocess.Popen(
-        command, cwd=tmp_path, env=clean_environment(TERM="xterm"), stdin=end, stdout=end, stderr=end, close_fds=True
+        command, cwd=folder, env=clean_environment(TERM="xterm"), stdin=end, stdout=end, stderr=end, close_fds=True
     ) as process:
         os.close(end)
         shown = b""
@@ -178,12 +177,39 @@ def test_a_bar_on_a_terminal_and_plain_lines_elsewhere(tmp_path: Path) -> None:
             shown += piece
         os.close(terminal)
     assert process.returncode == 0
+    return shown
+
+
+def test_a_bar_on_a_terminal_and_plain_lines_elsewhere(tmp_path: Path) -> None:
+    command = [*RUNNER, "workloads.linear", "--epochs", "2", "--batch-size", "4"]
+    plain = ok(run(*command, cwd=tmp_path)).stdout
+    assert "\x1b" not in plain
+    assert plain.count("epoch ") == 2
+    shown = on_a_terminal(command, tmp_path / "alone")
     assert "━".encode() in shown
     assert b"epoch 2/2" in shown
 
 
+def test_no_bar_under_an_mpirun_that_holds_it_until_a_newline(tmp_path: Path) -> None:
+    """Open MPI 5's; 4's passes it on."""
+    command = ["-np", "2", *RUNNER, "workloads.linear", "--epochs", "2", "--batch-size", "4", "--rendezvous", "file"]
+    for mpirun in {mpirun_path(), *filter(os.path.exists, ["/usr/bin/mpirun.openmpi"])}:
+        has_bar = ") 4." in run(mpirun, "--version").stdout  # mpirun (Open MPI) 4.1.4, mpirun.openmpi (OpenRTE) 4.1.4
+        shown = on_a_terminal([mpirun, *command], tmp_path / str(has_bar))
+        assert ("━".encode() in shown) == has_bar
+        assert b"epoch 2/2" in shown
+
+
 def test_under_mpirun_no_escape_sequences_reach_a_file(tmp_path: Path) -> None:
     assert "\x1b" not in ok(runner(2, "workloads.linear", "--epochs", "1", cwd=tmp_path)).stdout
+
+
+def test_an_option_without_effect_is_refused_by_the_benchmark() -> None:
+    done = run(*RUNNER, "workloads.resnet", "--epochs", "2", "--resume")
+    assert done.returncode == 2
+    assert own_lines(done) == [
+        "runner: unrecognized arguments: --epochs 2 --resume (see python -m runner workloads.resnet --help)"
+    ]
 
 
 def test_a_workloads_help_shows_all_groups_once() -> None:
@@ -192,6 +218,8 @@ def test_a_workloads_help_shows_all_groups_once() -> None:
         assert text.count(f"\n{title}\n") == 1
     for option in ("--epochs", "--metrics", "--checkpoint-dir", "--save-every", "--resume", "--device", "--backend"):
         assert option in text
+    assert "epochs between checkpoints; 0 is at the end only (default: 1)" in " ".join(text.split())
+    assert "steps between lines written together (default: 20)" in " ".join(text.split())
 
 
 def test_the_runners_options_may_stand_on_either_side(tmp_path: Path) -> None:

@@ -1,131 +1,110 @@
-"""Batches, checkpoints and metrics files, without a process group."""
+"""Metrics files, progress, random numbers and data sets, without a process group."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+import random
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import nn
-from torch.utils.data import IterableDataset, TensorDataset
 
-from runner.errors import UsageError
-from runner.training import checkpoint
-from runner.training.batches import ShardSampler, evaluation_loader, train_loader
-from runner.training.checkpoint import Position
-from runner.training.metrics import MetricsFile, StepRecord
+from runner.errors import RunnerError
+from runner.training.metrics import MetricsFile, StepRecord, lines_until
+from runner.training.progress import Lines
+from runner.training.random_numbers import seed_random_numbers
 
 
-def steps(length: int, size: int, each: int, *, epoch: int = 0, skip: int = 0) -> list[set[int]]:
-    """The samples that all ranks together use in each step."""
-    data = TensorDataset(torch.arange(length))
-    ranks = []
-    for rank in range(size):
-        sampler = ShardSampler(length, rank, size, seed=7)
-        loader = train_loader(data, sampler, each, workers=0)
-        sampler.epoch, sampler.skip = epoch, skip
-        ranks.append([batch[0].tolist() for batch in loader])
-    assert len({len(batches) for batches in ranks}) == 1, "every rank takes the same number of steps"
-    return [{sample for batch in batches for sample in batch} for batches in zip(*ranks, strict=True)]
+def record(step: int, loss: float = 1.0) -> StepRecord:
+    return StepRecord(step=step, epoch=1, loss=loss, lr=0.1, samples_per_s=10.0)
 
 
-@given(st.integers(4, 300), st.integers(1, 8), st.integers(0, 3))
-def test_global_batches_do_not_depend_on_the_number_of_ranks(length: int, each: int, epoch: int) -> None:
-    whole = 4 * each
-    if length < whole + 4:
-        length += whole + 4
-    on_one = steps(length, 1, whole, epoch=epoch)
-    assert all(len(batch) == whole for batch in on_one)
-    assert on_one == steps(length, 2, whole // 2, epoch=epoch) == steps(length, 4, each, epoch=epoch)
-
-
-def test_an_epoch_can_be_taken_up_in_the_middle() -> None:
-    assert steps(103, 2, 5, skip=30) == steps(103, 2, 5)[3:]
-    assert steps(103, 4, 5, skip=40) == steps(103, 1, 20)[2:]
-
-
-def test_epochs_are_shuffled_differently() -> None:
-    assert steps(100, 1, 10, epoch=0) != steps(100, 1, 10, epoch=1)
-
-
-@given(st.integers(1, 50), st.integers(1, 7), st.integers(1, 9))
-def test_evaluation_sees_every_sample_once(length: int, size: int, batch: int) -> None:
-    data = TensorDataset(torch.arange(length))
-    seen = [s for rank in range(size) for b in evaluation_loader(data, rank, size, batch) for s in b[0].tolist()]
-    assert sorted(seen) == list(range(length))
-
-
-def test_too_little_data_for_a_batch_is_told_with_the_arithmetic() -> None:
-    with pytest.raises(UsageError, match=r"10 samples on 4 ranks are 2 each, less than one batch of 5.*--batch-size 2"):
-        train_loader(TensorDataset(torch.arange(10)), ShardSampler(10, 0, 4, 0), 5, 0)
-
-
-def saved(path: Path, model: nn.Module) -> None:
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    checkpoint.save(path, "workloads.test", model, optimizer, Position(2, 30, 5))
-
-
-def test_a_checkpoint_brings_everything_back(tmp_path: Path) -> None:
-    model, path = nn.Linear(3, 2), tmp_path / "c.pt"
-    saved(path, model)
-    other = nn.Linear(3, 2)
-    optimizer = torch.optim.Adam(other.parameters())
-    position = checkpoint.restore(checkpoint.read(path, "workloads.test", other), other, optimizer)
-    assert position == Position(2, 30, 5)
-    assert torch.equal(other.weight, model.weight)
-    assert optimizer.state_dict()["state"][0]["step"] == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["c.pt"]
-
-
-@pytest.mark.parametrize(
-    ("model", "difference"),
-    [
-        (nn.Linear(3, 5), r"weight is \[2, 3\] there and \[5, 3\] here"),
-        (nn.Linear(3, 2, bias=False), "it has bias, which the model has not"),
-        (nn.Sequential(nn.Linear(3, 2)), r"it has no 0\.weight"),
-    ],
-)
-def test_a_checkpoint_of_another_model_is_told_with_the_difference(
-    tmp_path: Path, model: nn.Module, difference: str
-) -> None:
-    saved(tmp_path / "c.pt", nn.Linear(3, 2))
-    with pytest.raises(UsageError, match=rf"another model \(workloads.test, this is workloads.other\): {difference}"):
-        checkpoint.read(tmp_path / "c.pt", "workloads.other", model)
-
-
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 half a zip"])
-def test_a_broken_checkpoint_is_told(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "c.pt").write_bytes(content)
-    with pytest.raises(UsageError, match="is not a readable checkpoint"):
-        checkpoint.read(tmp_path / "c.pt", "w", nn.Linear(1, 1))
-
-
-def test_somebody_elses_checkpoint_is_told(tmp_path: Path) -> None:
-    torch.save({"state_dict": {}}, tmp_path / "c.pt")
-    with pytest.raises(UsageError, match="is not a checkpoint of this runner"):
-        checkpoint.read(tmp_path / "c.pt", "w", nn.Linear(1, 1))
-
-
-def record(step: int) -> StepRecord:
-    return StepRecord(step=step, epoch=0, loss=1.0, lr=0.1, samples_per_s=10.0)
+def written(path: Path, records: list[StepRecord], resumed_at: int | None = None) -> None:
+    with ExitStack() as stack:
+        MetricsFile(path, stack, lines_until(path, resumed_at) if resumed_at else ()).write(records)
 
 
 def test_resumed_metrics_go_on_where_the_checkpoint_was(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
-    with ExitStack() as stack:
-        MetricsFile(path, stack, None).write([record(step) for step in range(1, 6)])
+    written(path, [record(step) for step in range(1, 6)])
     with path.open("a") as file:
         file.write('{"step": 6, "lo')  # killed while writing
-    with ExitStack() as stack:
-        MetricsFile(path, stack, 3).write([record(4)])
+    written(path, [record(4)], resumed_at=3)
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("damage", "steps"),
+    [
+        (b'{"step": 3}', [1, 2, 3, 9]),  # its newline is missing
+        (b"[1, 2]\n3\nnull\n\n", [1, 2, 9]),
+        (b'{"step": "three"}\n{"stop": 3}\n', [1, 2, 9]),
+        (b"\x00\x00\xff\xfe\n", [1, 2, 9]),
+        (b'{"step": 3, "loss": NaN}\n', [1, 2, 3, 9]),
+    ],
+)
+def test_lines_that_are_no_records_are_left_out_and_the_last_is_completed(
+    tmp_path: Path, damage: bytes, steps: list[int]
+) -> None:
+    path = tmp_path / "m.jsonl"
+    written(path, [record(1), record(2)])
+    with path.open("ab") as file:
+        file.write(damage)
+    written(path, [record(9)], resumed_at=5)
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == steps
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_is_valid_json(tmp_path: Path, loss: float) -> None:
+    written(tmp_path / "m.jsonl", [record(1, loss)])
+    (line,) = (tmp_path / "m.jsonl").read_text().splitlines()
+    assert json.loads(line, parse_constant=pytest.fail)["loss"] is None
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with ExitStack() as stack:
+        file = MetricsFile(Path("/dev/full"), stack)
+        with pytest.raises(RunnerError, match=r"^cannot write /dev/full: No space left on device; make room") as caught:
+            file.write([record(1)])
+    assert caught.value.exit_code == 1
+
+
+def test_lines_about_progress_keep_to_their_beat(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    show = Lines(epochs=3, steps=110, done=10, beat=10.0, clock=lambda: now[0])
+    for step in range(11, 111):  # two seconds each
+        now[0] += 2
+        show.step(1 + step // 40, step, None if step < 12 else 0.123456)
+        if step == 20:
+            show.line("epoch 1/3  and so on")
+    said = capsys.readouterr().out.splitlines()
+    assert said[:4] == [
+        "epoch 1/3  step 15/110  loss 0.1235  0:03:10 left",
+        "epoch 1/3  step 20/110  loss 0.1235  0:03:00 left",
+        "epoch 1/3  and so on",
+        "epoch 1/3  step 25/110  loss 0.1235  0:02:50 left",
+    ]
+    assert said[-1].startswith("epoch 3/3  step 105/110")
+    assert len(said) == 1 + 19
+
+
+def test_random_numbers_are_those_of_seed_step_and_rank() -> None:
+    def drawn(seed: int, step: int, rank: int) -> tuple[float, float, float]:
+        seed_random_numbers(seed, step, rank, torch.device("cpu"))
+        return torch.rand(()).item(), random.random(), float(numpy.random.rand())
+
+    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+    first = drawn(0, 1, 2)
+    others = [drawn(0, 1, 3), drawn(0, 2, 2), drawn(1, 1, 2), drawn(0, 12, 0), drawn(2**70, 1, 2)]
+    assert drawn(0, 1, 2) == first
+    assert len({number for numbers in [first, *others] for number in numbers}) == 3 * 6
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    numpy.random.set_state(states[2])
 
 
 def test_the_digits_are_those_of_scikit_learn() -> None:
@@ -137,12 +116,3 @@ def test_the_digits_are_those_of_scikit_learn() -> None:
     bunch = load_digits()
     assert (pixels == bunch.data).all()
     assert (classes == bunch.target).all()
-
-
-def test_data_without_a_length_is_refused_in_one_line() -> None:
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(3))
-
-    with pytest.raises(UsageError, match="Stream has no length"):
-        ShardSampler.over(Stream(), rank=0, size=2, seed=0)

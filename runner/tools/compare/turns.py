@@ -74,7 +74,7 @@ class Turns:
         del warmed
         for number in range(self._rounds):
             for name in order:
-                if self._run.is_main and on_terminal():
+                if self._run.is_main and on_terminal(in_place=True):
                     show_progress(f"round {number + 1} of {self._rounds}: {':'.join(filter(None, name))}")
                 self._turn(name)
             order.append(order.pop(0))  # another goes first

@@ -1,0 +1,36 @@
+"""What cannot be written is one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from runner.errors import RunnerError
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a failure to write into one line.
+
+    Raises:
+        RunnerError: the disk is full, or whatever else the system said.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        reason = _reason(error)
+        if reason is None:
+            raise
+        raise RunnerError(
+            f"cannot write {path}: {reason}; make room there or name another place, then go on by --resume"
+        ) from None
+
+
+def _reason(error: BaseException | None) -> str | None:
+    """What the system said. (torch.save() raises a RuntimeError while it handles the OSError of its file.)"""
+    while error is not None:
+        if isinstance(error, OSError):
+            return error.strerror or str(error)
+        error = error.__context__
+    return None

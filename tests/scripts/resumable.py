@@ -1,0 +1,54 @@
+"""A workload that draws random numbers of every kind, in its data and its model, and has buffers."""
+
+import random
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from runner.training.loop import Task, fit
+from runner.training.options import read_options, workload_parser
+from runner.training.run import Run
+
+NETS = {
+    "linear": lambda: nn.Linear(8, 1),
+    "dropout": lambda: nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.5), nn.Linear(32, 1)),
+    "norm": lambda: nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 1)),
+}
+
+
+class Augmented(Dataset[tuple[Tensor, Tensor]]):
+    """64 samples, each another whenever it is taken."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        noise = torch.rand(8) + random.random() + float(numpy.random.rand())
+        return self.inputs[index] + noise, self.targets[index]
+
+
+def main(run: Run, argv: list[str]) -> None:
+    parser = workload_parser(run, __doc__, data=("random",), epochs=4, lr=0.01)
+    parser.add_argument("--net", choices=NETS, default="dropout")
+    parser.add_argument("--optimizer", choices=("SGD", "Adam"), default="SGD")
+    parser.add_argument("--nan-at", type=int, help="the sample whose target is no number")
+    options, given = read_options(run, parser, argv)
+    generator = torch.Generator().manual_seed(1)
+    inputs, targets = torch.randn(96, 8, generator=generator) * 3, torch.randn(96, 1, generator=generator)
+    if given.nan_at is not None:
+        targets[given.nan_at] = float("nan")
+    torch.manual_seed(options.seed)
+    task = Task(
+        model=NETS[given.net](),
+        loss=nn.MSELoss(),
+        optimizer=lambda parameters: getattr(torch.optim, given.optimizer)(parameters, lr=options.lr),
+        train_data=Augmented(inputs[:64], targets[:64]),
+        test_data=TensorDataset(inputs[64:], targets[64:]),
+        is_classification=False,
+    )
+    fit(run, task, options)

@@ -1,0 +1,86 @@
+"""Each rank's share of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import IterableDataset, TensorDataset
+
+from runner.errors import UsageError
+from runner.training.batches import ShardSampler, evaluation_loader, train_loader
+
+
+def steps(length: int, size: int, each: int, *, epoch: int = 0, skip: int = 0) -> list[set[int]]:
+    """The samples that all ranks together use in each step."""
+    data = TensorDataset(torch.arange(length))
+    ranks = []
+    for rank in range(size):
+        sampler = ShardSampler(length, rank, size, seed=7)
+        loader = train_loader(data, sampler, each, workers=0)
+        sampler.epoch, sampler.skip = epoch, skip
+        ranks.append([batch[0].tolist() for batch in loader])
+    assert len({len(batches) for batches in ranks}) == 1, "every rank takes the same number of steps"
+    return [{sample for batch in batches for sample in batch} for batches in zip(*ranks, strict=True)]
+
+
+@settings(deadline=None)
+@given(st.integers(4, 300), st.integers(1, 8), st.integers(0, 3))
+def test_global_batches_do_not_depend_on_the_number_of_ranks(length: int, each: int, epoch: int) -> None:
+    whole = 4 * each
+    if length < whole + 4:
+        length += whole + 4
+    on_one = steps(length, 1, whole, epoch=epoch)
+    assert all(len(batch) == whole for batch in on_one)
+    assert on_one == steps(length, 2, whole // 2, epoch=epoch) == steps(length, 4, each, epoch=epoch)
+
+
+def test_an_epoch_can_be_taken_up_in_the_middle() -> None:
+    assert steps(103, 2, 5, skip=30) == steps(103, 2, 5)[3:]
+    assert steps(103, 4, 5, skip=40) == steps(103, 1, 20)[2:]
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_what_is_left_of_an_epoch_is_shared_equally_by_any_other_ranks(data: st.DataObject) -> None:
+    """Stopped after some steps, and gone on with another number of ranks and another batch."""
+    size, each = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
+    new_size, new_each = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
+    length = data.draw(st.integers(max(size * each, new_size * new_each), 300))
+    done = data.draw(st.integers(0, length // (size * each)))
+    skip, whole = done * size * each, new_size * new_each
+    rest = steps(length, new_size, new_each, skip=skip)  # which sees that all ranks take equally many
+    assert len(rest) == (length - skip) // whole
+    assert all(len(batch) == whole for batch in rest)
+    used = [sample for batch in [*steps(length, size, each)[:done], *rest] for sample in batch]
+    assert len(used) == len(set(used)), "no sample comes twice"
+    assert rest == steps(length, 1, whole, skip=skip), "and they do not depend on the number of ranks"
+
+
+def test_epochs_are_shuffled_differently() -> None:
+    assert steps(100, 1, 10, epoch=0) != steps(100, 1, 10, epoch=1)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 50), st.integers(1, 7), st.integers(1, 9))
+def test_evaluation_sees_every_sample_once(length: int, size: int, batch: int) -> None:
+    data = TensorDataset(torch.arange(length))
+    seen = [s for rank in range(size) for b in evaluation_loader(data, rank, size, batch) for s in b[0].tolist()]
+    assert sorted(seen) == list(range(length))
+
+
+def test_too_little_data_for_a_batch_is_told_with_the_arithmetic() -> None:
+    with pytest.raises(UsageError, match=r"10 samples on 4 ranks are 2 each, less than one batch of 5.*--batch-size 2"):
+        train_loader(TensorDataset(torch.arange(10)), ShardSampler(10, 0, 4, 0), 5, 0)
+
+
+def test_data_without_a_length_is_refused_in_one_line() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    with pytest.raises(UsageError, match="Stream has no length"):
+        ShardSampler.over(Stream(), rank=0, size=2, seed=0)
