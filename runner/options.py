@@ -212,7 +212,7 @@ def refuse_idle_options(request: Request, kind: str, name: str) -> None:
     """
     for (option, of_kind), why in _IDLE.items():
         if (
-            name != _SHOWS_BACKENDS
+            (option, name) != ("backend", _SHOWS_BACKENDS)
             and of_kind == ("script" if kind == "module" else kind)
             and getattr(request, option) is not None
         ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from pathlib import Path
@@ -183,3 +184,41 @@ def test_ranks_that_never_come_are_waited_for_in_bounded_time() -> None:
     )
     assert done.returncode == 1
     assert "1 of 3 ranks met within 2 s; absent: ranks 1-2" in own_lines(done)[0]
+
+
+@pytest.mark.parametrize("there", ["a file", "a link", "a folder that others can write"])
+def test_a_folder_for_socket_files_that_is_not_ones_own(there: str, tmp_path: Path) -> None:
+    folder = tmp_path / f"runner-{os.getuid()}"
+    if there == "a file":
+        folder.write_text("")
+    elif there == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    by_hand = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29999"}
+    done = run(*RUNNER, "--rendezvous", "file", "--timeout", "2", "explain", TMPDIR=str(tmp_path), **by_hand)
+    assert done.returncode == 1
+    (told,) = own_lines(done)
+    assert str(folder) in told
+    assert told.endswith("set TMPDIR to a folder of your own")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--backend", "gloo", "script.py"], "a script names its backend itself"),
+        (["--backend", "gloo", "-m", "script"], "a script names its backend itself"),
+        (["--replace-backend", "gloo=mpi4py", "workloads.linear"], "a workload takes --backend mpi4py"),
+        (["--replace-backend", "gloo=mpi4py", "explain"], "it is for scripts"),
+        (["--backend", "gloo", "doctor"], "it has options of its own"),
+    ],
+)
+def test_an_option_without_effect(arguments: list[str], words: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('ran')\n")
+    done = run(*RUNNER, *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    (told,) = own_lines(done)
+    assert "has no effect on" in told
+    assert words in told
