@@ -32,7 +32,7 @@ def torchrun_variables(job: Job) -> dict[str, str]:
     """torchrun's variables (docs: elastic/run, Environment Variables). Under torchrun its own are kept.
 
     TORCHELASTIC_USE_AGENT_STORE is not among them: it would send rank 0 of a script that sets MASTER_ADDR and
-    MASTER_PORT itself, and the children that a script spawns, to a store that nobody serves.
+    MASTER_PORT itself, and the children that a script spawns, to a store that nobody serves (see meeting_point.py).
     """
     if job.context.launcher.name == "torchrun":
         return {}

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def serve_store(job: Job) -> TCPStore | None:
     """On rank 0, make the held socket the job's store; keep what is returned for as long as it is needed.
 
-    It is one that others of this process may share: ``init_process_group()`` on rank 0, which starts a store at
-    MASTER_ADDR and MASTER_PORT, finds this one, and a script that sets both itself gets its own.
+    It is one that others of this process may share: what starts a store at MASTER_ADDR and MASTER_PORT in it finds this
+    one.
     """
     if job.endpoint.listener is None or job.endpoint.way == "torchrun":
         return None

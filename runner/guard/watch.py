@@ -110,6 +110,8 @@ class _Guard:
     def __init__(self, worker: int, pipe: int, group: Group, words: Words, launcher: int) -> None:
         self._worker, self._pipe, self._group, self._words, self._launcher = worker, pipe, group, words, launcher
         self._end_of_launcher = end_of(launcher)
+        self._verdict: int | None = None  # the exit code, where it is known before the worker's end
+        self._met = False
         self._passed_on: set[int] = set()
         self._events, events = os.pipe()
         for end in (self._events, pipe):
@@ -118,41 +120,36 @@ class _Guard:
 
     def watch(self, deadline: float | None) -> int:
         """Until the worker has ended. Returns the exit code."""
-        verdict: int | None = None  # the exit code, where it is known before the worker's end
-        met = False
         sources = [end for end in (self._events, self._pipe, self._end_of_launcher) if end is not None]
+        ready: list[int] = []
         while True:
             status = self._status()
             said = _read(self._pipe)  # only now: the last word of a worker that has ended counts
             if said == b"" and self._pipe in sources:
                 sources.remove(self._pipe)
             if said and _MET in said:
-                deadline, met = None, True
+                deadline, self._met = None, True
             if said and _ENDING in said:
-                verdict = said[said.index(_ENDING) + 1]
+                self._verdict = said[said.index(_ENDING) + 1]
                 deadline = time.monotonic() + GRACE
             if status is not None:
-                code = self._exit_code(status, verdict)
-                # Before the meeting only a library ends the process without the runner's own word: MPI_Init does.
-                if not met and verdict is None and 0 < code < 128 and code != EXIT_USAGE and not self._passed_on:
-                    self._say(self._words.no_meeting(code))
-                return code
-            patience = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready, _, _ = select.select(sources, [], [], patience)
-            if not ready:
-                if verdict is None:
-                    verdict = EXIT_FAILURE
-                    self._say(self._words.no_meeting(None))
-                os.kill(self._worker, signal.SIGKILL)
-                deadline = None
+                return self._exit_code(status)
             if self._events in ready:
                 for number, sender in _EVENT.iter_unpack(os.read(self._events, 256 * _EVENT.size)):
                     self._heard(number, sender)
-            if self._end_of_launcher is not None and self._end_of_launcher in ready:
-                sources.remove(self._end_of_launcher)
-                verdict, deadline = EXIT_FAILURE, time.monotonic() + _ORPHANED
+            if self._end_of_launcher in ready:
+                sources = [end for end in sources if end != self._end_of_launcher]
+                self._verdict, deadline = EXIT_FAILURE, time.monotonic() + _ORPHANED
                 self._say("the launcher has ended without its ranks, so this one ends too")
                 self._group.signal(signal.SIGTERM)
+            patience = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select(sources, [], [], patience)
+            if not ready:
+                if self._verdict is None:
+                    self._verdict = EXIT_FAILURE
+                    self._say(self._words.no_meeting(None))
+                os.kill(self._worker, signal.SIGKILL)
+                deadline = None
 
     def _status(self) -> int | None:
         """How the worker has ended, if it has. Orphans that the guard has adopted are let go."""
@@ -165,7 +162,7 @@ class _Guard:
     def _heard(self, number: int, sender: int) -> None:
         if number == signal.SIGCHLD or (number == signal.SIGINT and _terminal_sends_it_to_both()):
             return
-        if number in _ENDS and number not in self._passed_on:
+        if number in _ENDS and number not in self._passed_on and self._verdict is None:
             self._say_ended(signal.Signals(number).name, sender)
         self._passed_on.add(number)
         if number in _ENDS:
@@ -175,7 +172,7 @@ class _Guard:
 
     def _say_ended(self, name: str, sender: int) -> None:
         """Who ends this rank. What a launcher does to all ranks one of them says."""
-        to_go_on = f"; {self._words.to_go_on}" if self._words.to_go_on else ""
+        to_go_on = f"; {self._words.to_go_on}" if self._words.to_go_on and self._met else ""
         if sender in (os.getppid(), self._launcher):
             if self._words.speaks:
                 text = "the job was ended, or another rank has failed and says so itself"
@@ -183,14 +180,17 @@ class _Guard:
         else:
             self._say(f"{name} from {described(sender)}{to_go_on}")
 
-    def _exit_code(self, status: int, verdict: int | None) -> int:
+    def _exit_code(self, status: int) -> int:
+        if self._verdict is not None:
+            return self._verdict
         code = os.waitstatus_to_exitcode(status)
-        if verdict is not None:
-            return verdict
         if code < 0:
             if -code not in self._passed_on or -code in _TELLS:  # of the others it has been said who sent them
                 self._say(f"killed by {signal.Signals(-code).name}")
             return 128 - code
+        # Before the meeting only a library ends the process without the runner's own word: MPI_Init does.
+        if not self._met and 0 < code < 128 and code != EXIT_USAGE and not self._passed_on:
+            self._say(self._words.no_meeting(code))
         return code
 
     def _say(self, text: str, *, last: bool = False) -> None:

@@ -40,7 +40,7 @@ def _flat(value: Any) -> str | int | float | None:
         return value
     if isinstance(value, str) and not value.startswith(_JSON):
         return value
-    return _JSON + json.dumps(value, sort_keys=True)
+    return _JSON + json.dumps(value)
 
 
 def _whole(value: Any) -> Any:

@@ -173,8 +173,10 @@ def test_what_the_program_has_started_hears_what_ends_the_job_and_not_what_is_to
 
 
 def test_who_ended_it_is_said() -> None:
-    with guarded("time.sleep(60)") as process:
+    with guarded("lifeline.met(); print('met', flush=True); time.sleep(60)") as process:
         worker_of(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "met\n"
         process.send_signal(signal.SIGTERM)  # this process is its parent, as a launcher is
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 143
@@ -185,6 +187,17 @@ def test_who_ended_it_is_said() -> None:
         subprocess.run(["sh", "-c", f"kill -TERM {process.pid}; true"], check=True)
         _, errors = process.communicate(timeout=20)
         assert "rank 0 of 1 on host here: SIGTERM from sh (process " in errors or "from process " in errors
+
+
+def test_a_worker_that_ends_by_itself_is_not_said_to_be_ended() -> None:
+    body = "signal.signal(signal.SIGTERM, signal.SIG_IGN); lifeline.failed(2); print(1, flush=True); time.sleep(1)"
+    with guarded(body) as process:
+        worker_of(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=20)
+        assert (process.returncode, errors) == (2, "")
 
 
 def test_a_signal_to_the_worker_alone_is_named() -> None:
