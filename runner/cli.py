@@ -91,7 +91,7 @@ def _work(request: Request, context: LaunchContext, lifeline: Lifeline) -> NoRet
         leave(code, in_order=False)  # a child that the program has forked: group and MPI are its parent's
     if code != EXIT_OK and in_time:
         lifeline.failed(code)  # from here on the guard bounds every wait
-    leave(code, in_order=in_order or code == EXIT_OK, job=job)
+    leave(code, in_order=in_order or code == EXIT_OK, job=job if code == EXIT_OK else None)
 
 
 def _prepare(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple[Target, Job]:

@@ -13,7 +13,7 @@ from typing import Any
 from runner.comm.environment import settings, torchrun_variables
 from runner.comm.horovod import prepare_when_imported
 from runner.comm.job import Job
-from runner.comm.meeting_point import join_when_imported
+from runner.comm.meeting_point import serve_own_endpoint_only
 from runner.comm.process_group import backend_for, serve_store, start_process_group
 from runner.comm.registering import NAME, limit_when_imported, register_when_imported, why_not
 from runner.errors import UsageError
@@ -43,7 +43,7 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
         _held.append(serve_store(job))
         register_when_imported(job, job.replaced_backend)
         limit_when_imported(job)
-        join_when_imported(job)
+        serve_own_endpoint_only(job)
         prepare_when_imported(job)
         if target.kind == "script":
             _run_script(str(target.path), arguments)

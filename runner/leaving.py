@@ -12,8 +12,10 @@ import contextlib
 import gc
 import io
 import os
+import signal
 import sys
 import threading
+from types import FunctionType, ModuleType
 from typing import NoReturn
 
 from runner.comm.job import Job
@@ -38,6 +40,7 @@ def leave(code: int, *, in_order: bool, job: Job | None = None) -> NoReturn:
         if job is not None:
             tell_end(job)
         stop_process_group()
+        _let_go_of_signals()
         _let_go()
     _flush_files()
     if in_order and finalize_mpi():
@@ -56,8 +59,20 @@ def _let_go() -> None:
     waits for this one in a collective ends then, and not after the group's time limit, while MPI's end waits for it.
     """
     threading.excepthook = lambda _: None  # daemon threads, which Python's own end would stop, miss the names
-    sys.modules["__main__"].__dict__.clear()
-    gc.collect()
+    names = sys.modules["__main__"].__dict__
+    for are_last in (False, True):  # what a destructor uses goes after what is destroyed
+        for name in reversed(list(names)):
+            if are_last or not isinstance(names[name], ModuleType | FunctionType | type):
+                del names[name]
+        gc.collect()
+
+
+def _let_go_of_signals() -> None:
+    """The program's handlers need its names: from now on what it was told is ignored, and what ends it ends it."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            told = number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+            signal.signal(number, signal.SIG_IGN if told else signal.SIG_DFL)
 
 
 def _flush_files() -> None:

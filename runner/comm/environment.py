@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from runner.comm.job import Job
+from runner.comm.meeting_point import IS_SERVED
 
 
 def settings(job: Job, *, spare_core: bool = False) -> dict[str, str]:
@@ -29,11 +30,7 @@ def settings(job: Job, *, spare_core: bool = False) -> dict[str, str]:
 
 
 def torchrun_variables(job: Job) -> dict[str, str]:
-    """torchrun's variables (docs: elastic/run, Environment Variables). Under torchrun its own are kept.
-
-    TORCHELASTIC_USE_AGENT_STORE is not among them: it would send rank 0 of a script that sets MASTER_ADDR and
-    MASTER_PORT itself, and the children that a script spawns, to a store that nobody serves (see meeting_point.py).
-    """
+    """torchrun's variables (docs: elastic/run, Environment Variables). Under torchrun its own are kept."""
     if job.context.launcher.name == "torchrun":
         return {}
     local_rank, local_size = job.local_rank, job.topology.local_size(job.rank)
@@ -62,6 +59,8 @@ def torchrun_variables(job: Job) -> dict[str, str]:
         "ROLE_NAME": "default",
         "MASTER_ADDR": job.endpoint.host,
         "TORCHELASTIC_RUN_ID": run_id,
+        # The store is there already, so init_process_group() on rank 0 joins it like the others.
+        IS_SERVED: "True",
     }
 
 

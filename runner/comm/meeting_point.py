@@ -1,9 +1,9 @@
 """The meeting point of ``init_process_group()``: the runner's store, as long as it is the runner's that is asked for.
 
-torch has rank 0 start the store at MASTER_ADDR and MASTER_PORT, and finds one that this process has there already. Where a
-script gives its ranks in another order than the launcher's, rank 0 is another process; so all ranks join the store as
-clients, as under torchrun. A script that sets MASTER_ADDR and MASTER_PORT itself, and a process that it spawns, does
-without any of this.
+torchrun tells its workers by TORCHELASTIC_USE_AGENT_STORE that a store is served at MASTER_ADDR and MASTER_PORT, so that
+all ranks join it as clients; so does the runner. But the variable has to count for that store alone: a script that sets
+MASTER_ADDR and MASTER_PORT itself, and processes that it spawns by multiprocessing, which are no ranks of the job, would
+wait for a store that nobody serves.
 """
 
 from __future__ import annotations
@@ -13,41 +13,61 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlparse
 
 from runner.comm.importing import when_imported
 from runner.comm.job import Job
 
+IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 _MODULE = "torch.distributed.rendezvous"
-_IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"  # torch's word for it; it looks at it when it makes the store
+# What starts the processes of multiprocessing that do not share this one's modules.
+_SPAWNING = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver")
 
 
-def join_when_imported(job: Job) -> None:
-    """Have ``env://`` join the store that rank 0 of the launcher serves, in a program that is yet to import torch."""
-    if job.size > 1 and job.context.launcher.name != "torchrun":
-        when_imported(_MODULE, lambda: _join(vars(sys.modules[_MODULE])["_rendezvous_handlers"], job))
+def serve_own_endpoint_only(job: Job) -> None:
+    """Have the variable count for the runner's store alone, in a program that is yet to import torch."""
+    if job.context.launcher.name == "torchrun":
+        return
+    endpoint = job.endpoint.host, str(job.endpoint.port)
+    when_imported(_MODULE, lambda: _wrap_handlers(vars(sys.modules[_MODULE])["_rendezvous_handlers"], endpoint))
+    for module in _SPAWNING:
+        when_imported(module, lambda module=module: _wrap_launch(vars(sys.modules[module])["Popen"]))  # type: ignore[misc]
 
 
-def _join(handlers: dict[str, Callable[..., Iterator[Any]]], job: Job) -> None:
-    by_environment = handlers["env"]
+def _wrap_handlers(handlers: dict[str, Callable[..., Iterator[Any]]], endpoint: tuple[str, str]) -> None:
+    def asked_for(url: str) -> tuple[str | None, str | None]:
+        if url.startswith("env:"):
+            return os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+        return urlparse(url).hostname, str(urlparse(url).port)
 
-    def by_runner(*arguments: Any, **options: Any) -> Iterator[Any]:
-        found = by_environment(*arguments, **options)
-        with _served(job):
-            first = next(found)
-        yield first
-        yield from found
+    def wrapped(handler: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        def handle(url: str, *arguments: Any, **options: Any) -> Iterator[Any]:
+            found = handler(url, *arguments, **options)
+            with _without_the_variable(asked_for(url) != endpoint):
+                first = next(found)  # which makes the store
+            yield first
+            yield from found
 
-    handlers["env"] = by_runner
+        return handle
+
+    handlers.update({scheme: wrapped(handlers[scheme]) for scheme in ("env", "tcp")})
+
+
+def _wrap_launch(popen: Any) -> None:
+    launch = popen._launch
+
+    def launch_without_the_variable(self: Any, process: Any) -> None:
+        with _without_the_variable(True):
+            launch(self, process)
+
+    popen._launch = launch_without_the_variable
 
 
 @contextmanager
-def _served(job: Job) -> Iterator[None]:
-    asked_for = (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
-    if asked_for != (job.endpoint.host, str(job.endpoint.port)) or _IS_SERVED in os.environ:
-        yield
-        return
-    os.environ[_IS_SERVED] = "True"
+def _without_the_variable(is_so: bool) -> Iterator[None]:
+    value = os.environ.pop(IS_SERVED, None) if is_so else None
     try:
         yield
     finally:
-        del os.environ[_IS_SERVED]
+        if value is not None:
+            os.environ[IS_SERVED] = value

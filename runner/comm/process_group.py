@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def serve_store(job: Job) -> TCPStore | None:
-    """On rank 0, make the held socket the job's store; keep what is returned for as long as it is needed.
-
-    It is one that others of this process may share: what starts a store at MASTER_ADDR and MASTER_PORT in it finds this
-    one.
-    """
+    """On rank 0, make the held socket the job's store; keep what is returned for as long as it is needed."""
     if job.endpoint.listener is None or job.endpoint.way == "torchrun":
         return None
     from torch._C._distributed_c10d import TCPStore
@@ -34,7 +30,6 @@ def serve_store(job: Job) -> TCPStore | None:
         is_master=True,
         master_listen_fd=job.endpoint.listener.detach(),
         wait_for_workers=False,
-        multi_tenant=True,
         timeout=timedelta(seconds=job.collective_timeout),
     )
 
@@ -100,24 +95,27 @@ def start_process_group(job: Job) -> TCPStore | None:
     return store
 
 
-_ENDED = "runner/ended"  # before a rank's number in the job's store: it has ended
+_ENDED = "runner/ended"  # in the job's store: how many ranks have ended, and, behind a slash and a number, which
 _TELLING = timedelta(seconds=5)
+_NAMED = 8  # ranks, at the most
 
 
 def tell_end(job: Job) -> None:
     """Let the others know that this rank has come to its end, where that says something: while MPI's end keeps the store."""
     if job.size > 1 and job.endpoint.way == "mpi" and "torch.distributed" in sys.modules:
         with contextlib.suppress(RuntimeError):
-            _client(job).set(f"{_ENDED}/{job.rank}", "")
+            store = _client(job)
+            store.set(f"{_ENDED}/{store.add(_ENDED, 1)}", str(job.rank))
 
 
 def ended_ranks(job: Job) -> list[int]:
-    """The ranks that have told their end."""
+    """The first ranks that have told their end."""
     if job.size == 1 or job.endpoint.way != "mpi" or "torch.distributed" not in sys.modules:
         return []
     try:
         store = _client(job)
-        return [rank for rank in range(job.size) if store.check([f"{_ENDED}/{rank}"])]
+        numbers = range(1, min(store.add(_ENDED, 0), _NAMED) + 1)
+        return sorted(int(store.get(f"{_ENDED}/{number}")) for number in numbers)
     except RuntimeError:
         return []
 

@@ -1,4 +1,4 @@
-"""The worker's process group: it hears signals and ends as one, whoever ends first."""
+"""The worker's process group: what it has started ends with it, whoever ends first."""
 
 from __future__ import annotations
 
@@ -29,24 +29,16 @@ class Group:
             is_own: the worker leads a group of its own; else it is in the guard's, on a terminal.
             but: file descriptors that are the guard's alone.
         """
-        self._worker, self._is_own = worker, is_own
+        self._worker, self.is_own = worker, is_own
         if is_own:
             with contextlib.suppress(OSError):  # the worker does the same: whoever comes first
                 os.setpgid(worker, worker)
             self._sweeper = _start_sweeper(worker, but)
 
-    def signal(self, number: int) -> None:
-        """Send a signal to all of the group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if self._is_own:
-                os.killpg(self._worker, number)
-            else:
-                os.kill(self._worker, number)
-
     def end(self, grace: float) -> None:
         """After the worker's end: SIGTERM to those that are left, and SIGKILL after so many seconds. Returns at once if
         there are none."""
-        if self._is_own:
+        if self.is_own:
             _end_group(self._worker, grace)
             with contextlib.suppress(OSError):
                 os.write(self._sweeper, b"done")

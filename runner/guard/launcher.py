@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import stat
 from pathlib import Path
 from typing import TextIO
 
@@ -34,10 +36,16 @@ def end_of(process: int) -> int | None:
 
 
 def error_output_of(process: int) -> TextIO | None:
-    """Where a process of this user writes its errors; None where that cannot be opened."""
+    """Where a process of this user writes its errors; None where that cannot be opened, or where the process would write
+    over what is added: in a file that it does not append to."""
+    path = f"/proc/{process}/fd/2"
     try:
-        return open(os.open(f"/proc/{process}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY), "w")
-    except OSError:
+        flags = int(re.findall(r"flags:\s*(\d+)", Path(f"/proc/{process}/fdinfo/2").read_text())[0], 8)
+        if stat.S_ISREG(os.stat(path).st_mode) and not flags & os.O_APPEND:
+            return None
+        # (A pipe that nobody reads would keep a writer waiting.)
+        return open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK), "w")
+    except (OSError, IndexError):
         return None
 
 

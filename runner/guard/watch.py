@@ -32,12 +32,12 @@ _ENDING = b"e"  # followed by the exit code: the worker is on its way out
 GRACE = 2.0
 _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher is gone
 
-# These end a job, and whatever is part of it. The others tell the program something, and would end what it has started,
-# which knows nothing of them.
+# These end a job; the others tell the program something. Either kind is the worker's alone to hear: data loaders that end
+# first would make an error of a checkpoint on SIGTERM. What it has started hears SIGTERM when it has ended.
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 _TELLS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 _HEARD = (*_ENDS, *_TELLS, signal.SIGCHLD)
-_EVENT = struct.Struct("=iq")  # a signal, and the process that sent it
+_EVENT = struct.Struct("=iqi")  # a signal, the process that sent it, and how (si_code: above 0 the kernel did)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +86,7 @@ def start_worker(words: Words, meet_within: float, launcher: Callable[[], int] =
     # Launchers signal a rank's whole process group: the worker should hear it once, from its guard. A terminal, though,
     # gives what is typed to the group in its foreground.
     has_own_group = not os.isatty(0)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored nobody is told how a child has ended
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)  # so that none falls between the fork and the watch
     worker = os.fork()
     if worker == 0:
@@ -113,6 +114,7 @@ class _Guard:
         self._verdict: int | None = None  # the exit code, where it is known before the worker's end
         self._met = False
         self._passed_on: set[int] = set()
+        self._ignored = {number for number in _ENDS if signal.getsignal(number) == signal.SIG_IGN}  # nohup
         self._events, events = os.pipe()
         for end in (self._events, pipe):
             os.set_blocking(end, False)
@@ -122,6 +124,7 @@ class _Guard:
         """Until the worker has ended. Returns the exit code."""
         sources = [end for end in (self._events, self._pipe, self._end_of_launcher) if end is not None]
         ready: list[int] = []
+        is_killed = False
         while True:
             status = self._status()
             said = _read(self._pipe)  # only now: the last word of a worker that has ended counts
@@ -135,21 +138,25 @@ class _Guard:
             if status is not None:
                 return self._exit_code(status)
             if self._events in ready:
-                for number, sender in _EVENT.iter_unpack(os.read(self._events, 256 * _EVENT.size)):
-                    self._heard(number, sender)
+                for event in _EVENT.iter_unpack(os.read(self._events, 256 * _EVENT.size)):
+                    self._heard(*event)
             if self._end_of_launcher in ready:
                 sources = [end for end in sources if end != self._end_of_launcher]
                 self._verdict, deadline = EXIT_FAILURE, time.monotonic() + _ORPHANED
+                self._signal(signal.SIGTERM)
                 self._say("the launcher has ended without its ranks, so this one ends too")
-                self._group.signal(signal.SIGTERM)
             patience = None if deadline is None else max(0.0, deadline - time.monotonic())
             ready, _, _ = select.select(sources, [], [], patience)
             if not ready:
+                if is_killed and self._verdict is not None:
+                    return (
+                        self._verdict
+                    )  # it is in the kernel's hands, which may keep it for as long as a file system likes
                 if self._verdict is None:
                     self._verdict = EXIT_FAILURE
                     self._say(self._words.no_meeting(None))
-                os.kill(self._worker, signal.SIGKILL)
-                deadline = None
+                self._signal(signal.SIGKILL)
+                is_killed, deadline = True, time.monotonic() + GRACE
 
     def _status(self) -> int | None:
         """How the worker has ended, if it has. Orphans that the guard has adopted are let go."""
@@ -159,21 +166,23 @@ class _Guard:
                     return ended[1]
         return None
 
-    def _heard(self, number: int, sender: int) -> None:
-        if number == signal.SIGCHLD or (number == signal.SIGINT and _terminal_sends_it_to_both()):
-            return
-        if number in _ENDS and number not in self._passed_on and self._verdict is None:
-            self._say_ended(signal.Signals(number).name, sender)
+    def _heard(self, number: int, sender: int, code: int) -> None:
+        if number == signal.SIGCHLD or (code > 0 and not self._group.is_own):
+            return  # what is typed on a terminal its whole group has heard, the worker too
+        is_new = number not in self._passed_on
         self._passed_on.add(number)
-        if number in _ENDS:
-            self._group.signal(number)
-        else:
+        self._signal(number)
+        if is_new and number in _ENDS and number not in self._ignored and self._verdict is None:
+            self._say_ended(_name(number), sender)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(self._worker, number)
 
     def _say_ended(self, name: str, sender: int) -> None:
         """Who ends this rank. What a launcher does to all ranks one of them says."""
         to_go_on = f"; {self._words.to_go_on}" if self._words.to_go_on and self._met else ""
-        if sender in (os.getppid(), self._launcher):
+        if self._launcher and sender in (os.getppid(), self._launcher):
             if self._words.speaks:
                 text = "the job was ended, or another rank has failed and says so itself"
                 self._say(f"{name} from the launcher: {text}{to_go_on}", last=True)
@@ -186,7 +195,7 @@ class _Guard:
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
             if -code not in self._passed_on or -code in _TELLS:  # of the others it has been said who sent them
-                self._say(f"killed by {signal.Signals(-code).name}")
+                self._say(f"killed by {_name(-code)}")
             return 128 - code
         # Before the meeting only a library ends the process without the runner's own word: MPI_Init does.
         if not self._met and 0 < code < 128 and code != EXIT_USAGE and not self._passed_on:
@@ -204,10 +213,17 @@ def _hear(events: int) -> None:
     while True:
         if hasattr(signal, "sigwaitinfo"):
             heard = signal.sigwaitinfo(_HEARD)
-            number, sender = heard.si_signo, heard.si_pid
+            event = heard.si_signo, heard.si_pid, heard.si_code
         else:  # not Linux
-            number, sender = signal.sigwait(_HEARD), 0
-        os.write(events, _EVENT.pack(number, sender))
+            event = signal.sigwait(_HEARD), 0, 0
+        os.write(events, _EVENT.pack(*event))
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _read(pipe: int) -> bytes | None:
@@ -216,19 +232,3 @@ def _read(pipe: int) -> bytes | None:
         return os.read(pipe, 64)
     except BlockingIOError:
         return None
-
-
-def _terminal_sends_it_to_both() -> bool:
-    """Ctrl-C reaches the whole foreground process group; the worker is in it where it may read the terminal."""
-    if not os.isatty(0):
-        return False
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)

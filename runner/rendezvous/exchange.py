@@ -14,7 +14,7 @@ from typing import Any
 from runner.errors import RendezvousError
 from runner.rendezvous.door import Door
 from runner.rendezvous.endpoint import Endpoint
-from runner.rendezvous.frames import LARGEST, NotOurs
+from runner.rendezvous.frames import LARGEST, NotOurs, text_of
 from runner.rendezvous.secret import derived
 from runner.rendezvous.topology import ranks_text
 from runner.rendezvous.visit import Line, visit
@@ -69,8 +69,9 @@ class Exchange:
             return [value]
         if self.rank == 0:
             values = self._collect(topic, value, within)
+            answer = text_of({"topic": topic, "values": values if to_all else []})
             for visitor in list(self._door.ranks.values()):  # one that is gone is found silent by the next topic
-                visitor.send({"topic": topic, "values": values if to_all else []}, _SLACK)
+                visitor.send(answer, _SLACK)
             return values
         deadline = time.monotonic() + within + _SLACK
         try:

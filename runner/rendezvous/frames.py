@@ -87,6 +87,11 @@ class Handshake:
         return hmac.digest(self._key, self._nonces + text, "sha256")
 
 
+def text_of(message: Any) -> bytes:
+    """A message as it is sent."""
+    return json.dumps(message).encode()
+
+
 class Stream:
     """The messages of one direction of a connection, as its sender packs them or its receiver takes them."""
 
@@ -94,8 +99,8 @@ class Stream:
         self._key, self._number = key, 0
 
     def pack(self, message: Any) -> bytes:
-        """The bytes of the next message."""
-        text = json.dumps(message).encode()
+        """The bytes of the next message; of one for many, give its text, made once."""
+        text = message if isinstance(message, bytes) else text_of(message)
         return _LENGTH.pack(len(text)) + self._mac(text) + text
 
     def take(self, received: bytearray, largest: int = LARGEST) -> tuple[bool, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from runner.errors import RefusedError, RendezvousError
 from runner.rendezvous.door import Door, Visitor
-from runner.rendezvous.frames import NotOfThisJob, NotOurs
+from runner.rendezvous.frames import NotOfThisJob, NotOurs, text_of
 from runner.rendezvous.records import Flat, Records, flat, is_flat, packed
 from runner.rendezvous.secret import VARIABLE
 from runner.rendezvous.topology import ranks_text
@@ -92,8 +92,11 @@ def _is_same_process(one: Flat, other: Flat) -> bool:
 
 
 def _answer(door: Door, answer: dict[str, Any]) -> None:
+    text, deadline = text_of(answer), time.monotonic() + _ANSWERING
     for visitor in door.proved():
-        visitor.send(answer, _ANSWERING)  # where that fails the rank has died; its own launcher sees to it
+        visitor.send(
+            text, max(0.1, deadline - time.monotonic())
+        )  # where that fails the rank has died; its own launcher sees to it
 
 
 def join(

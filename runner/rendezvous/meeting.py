@@ -20,7 +20,7 @@ from runner.rendezvous.gathering import host, join
 from runner.rendezvous.interfaces import interface_towards, is_loopback, own_addresses
 from runner.rendezvous.mpi import meet_by_mpi, mpi_is_possible
 from runner.rendezvous.records import Records
-from runner.rendezvous.secret import job_key
+from runner.rendezvous.secret import derived, job_key
 
 WAYS = ("auto", "env", "mpi", "file", "hosts")
 
@@ -158,21 +158,23 @@ def _by_environment(context: LaunchContext, own: Record, timeout: float) -> tupl
 
 def _by_file(context: LaunchContext, own: Record, timeout: float) -> tuple[Records, Endpoint]:
     """Rank 0 listens on a socket file whose name all ranks of the job can work out."""
-    path, key = _socket_file(context), job_key(context)
+    path = _socket_file(context)
+    known = derived(b"", str(path))  # the folder keeps others out
     if context.rank.value == 0:
-        store = listen(loopback=True)
+        store, key = listen(loopback=True), os.urandom(32)
         with _listen_on_file(path) as listener:
-            own = own | {"store": store.getsockname()[:2]}
+            own = own | {"store": store.getsockname()[:2], "key": key.hex()}
             try:
-                gathering = host(listener, own, context.size.value, key, timeout)
+                gathering = host(listener, own, context.size.value, known, timeout)
             finally:
                 path.unlink(missing_ok=True)
         return gathering.records, _own_endpoint(store, "file", key=key)
     family = socket.AF_UNIX
     doors = [(family, str(path))]
-    gathering, _ = join(lambda: iter(doors), own, context.rank.value, key, timeout, f"rank 0 at {path}")
-    address, port = gathering.records[0]["store"]
-    return gathering.records, _others_endpoint(address, port, "file", key)
+    gathering, _ = join(lambda: iter(doors), own, context.rank.value, known, timeout, f"rank 0 at {path}")
+    first = gathering.records[0]
+    address, port = first["store"]
+    return gathering.records, _others_endpoint(address, port, "file", bytes.fromhex(first["key"]))
 
 
 def _by_hosts(context: LaunchContext, own: Record, timeout: float) -> tuple[Records, Endpoint]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import os
+import sys
 from pathlib import Path
 
 from runner.errors import UsageError
@@ -26,7 +27,15 @@ def job_key(context: LaunchContext) -> bytes:
         UsageError: others can read the file with the secret.
     """
     job = context.job_id or f"{context.user_endpoint}"
-    return derived(_secret(context), f"{job}/{context.size.value}")
+    secret = _secret(context)
+    if not secret and context.rank.value == 0 and VARIABLE not in context.environment:
+        print(
+            f"runner: no home folder keeps a secret for this job, so whoever reaches its port passes for a rank; set "
+            f"{VARIABLE} to a text of your own on all hosts, or to nothing to trust them",
+            file=sys.stderr,
+            flush=True,
+        )
+    return derived(secret, f"{job}/{context.size.value}")
 
 
 def derived(key: bytes, purpose: str) -> bytes:
@@ -39,6 +48,8 @@ def _secret(context: LaunchContext) -> bytes:
     if said is not None:
         return said.encode()
     path = _file(context)
+    if not path.is_absolute():  # no home folder is known
+        return b""
     try:
         return _read(path)
     except FileNotFoundError:
@@ -61,8 +72,8 @@ def _read(path: Path) -> bytes:
         status = os.fstat(file.fileno())
         if status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise UsageError(
-                f"others can read or change {path}, by which your jobs' ranks know one another; remove it, and a new one "
-                f"is made, or set {VARIABLE} to a text of your own"
+                f"others can read or change {path}, by which your jobs' ranks know one another; set {VARIABLE} to a text of "
+                "your own on all hosts, or remove the file, and a new one is made"
             )
         return file.read()
 

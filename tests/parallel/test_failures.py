@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import signal
@@ -122,7 +123,7 @@ def started(tmp_path: Path, *arguments: str) -> tuple[subprocess.Popen[str], lis
         "import os, subprocess, time\nchild = subprocess.Popen(['sleep', '300'])\n"
         "open(f'ready{os.environ[\"RANK\"]}', 'w').write(str(child.pid))\ntime.sleep(300)\n"
     )
-    with open(tmp_path / "output", "w") as output:
+    with open(tmp_path / "output", "a") as output:
         launcher = subprocess.Popen(
             [mpirun_path(), "-np", "2", *RUNNER, "waits.py", *arguments],
             cwd=tmp_path,
@@ -161,7 +162,8 @@ def test_what_a_rank_has_started_ends_with_a_failed_job(tmp_path: Path) -> None:
     assert done.returncode == 1
     for rank in range(2):
         pid = int((tmp_path / str(rank)).read_text())
-        assert not psutil.pid_exists(pid) or not psutil.wait_procs([psutil.Process(pid)], timeout=20)[1]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait(timeout=20)
 
 
 @pytest.mark.parametrize(
@@ -173,3 +175,27 @@ def test_files_of_a_failed_program_are_written_before_what_takes_long(how: str, 
     )
     assert runner(1, "fails.py", cwd=tmp_path, timeout=60).returncode == 1
     assert (tmp_path / "log").read_text() == "found"
+
+
+def test_a_signal_to_a_rank_that_has_ended_does_not_fail_the_job(tmp_path: Path) -> None:
+    """Its handler's names are gone, while MPI's end waits for the others."""
+    (tmp_path / "uneven.py").write_text(
+        "import os, signal, time\nheard = []\nsignal.signal(signal.SIGUSR1, lambda *_: heard.append(True))\n"
+        "open(f'ready{os.environ[\"RANK\"]}', 'w').close()\n"
+        "end = time.monotonic() + 30\nwhile os.environ['RANK'] == '1' and not heard and time.monotonic() < end: time.sleep(0.1)\n"
+    )
+    with subprocess.Popen(
+        [mpirun_path(), "-np", "2", *RUNNER, "uneven.py"],
+        cwd=tmp_path,
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as launcher:
+        while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
+            time.sleep(0.1)
+        time.sleep(1)  # rank 0 is in MPI's end by now
+        launcher.send_signal(signal.SIGUSR1)
+        output, _ = launcher.communicate(timeout=60)
+        assert (launcher.returncode, output) == (0, "")

@@ -245,3 +245,11 @@ def test_plain_mpirun_of_the_same_script_would_not_do() -> None:
     """Why the runner exists: without it, the script finds no rank."""
     done = mpirun(2, RUNNER[0], script("ddp_allreduce"))
     assert done.returncode != 0
+
+
+def test_a_script_that_runs_its_training_in_another_process(tmp_path: Path) -> None:
+    (tmp_path / "wraps.py").write_text(
+        f"import subprocess, sys\nsys.exit(subprocess.run([sys.executable, {script('ddp_allreduce')!r}]).returncode)\n"
+    )
+    done = ok(runner(2, "wraps.py", cwd=tmp_path, timeout=60))
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2: 2", "rank 1 of 2: 2"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -158,26 +160,62 @@ def test_what_the_program_has_started_ends_with_it(end: str) -> None:
         staying.kill()
 
 
-def test_what_the_program_has_started_hears_what_ends_the_job_and_not_what_is_told_to_the_program() -> None:
-    body = "signal.signal(signal.SIGUSR1, lambda *_: print('told', flush=True))\n" + CHILDREN + "time.sleep(60)"
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_the_program_hears_a_signal_before_what_it_has_started(name: str) -> None:
+    """Else the end of its data loaders would spoil the checkpoint that it saves on SIGTERM."""
+    body = CHILDREN + (
+        f"signal.signal(signal.{name}, lambda *_: (time.sleep(0.5), print(children[0].poll(), flush=True), os._exit(42)))\n"
+        "print('ready', flush=True)\ntime.sleep(60)"
+    )
     with guarded(body) as process:
-        worker = worker_of(process)
+        worker_of(process)
         children = children_of(process)
-        process.send_signal(signal.SIGUSR1)
         assert process.stdout is not None
-        assert process.stdout.readline() == "told\n"
-        assert children[0].is_running()
-        process.send_signal(signal.SIGTERM)
-        assert not psutil.wait_procs([worker, children[0]], timeout=20)[1]
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.Signals[name])
+        assert process.stdout.readline() == "None\n"
+        assert process.wait(timeout=20) == 42
+        assert not psutil.wait_procs(children[:2], timeout=20)[1]
         children[2].kill()
 
 
+def test_where_the_ends_of_children_are_ignored_the_workers_is_heard_all_the_same() -> None:
+    with guarded("sys.exit(7)", first="signal.signal(signal.SIGCHLD, signal.SIG_IGN)") as process:
+        process.communicate(timeout=20)
+        assert process.returncode == 7
+
+
+@pytest.mark.parametrize("how", ["typed", "sent"])
+def test_ctrl_c_and_sigint_on_a_terminal_are_heard_once(how: str) -> None:
+    body = (
+        "heard = []\nsignal.signal(signal.SIGINT, lambda *_: heard.append(1))\nprint('ready', flush=True)\n"
+        "end = time.monotonic() + 30\nwhile not heard and time.monotonic() < end: time.sleep(0.05)\n"
+        "time.sleep(0.5); print('heard', len(heard), flush=True); sys.exit(len(heard))"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", BEGINNING.format(limit=60, first="", launcher="") + body])
+    output = b""
+    while b"heard" not in output:
+        if b"ready" in output:
+            if how == "typed" and b"typed" not in output:
+                os.write(terminal, b"\x03")
+            elif how == "sent":
+                os.kill(pid, signal.SIGINT)
+            output = output.replace(b"ready", b"typed")
+        output += os.read(terminal, 1000)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    os.close(terminal)
+
+
 def test_who_ended_it_is_said() -> None:
-    with guarded("lifeline.met(); print('met', flush=True); time.sleep(60)") as process:
+    with guarded(
+        "lifeline.met(); print('met', flush=True); time.sleep(60)", launcher=f", lambda: {os.getpid()}"
+    ) as process:
         worker_of(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "met\n"
-        process.send_signal(signal.SIGTERM)  # this process is its parent, as a launcher is
+        process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 143
         assert errors.startswith("runner: rank 0 of 1 on host here: SIGTERM from the launcher: the job was ended, or")
