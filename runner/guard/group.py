@@ -36,8 +36,7 @@ class Group:
             self._sweeper = _start_sweeper(worker, but)
 
     def end(self, grace: float) -> None:
-        """After the worker's end: SIGTERM to those that are left, and SIGKILL after so many seconds. Returns at once if
-        there are none."""
+        """After the worker's end: SIGTERM to those that are left, and SIGKILL after so many seconds."""
         if self.is_own:
             _end_group(self._worker, grace)
             with contextlib.suppress(OSError):

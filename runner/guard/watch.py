@@ -148,13 +148,11 @@ class _Guard:
             patience = None if deadline is None else max(0.0, deadline - time.monotonic())
             ready, _, _ = select.select(sources, [], [], patience)
             if not ready:
-                if is_killed and self._verdict is not None:
-                    return (
-                        self._verdict
-                    )  # it is in the kernel's hands, which may keep it for as long as a file system likes
                 if self._verdict is None:
                     self._verdict = EXIT_FAILURE
                     self._say(self._words.no_meeting(None))
+                elif is_killed:  # the kernel keeps it, as a file system that does not answer has it do
+                    return self._verdict
                 self._signal(signal.SIGKILL)
                 is_killed, deadline = True, time.monotonic() + GRACE
 

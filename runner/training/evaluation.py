@@ -35,7 +35,8 @@ def share_buffers(model: nn.Module) -> None:
 def evaluate(run: Run, task: Task, model: nn.Module, options: TrainingOptions) -> Evaluation | None:
     """(mean loss, accuracy) over the test data, every sample counted once; None where there is none. Collective.
 
-    Leaves the model in evaluation mode. The bare model is called: ranks may have different numbers of batches, which DDP's own forward does not allow.
+    Leaves the model in evaluation mode. The bare model is called: ranks may have different numbers of batches, which DDP's
+    own forward does not allow.
     """
     if task.test_data is None:
         return None
