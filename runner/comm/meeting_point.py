@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlparse
 
@@ -31,7 +32,7 @@ def serve_own_endpoint_only(job: Job) -> None:
     endpoint = job.endpoint.host, str(job.endpoint.port)
     when_imported(_MODULE, lambda: _wrap_handlers(vars(sys.modules[_MODULE])["_rendezvous_handlers"], endpoint))
     for module in _SPAWNING:
-        when_imported(module, lambda module=module: _wrap_launch(vars(sys.modules[module])["Popen"]))  # type: ignore[misc]
+        when_imported(module, partial(_wrap_launch, module))
 
 
 def _wrap_handlers(handlers: dict[str, Callable[..., Iterator[Any]]], endpoint: tuple[str, str]) -> None:
@@ -53,7 +54,8 @@ def _wrap_handlers(handlers: dict[str, Callable[..., Iterator[Any]]], endpoint: 
     handlers.update({scheme: wrapped(handlers[scheme]) for scheme in ("env", "tcp")})
 
 
-def _wrap_launch(popen: Any) -> None:
+def _wrap_launch(module: str) -> None:
+    popen = vars(sys.modules[module])["Popen"]
     launch = popen._launch
 
     def launch_without_the_variable(self: Any, process: Any) -> None:
