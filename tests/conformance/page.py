@@ -1,0 +1,96 @@
+"""What the outcomes mean: what is wrong, and the page that shows them."""
+
+from __future__ import annotations
+
+import platform
+from datetime import date
+from importlib.metadata import version
+
+from tests.conformance.outcome import FAILED, PASSED, SKIPPED, Outcomes
+from tests.launching import ROOT
+
+
+def passed(outcomes: Outcomes) -> list[str]:
+    return [name for name, outcome in outcomes.items() if outcome.status == PASSED]
+
+
+def complaints(gloo: Outcomes, by_mpi: dict[str, Outcomes], left_out: dict[str, str], known: list[str]) -> list[str]:
+    """What is wrong, a line each; nothing where all is well.
+
+    Args:
+        by_mpi: title of an MPI → the outcomes of what gloo passes.
+        left_out: the known exceptions, name → why.
+        known: the names of all tests that there are, run or not.
+    """
+    lines = [] if passed(gloo) else [f"gloo passes none of the {len(gloo)} tests chosen, so nothing was compared"]
+    lines += [
+        f"{title}: {name}: {outcome.reason or outcome.status}"
+        for title, outcomes in by_mpi.items()
+        for name, outcome in outcomes.items()
+        if outcome.status != PASSED and name not in left_out
+    ]
+    for name in left_out:
+        if name not in known:
+            lines.append(f"left_out.py: there is no test {name}; take it out of the list")
+        elif by_mpi and all(name in passed(outcomes) for outcomes in by_mpi.values()):
+            lines.append(f"left_out.py: {name} passes; take it out of the list")
+    return lines
+
+
+def summary(gloo: Outcomes, by_mpi: dict[str, Outcomes], left_out: dict[str, str]) -> list[str]:
+    """A line per MPI."""
+    wanted = passed(gloo)
+    lines = []
+    for title, outcomes in by_mpi.items():
+        reached = [name for name in wanted if name in passed(outcomes)]
+        exceptions = [name for name in wanted if name in left_out and name not in reached]
+        more = f"; {len(exceptions)} left out" if exceptions else ""
+        lines.append(f"{title}: {len(reached)} of {len(wanted)} that gloo passes{more}")
+    return lines
+
+
+def page(gloo: Outcomes, by_mpi: dict[str, Outcomes], left_out: dict[str, str], ranks: int, notes: list[str]) -> str:
+    versions = ", ".join([f"Python {platform.python_version()}", *(f"{p} {version(p)}" for p in ("torch", "mpi4py"))])
+    counted = {status: [o for o in gloo.values() if o.status == status] for status in (PASSED, FAILED, SKIPPED)}
+    run = [name for name, outcome in gloo.items() if outcome.status != SKIPPED]
+    lines = [
+        "# PyTorch's own tests of a backend, on mpi4py",
+        "",
+        f"Written by `make conformance` on {date.today()}: {versions}; {ranks} ranks on one host, no GPU. The tests are those of "
+        "`torch.testing._internal.distributed.distributed_test` in torch's wheel. They ask for gloo, and "
+        "`--replace-backend gloo=mpi4py` gives them mpi4py.",
+        "",
+        *(f"* {line}" for line in summary(gloo, by_mpi, left_out)),
+        f"* gloo itself: {len(counted[PASSED])} passed, {len(counted[FAILED])} failed, {len(counted[SKIPPED])} not for this "
+        "machine by torch's own marks (GPUs, NCCL, more ranks)",
+        *(f"* {note}" for note in notes),
+        "",
+        f"| test | gloo | {' | '.join(by_mpi)} |",
+        "|---" * (2 + len(by_mpi)) + "|",
+    ]
+    for name in sorted(run):
+        cells = [_cell(outcomes, name, left_out) for outcomes in (gloo, *by_mpi.values())]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += _failures({"gloo": gloo, **by_mpi})
+    if left_out:
+        lines += ["", "## Left out", "", *(f"* `{name}`: {why}" for name, why in left_out.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(outcomes: Outcomes, name: str, left_out: dict[str, str]) -> str:
+    if name not in outcomes:
+        return "not run"
+    if outcomes[name].status == PASSED:
+        return "✓"
+    return "left out" if name in left_out else outcomes[name].status
+
+
+def _failures(by_title: dict[str, Outcomes]) -> list[str]:
+    lines = []
+    for title, outcomes in by_title.items():
+        failures = {name: outcome for name, outcome in outcomes.items() if outcome.status == FAILED}
+        if failures:
+            lines += ["", f"## What fails on {title}", ""]
+            # (The page is for others: no folder of this machine.)
+            lines += [f"* `{name}`: {outcome.reason.replace(f'{ROOT}/', '')}" for name, outcome in failures.items()]
+    return lines
