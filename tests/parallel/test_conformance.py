@@ -1,0 +1,121 @@
+"""make conformance: a few of PyTorch's own tests on mpi4py, and that no test can stop the others or pass for another."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.jobs import IN_GLOOS_PLACE, Plan, run
+from tests.conformance.launchers import MPIS
+from tests.conformance.outcome import FAILED, PASSED, SKIPPED, Outcome, Outcomes
+from tests.conformance.page import complaints, page, summary
+from tests.launching import ROOT
+from tests.launching import run as run_command
+
+QUICK = ("test_get_rank", "test_broadcast", "test_all_reduce_sum", "test_all_gather", "test_barrier")
+
+
+def run_on_mpi4py(suite: str, names: tuple[str, ...], limit: float, logs: Path) -> Outcomes:
+    plan = Plan(mpi=MPIS["openmpi"], options=IN_GLOOS_PLACE, suite=suite, ranks=3, logs=logs)
+    return dict(run(plan, dict.fromkeys(names, limit)))
+
+
+# (torch.testing imports it; it comes with no other package.)
+@pytest.mark.skipif(find_spec("expecttest") is None, reason="torch's own tests need the package expecttest")
+def test_a_few_of_torchs_own_tests_pass(tmp_path: Path) -> None:
+    found = run_on_mpi4py("tests.conformance.torch_tests", QUICK, 30, tmp_path)
+    assert {name: outcome.reason for name, outcome in found.items() if outcome.status != PASSED} == {}
+    assert set(found) == set(QUICK)
+
+
+def test_a_test_that_fails_hangs_or_ends_its_process_does_not_stop_the_others(tmp_path: Path) -> None:
+    # Three jobs, as each failure ends one and the last test is one.
+    expected = {
+        "sums": (PASSED, ""),
+        "is_skipped": (SKIPPED, "not for this machine"),
+        "is_alone_in_its_environment": (PASSED, ""),
+        "raises_on_rank_1": (FAILED, "rank 1: ValueError: on purpose"),
+        "hangs": (FAILED, "no end within 2 s"),
+        "sums_again": (PASSED, ""),
+        "is_alone_again": (PASSED, ""),
+        "ends_the_process": (FAILED, "the job ended, exit code 7"),
+    }
+    found = run_on_mpi4py("tests.conformance.rehearsal", tuple(expected), 2, tmp_path)
+    assert {name: (outcome.status, outcome.reason) for name, outcome in found.items()} == expected
+    assert "and in two lines" in (tmp_path / "raises_on_rank_1.txt").read_text()
+    stacks = (tmp_path / "hangs.txt").read_text()
+    assert all(f"== stacks-{rank}" in stacks for rank in range(3))
+    assert "in hangs" in stacks
+    assert not (tmp_path / "sums.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--test", "nothing_of_that_name"],
+            "TEST=nothing_of_that_name is in none of the 10 names; for example TEST=sums",
+        ),
+        (["--test", "("], "TEST=( is no regular expression"),
+        (["--mpi", "openmp"], "invalid choice: 'openmp'"),
+        (["--limit", "0"], "'0' is not a positive number of seconds"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(options: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "tests.conformance", "--suite", "tests.conformance.rehearsal", *options]
+    done = run_command(*command, cwd=ROOT)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def outcomes(**statuses: str) -> Outcomes:
+    return {name: Outcome(status=status, reason="" if status == PASSED else "why") for name, status in statuses.items()}
+
+
+GLOO = outcomes(one=PASSED, two=PASSED, three=FAILED, four=SKIPPED)
+ALL = list(GLOO)
+
+
+@pytest.mark.parametrize(
+    ("mpi", "left_out", "wrong"),
+    [
+        (outcomes(one=PASSED, two=PASSED), {}, []),
+        (outcomes(one=PASSED, two=FAILED), {}, ["MPICH: two: why"]),
+        (outcomes(one=PASSED, two=SKIPPED), {}, ["MPICH: two: why"]),  # gloo was not let off
+        (outcomes(one=PASSED, two=FAILED), {"two": "…"}, []),
+        (outcomes(one=PASSED, two=PASSED), {"two": "…"}, ["left_out.py: two passes; take it out of the list"]),
+        (
+            outcomes(one=PASSED, two=PASSED),
+            {"six": "…"},
+            ["left_out.py: there is no test six; take it out of the list"],
+        ),
+    ],
+)
+def test_what_is_wrong(mpi: Outcomes, left_out: dict[str, str], wrong: list[str]) -> None:
+    assert complaints(GLOO, {"MPICH": mpi}, left_out, ALL) == wrong
+
+
+def test_a_known_exception_may_pass_on_one_mpi_of_two() -> None:
+    by_mpi = {"MPICH": outcomes(one=PASSED, two=FAILED), "Intel MPI": outcomes(one=PASSED, two=PASSED)}
+    assert complaints(GLOO, by_mpi, {"two": "…"}, ALL) == []
+
+
+def test_nothing_compared_is_no_success() -> None:
+    (line,) = complaints(outcomes(one=SKIPPED), {"MPICH": {}}, {}, ["one"])
+    assert "nothing was compared" in line
+
+
+def test_the_page() -> None:
+    by_mpi = {"MPICH 5.0": outcomes(one=PASSED, two=FAILED)}
+    assert summary(GLOO, by_mpi, {"two": "…"}) == ["MPICH 5.0: 1 of 2 that gloo passes; 1 left out"]
+    text = page(GLOO, by_mpi, {}, 3, [])
+    assert "| test | gloo | MPICH 5.0 |\n|---|---|---|\n" in text
+    assert "| one | ✓ | ✓ |" in text
+    assert "| three | failed | not run |" in text
+    assert "| two | ✓ | failed |" in text
+    assert "| four |" not in text  # not for this machine
+    assert "gloo itself: 2 passed, 1 failed, 1 not for this machine" in text
