@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import NoReturn
 
+from runner.comm.ended import ended_ranks
 from runner.comm.job import Job
-from runner.comm.process_group import ended_ranks
 from runner.dispatch import dispatch
 from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError, UsageError
 from runner.guard.launcher import launcher_of

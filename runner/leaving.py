@@ -18,8 +18,9 @@ import threading
 from types import FunctionType, ModuleType
 from typing import NoReturn
 
+from runner.comm.ended import tell_end
 from runner.comm.job import Job
-from runner.comm.process_group import stop_process_group, tell_end
+from runner.comm.process_group import stop_process_group
 from runner.rendezvous.mpi import finalize_mpi
 
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
+from runner.comm.ended import ended_ranks
 from runner.comm.importing import when_imported
 from runner.comm.job import Job
 from runner.rendezvous.mpi import load_mpi, threads_may_call
@@ -52,14 +54,16 @@ def limit_when_imported(job: Job) -> None:
 def register(module: Any, job: Job, replaced: str = "") -> None:
     """Register the backend with ``torch.distributed.distributed_c10d``."""
 
-    def create(options: Any, _: object = None) -> Any:
+    def create_as(name: str, options: Any, _: object = None) -> Any:
         problem = why_not(job)
         if problem:
             raise RuntimeError(f"backend mpi4py: {problem}")
         load_mpi(job.context)  # one rank has had nobody to meet by it
-        from runner.comm.mpi_backend import create_backend
+        from runner.comm.mpi.creating import create
 
-        return create_backend(options, job.context.label)
+        crowded = any(placement.is_crowded for placement in job.placements)
+        return create(options, name, crowded=crowded, ended=partial(ended_ranks, job))
 
     for name in filter(None, (NAME, replaced)):
+        create = partial(create_as, name)
         module.Backend.register_backend(name, create, extended_api=True, devices=["cpu", "cuda"])

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from runner.comm import mpi_buffers
+from runner.comm.mpi import buffers as mpi_buffers
 
 warnings.filterwarnings("ignore")
 device = "cuda" if "cuda" in sys.argv else "cpu"

@@ -72,13 +72,11 @@ def _block(size: int) -> MPI.Datatype:
     return MPI.Datatype.Create_struct([pieces, rest], [0, pieces * piece], [whole, MPI.BYTE]).Commit()
 
 
-def in_pieces(tensor: Tensor, call: Callable[[Tensor], None]) -> None:
-    """Call for all of a contiguous tensor, or for one part of it after the other where it is too large for an int."""
-    if tensor.numel() * tensor.element_size() <= LARGEST_CALL:
-        call(tensor)
-    else:
-        for part in torch.split(tensor.view(-1), LARGEST_CALL // tensor.element_size()):
-            call(part)
+def pieces(tensor: Tensor) -> Sequence[Tensor]:
+    """All of a contiguous tensor, or its parts where it is too large for an int."""
+    if bytes_of(tensor) <= LARGEST_CALL:
+        return (tensor,)
+    return torch.split(tensor.view(-1), LARGEST_CALL // tensor.element_size())
 
 
 def blocks_in_pieces(source: Tensor, target: Tensor, ranks: int) -> Iterator[tuple[Tensor, Tensor]]:

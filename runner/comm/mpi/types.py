@@ -13,7 +13,7 @@ import torch
 from mpi4py import MPI
 from torch.distributed import ReduceOp
 
-from runner.comm.mpi_averages import mean, split
+from runner.comm.mpi.averages import mean, split
 
 if TYPE_CHECKING:
     from collections.abc import Callable

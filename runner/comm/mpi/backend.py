@@ -1,0 +1,220 @@
+"""torch.distributed over the MPI that started the job: ``init_process_group("mpi4py")``, with stock torch wheels.
+
+A c10d ``Backend`` in Python (torch 2.14 or newer lets one be derived). Each group has two communicators of its own, one for
+collectives and one for messages; one engine per process carries the calls of all groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+from torch._C._distributed_c10d import Backend
+
+from runner.comm.mpi import collectives, messages, profiling
+from runner.comm.mpi.blocking import Blocking
+from runner.comm.mpi.engine import Engine, Order, Steps, Task
+from runner.comm.mpi.members import Members
+from runner.comm.mpi.monitored import MonitoredBarrier
+from runner.comm.mpi.streams import Streams
+from runner.comm.mpi.types import Reduction, reduction_of
+from runner.comm.mpi.work import MPIWork, seconds_of
+from runner.rendezvous.mpi import abandoned
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LAST_MESSAGES = 10.0  # seconds that messages may take when their group is destroyed
+
+
+class MPIBackend(Backend):
+    """A group's operations. All ranks of a group call its collectives in the same order.
+
+    Args:
+        comm: the group's own.
+        timeout: seconds that a call may take, where it says nothing else.
+        name: the backend's, as the program knows it.
+    """
+
+    def __init__(self, engine: Engine, comm: MPI.Intracomm, members: Members, timeout: float, name: str) -> None:
+        super().__init__(comm.rank, comm.size)
+        self._engine, self._comm, self._members = engine, comm, members
+        self._timeout, self._name = timeout, name
+        self._comm_of_messages = comm.Dup()
+        self._order, self._streams = Order(), Streams()
+        self._blocking = Blocking(engine, self._order, comm)
+        self._monitored_barrier = MonitoredBarrier(comm, engine.cores)
+
+    def getBackendName(self) -> str:
+        return self._name
+
+    # torch looks for each of these in Python, and does not end where it finds its own.
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+    supports_shrinking = supports_reconfigure = supports_window = False
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing is numbered."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout.total_seconds()
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout.total_seconds()
+
+    def shutdown(self) -> None:
+        """Free the communicators, once all that has been asked for is done.
+
+        What is not done after the group's time limit, and messages that nobody takes, are left in MPI, which then is not
+        finalised.
+        """
+        limit = 0.0 if self._order.broken is not None else self._timeout
+        is_done = self._engine.finish(self._order.is_idle, limit) and self._engine.finish(
+            lambda: not self._engine.has_messages(self._members), min(limit, _LAST_MESSAGES)
+        )
+        self._members.leave()
+        if not is_done or self._order.broken is not None:
+            abandoned.set()
+            return
+        for comm in (self._comm, self._comm_of_messages):
+            if comm != MPI.COMM_NULL and not MPI.Is_finalized():
+                comm.Free()
+
+    # Collectives. Each is called by torch with the tensors and its options.
+
+    def allreduce(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
+        reductions = self._reductions(opts, tensors)
+        if tensors[0].is_sparse:
+            steps = collectives.sparse_allreduce(self._comm, tensors, reductions)
+            return self._call("sparse_all_reduce", opts, tensors, tensors, steps)
+        steps = collectives.allreduce(self._comm, self._blocking, tensors, reductions)
+        return self._call("all_reduce", opts, tensors, tensors, steps)
+
+    allreduce_coalesced = allreduce_sparse = allreduce
+
+    def _reductions(self, opts: Any, tensors: Sequence[Tensor]) -> list[Reduction]:
+        """Each tensor's; asked for in the caller, so that what is not defined is refused before anything is sent.
+
+        Raises:
+            TypeError: the operation is not defined for a tensor's dtype.
+        """
+        return [reduction_of(opts.reduceOp, tensor.dtype, self.size()) for tensor in tensors]
+
+    def reduce(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
+        (tensor,) = tensors
+        (reduction,) = self._reductions(opts, tensors)
+        steps = collectives.reduce(self._comm, tensor, reduction, opts.rootRank)
+        return self._call("reduce", opts, tensors, tensors, steps)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
+        steps = collectives.broadcast(self._comm, tensors, opts.rootRank)
+        return self._call("broadcast", opts, tensors, tensors, steps)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any) -> MPIWork | None:
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+        steps = collectives.all_gather_single(self._comm, self._blocking, outputs, inputs)
+        return self._call("all_gather", opts, inputs, outputs, steps)
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+        steps = collectives.allgather(self._comm, outputs, inputs)
+        return self._call("all_gather", opts, inputs, _flat(outputs), steps)
+
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+        by_tensor = [list(of_ranks) for of_ranks in zip(*outputs, strict=True)]  # what came was a list per rank
+        return self.allgather(by_tensor, inputs, opts)
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+        (own,) = inputs
+        steps = collectives.gather(self._comm, outputs, own, opts.rootRank)
+        return self._call("gather", opts, inputs, _flat(outputs), steps)
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> MPIWork | None:
+        (output,) = outputs
+        steps = collectives.scatter(self._comm, output, inputs, opts.rootRank)
+        return self._call("scatter", opts, _flat(inputs) or outputs, outputs, steps)
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> MPIWork | None:
+        steps = collectives.reduce_scatter(self._comm, outputs, inputs, self._reductions(opts, outputs))
+        return self._call("reduce_scatter", opts, _flat(inputs), outputs, steps)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any) -> MPIWork | None:
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+        steps = collectives.reduce_scatter_single(self._comm, outputs, inputs, self._reductions(opts, outputs))
+        return self._call("reduce_scatter", opts, inputs, outputs, steps)
+
+    def all_to_all_single(
+        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any
+    ) -> MPIWork | None:
+        steps = collectives.all_to_all_single(self._comm, output, input, output_splits, input_splits)
+        return self._call("all_to_all", opts, [input], [output], steps)
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+        steps = collectives.alltoall(self._comm, outputs, inputs)
+        return self._call("all_to_all", opts, inputs, outputs, steps)
+
+    def barrier(self, opts: Any) -> MPIWork | None:
+        return self._call("barrier", opts, [], [], collectives.barrier(self._comm))
+
+    def monitored_barrier(self, opts: Any, wait_all_ranks: bool) -> None:
+        self._monitored_barrier(max(0.0, opts.timeout.total_seconds()), all_ranks=wait_all_ranks)
+
+    def _call(
+        self, what: str, opts: Any, inputs: Sequence[Tensor], results: Sequence[Tensor], steps: Steps
+    ) -> MPIWork | None:
+        for tensor in inputs[:1]:
+            steps = self._streams.after_what_is_queued(tensor, steps)
+        limit = seconds_of(opts.timeout, self._timeout)
+        task = Task(what, self._recorded(what, inputs, steps), limit, self._members, self._order)
+        self._engine.begin(task)
+        if opts.asyncOp:
+            self._engine.wake()  # nobody may wait for a while
+            return MPIWork(self._engine, task, results)
+        self._engine.wait(task)
+        return None  # which is how torch is told that there is nothing to wait for
+
+    # Messages.
+
+    def send(self, tensors: list[Tensor], destination: int, tag: int) -> MPIWork:
+        (tensor,) = tensors
+        steps = messages.send(self._comm_of_messages, tensor, destination, tag)
+        return self._message("send", f"send to rank {destination}", tensor, steps, destination)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> MPIWork:
+        (tensor,) = tensors
+        steps = messages.receive(self._comm_of_messages, tensor, source, tag)
+        return self._message("recv", f"recv from rank {source}", tensor, steps, source)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> MPIWork:
+        (tensor,) = tensors
+        status = MPI.Status()
+        steps = messages.receive(self._comm_of_messages, tensor, MPI.ANY_SOURCE, tag)
+        steps = messages.from_anybody(steps, status)
+        return self._message("recvAnySource", "recv from any rank", tensor, steps, -1, status.Get_source)
+
+    def _message(
+        self,
+        name: str,
+        what: str,
+        tensor: Tensor,
+        steps: Steps,
+        peer: int,
+        sender: Callable[[], int] | None = None,
+    ) -> MPIWork:
+        steps = self._streams.after_what_is_queued(tensor, steps, at_once=True)
+        task = Task(what, self._recorded(name, [tensor], steps), self._timeout, self._members, peer=peer)
+        self._engine.begin(task)
+        self._engine.wake()
+        return MPIWork(self._engine, task, [tensor], sender)
+
+    def _recorded(self, what: str, tensors: Sequence[Tensor], steps: Steps) -> Steps:
+        """The steps; where a profiler looks, with a record of them."""
+        return profiling.recorded(f"{self._name}:{what}", tensors, steps) if profiling.is_on() else steps
+
+
+def _flat(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    return [tensor for one in lists for tensor in one]

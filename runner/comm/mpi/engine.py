@@ -1,0 +1,369 @@
+"""What carries all MPI calls of a process: the collectives and messages of all its groups.
+
+Each is a ``Task``: a generator that starts non-blocking MPI calls and yields their requests. Whoever waits for one tests it
+and moves all the others on; while nobody waits a thread does. One thread at a time is in there, so generators need no locks.
+
+The collectives of a communicator have an ``Order``: one is under way at a time, and the next is begun when that is done and
+its callbacks have run; what a callback asks for comes before what waits. So ranks that ask in the same order, from the same
+threads or from several, make MPI's calls in the same order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Protocol
+
+from runner.comm.mpi.members import Members
+from runner.comm.mpi.waiting import Cores, Patience
+from runner.rendezvous.mpi import abandoned
+
+_FEW = 50  # looks of a wait before it reads the clock
+_LOOK = 0.2  # seconds between two looks at limits, and at ranks that have left, while something takes long
+_GRACE = 3.0  # seconds that a call may still take when a rank has left that belongs to it: what it has sent may be on its way
+_SWEEPS = 0.1  # the part of the time that may be spent on messages that nobody waits for
+_FEW_MESSAGES = 64
+
+
+class Request(Protocol):
+    """What a step waits for; MPI's requests are such."""
+
+    def Test(self) -> bool:
+        """Whether it is done."""
+
+
+Steps = Generator[Request, None, None]
+
+
+class Task:
+    """A collective or a message on its way.
+
+    Args:
+        what: how messages name it.
+        steps: the MPI calls; what they hold is held until MPI is done with it.
+        limit: seconds that it may take.
+        members: of its communicator.
+        order: a collective's.
+        peer: the group's rank at a message's other end, -1 if any may be.
+    """
+
+    __slots__ = (
+        *("began", "deadline", "error", "is_over", "limit", "members", "on_end"),
+        "order",
+        "peer",
+        "request",
+        "steps",
+        "what",
+    )
+
+    def __init__(
+        self, what: str, steps: Steps, limit: float, members: Members, order: Order | None = None, peer: int = -1
+    ) -> None:
+        self.what, self.steps, self.limit = what, steps, limit
+        self.members, self.order, self.peer = members, order, peer
+        self.began = time.monotonic()
+        self.deadline = self.began + limit
+        self.request: Request | None = None
+        self.error: Exception | None = None
+        self.is_over = False
+        self.on_end: Callable[[], None] | None = None  # tells those who wait for it by a future
+
+    def move_on(self) -> bool:
+        """Take it as far as it goes without waiting. Returns whether it has ended."""
+        try:
+            while self.request is None or self.request.Test():
+                self.request = next(self.steps)
+            return False
+        except StopIteration:
+            pass
+        except Exception as error:
+            self.error = error
+        self.request = None
+        return True
+
+
+class Order:
+    """The collectives of one communicator."""
+
+    def __init__(self) -> None:
+        self.broken: Exception | None = None  # why no more can be made: the ranks no longer agree on where they are
+        self.under_way: Task | None = None
+        self.number = 0  # of the one under way
+        self.telling: list[int] = []  # the threads that run callbacks of one that is done
+        self._waiting: deque[Task] = deque()
+        self._of_callbacks: deque[Task] = deque()
+
+    def is_idle(self) -> bool:
+        return self.under_way is None and not (self._waiting or self._of_callbacks or self.telling)
+
+    def add(self, task: Task) -> None:
+        is_callbacks = bool(self.telling) and threading.get_ident() in self.telling
+        (self._of_callbacks if is_callbacks else self._waiting).append(task)
+
+    def next(self) -> Task | None:
+        """The one to be carried on, which may be begun only now."""
+        if self.under_way is None:
+            if self._of_callbacks:
+                self.under_way = self._of_callbacks.popleft()
+            elif self._waiting and not self.telling:
+                self.under_way = self._waiting.popleft()
+            else:
+                return None
+            self.number += 1
+        return self.under_way
+
+    def give_up(self, error: Exception) -> list[Task]:
+        """Nothing more can be made. Returns what has not been begun."""
+        self.broken, left = error, [*self._of_callbacks, *self._waiting]
+        self.under_way = None
+        self._of_callbacks.clear()
+        self._waiting.clear()
+        return left
+
+
+class Engine:
+    """A process's."""
+
+    def __init__(self, cores: Cores) -> None:
+        self.cores = cores
+        self.lent_to: Order | None = None  # whose next call may be a blocking one
+        self._turn = threading.Lock()  # held by the thread that moves tasks on
+        self._orders: dict[Order, None] = {}  # that have something to do
+        self._messages: dict[Task, None] = {}  # that are open
+        self._awaited: list[Task] = []  # by threads of the program, which carry everything on
+        self._absent: list[int] = []  # those of the program's threads that run callbacks instead
+        self._carriers: list[int] = []  # the engine's threads that do, the first of them alone; the others are
+        self._parked: list[threading.Lock] = []  # parked, or run callbacks, which may themselves wait for something
+        self._stuck: list[Task] = []  # have failed, while their memory is MPI's
+        self._swept, self._next_sweep = 0, 0.0  # messages that the last sweep has left, and when the next is due
+        self._next_look = 0.0
+
+    def begin(self, task: Task) -> None:
+        """Begin a message at once, so that those from one rank to another keep their order; a collective in its turn."""
+        order = task.order
+        if order is None:
+            if task.move_on():
+                self._end(task)
+            else:
+                self._messages[task] = None
+                if len(self._messages) > 2 * self._swept + _FEW_MESSAGES:
+                    self._round(None)
+        elif order.broken is not None:
+            task.error, task.is_over = order.broken, True
+        else:
+            order.add(task)
+            self._orders[order] = None
+            self._round(None)
+
+    def wait(self, task: Task, limit: float | None = None) -> None:
+        """Carry everything on until a task is over.
+
+        Args:
+            limit: seconds after which this wait is given up, while the task goes on.
+
+        Raises:
+            Exception: what the task has failed with, or that the limit is over.
+        """
+        if not task.is_over:
+            self._awaited.append(task)
+            try:
+                self._carry(task, limit)
+            finally:
+                self._awaited.remove(task)
+                if self._orders or self._messages:
+                    self.wake()
+        if task.error is not None:
+            raise task.error
+
+    def wake(self) -> None:
+        """Have a thread carry on what is open, as nobody may be waiting for it."""
+        if self._carriers:
+            return
+        try:
+            self._parked.pop().release()
+        except IndexError:
+            threading.Thread(target=self._run, name="mpi4py", daemon=True).start()
+
+    def finish(self, done: Callable[[], bool], limit: float) -> bool:
+        """Carry everything on until something is done. Returns whether it is, within so many seconds."""
+        patience, deadline = Patience(self.cores.own()), time.monotonic() + limit
+        while not done() and time.monotonic() < deadline:
+            if self._round(None):
+                patience.moved()
+            patience.pause()
+        return done()
+
+    def carry_on(self) -> None:
+        """Move on what can be."""
+        self._round(None)
+
+    def has_messages(self, members: Members) -> bool:
+        return any(task.members is members for task in list(self._messages))
+
+    def _carry(self, task: Task, limit: float | None) -> None:
+        looks, patience = 0, None
+        while not task.is_over:
+            moved = self._round(task)
+            looks += 1
+            if looks < _FEW or task.is_over:
+                continue
+            if patience is None:
+                patience = Patience(self.cores.own())
+            elif moved:
+                patience.moved()
+            waited = patience.pause()
+            if limit is not None and waited > limit:
+                raise task.members.too_late(task, limit)
+            if waited > _LOOK:
+                self.wake()  # the thread looks for ranks that have left
+                if time.monotonic() > task.deadline:
+                    self._fail(task, task.members.too_late(task, task.limit))
+
+    def _round(self, wanted: Task | None) -> bool:
+        """Move on what can be. Returns whether anything has; another thread that is at it does it as well."""
+        if not self._turn.acquire(blocking=False):
+            return False
+        ended: list[Task] = []
+        moved = False
+        try:
+            for order in list(self._orders):
+                moved |= self._advance(order, ended)
+            if self._messages:
+                if wanted is not None and wanted.order is None and not wanted.is_over:
+                    moved |= self._try(wanted, ended)
+                if len(self._messages) > 2 * self._swept + _FEW_MESSAGES or time.perf_counter() > self._next_sweep:
+                    moved |= self._sweep(ended)
+        finally:
+            self._turn.release()
+        for task in ended:
+            self._tell(task)
+        return moved
+
+    def _advance(self, order: Order, ended: list[Task]) -> bool:
+        moved = False
+        while (task := order.next()) is not None:
+            request = task.request
+            if not task.move_on():
+                return moved or task.request is not request
+            moved, task.is_over = True, True
+            if task.on_end is not None:
+                order.telling.append(threading.get_ident())  # who runs the callbacks, when the turn is another's
+                ended.append(task)
+            order.under_way = None
+        if order.is_idle():
+            self._orders.pop(order, None)
+            if not order.is_idle():  # something has been added meanwhile
+                self._orders[order] = None
+        return moved
+
+    def _try(self, message: Task, ended: list[Task]) -> bool:
+        if not message.move_on():
+            return False
+        del self._messages[message]
+        message.is_over = True
+        ended.append(message)
+        return True
+
+    def _sweep(self, ended: list[Task]) -> bool:
+        """Test all messages."""
+        start, found = time.perf_counter(), len(ended)
+        for message in list(self._messages):
+            self._try(message, ended)
+        now = time.perf_counter()
+        self._swept, self._next_sweep = len(self._messages), now + (now - start) / _SWEEPS
+        return len(ended) > found
+
+    def _end(self, task: Task) -> None:
+        task.is_over = True
+        self._tell(task)
+
+    def _tell(self, task: Task) -> None:
+        """Have an ended task's callbacks run. Until they have, its order begins nothing but what they ask for."""
+        if task.on_end is None:
+            return
+        own = threading.get_ident()
+        is_carrier = own in self._carriers
+        if is_carrier:
+            self._carriers.remove(own)
+        else:
+            self._absent.append(own)
+        if len(self._orders) > 1 or self._messages:
+            self.wake()
+        try:
+            task.on_end()
+        finally:
+            if task.order is not None:
+                task.order.telling.remove(own)
+            if is_carrier:
+                self._carriers.append(own)
+            else:
+                self._absent.remove(own)
+
+    def _run(self) -> None:
+        """A thread: carries on what nobody waits for, and looks after limits."""
+        own, parking = threading.get_ident(), threading.Lock()
+        self._carriers.append(own)
+        patience = Patience(self.cores.own())
+        while True:
+            if self._others_carry(own) or not (self._orders or self._messages):
+                self._park(own, parking)
+                patience = Patience(self.cores.own())
+            else:
+                if self._round(None):
+                    patience.moved()
+                patience.pause()
+            if (self._orders or self._messages) and time.monotonic() > self._next_look:
+                self._next_look = time.monotonic() + _LOOK
+                self._look()
+
+    def _others_carry(self, own: int) -> bool:
+        return len(self._awaited) > len(self._absent) or self._carriers[:1] not in ([], [own])
+
+    def _park(self, own: int, parking: threading.Lock) -> None:
+        """Until somebody wakes the thread; while others carry on what is open, until limits are to be looked at."""
+        parking.acquire(blocking=False)
+        self._carriers.remove(own)
+        self._parked.append(parking)
+        # Who adds something looks at these afterwards.
+        if self._others_carry(own):
+            parking.acquire(timeout=_LOOK if self._orders or self._messages else -1)
+        elif not (self._orders or self._messages):
+            parking.acquire()
+        with contextlib.suppress(ValueError):  # it has been taken out by who has woken the thread
+            self._parked.remove(parking)
+        self._carriers.append(own)
+
+    def _look(self) -> None:
+        """Fail what has taken too long, or will never end."""
+        now = time.monotonic()
+        awaited = [task for task in list(self._messages) if task.on_end is not None or task in self._awaited]
+        for task in [*(order.under_way for order in list(self._orders)), *awaited]:
+            if task is None or task.is_over or now - task.began < _LOOK:
+                continue
+            task.members.say_that_this_rank_waits(task)
+            if now > task.deadline:
+                self._fail(task, task.members.too_late(task, task.limit))
+            elif task.members.somebody_has_left(task) and now - max(task.began, task.members.noticed) > _GRACE:
+                self._fail(task, task.members.will_not_end(task))
+
+    def _fail(self, task: Task, error: Exception) -> None:
+        """End a task that MPI is not done with. Nothing more can be made on its communicator, if it is a collective."""
+        with self._turn:
+            if task.is_over:
+                return
+            abandoned.set()
+            self._stuck.append(task)
+            failed = [task]
+            if task.order is None:
+                del self._messages[task]
+            else:
+                failed += task.order.give_up(error)
+                self._orders.pop(task.order, None)
+            for one in failed:
+                one.error, one.is_over = error, True
+        for one in failed:
+            if one.on_end is not None:
+                one.on_end()

@@ -1,0 +1,106 @@
+"""A process group that calls the backend without a detour.
+
+What torch.distributed makes of a backend in Python is a C++ group: each call goes through torch's dispatcher into C++ and
+back, and what it returns hides the backend's own work, whose ``is_completed`` and source it does not ask for. A group in
+Python, which a backend may return in that one's place, is called by torch.distributed at once. Where something wants to
+see the calls as operators (a profiler, a mode of the dispatcher, a tensor's subclass) they go the way of the C++ group.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import DebugLevel, ProcessGroup, get_debug_level
+
+from runner.comm.mpi import profiling
+
+if TYPE_CHECKING:
+    from runner.comm.mpi.backend import MPIBackend
+
+# The operations, with the number of their arguments: tensors, ranks, tags, and options last.
+_OPERATIONS = {
+    "allreduce": 2,
+    "allreduce_coalesced": 2,
+    "broadcast": 2,
+    "reduce": 2,
+    "allgather": 3,
+    "all_gather_single": 3,
+    "all_gather_single_coalesced": 3,
+    "allgather_coalesced": 3,
+    "gather": 3,
+    "scatter": 3,
+    "reduce_scatter": 3,
+    "reduce_scatter_single": 3,
+    "reduce_scatter_single_coalesced": 3,
+    "all_to_all_single": 5,
+    "alltoall": 3,
+}
+_MESSAGES = {"send": 3, "recv": 3, "recv_anysource": 2}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class MPIGroup(ProcessGroup):
+    """
+    Args:
+        detour: the C++ group that torch has made, with the backend in it.
+    """
+
+    def __init__(self, options: Any, backend: MPIBackend, detour: ProcessGroup) -> None:
+        super().__init__(options.store, options.group_rank, options.group_size)
+        self._backend, self._detour = backend, detour
+        for group in (self, detour):
+            for device in ("cpu", "cuda"):
+                group._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, backend)
+
+    def getBackendName(self) -> str:
+        return self._backend.getBackendName()
+
+    def _set_group_name(self, name: Any) -> None:
+        super()._set_group_name(name)
+        self._detour._set_group_name(name)
+
+
+def _operation(name: str, count: int, is_watched: Callable[[], bool]) -> Callable[..., Any]:
+    def call(self: MPIGroup, *arguments: Any, **named: Any) -> Any:
+        if len(arguments) == count and not named and _is_plain(arguments[0]) and not is_watched():
+            return getattr(self._backend, name)(*arguments)
+        return getattr(self._detour, name)(*arguments, **named)
+
+    call.__name__ = name
+    return call
+
+
+def _barrier(self: MPIGroup, *arguments: Any, **named: Any) -> Any:
+    if "opts" in named and not _is_watched():
+        return self._backend.barrier(named["opts"])
+    return self._detour.barrier(*arguments, **named)
+
+
+def _is_plain(tensors: Any) -> bool:
+    while type(tensors) is list and tensors:
+        tensors = tensors[0]
+    return type(tensors) in _PLAIN or type(tensors) is list
+
+
+def _has_mode() -> bool:
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
+def _is_watched() -> bool:
+    return _has_mode() or profiling.is_on()
+
+
+MPIGroup.barrier = _barrier  # type: ignore[method-assign, assignment]
+for _name, _count in _OPERATIONS.items():
+    setattr(MPIGroup, _name, _operation(_name, _count, _is_watched))
+for _name, _count in _MESSAGES.items():  # a profiler sees the backend's own records
+    setattr(MPIGroup, _name, _operation(_name, _count, _has_mode))
+
+
+def can_be_used() -> bool:
+    """Whether nothing is asked of torch that wraps or hooks the backends of its own groups."""
+    is_wrapped = get_debug_level() == DebugLevel.DETAIL
+    return not is_wrapped and os.environ.get("TORCH_DIST_NAN_CHECK", "0") != "1"

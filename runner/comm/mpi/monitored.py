@@ -1,0 +1,68 @@
+"""The barrier in which rank 0 hears from each rank, so that it can name one that has not come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch.distributed as dist
+from mpi4py import MPI
+
+from runner.comm.mpi.waiting import Cores, Patience
+
+# Tags that every MPI has: the standard's least MPI_TAG_UB is 32767, and Intel MPI over TCP has few more than 2^19.
+TAGS = 1 << 15
+_HEAD_START = 1.0  # seconds by which rank 0 may fail a barrier before the others do
+_NOTHING = [bytearray(), MPI.BYTE]
+
+
+class MonitoredBarrier:
+    """A group's, on a communicator whose messages are only its."""
+
+    def __init__(self, comm: MPI.Intracomm, cores: Cores) -> None:
+        self._comm, self._cores, self._made = comm, cores, 0
+
+    def __call__(self, limit: float, *, all_ranks: bool) -> None:
+        """
+        Args:
+            limit: seconds.
+            all_ranks: rank 0 waits for all, and names all that are missing, not only the first.
+
+        Raises:
+            DistBackendError: a rank is missing.
+        """
+        self._made += 1
+        tag, rank = self._made % TAGS, self._comm.rank
+        if rank == 0:
+            self._as_first(limit, all_ranks, tag)
+            return
+        self._comm.Isend(_NOTHING, 0, tag).Free()
+        if not self._comes(self._comm.Irecv(_NOTHING, 0, tag).Test, limit + _HEAD_START):
+            raise dist.DistBackendError(
+                f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+                f"from rank 0: rank 0 did not say within {limit:g} s that all are there"
+            )
+
+    def _as_first(self, limit: float, all_ranks: bool, tag: int) -> None:
+        deadline, missing = time.monotonic() + limit, []
+        arrivals = {rank: self._comm.Irecv(_NOTHING, rank, tag) for rank in range(1, self._comm.size)}
+        for rank, arrival in arrivals.items():
+            if not self._comes(arrival.Test, deadline - time.monotonic()):
+                arrival.Cancel()
+                missing.append(rank)
+                if not all_ranks:
+                    break
+        if missing:
+            over = "Rank 0 timed out in monitoredBarrier: " if limit == 0 else ""
+            who = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+            raise dist.DistBackendError(f"{over}{who} failed to pass monitoredBarrier within {limit:g} s")
+        for rank in arrivals:
+            self._comm.Isend(_NOTHING, rank, tag).Free()
+
+    def _comes(self, done: Callable[[], bool], limit: float) -> bool:
+        """Whether it does, within so many seconds."""
+        patience = Patience(self._cores.own())
+        while not done():
+            if patience.pause() > limit:
+                return False
+        return True

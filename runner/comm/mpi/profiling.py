@@ -1,0 +1,38 @@
+"""A record of each call for torch's profilers, as other backends make them: "mpi4py:all_reduce", with its tensors' shapes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from runner.comm.mpi.engine import Steps
+
+_PATIENCE = 5.0  # seconds that the end of a record may take to be told
+
+
+def is_on() -> bool:
+    """Whether a profiler looks."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+def recorded(name: str, tensors: Sequence[torch.Tensor], steps: Steps) -> Steps:
+    """The steps of a call, with a record that begins now and ends with them."""
+    handle: Any = torch._C._autograd._record_function_with_args_enter(name, *tensors)
+
+    def followed() -> Steps:
+        try:
+            yield from steps
+        finally:
+            # Profilers tell an asynchronous call by the thread that ends it, which is not the one that has begun it.
+            _thread().submit(torch._C._autograd._record_function_with_args_exit, handle).result(_PATIENCE)
+
+    return followed()
+
+
+@functools.cache
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="mpi4py profiling")

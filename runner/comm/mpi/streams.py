@@ -1,0 +1,55 @@
+"""A GPU's streams around MPI's calls, which know nothing of them.
+
+A call waits for what its caller has queued before it, and works on a stream of its own, so that a GPU goes on computing
+while gradients travel. Between its steps nothing of it is queued any more.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from runner.comm.mpi.engine import Steps
+
+
+class Queued:
+    """What a stream has yet to do, as a request."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.event = torch.cuda.current_stream(device).record_event()
+
+    def Test(self) -> bool:
+        return bool(self.event.query())
+
+
+class Streams:
+    """A group's own streams, one per device: groups do not wait for each other."""
+
+    def __init__(self) -> None:
+        self._of: Callable[[torch.device], torch.cuda.Stream] = functools.cache(torch.cuda.Stream)
+
+    def after_what_is_queued(self, tensor: Tensor, steps: Steps, *, at_once: bool = False) -> Steps:
+        """The steps with a GPU's tensor, made later and in any thread; with the CPU's the steps themselves.
+
+        Args:
+            at_once: the first step is not put off until the GPU has come that far: it waits for it.
+        """
+        return steps if tensor.is_cpu else self._on_stream(tensor.device, steps, Queued(tensor.device), at_once)
+
+    def _on_stream(self, device: torch.device, steps: Steps, queued: Queued, at_once: bool) -> Steps:
+        if not at_once:
+            yield queued
+        stream = self._of(device)
+        while True:
+            with torch.cuda.stream(stream):
+                stream.wait_event(queued.event)
+                try:
+                    request = next(steps)
+                except StopIteration:
+                    return
+                finally:
+                    stream.synchronize()
+            yield request
