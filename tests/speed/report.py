@@ -89,7 +89,7 @@ def facts(found: Found) -> Iterator[tuple[str, str, str]]:
             yield f"allreduce 16 MiB, hidden behind products of matrices, MPI by {bench}", backend, f"{hidden:.0%}"
     for backend, times in found.late.items():
         share = times["waiting"] / times["wall"]
-        yield f"CPU time of a rank that waits {times['wall']:.0f} s for another", backend, f"{share:.1%}"
+        yield f"CPU time of a rank that waits {times['wall']:.1g} s for another", backend, f"{share:.1%}"
 
 
 def page(found: Mapping[str, Found]) -> str:

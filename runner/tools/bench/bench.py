@@ -8,7 +8,7 @@
 
 Without arguments: allreduce by all that can be used, gloo, mpi4py and MPI itself among them. --overlap also measures
 what hides behind products of matrices. --load shares the cores with busy loops, as other programs would; --awake keeps
-cores from going idle, whose waking is most of what a small message takes on many virtual machines.
+idle cores from falling asleep, so that no message waits until one has woken.
 
 Times are medians over rounds of the slowest rank, and the mean over all calls, which counts under load; "mpi" is the bare
 mpi4py call, the floor for mpi4py. Every size is first done once and its result looked at: #wrong counts the elements that
