@@ -2,7 +2,8 @@
 
     python -m tests.speed.report [--output FILE] [--quick]
 
-All that is compared is taken in turn within one launch. Takes some twenty minutes.
+All that is compared is taken in turn within one launch. Two ranks on one host take some four minutes, the
+other places longer.
 """
 
 from __future__ import annotations
