@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import time
+import uuid
 from pathlib import Path
 
+import psutil
 import pytest
 
 from runner.tools.bench.bench import NAMES
-from tests.launching import RUNNER, mpirun_path, ok, own_lines, run, runner
+from tests.launching import RUNNER, clean_environment, mpirun_path, ok, own_lines, run, runner
 from tests.terminal import on_terminal
 
 
@@ -35,12 +40,16 @@ def test_all_operations_by_all_backends(tmp_path: Path) -> None:
         assert m["wrong"] == 0
         assert m["overlap"] is None if m["backend"] == "mpi" else 0 <= m["overlap"] <= 1
         assert m["fastest"] <= m["seconds"] <= m["slowest"]
+        assert m["fastest"] <= m["mean"] * (1 + 1e-9)
+        assert m["mean"] <= m["slowest"] * (1 + 1e-9)
+        assert (m["load"], m["awake"]) == (0, False)
         assert m["bus_bandwidth"] == pytest.approx(m["size"] / m["seconds"] * factors[m["operation"]])
     # matplotlib draws letters as paths, and says in a comment which text they are.
     texts = set(re.findall(r"<!-- (.*?) -->", (tmp_path / "times.svg").read_text()))
-    assert {"4 KiB", "64 KiB", "allreduce, 2 ranks", "median; band: all rounds", "a backward pass (%)"} <= texts
+    texts_of_overlap = {"hidden behind", "products of matrices (%)"}
+    assert texts_of_overlap | {"4 KiB", "64 KiB", "allreduce, 2 ranks", "median; band: all rounds"} <= texts
     assert done.stdout.splitlines()[-2:] == [f"wrote {path}" for path in files[1::2]]
-    assert re.search(r"size +count +backend +time +fastest to +algbw +busbw +gloo +#wrong +overlap", done.stdout)
+    assert re.search(r"size +count +backend +time +mean +fastest to +algbw +busbw +gloo +#wrong +overlap", done.stdout)
 
 
 def test_a_narrow_terminal_gets_fewer_columns() -> None:
@@ -51,6 +60,66 @@ def test_a_narrow_terminal_gets_fewer_columns() -> None:
     assert [row[1] for row in rows] == ["gloo", "mpi4py"]
     assert all(row[-1].endswith("%") for row in rows)
     assert seen[-2].startswith("no room for: count, ")
+
+
+MARK = "TEST_OF_BENCH"  # in the environment of all that a test has started
+
+
+def loops_of(mark: str) -> list[psutil.Process]:
+    """The busy loops that are there, whoever is their parent by now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            is_loop = any(word.endswith("busy_loop.py") for word in process.cmdline())
+            if is_loop and process.environ().get(MARK) == mark:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_busy_loops_run_beside_it_and_end_with_it(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    options = ["--backend", "gloo", "--max", "1K", "--rounds", "2", "--load", "1", "--awake"]
+    files = ["--json", str(tmp_path / "times.jsonl"), "--plot", str(tmp_path / "times.svg")]
+    done = ok(runner(2, "bench", *options, *files, **{MARK: mark}))
+    assert done.stdout.splitlines()[0] == "allreduce, float32, with 1 busy loop per host, with awake cores"
+    found = json.loads((tmp_path / "times.jsonl").read_text())
+    assert (found["load"], found["awake"]) == (1, True)
+    assert "with 1 busy loop per host, with awake cores" in (tmp_path / "times.svg").read_text()
+    assert not loops_of(mark)
+
+
+def is_complete(loops: list[psutil.Process]) -> bool:
+    """Two that compute like any process, and one that gives way on each core."""
+    policies = sorted(os.sched_getscheduler(loop.pid) for loop in loops)
+    cores = {core for loop in loops for core in loop.cpu_affinity()}
+    return policies == [os.SCHED_OTHER] * 2 + [os.SCHED_IDLE] * len(cores)
+
+
+@pytest.mark.parametrize("killed", ["rank", "guard", "mpirun"])
+def test_busy_loops_end_with_a_killed_job(killed: str) -> None:
+    mark = uuid.uuid4().hex
+    with subprocess.Popen(
+        [mpirun_path(), "-np", "2", *RUNNER, "bench", "--rounds", "100000", "--load", "2", "--awake"],
+        env=clean_environment(**{MARK: mark}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as launcher:
+        try:
+            end = time.monotonic() + 90
+            while not is_complete(loops := loops_of(mark)):
+                assert time.monotonic() < end
+                assert launcher.poll() is None
+                time.sleep(0.1)
+            (rank,) = {loop.ppid() for loop in loops}
+            pids = {"rank": rank, "guard": psutil.Process(rank).ppid(), "mpirun": launcher.pid}
+            psutil.Process(pids[killed]).kill()
+            assert launcher.wait(timeout=60) != 0
+            assert not psutil.wait_procs(loops, timeout=30)[1]
+        finally:
+            launcher.kill()
 
 
 def test_a_wrong_result_is_counted() -> None:
@@ -78,6 +147,8 @@ def test_what_cannot_be_measured_is_refused() -> None:
         (["--plot", "x.txt"], "--plot x.txt: the name ends in .png, .svg, .pdf; for example x.png"),
         (["--min", "3x"], "'3x' is no size"),
         (["--min", "2K", "--max", "1K"], "--min at most --max"),
+        (["--load", "-1"], "--load: '-1' is not a whole number, 0 or above"),
+        (["--load", "x"], "--load: 'x' is not a whole number, 0 or above"),
         (["fly"], "no operation 'fly'"),
         (["sendrecv"], "sendrecv takes two ranks"),
     ):

@@ -4,12 +4,15 @@
     mpirun -np 4 python -m runner bench allreduce allgather --min 8 --max 64M
     mpirun -np 4 python -m runner bench --json times.jsonl --plot times.png
     mpirun -np 4 python -m runner bench --backend gloo,mpi4py --overlap
+    mpirun -np 4 python -m runner bench --backend gloo,mpi4py --load 2
 
 Without arguments: allreduce by all that can be used, gloo, mpi4py and MPI itself among them. --overlap also measures
-what hides behind a backward pass.
+what hides behind products of matrices. --load shares the cores with busy loops, as other programs would; --awake keeps
+idle cores from falling asleep, so that no message waits until one has woken.
 
-Times are medians over rounds of the slowest rank; "mpi" is the bare mpi4py call, the floor for mpi4py. Every size is
-first done once and its result looked at: #wrong counts the elements that are not what they must be.
+Times are medians over rounds of the slowest rank, and the mean over all calls, which counts under load; "mpi" is the bare
+mpi4py call, the floor for mpi4py. Every size is first done once and its result looked at: #wrong counts the elements that
+are not what they must be.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from runner.comm.process_group import network_backend, start_process_group
 from runner.errors import UsageError
 from runner.options import Parser
 from runner.tools.backends import why_unusable
+from runner.tools.bench.busy import busy_loops, description
 from runner.tools.bench.plot import plot
 from runner.tools.output import check_output
 from runner.tools.table import Column, print_columns
@@ -59,10 +63,15 @@ class Measurement:
     seconds: float  # median over rounds
     fastest: float
     slowest: float
+    mean: float  # over all rounds
     algorithm_bandwidth: float  # bytes/s
     bus_bandwidth: float  # bytes/s
     wrong: int  # elements
-    overlap: float | None = None  # the share of an asynchronous call that hides behind a backward pass, if asked for
+    load: int = 0  # busy loops beside it, per host
+    awake: bool = False  # whether the cores were kept from going idle
+    overlap: float | None = (
+        None  # the share of an asynchronous call that hides behind products of matrices, if asked for
+    )
 
 
 def bench(job: Job, argv: list[str]) -> None:
@@ -90,6 +99,8 @@ def bench(job: Job, argv: list[str]) -> None:
 
 
 def _parser() -> Parser:
+    from runner.training.options import not_negative
+
     parser = Parser(prog="python -m runner bench", description=__doc__)
     parser.add_argument("operations", nargs="*", metavar="OPERATION", help=f"{', '.join(NAMES)} (default: allreduce)")
     parser.add_argument(
@@ -107,7 +118,13 @@ def _parser() -> Parser:
     parser.add_argument(
         "--overlap",
         action="store_true",
-        help="also measure how much of an asynchronous call hides behind a backward pass that takes about as long",
+        help="also measure how much of an asynchronous call hides behind products of matrices that take about as long",
+    )
+    parser.add_argument(
+        "--load", type=not_negative, default=0, metavar="N", help="run N busy loops beside it on each host (default: 0)"
+    )
+    parser.add_argument(
+        "--awake", action="store_true", help="keep all cores awake by busy loops that give way to everything else"
     )
     parser.add_argument("--json", metavar="FILE", help="write one JSON object per line")
     parser.add_argument("--plot", metavar="FILE.png", help="draw bus bandwidth over size (needs matplotlib)")
@@ -164,26 +181,28 @@ def _measure(job: Job, options: argparse.Namespace, backends: list[str]) -> Iter
     _held.append(start_process_group(replace(job, backend=network_backend(job))))
     groups = {name: dist.new_group(backend=name) for name in backends if name not in ("mpi", "horovod")}
     device = torch.device(job.placement.torch_device)
-    for name in names:
-        operation = OPERATIONS[name]
-        size = options.min
-        while size <= options.max:
-            data = buffers(max(1, size // 4), job.rank, job.size, device)
-            with_it = [b for b in backends if b != "horovod" or operation.by_horovod]
-            calls = {b: _call(operation, b, groups.get(b), data) for b in with_it}
-            wrong = {}
-            for backend, call in calls.items():
-                with _turn(backend):
-                    wrong[backend] = _wrong(operation, call, data)
-            rounds = _rounds(calls, options.rounds, device)
-            for backend in with_it:
-                done = _measurement(job, name, operation, backend, data, rounds[backend], wrong[backend])
-                if options.overlap and backend != "mpi":
-                    start = _start(operation, backend, groups.get(backend), data)
+    with busy_loops(job, load=options.load, awake=options.awake):
+        for name in names:
+            operation = OPERATIONS[name]
+            size = options.min
+            while size <= options.max:
+                data = buffers(max(1, size // 4), job.rank, job.size, device)
+                with_it = [b for b in backends if b != "horovod" or operation.by_horovod]
+                calls = {b: _call(operation, b, groups.get(b), data) for b in with_it}
+                wrong = {}
+                for backend, call in calls.items():
                     with _turn(backend):
-                        done = replace(done, overlap=overlap(start, done.seconds, options.rounds, device))
-                yield done
-            size *= options.factor
+                        wrong[backend] = _wrong(operation, call, data)
+                rounds = _rounds(calls, options.rounds, device)
+                for backend in with_it:
+                    done = _measurement(job, name, operation, backend, data, rounds[backend], wrong[backend])
+                    done = replace(done, load=options.load, awake=options.awake)
+                    if options.overlap and backend != "mpi":
+                        start = _start(operation, backend, groups.get(backend), data)
+                        with _turn(backend):
+                            done = replace(done, overlap=overlap(start, done.seconds, options.rounds, device))
+                    yield done
+                size *= options.factor
 
 
 def _call(operation: Operation, backend: str, group: Any, data: Buffers) -> Callable[[], object]:
@@ -280,6 +299,7 @@ def _measurement(
         seconds=median,
         fastest=min(seconds),
         slowest=max(seconds),
+        mean=statistics.fmean(seconds),
         algorithm_bandwidth=size / median,
         bus_bandwidth=size / median * operation.bus(job.size),
         wrong=wrong,
@@ -297,6 +317,7 @@ def _print(found: list[Measurement], backends: list[str]) -> None:
             Column(title="count\n", cells=[str(m.size // 4) for m in rows], spared=4),
             Column(title="backend\n", cells=[m.backend for m in rows], justify="left"),
             Column(title="time\n(µs)", cells=[f"{m.seconds * 1e6:.1f}" for m in rows]),
+            Column(title="mean\n(µs)", cells=[f"{m.mean * 1e6:.1f}" for m in rows], spared=0 if rows[0].load else 5),
             Column(
                 title="fastest to\nslowest (µs)",
                 cells=[f"{m.fastest * 1e6:.1f} to {m.slowest * 1e6:.1f}" for m in rows],
@@ -312,5 +333,6 @@ def _print(found: list[Measurement], backends: list[str]) -> None:
         if any(m.overlap is not None for m in found):
             overlaps = ["" if m.overlap is None else f"{m.overlap:.0%}" for m in rows]
             columns.append(Column(title="overlap\n", cells=overlaps))
-        print_columns(f"{name}, float32", columns)
+        with_loops = description(load=rows[0].load, awake=rows[0].awake)
+        print_columns(", ".join(filter(None, [f"{name}, float32", with_loops])), columns)
         print()

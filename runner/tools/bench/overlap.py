@@ -1,7 +1,8 @@
-"""How much of a collective hides behind a backward pass that goes on meanwhile."""
+"""How much of a collective hides behind products of matrices that are computed meanwhile."""
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -9,26 +10,32 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-_WIDTH, _BATCH = 256, 64  # of the linear layer whose backward pass is the work beside
+# A product takes a millisecond or so, for little of the work to be Python's: a thread that moves the data in Python needs
+# the interpreter's lock.
+_LONGEST = 1.5e-3  # seconds
+_WIDTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # of square matrices
+_TURN = 0.05  # seconds that the calls of a turn take together: ranks leave a barrier some milliseconds apart
+_MOST = 500  # calls in a turn
+_TRIALS = 10  # products, of which the time of one is known
 
 
 def overlap(start: Callable[[], Callable[[], object]], alone: float, rounds: int, device: torch.device) -> float:
-    """The share that is hidden: (alone + backward − both) ÷ the smaller of the two, from 0 to 1.
+    """The share that is hidden: (alone + work − both) ÷ the smaller of the two, from 0 to 1.
 
     The formula is that of the Intel MPI Benchmarks (User Guide, IMB-NBC).
 
     Args:
         start: start the collective; returns what waits for it.
-        alone: seconds it takes, the same on all ranks; the backward pass is repeated to take about as long.
+        alone: seconds it takes, the same on all ranks; the products are as many as take about as long.
         rounds: to take the median of.
-        device: what the backward pass is computed on.
+        device: what the products are computed on.
     """
-    layer = torch.nn.Linear(_WIDTH, _WIDTH, device=device)
-    loss = layer(torch.ones(_BATCH, _WIDTH, device=device, requires_grad=True)).sum()
+    product, each = _product(min(alone, _LONGEST), device)
+    times, repeats = max(1, round(alone / each)), max(1, min(_MOST, round(_TURN / alone)))
 
-    def backward(times: int) -> None:
+    def work() -> None:
         for _ in range(times):
-            torch.autograd.backward(loss, retain_graph=True)
+            product()
 
     def collective() -> None:
         wait = start()
@@ -36,25 +43,39 @@ def overlap(start: Callable[[], Callable[[], object]], alone: float, rounds: int
 
     def both() -> None:
         wait = start()
-        backward(times)
+        work()
         wait()
 
-    backward(3)
-    times = max(1, round(alone / _seconds(lambda: backward(10), device) * 10))
     found = []
     for _ in range(rounds):
-        pure, computed, together = (_seconds(call, device) for call in (collective, lambda: backward(times), both))
+        pure, computed, together = (_seconds(call, repeats, device) for call in (collective, work, both))
         found.append((pure + computed - together) / min(pure, computed))
     return max(0.0, min(1.0, statistics.median(found)))
 
 
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """The slowest rank's."""
+def _product(longest: float, device: torch.device) -> tuple[Callable[[], object], float]:
+    """The largest product that takes at most so many seconds, or else the smallest, and the seconds that it takes."""
+    found: tuple[Callable[[], object], float] | None = None
+    for width in _WIDTHS:
+        one, other, result = (torch.ones(width, width, device=device) for _ in range(3))
+        product = functools.partial(torch.mm, one, other, out=result)
+        product()  # the first takes longer
+        each = _seconds(product, _TRIALS, device)
+        if found is not None and each > longest:
+            break
+        found = product, each
+    assert found is not None
+    return found
+
+
+def _seconds(call: Callable[[], object], times: int, device: torch.device) -> float:
+    """The slowest rank's, per call."""
     dist.barrier()
     start = time.perf_counter()
-    call()
+    for _ in range(times):
+        call()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    seconds = torch.tensor([time.perf_counter() - start], dtype=torch.float64, device=device)
+    seconds = torch.tensor([(time.perf_counter() - start) / times], dtype=torch.float64, device=device)
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     return float(seconds.item())

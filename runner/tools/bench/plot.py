@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from runner.tools.bench.busy import description
 from runner.tools.output import new_figure, size_text
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def plot(found: Sequence[Measurement], path: str) -> None:
     sizes = sorted({m.size for m in found})
     has_overlap = any(m.overlap is not None for m in found)
     rows = 1 + has_overlap
+    with_loops = description(load=found[0].load, awake=found[0].awake)
     figure, axes = new_figure(rows, len(names), inches=(5.5 * len(names), 4.5 + 2.5 * has_overlap))
     for column, name in enumerate(names):
         for number, backend in enumerate(backends):
@@ -33,12 +35,14 @@ def plot(found: Sequence[Measurement], path: str) -> None:
             hidden = [(m.size, 100 * m.overlap) for m in points if m.overlap is not None]
             if hidden:
                 axes[1][column].plot(*zip(*hidden, strict=True), marker="o", label=backend, **style)
-        axes[0][column].set(title=f"{name}, {found[0].ranks} ranks", yscale="log")
+        axes[0][column].set(
+            title="\n".join(filter(None, [f"{name}, {found[0].ranks} ranks", with_loops])), yscale="log"
+        )
         axes[0][column].set_ylabel("bus bandwidth (GB/s)\nmedian; band: all rounds")
         axes[0][column].yaxis.set_major_formatter("{x:g}")
         axes[0][column].legend()
         if has_overlap:
-            axes[1][column].set(ylabel="hidden behind\na backward pass (%)", ylim=(-5, 105))
+            axes[1][column].set(ylabel="hidden behind\nproducts of matrices (%)", ylim=(-5, 105))
     for axis in axes.flat:
         axis.set_xscale("log", base=2)
         axis.set_xticks(sizes[:: -(-len(sizes) // _TICKS)], minor=False)

@@ -1,0 +1,84 @@
+"""What keeps a host's cores busy while something is measured on them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from runner.comm.job import Job
+from runner.errors import RunnerError, UsageError
+
+_PROGRAM = str(Path(__file__).with_name("busy_loop.py"))
+_START = 60.0  # seconds that all loops together may take to start
+
+
+@contextlib.contextmanager
+def busy_loops(job: Job, *, load: int, awake: bool) -> Iterator[None]:
+    """Run busy loops on each host, whose first rank starts and ends them; they also end with that rank.
+
+    Args:
+        load: processes that compute, on all cores that the host offers the job.
+        awake: one more for each of these cores, which keeps it from going idle and gives way to everything else.
+
+    Raises:
+        UsageError: this is no Linux.
+        RunnerError: a loop did not start.
+    """
+    if (load or awake) and sys.platform != "linux":
+        raise UsageError("--load and --awake need Linux; leave them out", told_by_all=True)
+    loops: list[subprocess.Popen[bytes]] = []
+    try:
+        if job.local_rank == 0 and (load or awake):
+            cores = _offered_cores()
+            # Those that give way go first: they start slowly beside the others.
+            wanted = [("idle", str(core)) for core in cores if awake] + [("other", ",".join(map(str, cores)))] * load
+            _start(wanted, loops)
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+        for loop in loops:
+            loop.communicate()
+
+
+def description(*, load: int, awake: bool) -> str:
+    """What a title says of it, or an empty string."""
+    loops = f"with {load} busy loop{'s' * (load > 1)} per host" if load else ""
+    return ", ".join(filter(None, [loops, "with awake cores" if awake else ""]))
+
+
+def _start(wanted: list[tuple[str, str]], loops: list[subprocess.Popen[bytes]]) -> None:
+    """Start a loop for each (policy, cores), add them to ``loops``, and wait until they compute."""
+    for words in wanted:
+        command = [sys.executable, "-I", "-S", _PROGRAM, *words]
+        try:
+            loops.append(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            )
+        except OSError as error:
+            raise RunnerError(f"{len(loops)} of {len(wanted)} busy loops started: {error}; ask for fewer") from None
+    deadline = time.monotonic() + _START
+    for loop in loops:
+        assert loop.stdout is not None
+        assert loop.stderr is not None
+        if not select.select([loop.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise RunnerError(f"{len(wanted)} busy loops did not start within {_START:.0f} s; ask for fewer")
+        if not loop.stdout.readline():
+            said = loop.stderr.read().decode(errors="replace").strip().splitlines()
+            raise RunnerError(f"a busy loop did not start: {said[-1] if said else 'it was ended'}")
+
+
+def _offered_cores() -> list[int]:
+    """Those on which the kernel lets this process run, also where the launcher has bound it to some of them."""
+    bound = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))  # the kernel takes away what is not allowed
+        return sorted(os.sched_getaffinity(0))
+    finally:
+        os.sched_setaffinity(0, bound)
