@@ -166,13 +166,14 @@ class MPIBackend(Backend):
     def _call(
         self, what: str, opts: Any, inputs: Sequence[Tensor], results: Sequence[Tensor], steps: Steps
     ) -> MPIWork | None:
-        for tensor in inputs[:1]:
-            steps = self._streams.after_what_is_queued(tensor, steps)
-        limit = seconds_of(opts.timeout, self._timeout)
-        task = Task(what, self._recorded(what, inputs, steps), limit, self._members, self._order)
+        if inputs and not inputs[0].is_cpu:
+            steps = self._streams.after_what_is_queued(inputs[0], steps)
+        if profiling.is_on():
+            steps = profiling.recorded(f"{self._name}:{what}", inputs, steps)
+        task = Task(what, steps, seconds_of(opts.timeout, self._timeout), self._members, self._order)
         self._engine.begin(task)
         if opts.asyncOp:
-            self._engine.wake()  # nobody may wait for a while
+            self._engine.carry_on_later()
             return MPIWork(self._engine, task, results)
         self._engine.wait(task)
         return None  # which is how torch is told that there is nothing to wait for
@@ -205,15 +206,14 @@ class MPIBackend(Backend):
         peer: int,
         sender: Callable[[], int] | None = None,
     ) -> MPIWork:
-        steps = self._streams.after_what_is_queued(tensor, steps, at_once=True)
-        task = Task(what, self._recorded(name, [tensor], steps), self._timeout, self._members, peer=peer)
+        if not tensor.is_cpu:
+            steps = self._streams.after_what_is_queued(tensor, steps, at_once=True)
+        if profiling.is_on():
+            steps = profiling.recorded(f"{self._name}:{name}", [tensor], steps)
+        task = Task(what, steps, self._timeout, self._members, peer=peer)
         self._engine.begin(task)
-        self._engine.wake()
+        self._engine.carry_on_later()
         return MPIWork(self._engine, task, [tensor], sender)
-
-    def _recorded(self, what: str, tensors: Sequence[Tensor], steps: Steps) -> Steps:
-        """The steps; where a profiler looks, with a record of them."""
-        return profiling.recorded(f"{self._name}:{what}", tensors, steps) if profiling.is_on() else steps
 
 
 def _flat(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:

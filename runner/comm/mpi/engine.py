@@ -26,6 +26,8 @@ _LOOK = 0.2  # seconds between two looks at limits, and at ranks that have left,
 _GRACE = 3.0  # seconds that a call may still take when a rank has left that belongs to it: what it has sent may be on its way
 _SWEEPS = 0.1  # the part of the time that may be spent on messages that nobody waits for
 _FEW_MESSAGES = 64
+_AT_ONCE = 1e-3  # seconds within which a program that waits at once for what it has begun does so
+_LINGERS = 5e-3  # seconds for which a thread looks after calls of such a program, after the last one
 
 
 class Request(Protocol):
@@ -140,6 +142,10 @@ class Engine:
         self._stuck: list[Task] = []  # have failed, while their memory is MPI's
         self._swept, self._next_sweep = 0, 0.0  # messages that the last sweep has left, and when the next is due
         self._next_look = 0.0
+        self._are_awaited_at_once = (
+            False  # whether the program waits for what it has begun without doing anything between
+        )
+        self._lingers, self._lingers_until = False, 0.0
 
     def begin(self, task: Task) -> None:
         """Begin a message at once, so that those from one rank to another keep their order; a collective in its turn."""
@@ -167,6 +173,7 @@ class Engine:
         Raises:
             Exception: what the task has failed with, or that the limit is over.
         """
+        self._are_awaited_at_once = time.monotonic() - task.began < _AT_ONCE
         if not task.is_over:
             self._awaited.append(task)
             try:
@@ -177,6 +184,14 @@ class Engine:
                     self.wake()
         if task.error is not None:
             raise task.error
+
+    def carry_on_later(self) -> None:
+        """Have a thread carry on what has been begun, unless the program waits for it at once, as it has done before."""
+        if self._are_awaited_at_once:
+            self._lingers_until = time.monotonic() + _LINGERS
+            if self._lingers:
+                return
+        self.wake()
 
     def wake(self) -> None:
         """Have a thread carry on what is open, as nobody may be waiting for it."""
@@ -306,18 +321,31 @@ class Engine:
         """A thread: carries on what nobody waits for, and looks after limits."""
         own, parking = threading.get_ident(), threading.Lock()
         self._carriers.append(own)
-        patience = Patience(self.cores.own())
+        patience: Patience | None = None
         while True:
-            if self._others_carry(own) or not (self._orders or self._messages):
+            if self._others_carry(own) or not self._has_work():
                 self._park(own, parking)
-                patience = Patience(self.cores.own())
+                patience = None
             else:
+                if patience is None:
+                    patience = Patience(self.cores.own())
                 if self._round(None):
                     patience.moved()
                 patience.pause()
             if (self._orders or self._messages) and time.monotonic() > self._next_look:
                 self._next_look = time.monotonic() + _LOOK
                 self._look()
+
+    def _has_work(self) -> bool:
+        """Whether something is open that is not about to be waited for."""
+        if not self._lingers_for_a_while():
+            return bool(self._orders or self._messages)
+        begun = time.monotonic() - _AT_ONCE
+        under_way = [order.under_way for order in list(self._orders)]
+        return any(task is None or task.began < begun for task in under_way + list(self._messages)[:1])
+
+    def _lingers_for_a_while(self) -> bool:
+        return self._are_awaited_at_once and time.monotonic() < self._lingers_until
 
     def _others_carry(self, own: int) -> bool:
         return len(self._awaited) > len(self._absent) or self._carriers[:1] not in ([], [own])
@@ -328,10 +356,13 @@ class Engine:
         self._carriers.remove(own)
         self._parked.append(parking)
         # Who adds something looks at these afterwards.
+        self._lingers = self._lingers_for_a_while()
         if self._others_carry(own):
-            parking.acquire(timeout=_LOOK if self._orders or self._messages else -1)
-        elif not (self._orders or self._messages):
-            parking.acquire()
+            is_open = self._orders or self._messages
+            parking.acquire(timeout=_AT_ONCE if self._lingers else _LOOK if is_open else -1)
+        elif not self._has_work():
+            parking.acquire(timeout=_AT_ONCE if self._lingers else -1)
+        self._lingers = False
         with contextlib.suppress(ValueError):  # it has been taken out by who has woken the thread
             self._parked.remove(parking)
         self._carriers.append(own)

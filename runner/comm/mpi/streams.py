@@ -32,12 +32,12 @@ class Streams:
         self._of: Callable[[torch.device], torch.cuda.Stream] = functools.cache(torch.cuda.Stream)
 
     def after_what_is_queued(self, tensor: Tensor, steps: Steps, *, at_once: bool = False) -> Steps:
-        """The steps with a GPU's tensor, made later and in any thread; with the CPU's the steps themselves.
+        """The steps with a GPU's tensor, made later and in any thread.
 
         Args:
             at_once: the first step is not put off until the GPU has come that far: it waits for it.
         """
-        return steps if tensor.is_cpu else self._on_stream(tensor.device, steps, Queued(tensor.device), at_once)
+        return self._on_stream(tensor.device, steps, Queued(tensor.device), at_once)
 
     def _on_stream(self, device: torch.device, steps: Steps, queued: Queued, at_once: bool) -> Steps:
         if not at_once:

@@ -20,7 +20,7 @@ LEAST_SPINNING = 20e-6
 _SHORTEST_NAP = 50e-6
 _LONGEST_NAP = 2e-3  # a nap takes 30 µs of computing, so this is 1.5 % of a core
 _SHARE_OF_WAIT = 50  # a nap is at most this part of what has been waited, so it adds no more to that
-_SHARED = 0.02  # the part of a time for which a thread was ready and not running, from which on its core is shared
+_SHARED = 0.1  # the part of a time for which a thread was ready and not running, from which on its core is shared
 _STALE = 5e-3  # seconds after which a feeling is asked for anew
 _A_LOOK = 15e-6  # seconds of computing that a look in vain takes at most: more is MPI moving data
 

@@ -99,6 +99,6 @@ class MPIWork(Work):
 
 def seconds_of(timeout: Any, default: float) -> float:
     """The seconds of a call's own timeout, or the group's."""
-    if isinstance(timeout, timedelta) and timeout not in (_UNSET, _NONE):
-        return timeout.total_seconds()
-    return default
+    if timeout in (_UNSET, _NONE) or not isinstance(timeout, timedelta):
+        return default
+    return timeout.total_seconds()
