@@ -29,13 +29,16 @@ if TYPE_CHECKING:
 _LAST_MESSAGES = 10.0  # seconds that messages may take when their group is destroyed
 
 
+_open: set[MPIBackend] = set()  # a wrapper in C++ (TORCH_DISTRIBUTED_DEBUG=DETAIL) holds no Python object
+
+
 class MPIBackend(Backend):
     """A group's operations. All ranks of a group call its collectives in the same order.
 
     Args:
         comm: the group's own.
         timeout: seconds that a call may take, where it says nothing else.
-        name: the backend's, as the program knows it.
+        name: the backend's, as the program and a profiler know it.
     """
 
     def __init__(self, engine: Engine, comm: MPI.Intracomm, members: Members, timeout: float, name: str) -> None:
@@ -44,18 +47,24 @@ class MPIBackend(Backend):
         self._timeout, self._name = timeout, name
         self._comm_of_messages = comm.Dup()
         self._order, self._streams = Order(), Streams()
+        self._asked_for = 0  # collectives
         self._blocking = Blocking(engine, self._order, comm)
         self._monitored_barrier = MonitoredBarrier(comm, engine.cores)
+        _open.add(self)
 
     def getBackendName(self) -> str:
-        return self._name
+        """Its own, also where it is in another's place: torch's C++ takes a backend of the name gloo for gloo itself."""
+        return "mpi4py"
 
     # torch looks for each of these in Python, and does not end where it finds its own.
     supports_splitting = supports_coalescing = supports_time_estimate = False
     supports_shrinking = supports_reconfigure = supports_window = False
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nothing is numbered."""
+        """It begins at 0 on all ranks."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._asked_for
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout.total_seconds()
@@ -74,6 +83,7 @@ class MPIBackend(Backend):
             lambda: not self._engine.has_messages(self._members), min(limit, _LAST_MESSAGES)
         )
         self._members.leave()
+        _open.discard(self)
         if not is_done or self._order.broken is not None:
             abandoned.set()
             return
@@ -166,6 +176,7 @@ class MPIBackend(Backend):
     def _call(
         self, what: str, opts: Any, inputs: Sequence[Tensor], results: Sequence[Tensor], steps: Steps
     ) -> MPIWork | None:
+        self._asked_for += 1
         if inputs and not inputs[0].is_cpu:
             steps = self._streams.after_what_is_queued(inputs[0], steps)
         if profiling.is_on():

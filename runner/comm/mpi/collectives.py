@@ -188,7 +188,8 @@ def sparse_allreduce(comm: MPI.Intracomm, tensors: Sequence[Tensor], reductions:
             total = torch.sparse_coo_tensor(
                 total.indices(), reduction.after(total.values()), tensor.shape, is_coalesced=True
             )
-        tensor.detach().copy_(total)
+        with torch.no_grad():  # a detached sparse tensor would keep its own number of entries
+            tensor.copy_(total)
 
 
 def staged(tensor: Tensor, reduction: Reduction, *, keep: bool = True, receive_only: bool = False) -> Staged:

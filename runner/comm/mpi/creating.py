@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from runner.comm.mpi.backend import MPIBackend
 from runner.comm.mpi.engine import Engine
-from runner.comm.mpi.group import MPIGroup, can_be_used, type_of
+from runner.comm.mpi.group import MPIGroup, can_be_used
 from runner.comm.mpi.members import Members
 from runner.comm.mpi.monitored import TAGS
 from runner.comm.mpi.waiting import Cores
@@ -59,7 +59,7 @@ def _is_alone(group: Any, backend: MPIBackend) -> bool:
     """Whether a group has no other backend for other devices ("cpu:mpi4py,cuda:nccl"), and nothing else keeps it in C++."""
     if not can_be_used() or group._device_types:
         return False
-    group._register_backend(torch.device("cpu"), type_of(backend), backend)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, backend)
     try:
         group.name()  # asks the backend that the group has by default
     except RuntimeError:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import DebugLevel, ProcessGroup, get_debug_level
 
 from runner.comm.mpi import profiling
@@ -52,11 +51,10 @@ class MPIGroup(ProcessGroup):
     def __init__(self, options: Any, backend: MPIBackend, detour: ProcessGroup) -> None:
         super().__init__(options.store, options.group_rank, options.group_size)
         self._backend, self._detour = backend, detour
-        kind = type_of(backend)
-        self._set_default_backend(kind)
+        self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
         for group in (self, detour):
             for device in ("cpu", "cuda"):
-                group._register_backend(torch.device(device), kind, backend)
+                group._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, backend)
 
     def getBackendName(self) -> str:
         return self._backend.getBackendName()
@@ -101,11 +99,6 @@ for _name, _count in _OPERATIONS.items():
     setattr(MPIGroup, _name, _operation(_name, _count, _is_watched))
 for _name, _count in _MESSAGES.items():  # a profiler sees the backend's own records
     setattr(MPIGroup, _name, _operation(_name, _count, _has_mode))
-
-
-def type_of(backend: MPIBackend) -> ProcessGroup.BackendType:
-    """What torch counts a backend of that name for, be it in another's place."""
-    return dist.Backend.backend_type_map.get(backend.getBackendName(), ProcessGroup.BackendType.CUSTOM)
 
 
 def can_be_used() -> bool:
