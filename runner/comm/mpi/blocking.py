@@ -34,7 +34,7 @@ class Blocking:
         least, most = self._faster.get(call, (1, 0))
         if not least <= size <= most:
             return False
-        can = self._engine.lent_to is None and not self._engine.cores.own().is_shared()
+        can = self._engine.lent_to is None and not self._engine.cores.own().is_wanted_by_other_processes()
         if can:
             self._engine.lent_to = self._order
         refusals = bytearray([not can])

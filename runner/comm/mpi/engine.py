@@ -193,8 +193,13 @@ class Engine:
                 return
         self.wake()
 
+    def carry_on_now(self) -> None:
+        """Have a thread carry on what has been begun, as the program waits for it by other means."""
+        self._are_awaited_at_once = False
+        self.wake()
+
     def wake(self) -> None:
-        """Have a thread carry on what is open, as nobody may be waiting for it."""
+        """Have a thread carry on what is open, if none does."""
         if self._carriers:
             return
         try:
@@ -233,7 +238,8 @@ class Engine:
             if limit is not None and waited > limit:
                 raise task.members.too_late(task, limit)
             if waited > _LOOK:
-                self.wake()  # the thread looks for ranks that have left
+                if time.monotonic() > self._next_look:
+                    self.wake()  # the thread looks for ranks that have left
                 if time.monotonic() > task.deadline:
                     self._fail(task, task.members.too_late(task, task.limit))
 

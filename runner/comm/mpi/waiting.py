@@ -14,15 +14,16 @@ import os
 import resource
 import threading
 import time
+from typing import NamedTuple
 
 MOST_SPINNING = 2e-3  # seconds of looking without a pause, where the core is ours
 LEAST_SPINNING = 20e-6
 _SHORTEST_NAP = 50e-6
-_LONGEST_NAP = 2e-3  # a nap takes 30 µs of computing, so this is 1.5 % of a core
+_LONGEST_NAP = 5e-3  # with the look after it, it takes up to 100 µs of computing: 2 % of a core
 _SHARE_OF_WAIT = 50  # a nap is at most this part of what has been waited, so it adds no more to that
 _SHARED = 0.1  # the part of a time for which a thread was ready and not running, from which on its core is shared
 _STALE = 5e-3  # seconds after which a feeling is asked for anew
-_A_LOOK = 15e-6  # seconds of computing that a look in vain takes at most: more is MPI moving data
+_A_LOOK = 100e-6  # seconds of computing: a look that takes more has moved data (in vain it takes 2 to 45 µs)
 
 
 class Core:
@@ -34,31 +35,47 @@ class Core:
             self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._schedstat = -1
-        self._delay, self._at = self._delayed(), time.perf_counter()
+        self._last, self._foreign = self._now(), 0
 
     def __del__(self) -> None:
         if self._schedstat >= 0:
             os.close(self._schedstat)
 
-    def is_shared(self) -> bool:
-        if time.perf_counter() - self._at > _STALE:
+    def is_wanted_by_other_processes(self) -> bool:
+        """Whether it has been twice in a row; then a call that spins to its end is no good."""
+        if time.perf_counter() - self._last.clock > _STALE:
             self.feel()
-        return self.spinning <= MOST_SPINNING / 4
+        return self._foreign > 1
 
     def feel(self) -> None:
-        """Ask for how long this thread has waited for its core since it was asked last. Takes 2 µs."""
-        delay, now = self._delayed(), time.perf_counter()
-        if delay - self._delay > _SHARED * (now - self._at):
+        """Ask for how long this thread has waited for its core since it was asked last. Takes 3 µs."""
+        last, now = self._last, self._now()
+        few = _SHARED * (now.clock - last.clock)
+        delay = now.delay - last.delay
+        if delay > few:
             self.spinning = max(LEAST_SPINNING, self.spinning / 4)
         else:
             self.spinning = min(MOST_SPINNING, self.spinning * 1.5)
-        self._delay, self._at = delay, now
+        # What this process's other threads have computed meanwhile may have been on this core: it is no one else's.
+        self._foreign = self._foreign + 1 if delay - (now.others - last.others) > few else 0
+        self._last = now
+
+    def _now(self) -> _Times:
+        return _Times(time.perf_counter(), self._delayed(), time.process_time() - time.thread_time())
 
     def _delayed(self) -> float:
         """Seconds for which this thread was ready to run and did not; where Linux does not say, a time slice per switch."""
         if self._schedstat >= 0:
             return int(os.pread(self._schedstat, 64, 0).split()[1]) / 1e9
         return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw * 3e-3
+
+
+class _Times(NamedTuple):
+    """In seconds."""
+
+    clock: float
+    delay: float
+    others: float  # that other threads of this process have computed
 
 
 class Cores:
@@ -83,14 +100,15 @@ class Patience:
     """One wait: ``pause`` after each look in vain, ``moved`` after one that has found something."""
 
     def __init__(self, core: Core) -> None:
-        self._core, self._naps = core, False
+        self._core, self._naps, self._long_looks = core, False, 0
         self._began = self._moved = time.perf_counter()
         self._computed = time.thread_time()
 
     def pause(self) -> float:
         """Let time pass, none where it is better to look again at once. Returns the seconds since the wait began."""
         now, computed = time.perf_counter(), time.thread_time()
-        if computed - self._computed > _A_LOOK:
+        self._long_looks = self._long_looks + 1 if computed - self._computed > _A_LOOK else 0
+        if self._long_looks > 1:
             self._moved, self._naps = now, False
         elif now - self._moved >= self._core.spinning:
             if not self._naps:

@@ -79,7 +79,7 @@ class MPIWork(Work):
             if self._task.is_over:
                 self._tell()
             else:
-                self._engine.wake()  # who waits for a future does not carry anything on
+                self._engine.carry_on_now()
         return self._future
 
     def _tell(self) -> None:
