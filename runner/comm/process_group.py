@@ -45,8 +45,6 @@ def backend_for(job: Job) -> tuple[str, str]:
     if job.size == 1:
         return "gloo", "one rank talks to nobody"
     problem = why_not(job)
-    if not problem and any(placement.is_crowded for placement in job.placements):
-        problem = "MPI waits by spinning, and there are more ranks than cores"
     return ("gloo", f"{NAME} is faster, but {problem}") if problem else (NAME, "by the MPI that started the job")
 
 

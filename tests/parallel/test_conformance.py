@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,11 @@ from tests.conformance.page import complaints, page, summary
 from tests.launching import ROOT
 from tests.launching import run as run_command
 
-QUICK = ("test_get_rank", "test_broadcast", "test_all_reduce_sum", "test_all_gather", "test_barrier")
+QUICK = (
+    *("test_get_rank", "test_broadcast", "test_all_reduce_sum", "test_all_gather", "test_barrier_timeout_full_group"),
+    *("test_all_gather_object_subgroup", "test_sparse_all_reduce_sum", "test_isend_torch_profiler", "test_irecv"),
+    *("test_send_recv_any_source_autograd_profiler", "test_monitored_barrier_gloo", "test_ddp_create_graph"),
+)
 
 
 def run_on_mpi4py(suite: str, names: tuple[str, ...], limit: float, logs: Path) -> Outcomes:
@@ -23,8 +26,6 @@ def run_on_mpi4py(suite: str, names: tuple[str, ...], limit: float, logs: Path) 
     return dict(run(plan, dict.fromkeys(names, limit)))
 
 
-# (torch.testing imports it; it comes with no other package.)
-@pytest.mark.skipif(find_spec("expecttest") is None, reason="torch's own tests need the package expecttest")
 def test_a_few_of_torchs_own_tests_pass(tmp_path: Path) -> None:
     found = run_on_mpi4py("tests.conformance.torch_tests", QUICK, 30, tmp_path)
     assert {name: outcome.reason for name, outcome in found.items() if outcome.status != PASSED} == {}
