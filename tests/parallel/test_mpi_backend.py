@@ -148,17 +148,16 @@ def test_ranks_that_wait_for_a_late_one_are_told(tmp_path: Path, before: str, la
 
 
 def test_a_group_that_has_failed_can_be_destroyed_and_the_job_ends(tmp_path: Path) -> None:
-    """Its call is still open in MPI: nobody waits for that, not even the end of the process."""
+    """Its call is still open in MPI: nobody waits for that, and the program that has caught the error ends well."""
     (tmp_path / "caught.py").write_text(
         "import time, torch, datetime\nimport torch.distributed as dist\n"
         "dist.init_process_group('mpi4py', timeout=datetime.timedelta(seconds=1))\n"
-        "if dist.get_rank() == 1: time.sleep(60)\n"
-        "try: dist.all_reduce(torch.ones(4), async_op=True).wait(datetime.timedelta(seconds=1))\n"
+        "if dist.get_rank() == 1: time.sleep(4)\n"
+        "try: dist.all_reduce(torch.ones(4), async_op=True).wait()\n"
         "except dist.DistBackendError: dist.destroy_process_group(); print('went on')\n"
     )
     done = runner(2, "caught.py", cwd=tmp_path, timeout=40)
-    assert done.stdout == "went on\n"
-    assert done.returncode != 0
+    assert (done.returncode, done.stdout) == (0, "went on\n")
 
 
 def test_a_call_goes_on_when_a_wait_for_it_has_been_given_up(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 from torch._C._distributed_c10d import Backend
+from torch.distributed import DistBackendError
 
 from runner.comm.mpi import collectives, messages, profiling
 from runner.comm.mpi.blocking import Blocking
@@ -75,21 +76,25 @@ class MPIBackend(Backend):
     def shutdown(self) -> None:
         """Free the communicators, once all that has been asked for is done.
 
-        What is not done after the group's time limit, and messages that nobody takes, are left in MPI, which then is not
-        finalised.
+        A collective that is not done after the group's time limit is given up, and its communicator is left in MPI: that
+        can be finalised none the less (seen with Open MPI 4 and 5, MPICH and Intel MPI). Where messages are open that
+        nobody takes it cannot (Open MPI).
         """
-        limit = 0.0 if self._order.broken is not None else self._timeout
-        is_done = self._engine.finish(self._order.is_idle, limit) and self._engine.finish(
-            lambda: not self._engine.has_messages(self._members), min(limit, _LAST_MESSAGES)
-        )
+        if self not in _open:
+            return  # torch shuts a backend down once for each kind of device
+        engine, order = self._engine, self._order
+        if order.broken is None and not engine.finish(order.is_idle, self._timeout):
+            engine.drop(order, DistBackendError("the group was destroyed before its last collective was done"))
+        limit = min(self._timeout, _LAST_MESSAGES)
+        has_messages = not engine.finish(lambda: not engine.has_messages(self._members), limit)
         self._members.leave()
         _open.discard(self)
-        if not is_done or self._order.broken is not None:
+        if has_messages:
             abandoned.set()
+        if has_messages or order.broken is not None or MPI.Is_finalized():
             return
         for comm in (self._comm, self._comm_of_messages):
-            if comm != MPI.COMM_NULL and not MPI.Is_finalized():
-                comm.Free()
+            comm.Free()
 
     # Collectives. Each is called by torch with the tensors and its options.
 

@@ -216,6 +216,12 @@ class Engine:
             patience.pause()
         return done()
 
+    def drop(self, order: Order, error: Exception) -> None:
+        """Give up what a communicator still has to do."""
+        task = order.under_way
+        if task is not None:
+            self._fail(task, error)
+
     def carry_on(self) -> None:
         """Move on what can be."""
         self._round(None)
@@ -391,10 +397,10 @@ class Engine:
         with self._turn:
             if task.is_over:
                 return
-            abandoned.set()
             self._stuck.append(task)
             failed = [task]
             if task.order is None:
+                abandoned.set()
                 del self._messages[task]
             else:
                 failed += task.order.give_up(error)
