@@ -34,13 +34,15 @@ def allreduce(comm: MPI.Intracomm, blocking: Blocking, tensors: Sequence[Tensor]
     for tensor, reduction in zip(tensors, reductions, strict=True):
         with staged(tensor, reduction) as data:
             with_one_call = yield from blocking.is_agreed("allreduce", bytes_of(data))
-            for part in pieces(data):
-                buffer = as_numbers(part, reduction.datatype)
-                if with_one_call:
-                    comm.Allreduce(MPI.IN_PLACE, buffer, reduction.operation)
-                else:
-                    yield comm.Iallreduce(MPI.IN_PLACE, buffer, reduction.operation)
-            blocking.is_over()
+            try:
+                for part in pieces(data):
+                    buffer = as_numbers(part, reduction.datatype)
+                    if with_one_call:
+                        comm.Allreduce(MPI.IN_PLACE, buffer, reduction.operation)
+                    else:
+                        yield comm.Iallreduce(MPI.IN_PLACE, buffer, reduction.operation)
+            finally:
+                blocking.is_over()
 
 
 def reduce(comm: MPI.Intracomm, tensor: Tensor, reduction: Reduction, root: int) -> Steps:

@@ -11,14 +11,17 @@ threads or from several, make MPI's calls in the same order.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from runner.comm.mpi.members import Members
 from runner.comm.mpi.waiting import Cores, Patience
+from runner.errors import EXIT_FAILURE
 from runner.rendezvous.mpi import abandoned
 
 _FEW = 50  # looks of a wait before it reads the clock
@@ -28,6 +31,7 @@ _SWEEPS = 0.1  # the part of the time that may be spent on messages that nobody 
 _FEW_MESSAGES = 64
 _AT_ONCE = 1e-3  # seconds within which a program that waits at once for what it has begun does so
 _LINGERS = 5e-3  # seconds for which a thread looks after calls of such a program, after the last one
+_HEARTBEAT = 1.0  # seconds that a thread sleeps at most: a blocking call of another thread has a limit, too
 
 
 class Request(Protocol):
@@ -137,15 +141,19 @@ class Engine:
         self._messages: dict[Task, None] = {}  # that are open
         self._awaited: list[Task] = []  # by threads of the program, which carry everything on
         self._absent: list[int] = []  # those of the program's threads that run callbacks instead
-        self._carriers: list[int] = []  # the engine's threads that do, the first of them alone; the others are
-        self._parked: list[threading.Lock] = []  # parked, or run callbacks, which may themselves wait for something
+        # The engine's threads, by the locks on which they park: of those that are to carry on the first one does. The
+        # others are parked or run callbacks, which may themselves wait for something.
+        self._carriers: dict[threading.Lock, None] = {}
+        self._parked: list[threading.Lock] = []
+        self._own = threading.local()  # an engine's thread's lock
         self._stuck: list[Task] = []  # have failed, while their memory is MPI's
         self._swept, self._next_sweep = 0, 0.0  # messages that the last sweep has left, and when the next is due
         self._next_look = 0.0
         self._are_awaited_at_once = (
-            False  # whether the program waits for what it has begun without doing anything between
+            False  # whether the program does nothing between asking for a call and waiting for it
         )
         self._lingers, self._lingers_until = False, 0.0
+        self.wake()
 
     def begin(self, task: Task) -> None:
         """Begin a message at once, so that those from one rank to another keep their order; a collective in its turn."""
@@ -173,7 +181,6 @@ class Engine:
         Raises:
             Exception: what the task has failed with, or that the limit is over.
         """
-        self._are_awaited_at_once = time.monotonic() - task.began < _AT_ONCE
         if not task.is_over:
             self._awaited.append(task)
             try:
@@ -184,6 +191,10 @@ class Engine:
                     self.wake()
         if task.error is not None:
             raise task.error
+
+    def is_awaited(self, task: Task) -> None:
+        """The program is about to wait for what it has begun."""
+        self._are_awaited_at_once = time.monotonic() - task.began < _AT_ONCE
 
     def carry_on_later(self) -> None:
         """Have a thread carry on what has been begun, unless the program waits for it at once, as it has done before."""
@@ -203,9 +214,13 @@ class Engine:
         if self._carriers:
             return
         try:
-            self._parked.pop().release()
+            parking = self._parked.pop()
         except IndexError:
-            threading.Thread(target=self._run, name="mpi4py", daemon=True).start()
+            parking = threading.Lock()
+            threading.Thread(target=self._run, args=(parking,), name="mpi4py", daemon=True).start()
+        self._carriers[parking] = None  # here, so that nobody wakes another one before it has come so far
+        with contextlib.suppress(RuntimeError):  # a new one has not parked
+            parking.release()
 
     def finish(self, done: Callable[[], bool], limit: float) -> bool:
         """Carry everything on until something is done. Returns whether it is, within so many seconds."""
@@ -222,9 +237,9 @@ class Engine:
         if task is not None:
             self._fail(task, error)
 
-    def carry_on(self) -> None:
-        """Move on what can be."""
-        self._round(None)
+    def look_after(self, task: Task) -> None:
+        """Move on what can be, a message among it."""
+        self._round(task)
 
     def has_messages(self, members: Members) -> bool:
         return any(task.members is members for task in list(self._messages))
@@ -311,32 +326,30 @@ class Engine:
         """Have an ended task's callbacks run. Until they have, its order begins nothing but what they ask for."""
         if task.on_end is None:
             return
-        own = threading.get_ident()
-        is_carrier = own in self._carriers
-        if is_carrier:
-            self._carriers.remove(own)
+        parking = getattr(self._own, "parking", None)
+        if parking is None:
+            self._absent.append(0)
         else:
-            self._absent.append(own)
+            self._carriers.pop(parking, None)
         if len(self._orders) > 1 or self._messages:
             self.wake()
         try:
             task.on_end()
         finally:
             if task.order is not None:
-                task.order.telling.remove(own)
-            if is_carrier:
-                self._carriers.append(own)
+                task.order.telling.remove(threading.get_ident())
+            if parking is None:
+                self._absent.pop()
             else:
-                self._absent.remove(own)
+                self._carriers[parking] = None
 
-    def _run(self) -> None:
+    def _run(self, parking: threading.Lock) -> None:
         """A thread: carries on what nobody waits for, and looks after limits."""
-        own, parking = threading.get_ident(), threading.Lock()
-        self._carriers.append(own)
+        self._own.parking = parking
         patience: Patience | None = None
         while True:
-            if self._others_carry(own) or not self._has_work():
-                self._park(own, parking)
+            if self._others_carry(parking) or not self._has_work():
+                self._park(parking)
                 patience = None
             else:
                 if patience is None:
@@ -359,25 +372,23 @@ class Engine:
     def _lingers_for_a_while(self) -> bool:
         return self._are_awaited_at_once and time.monotonic() < self._lingers_until
 
-    def _others_carry(self, own: int) -> bool:
-        return len(self._awaited) > len(self._absent) or self._carriers[:1] not in ([], [own])
+    def _others_carry(self, parking: threading.Lock) -> bool:
+        return len(self._awaited) > len(self._absent) or next(iter(list(self._carriers)), parking) is not parking
 
-    def _park(self, own: int, parking: threading.Lock) -> None:
-        """Until somebody wakes the thread; while others carry on what is open, until limits are to be looked at."""
+    def _park(self, parking: threading.Lock) -> None:
+        """Until somebody wakes the thread, or limits are to be looked at."""
         parking.acquire(blocking=False)
-        self._carriers.remove(own)
         self._parked.append(parking)
+        self._carriers.pop(parking, None)
         # Who adds something looks at these afterwards.
         self._lingers = self._lingers_for_a_while()
-        if self._others_carry(own):
+        if self._lingers or self._others_carry(parking) or not self._has_work():
             is_open = self._orders or self._messages
-            parking.acquire(timeout=_AT_ONCE if self._lingers else _LOOK if is_open else -1)
-        elif not self._has_work():
-            parking.acquire(timeout=_AT_ONCE if self._lingers else -1)
+            parking.acquire(timeout=_AT_ONCE if self._lingers else _LOOK if is_open else _HEARTBEAT)
         self._lingers = False
-        with contextlib.suppress(ValueError):  # it has been taken out by who has woken the thread
+        with contextlib.suppress(ValueError):  # it has been woken, and is a carrier
             self._parked.remove(parking)
-        self._carriers.append(own)
+            self._carriers[parking] = None
 
     def _look(self) -> None:
         """Fail what has taken too long, or will never end."""
@@ -394,7 +405,9 @@ class Engine:
 
     def _fail(self, task: Task, error: Exception) -> None:
         """End a task that MPI is not done with. Nothing more can be made on its communicator, if it is a collective."""
-        with self._turn:
+        if not self._turn.acquire(timeout=_GRACE):
+            end_process(error)  # a thread is in a blocking call, of which it cannot be told
+        try:
             if task.is_over:
                 return
             self._stuck.append(task)
@@ -404,9 +417,21 @@ class Engine:
                 del self._messages[task]
             else:
                 failed += task.order.give_up(error)
+                if self.lent_to is task.order:
+                    self.lent_to = None
                 self._orders.pop(task.order, None)
             for one in failed:
                 one.error, one.is_over = error, True
+        finally:
+            self._turn.release()
         for one in failed:
             if one.on_end is not None:
                 one.on_end()
+
+
+def end_process(error: Exception) -> NoReturn:
+    """As NCCL's watchdog does: nothing can be raised in a thread that is in MPI."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    print(f"runner: {type(error).__name__}: {error}; a thread is in MPI's call, so the process ends", file=sys.stderr)
+    os._exit(EXIT_FAILURE)

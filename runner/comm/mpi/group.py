@@ -51,6 +51,8 @@ class MPIGroup(ProcessGroup):
     def __init__(self, options: Any, backend: MPIBackend, detour: ProcessGroup) -> None:
         super().__init__(options.store, options.group_rank, options.group_size)
         self._backend, self._detour = backend, detour
+        if detour.bound_device_id is not None:
+            self.bound_device_id = detour.bound_device_id
         self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
         for group in (self, detour):
             for device in ("cpu", "cuda"):

@@ -42,6 +42,7 @@ class MPIWork(Work):
         Raises:
             DistBackendError: it is not over in time; with a timeout of the caller's own it goes on.
         """
+        self._engine.is_awaited(self._task)
         self._engine.wait(self._task, timeout.total_seconds() if timeout > _NONE else None)
         return True
 
@@ -50,7 +51,7 @@ class MPIWork(Work):
 
     def is_completed(self) -> bool:
         if not self._task.is_over:
-            self._engine.carry_on()
+            self._engine.look_after(self._task)
         return self._task.is_over
 
     def is_success(self) -> bool:
