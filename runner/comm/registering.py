@@ -7,7 +7,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from runner.comm.ended import ended_ranks
 from runner.comm.importing import when_imported
 from runner.comm.job import Job
 from runner.rendezvous.mpi import load_mpi, threads_may_call
@@ -62,7 +61,7 @@ def register(module: Any, job: Job, replaced: str = "") -> None:
         from runner.comm.mpi.creating import create
 
         crowded = any(placement.is_crowded for placement in job.placements)
-        return create(options, name, crowded=crowded, ended=partial(ended_ranks, job))
+        return create(options, name, crowded=crowded)
 
     for name in filter(None, (NAME, replaced)):
         create = partial(create_as, name)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 from mpi4py import MPI
 from torch._C._distributed_c10d import Backend
 from torch.distributed import DistBackendError
@@ -87,7 +88,7 @@ class MPIBackend(Backend):
             engine.drop(order, DistBackendError("the group was destroyed before its last collective was done"))
         limit = min(self._timeout, _LAST_MESSAGES)
         has_messages = not engine.finish(lambda: not engine.has_messages(self._members), limit)
-        self._members.leave()
+        self._members.leave(order)
         _open.discard(self)
         if has_messages:
             abandoned.set()
@@ -184,6 +185,8 @@ class MPIBackend(Backend):
         self._asked_for += 1
         if inputs and not inputs[0].is_cpu:
             steps = self._streams.after_what_is_queued(inputs[0], steps)
+        if results and results[0].is_inference():
+            steps = _in_inference_mode(steps)
         if profiling.is_on():
             steps = profiling.recorded(f"{self._name}:{what}", inputs, steps)
         task = Task(what, steps, seconds_of(opts.timeout, self._timeout), self._members, self._order)
@@ -224,6 +227,8 @@ class MPIBackend(Backend):
     ) -> MPIWork:
         if not tensor.is_cpu:
             steps = self._streams.after_what_is_queued(tensor, steps, at_once=True)
+        if tensor.is_inference():
+            steps = _in_inference_mode(steps)
         if profiling.is_on():
             steps = profiling.recorded(f"{self._name}:{name}", [tensor], steps)
         task = Task(what, steps, self._timeout, self._members, peer=peer)
@@ -234,3 +239,14 @@ class MPIBackend(Backend):
 
 def _flat(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return [tensor for one in lists for tensor in one]
+
+
+def _in_inference_mode(steps: Steps) -> Steps:
+    """The steps with tensors of inference mode, in whatever thread."""
+    while True:
+        with torch.inference_mode():
+            try:
+                request = next(steps)
+            except StopIteration:
+                return
+        yield request

@@ -34,15 +34,12 @@ def allreduce(comm: MPI.Intracomm, blocking: Blocking, tensors: Sequence[Tensor]
     for tensor, reduction in zip(tensors, reductions, strict=True):
         with staged(tensor, reduction) as data:
             with_one_call = yield from blocking.is_agreed("allreduce", bytes_of(data))
-            try:
-                for part in pieces(data):
-                    buffer = as_numbers(part, reduction.datatype)
-                    if with_one_call:
-                        comm.Allreduce(MPI.IN_PLACE, buffer, reduction.operation)
-                    else:
-                        yield comm.Iallreduce(MPI.IN_PLACE, buffer, reduction.operation)
-            finally:
-                blocking.is_over()
+            for part in pieces(data):
+                buffer = as_numbers(part, reduction.datatype)
+                if with_one_call:
+                    comm.Allreduce(MPI.IN_PLACE, buffer, reduction.operation)
+                else:
+                    yield comm.Iallreduce(MPI.IN_PLACE, buffer, reduction.operation)
 
 
 def reduce(comm: MPI.Intracomm, tensor: Tensor, reduction: Reduction, root: int) -> Steps:
@@ -82,7 +79,6 @@ def all_gather_single(
                 request = gather(as_bytes(source), as_bytes(data, size))
                 if request is not None:
                     yield request
-        blocking.is_over()
 
 
 def allgather(comm: MPI.Intracomm, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> Steps:
@@ -177,8 +173,8 @@ def sparse_allreduce(comm: MPI.Intracomm, tensors: Sequence[Tensor], reductions:
     for tensor, reduction in zip(tensors, reductions, strict=True):
         own = tensor.detach().coalesce()
         indices, values = own.indices().contiguous(), own.values().contiguous()
-        count = torch.tensor([indices.shape[1]])
-        counts = torch.empty(comm.size, dtype=torch.int64)
+        count = torch.tensor([indices.shape[1]], device="cpu")
+        counts = torch.empty(comm.size, dtype=torch.int64, device="cpu")
         yield comm.Iallgather(as_bytes(count), as_bytes(counts, comm.size))
         entries = counts.tolist()
         all_indices = [indices.new_empty((indices.shape[0], count)) for count in entries]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -20,13 +19,12 @@ from runner.comm.mpi.monitored import TAGS
 from runner.comm.mpi.waiting import Cores
 
 
-def create(options: Any, name: str, *, crowded: bool, ended: Callable[[], list[int]]) -> MPIBackend | MPIGroup:
+def create(options: Any, name: str, *, crowded: bool) -> MPIBackend | MPIGroup:
     """The backend of a group, or the group; called on its members only. The MPI allows several threads.
 
     Args:
         name: the backend's, as the program knows it.
         crowded: some host has more ranks than cores; the same on all ranks.
-        ended: asks which of the job's ranks have come to their end.
 
     Raises:
         DistBackendError: not all members came within the group's time limit.
@@ -41,10 +39,7 @@ def create(options: Any, name: str, *, crowded: bool, ended: Callable[[], list[i
     comm = world.Create_group(members, zlib.crc32(str(options.group_id).encode()) % TAGS)
     members.Free()
     options.store.delete_key(own_key)  # all have read it; a later group may find the store as this one did
-    rank_of = dict(zip(mpi_ranks, ranks, strict=True))
-    known = Members(
-        options.store, ranks, options.group_rank, lambda: [rank_of[rank] for rank in ended() if rank in rank_of]
-    )
+    known = Members(options.store, ranks, options.group_rank)
     backend = MPIBackend(_engine(crowded), comm, known, timeout, name)
     return MPIGroup(options, backend, options.process_group) if _is_alone(options.process_group, backend) else backend
 

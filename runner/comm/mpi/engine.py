@@ -1,23 +1,28 @@
 """What carries all MPI calls of a process: the collectives and messages of all its groups.
 
 Each is a ``Task``: a generator that starts non-blocking MPI calls and yields their requests. Whoever waits for one tests it
-and moves all the others on; while nobody waits a thread does. One thread at a time is in there, so generators need no locks.
+and moves all the others on; while nobody waits a thread does. One thread at a time moves them, so generators need no locks.
 
 The collectives of a communicator have an ``Order``: one is under way at a time, and the next is begun when that is done and
-its callbacks have run; what a callback asks for comes before what waits. So ranks that ask in the same order, from the same
-threads or from several, make MPI's calls in the same order.
+its callbacks have run; what such a callback asks for comes before what waits. So ranks that ask in the same order, be it from
+several threads, make MPI's calls in the same order, if they ask for a call's future before they ask for the next call.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
+
+from mpi4py import MPI
+from torch.distributed import DistBackendError
 
 from runner.comm.mpi.members import Members
 from runner.comm.mpi.waiting import Cores, Patience
@@ -71,22 +76,37 @@ class Task:
         self.what, self.steps, self.limit = what, steps, limit
         self.members, self.order, self.peer = members, order, peer
         self.began = time.monotonic()
-        self.deadline = self.began + limit
+        # A message may be posted long before it can come: its limit counts from the first wait for it.
+        self.deadline = math.inf if order is None else self.began + limit
         self.request: Request | None = None
         self.error: Exception | None = None
         self.is_over = False
         self.on_end: Callable[[], None] | None = None  # tells those who wait for it by a future
 
+    def is_awaited(self) -> None:
+        """Somebody waits for it from now on."""
+        self.deadline = min(self.deadline, time.monotonic() + self.limit)
+
     def move_on(self) -> bool:
         """Take it as far as it goes without waiting. Returns whether it has ended."""
-        try:
-            while self.request is None or self.request.Test():
+        while True:
+            # What a signal's handler raises in a test goes to the program, and the task goes on; in a step it ends the steps.
+            try:
+                if self.request is not None and not self.request.Test():
+                    return False
+            except MPI.Exception as error:
+                self.error = error
+                break
+            try:
                 self.request = next(self.steps)
-            return False
-        except StopIteration:
-            pass
-        except Exception as error:
-            self.error = error
+            except StopIteration:
+                break
+            except Exception as error:
+                self.error = error
+                break
+            except BaseException:
+                self.error = DistBackendError(f"{self.what}: interrupted")
+                raise
         self.request = None
         return True
 
@@ -109,21 +129,26 @@ class Order:
         is_callbacks = bool(self.telling) and threading.get_ident() in self.telling
         (self._of_callbacks if is_callbacks else self._waiting).append(task)
 
+    def oldest(self) -> Task | None:
+        """The one under way, or the first that waits."""
+        waiting = [*list(self._of_callbacks)[:1], *list(self._waiting)[:1]]
+        return self.under_way or (waiting[0] if waiting else None)
+
     def next(self) -> Task | None:
         """The one to be carried on, which may be begun only now."""
-        if self.under_way is None:
-            if self._of_callbacks:
-                self.under_way = self._of_callbacks.popleft()
-            elif self._waiting and not self.telling:
-                self.under_way = self._waiting.popleft()
-            else:
+        if self.under_way is None and self.broken is None:
+            queue = self._of_callbacks or (None if self.telling else self._waiting)
+            if not queue:
                 return None
+            self.under_way = queue[0]  # before it is taken out, so that nobody finds nothing to do here
+            queue.popleft()
             self.number += 1
         return self.under_way
 
     def give_up(self, error: Exception) -> list[Task]:
-        """Nothing more can be made. Returns what has not been begun."""
-        self.broken, left = error, [*self._of_callbacks, *self._waiting]
+        """Nothing more can be made. Returns what was to be, first what has been begun."""
+        self.broken = error
+        left = [*([self.under_way] if self.under_way else []), *self._of_callbacks, *self._waiting]
         self.under_way = None
         self._of_callbacks.clear()
         self._waiting.clear()
@@ -136,6 +161,7 @@ class Engine:
     def __init__(self, cores: Cores) -> None:
         self.cores = cores
         self.lent_to: Order | None = None  # whose next call may be a blocking one
+        self.may_block = False  # whether the thread that moves tasks on waits anyway
         self._turn = threading.Lock()  # held by the thread that moves tasks on
         self._orders: dict[Order, None] = {}  # that have something to do
         self._messages: dict[Task, None] = {}  # that are open
@@ -152,7 +178,8 @@ class Engine:
         self._are_awaited_at_once = (
             False  # whether the program does nothing between asking for a call and waiting for it
         )
-        self._lingers, self._lingers_until = False, 0.0
+        self._lingering: list[threading.Lock] = []  # parked for a short time only
+        self._lingers_until = 0.0
         self.wake()
 
     def begin(self, task: Task) -> None:
@@ -171,6 +198,8 @@ class Engine:
             order.add(task)
             self._orders[order] = None
             self._round(None)
+            if order.broken is not None and not task.is_over:  # meanwhile
+                task.error, task.is_over = order.broken, True
 
     def wait(self, task: Task, limit: float | None = None) -> None:
         """Carry everything on until a task is over.
@@ -182,6 +211,7 @@ class Engine:
             Exception: what the task has failed with, or that the limit is over.
         """
         if not task.is_over:
+            task.is_awaited()
             self._awaited.append(task)
             try:
                 self._carry(task, limit)
@@ -192,7 +222,7 @@ class Engine:
         if task.error is not None:
             raise task.error
 
-    def is_awaited(self, task: Task) -> None:
+    def expects(self, task: Task) -> None:
         """The program is about to wait for what it has begun."""
         self._are_awaited_at_once = time.monotonic() - task.began < _AT_ONCE
 
@@ -200,12 +230,13 @@ class Engine:
         """Have a thread carry on what has been begun, unless the program waits for it at once, as it has done before."""
         if self._are_awaited_at_once:
             self._lingers_until = time.monotonic() + _LINGERS
-            if self._lingers:
+            if self._lingering:
                 return
         self.wake()
 
-    def carry_on_now(self) -> None:
+    def carry_on_now(self, task: Task) -> None:
         """Have a thread carry on what has been begun, as the program waits for it by other means."""
+        task.is_awaited()
         self._are_awaited_at_once = False
         self.wake()
 
@@ -223,17 +254,17 @@ class Engine:
             parking.release()
 
     def finish(self, done: Callable[[], bool], limit: float) -> bool:
-        """Carry everything on until something is done. Returns whether it is, within so many seconds."""
+        """Carry everything on until something is done. Returns whether it is, within a limit in seconds."""
         patience, deadline = Patience(self.cores.own()), time.monotonic() + limit
         while not done() and time.monotonic() < deadline:
-            if self._round(None):
+            if self._round(None, may_block=True):
                 patience.moved()
             patience.pause()
         return done()
 
     def drop(self, order: Order, error: Exception) -> None:
         """Give up what a communicator still has to do."""
-        task = order.under_way
+        task = order.oldest()
         if task is not None:
             self._fail(task, error)
 
@@ -247,7 +278,7 @@ class Engine:
     def _carry(self, task: Task, limit: float | None) -> None:
         looks, patience = 0, None
         while not task.is_over:
-            moved = self._round(task)
+            moved = self._round(task, may_block=True)
             looks += 1
             if looks < _FEW or task.is_over:
                 continue
@@ -264,12 +295,13 @@ class Engine:
                 if time.monotonic() > task.deadline:
                     self._fail(task, task.members.too_late(task, task.limit))
 
-    def _round(self, wanted: Task | None) -> bool:
+    def _round(self, wanted: Task | None, *, may_block: bool = False) -> bool:
         """Move on what can be. Returns whether anything has; another thread that is at it does it as well."""
         if not self._turn.acquire(blocking=False):
             return False
         ended: list[Task] = []
         moved = False
+        self.may_block = may_block
         try:
             for order in list(self._orders):
                 moved |= self._advance(order, ended)
@@ -280,8 +312,8 @@ class Engine:
                     moved |= self._sweep(ended)
         finally:
             self._turn.release()
-        for task in ended:
-            self._tell(task)
+            for task in ended:
+                self._tell(task)
         return moved
 
     def _advance(self, order: Order, ended: list[Task]) -> bool:
@@ -291,6 +323,8 @@ class Engine:
             if not task.move_on():
                 return moved or task.request is not request
             moved, task.is_over = True, True
+            if self.lent_to is order:
+                self.lent_to = None
             if task.on_end is not None:
                 order.telling.append(threading.get_ident())  # who runs the callbacks, when the turn is another's
                 ended.append(task)
@@ -326,40 +360,48 @@ class Engine:
         """Have an ended task's callbacks run. Until they have, its order begins nothing but what they ask for."""
         if task.on_end is None:
             return
-        parking = getattr(self._own, "parking", None)
-        if parking is None:
-            self._absent.append(0)
-        else:
-            self._carriers.pop(parking, None)
-        if len(self._orders) > 1 or self._messages:
-            self.wake()
+        parking: Any = getattr(self._own, "parking", None)
+        is_carrier = parking in self._carriers  # not one that runs callbacks already, in which it waits
         try:
+            if is_carrier:
+                self._carriers.pop(parking)
+            else:
+                self._absent.append(0)
+            if len(self._orders) > 1 or self._messages:
+                self.wake()
             task.on_end()
         finally:
             if task.order is not None:
                 task.order.telling.remove(threading.get_ident())
-            if parking is None:
-                self._absent.pop()
-            else:
+            if is_carrier:
                 self._carriers[parking] = None
+            else:
+                self._absent.pop()
 
     def _run(self, parking: threading.Lock) -> None:
         """A thread: carries on what nobody waits for, and looks after limits."""
         self._own.parking = parking
         patience: Patience | None = None
         while True:
-            if self._others_carry(parking) or not self._has_work():
-                self._park(parking)
-                patience = None
-            else:
-                if patience is None:
-                    patience = Patience(self.cores.own())
-                if self._round(None):
-                    patience.moved()
-                patience.pause()
-            if (self._orders or self._messages) and time.monotonic() > self._next_look:
-                self._next_look = time.monotonic() + _LOOK
-                self._look()
+            try:
+                patience = self._go_on(parking, patience)
+            except Exception:  # of whatever kind: without the thread nothing would have a limit
+                traceback.print_exc()
+                time.sleep(_LOOK)
+
+    def _go_on(self, parking: threading.Lock, patience: Patience | None) -> Patience | None:
+        if self._others_carry(parking) or not self._has_work():
+            self._park(parking)
+            patience = None
+        else:
+            patience = patience or Patience(self.cores.own())
+            if self._round(None, may_block=True):
+                patience.moved()
+            patience.pause()
+        if (self._orders or self._messages) and time.monotonic() > self._next_look:
+            self._next_look = time.monotonic() + _LOOK
+            self._look(parking)
+        return patience
 
     def _has_work(self) -> bool:
         """Whether something is open that is not about to be waited for."""
@@ -380,46 +422,58 @@ class Engine:
         parking.acquire(blocking=False)
         self._parked.append(parking)
         self._carriers.pop(parking, None)
+        lingers = self._lingers_for_a_while()
+        if lingers:
+            self._lingering.append(parking)
         # Who adds something looks at these afterwards.
-        self._lingers = self._lingers_for_a_while()
-        if self._lingers or self._others_carry(parking) or not self._has_work():
+        if lingers or self._others_carry(parking) or not self._has_work():
             is_open = self._orders or self._messages
-            parking.acquire(timeout=_AT_ONCE if self._lingers else _LOOK if is_open else _HEARTBEAT)
-        self._lingers = False
+            parking.acquire(timeout=_AT_ONCE if lingers else _LOOK if is_open else _HEARTBEAT)
+        if lingers:
+            self._lingering.remove(parking)
         with contextlib.suppress(ValueError):  # it has been woken, and is a carrier
             self._parked.remove(parking)
             self._carriers[parking] = None
 
-    def _look(self) -> None:
+    def _look(self, parking: threading.Lock) -> None:
         """Fail what has taken too long, or will never end."""
         now = time.monotonic()
-        awaited = [task for task in list(self._messages) if task.on_end is not None or task in self._awaited]
-        for task in [*(order.under_way for order in list(self._orders)), *awaited]:
-            if task is None or task.is_over or now - task.began < _LOOK:
-                continue
-            task.members.say_that_this_rank_waits(task)
+        awaited = [task for task in list(self._messages) if task.deadline < math.inf]
+        tasks = [*(order.oldest() for order in list(self._orders)), *awaited]
+        late = [task for task in tasks if task is not None and not task.is_over and now - task.began > _LOOK]
+        if not late:
+            return
+        self._carriers.pop(parking, None)  # the store may take its time
+        self.wake()
+        for task in late:
+            members = task.members
+            members.say_that_this_rank_waits(task)
             if now > task.deadline:
-                self._fail(task, task.members.too_late(task, task.limit))
-            elif task.members.somebody_has_left(task) and now - max(task.began, task.members.noticed) > _GRACE:
-                self._fail(task, task.members.will_not_end(task))
+                self._fail(task, members.too_late(task, task.limit))
+            elif now - max(task.began, members.noticed(task)) > _GRACE:
+                self._fail(task, members.will_not_end(task))
+        self._carriers[parking] = None
 
     def _fail(self, task: Task, error: Exception) -> None:
         """End a task that MPI is not done with. Nothing more can be made on its communicator, if it is a collective."""
+        order = task.order
         if not self._turn.acquire(timeout=_GRACE):
-            end_process(error)  # a thread is in a blocking call, of which it cannot be told
+            if self.lent_to is order is not None:
+                end_process(error)  # a thread is in its blocking call, of which it cannot be told
+            return  # another look will come
         try:
             if task.is_over:
                 return
-            self._stuck.append(task)
-            failed = [task]
-            if task.order is None:
+            if order is None:
+                failed = [task]
                 abandoned.set()
                 del self._messages[task]
             else:
-                failed += task.order.give_up(error)
-                if self.lent_to is task.order:
+                failed = order.give_up(error)
+                self._orders.pop(order, None)
+                if self.lent_to is order:
                     self.lent_to = None
-                self._orders.pop(task.order, None)
+            self._stuck += failed[:1]
             for one in failed:
                 one.error, one.is_over = error, True
         finally:

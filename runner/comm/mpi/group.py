@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import DebugLevel, ProcessGroup, get_debug_level
 
 from runner.comm.mpi import profiling
@@ -39,7 +40,7 @@ _OPERATIONS = {
     "alltoall": 3,
 }
 _MESSAGES = {"send": 3, "recv": 3, "recv_anysource": 2}
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = {torch.Tensor, torch.nn.Parameter, int}
 
 
 class MPIGroup(ProcessGroup):
@@ -51,12 +52,21 @@ class MPIGroup(ProcessGroup):
     def __init__(self, options: Any, backend: MPIBackend, detour: ProcessGroup) -> None:
         super().__init__(options.store, options.group_rank, options.group_size)
         self._backend, self._detour = backend, detour
+        self.is_hooked = False
         if detour.bound_device_id is not None:
             self.bound_device_id = detour.bound_device_id
         self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
         for group in (self, detour):
             for device in ("cpu", "cuda"):
                 group._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, backend)
+
+    def register_pre_hook(self, *arguments: Any) -> Any:
+        self.is_hooked = True
+        return self._detour.register_pre_hook(*arguments)
+
+    def register_post_hook(self, *arguments: Any) -> Any:
+        self.is_hooked = True
+        return self._detour.register_post_hook(*arguments)
 
     def getBackendName(self) -> str:
         return self._backend.getBackendName()
@@ -68,7 +78,8 @@ class MPIGroup(ProcessGroup):
 
 def _operation(name: str, count: int, is_watched: Callable[[], bool]) -> Callable[..., Any]:
     def call(self: MPIGroup, *arguments: Any, **named: Any) -> Any:
-        if len(arguments) == count and not named and _is_plain(arguments[0]) and not is_watched():
+        is_usual = len(arguments) == count and not named and not self.is_hooked
+        if is_usual and all(map(_is_plain, arguments[: count - 1])) and not is_watched():
             return getattr(self._backend, name)(*arguments)
         return getattr(self._detour, name)(*arguments, **named)
 
@@ -77,19 +88,20 @@ def _operation(name: str, count: int, is_watched: Callable[[], bool]) -> Callabl
 
 
 def _barrier(self: MPIGroup, *arguments: Any, **named: Any) -> Any:
-    if "opts" in named and not _is_watched():
+    if "opts" in named and not self.is_hooked and not _is_watched():
         return self._backend.barrier(named["opts"])
     return self._detour.barrier(*arguments, **named)
 
 
-def _is_plain(tensors: Any) -> bool:
-    while type(tensors) is list and tensors:
-        tensors = tensors[0]
-    return type(tensors) in _PLAIN or type(tensors) is list
+def _is_plain(argument: Any) -> bool:
+    """Whether it has no tensor of a class that wraps another."""
+    kind = type(argument)
+    return kind in _PLAIN or (kind is list and all(map(_is_plain, argument)))
 
 
 def _has_mode() -> bool:
-    return bool(torch._C._len_torch_dispatch_stack())
+    """Whether the dispatcher, or a graph that is being compiled, is to see calls."""
+    return bool(torch._C._len_torch_dispatch_stack() or c10d._allow_inflight_collective_as_graph_input())
 
 
 def _is_watched() -> bool:

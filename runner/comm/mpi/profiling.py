@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 from typing import Any
 
 import torch
@@ -28,11 +29,12 @@ def recorded(name: str, tensors: Sequence[torch.Tensor], steps: Steps) -> Steps:
             yield from steps
         finally:
             # Profilers tell an asynchronous call by the thread that ends it, which is not the one that has begun it.
-            _thread().submit(torch._C._autograd._record_function_with_args_exit, handle).result(_PATIENCE)
+            with contextlib.suppress(RuntimeError, TimeoutError, futures.TimeoutError):  # a record is not worth a call
+                _thread().submit(torch._C._autograd._record_function_with_args_exit, handle).result(_PATIENCE)
 
     return followed()
 
 
 @functools.cache
-def _thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="mpi4py profiling")
+def _thread() -> futures.ThreadPoolExecutor:
+    return futures.ThreadPoolExecutor(1, thread_name_prefix="mpi4py profiling")

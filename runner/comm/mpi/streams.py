@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from runner.comm.mpi.engine import Steps
+from runner.comm.mpi.engine import Request, Steps
 
 
 class Queued:
@@ -23,6 +23,17 @@ class Queued:
 
     def Test(self) -> bool:
         return bool(self.event.query())
+
+
+class OnDevice:
+    """A request that MPI is asked about with the device current: it may move the GPU's memory then."""
+
+    def __init__(self, device: torch.device, request: Request) -> None:
+        self._device, self._request = device, request
+
+    def Test(self) -> bool:
+        with torch.cuda.device(self._device):
+            return self._request.Test()
 
 
 class Streams:
@@ -52,4 +63,4 @@ class Streams:
                     return
                 finally:
                     stream.synchronize()
-            yield request
+            yield OnDevice(device, request)

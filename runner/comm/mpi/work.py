@@ -41,8 +41,9 @@ class MPIWork(Work):
 
         Raises:
             DistBackendError: it is not over in time; with a timeout of the caller's own it goes on.
+            Exception: what the call itself has failed with.
         """
-        self._engine.is_awaited(self._task)
+        self._engine.expects(self._task)
         self._engine.wait(self._task, timeout.total_seconds() if timeout > _NONE else None)
         return True
 
@@ -80,7 +81,7 @@ class MPIWork(Work):
             if self._task.is_over:
                 self._tell()
             else:
-                self._engine.carry_on_now()
+                self._engine.carry_on_now(self._task)
         return self._future
 
     def _tell(self) -> None:
