@@ -368,7 +368,8 @@ class Engine:
             else:
                 self._absent.append(0)
             if len(self._orders) > 1 or self._messages:
-                self.wake()
+                with contextlib.suppress(RuntimeError):  # no thread can be started
+                    self.wake()
             task.on_end()
         finally:
             if task.order is not None:
