@@ -14,7 +14,7 @@ from typing import Any
 
 # Before any group is there: its functions take the group of this moment for their default (torch 2.14), and with none
 # that is the group of the moment of the call.
-import torch.distributed.nn  # noqa: F401
+import torch.distributed.nn  # noqa: F401  (for what its import does)
 
 from tests.conformance.group import BACKEND, environment_kept, group
 
@@ -30,6 +30,7 @@ theirs: Any = importlib.import_module("torch.testing._internal.distributed.distr
 _SKIPS = {skip.exit_code: skip.message for skip in common.TEST_SKIPS.values()}
 
 
+# (torch's module has no types.)
 class Tests(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):  # type: ignore[misc]
     """The class that torch's test/distributed/test_distributed_spawn.py makes."""
 

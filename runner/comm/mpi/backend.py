@@ -17,10 +17,11 @@ from torch.distributed import DistBackendError
 
 from runner.comm.mpi import collectives, messages, profiling
 from runner.comm.mpi.blocking import Blocking
-from runner.comm.mpi.engine import Engine, Order, Steps, Task
+from runner.comm.mpi.engine import Engine
 from runner.comm.mpi.members import Members
 from runner.comm.mpi.monitored import MonitoredBarrier
 from runner.comm.mpi.streams import Streams
+from runner.comm.mpi.tasks import Order, Steps, Task
 from runner.comm.mpi.types import Reduction, reduction_of
 from runner.comm.mpi.work import MPIWork, seconds_of
 from runner.rendezvous.mpi import abandoned

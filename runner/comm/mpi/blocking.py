@@ -12,7 +12,8 @@ from collections.abc import Generator
 
 from mpi4py import MPI
 
-from runner.comm.mpi.engine import Engine, Order, Request
+from runner.comm.mpi.engine import Engine
+from runner.comm.mpi.tasks import Order, Request
 
 # Vendor: the calls whose blocking form is faster by more than the agreement takes (4 µs), from so many bytes to so many.
 # Measured with 2 ranks on one host, the non-blocking call in multiples of the blocking one. Open MPI 4.1.4 and 5.0.11:

@@ -26,7 +26,7 @@ from runner.comm.mpi.buffers import (
     sendable,
     split_bytes,
 )
-from runner.comm.mpi.engine import Steps
+from runner.comm.mpi.tasks import Steps
 from runner.comm.mpi.types import Reduction
 
 

@@ -88,6 +88,7 @@ def _operation(name: str, count: int, is_watched: Callable[[], bool]) -> Callabl
 
 
 def _barrier(self: MPIGroup, *arguments: Any, **named: Any) -> Any:
+    """torch.distributed names its options."""
     if "opts" in named and not self.is_hooked and not _is_watched():
         return self._backend.barrier(named["opts"])
     return self._detour.barrier(*arguments, **named)
@@ -108,11 +109,14 @@ def _is_watched() -> bool:
     return _has_mode() or profiling.is_on()
 
 
-MPIGroup.barrier = _barrier  # type: ignore[method-assign, assignment]
-for _name, _count in _OPERATIONS.items():
-    setattr(MPIGroup, _name, _operation(_name, _count, _is_watched))
-for _name, _count in _MESSAGES.items():  # a profiler sees the backend's own records
-    setattr(MPIGroup, _name, _operation(_name, _count, _has_mode))
+_CALLS = {
+    "barrier": _barrier,
+    **{name: _operation(name, count, _is_watched) for name, count in _OPERATIONS.items()},
+    # A profiler sees the backend's own records of these.
+    **{name: _operation(name, count, _has_mode) for name, count in _MESSAGES.items()},
+}
+for _name, _call in _CALLS.items():
+    setattr(MPIGroup, _name, _call)
 
 
 def can_be_used() -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import DistBackendError
 
 if TYPE_CHECKING:
-    from runner.comm.mpi.engine import Order, Task
+    from runner.comm.mpi.tasks import Order, Task
 
 _PATIENCE = timedelta(seconds=5)  # with the store
 _NAMED = 256  # ranks that are asked for by name, at the most
@@ -106,7 +106,7 @@ class Members:
             try:
                 self._handle = self._groups_store.clone()
                 self._handle.set_timeout(_PATIENCE)
-            except (RuntimeError, NotImplementedError):
+            except (RuntimeError, NotImplementedError):  # a store of another kind, or out of reach
                 self._handle = self._groups_store
         return self._handle
 

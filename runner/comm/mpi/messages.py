@@ -6,7 +6,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from runner.comm.mpi.buffers import as_bytes, is_plain, scratch, sendable
-from runner.comm.mpi.engine import Request, Steps
+from runner.comm.mpi.tasks import Request, Steps
 
 
 def send(comm: MPI.Intracomm, tensor: Tensor, destination: int, tag: int) -> Steps:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from runner.comm.mpi.engine import Steps
+from runner.comm.mpi.tasks import Steps
 
 _PATIENCE = 5.0  # seconds that the end of a record may take to be told
 

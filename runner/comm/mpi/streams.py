@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from runner.comm.mpi.engine import Request, Steps
+from runner.comm.mpi.tasks import Request, Steps
 
 
 class Queued:

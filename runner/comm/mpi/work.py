@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
-from runner.comm.mpi.engine import Engine, Task
+from runner.comm.mpi.engine import Engine
+from runner.comm.mpi.tasks import Task
 
 _UNSET = timedelta(milliseconds=-1)
 _NONE = timedelta(0)
