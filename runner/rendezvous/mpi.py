@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import RefusedError, RendezvousError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _PROBE_TIMEOUT = 3.0  # seconds to connect to one address of rank 0
+_SHORTEST_NAP, _LONGEST_NAP = 50e-6, 5e-3  # seconds between two looks whether all ranks have come to their end
 
 
 def mpi_is_possible(context: LaunchContext) -> tuple[bool, str]:
@@ -95,7 +97,10 @@ abandoned = threading.Event()
 
 
 def finalize_mpi() -> bool:
-    """Finalise MPI, if this process has initialised it and nobody has finalised it.
+    """Finalise MPI, if this process has initialised it and nobody has finalised it, when all ranks have come to this point.
+
+    Finalising waits for all ranks without a pause. Where ranks share a core that takes it from those that are not so far:
+    seen with Intel MPI and Linux 6.18, eight ranks on two cores, where two of them did not run for minutes.
 
     Returns:
         Whether the library has more to do in its C exit handlers. MPICH and its kin take leave of their process
@@ -105,6 +110,10 @@ def finalize_mpi() -> bool:
     if MPI is None or not MPI.Is_initialized() or abandoned.is_set():
         return False
     if not MPI.Is_finalized():
+        nap, all_are_here = _SHORTEST_NAP, MPI.COMM_WORLD.Ibarrier()
+        while not all_are_here.Test():
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP)
         MPI.Finalize()
     return bool(MPI.get_vendor()[0] != "Open MPI")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,20 @@ def test_ranks_that_a_script_gives_in_another_order_are_obeyed(vc: Cluster, tmp_
 def test_pytorchs_ways_to_be_parallel_run_on_it(vc: Cluster, name: str, tmp_path: Path) -> None:
     done = ok(LAUNCHERS[name](vc, [1, 1], [*RUNNER, str(SCRIPTS / "parallelisms.py"), "mpi4py", str(tmp_path)]))
     assert {"rank 0: pipeline", "rank 1: pipeline"} <= set(done.stdout.splitlines())
+
+
+def test_a_rank_that_ends_late_has_the_cores_for_itself(vc: Cluster, tmp_path: Path) -> None:
+    """Intel MPI's MPI_Finalize() spins."""
+    program = tmp_path / "late.py"
+    program.write_text('import os, sys, time; time.sleep(float(sys.argv[1]) * (os.environ["RANK"] == "0"))')
+    spent = [_cpu_time()]
+    for late in ("0", "8"):
+        ok(LAUNCHERS["intelmpi"](vc, [1, 1], [*RUNNER, str(program), late]))
+        spent.append(_cpu_time())
+    assert (spent[2] - spent[1]) - (spent[1] - spent[0]) < 4
+
+
+def _cpu_time() -> float:
+    """Seconds that processes have used that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
