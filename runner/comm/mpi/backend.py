@@ -95,6 +95,7 @@ class MPIBackend(Backend):
             abandoned.set()
         if has_messages or order.broken is not None or MPI.Is_finalized():
             return
+        self._blocking.free()
         for comm in (self._comm, self._comm_of_messages):
             comm.Free()
 
@@ -116,7 +117,8 @@ class MPIBackend(Backend):
         Raises:
             TypeError: the operation is not defined for a tensor's dtype.
         """
-        return [reduction_of(opts.reduceOp, tensor.dtype, self.size()) for tensor in tensors]
+        operation, ranks = opts.reduceOp, self._comm.size
+        return [reduction_of(operation, tensor.dtype, ranks) for tensor in tensors]
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
         (tensor,) = tensors
@@ -191,10 +193,11 @@ class MPIBackend(Backend):
         if profiling.is_on():
             steps = profiling.recorded(f"{self._name}:{what}", inputs, steps)
         task = Task(what, steps, seconds_of(opts.timeout, self._timeout), self._members, self._order)
-        self._engine.begin(task)
         if opts.asyncOp:
+            self._engine.begin(task)
             self._engine.carry_on_later()
             return MPIWork(self._engine, task, results)
+        self._engine.begin(task, is_awaited=True)
         self._engine.wait(task)
         return None  # which is how torch is told that there is nothing to wait for
 

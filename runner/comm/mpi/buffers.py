@@ -40,7 +40,7 @@ def as_bytes(tensor: Tensor, ranks: int = 1) -> list[Any]:
 
     It does not keep the tensor: hold it by a name until MPI is done.
     """
-    size = bytes_of(tensor)
+    size = tensor.nbytes
     return [_memory(tensor), MPI.BYTE if size <= LARGEST_COUNT else _block(size // ranks)]
 
 
@@ -60,7 +60,7 @@ def as_numbers(tensor: Tensor, datatype: MPI.Datatype) -> list[Any]:
 def _memory(tensor: Tensor) -> MPI.buffer:
     if not tensor.is_cpu:
         torch.cuda.current_stream(tensor.device).synchronize()  # MPI knows nothing of what is queued for the memory
-    return MPI.memory.fromaddress(tensor.data_ptr(), bytes_of(tensor))
+    return MPI.memory.fromaddress(tensor.data_ptr(), tensor.nbytes)
 
 
 @functools.cache
@@ -74,7 +74,7 @@ def _block(size: int) -> MPI.Datatype:
 
 def pieces(tensor: Tensor) -> Sequence[Tensor]:
     """All of a contiguous tensor, or its parts where it is too large for an int."""
-    if bytes_of(tensor) <= LARGEST_CALL:
+    if tensor.nbytes <= LARGEST_CALL:
         return (tensor,)
     return torch.split(tensor.view(-1), LARGEST_CALL // tensor.element_size())
 
@@ -114,8 +114,8 @@ class Staged:
     ) -> None:
         self._tensor, self._after, self._keep = tensor, after, keep
         dtype = dtype or tensor.dtype
-        is_same = dtype == tensor.dtype and width == 1 and (receive_only or before is None)
-        self._is_own = is_plain(tensor) and is_same and keep
+        is_same = dtype == tensor.dtype and width == 1 and (before is None or receive_only)
+        self._is_own = keep and is_same and is_plain(tensor)
         if self._is_own:
             self._data = tensor.detach() if tensor.requires_grad else tensor
         else:
@@ -145,12 +145,7 @@ def sendable(tensor: Tensor) -> Tensor:
 def apart(source: Tensor, target: Tensor) -> Tensor:
     """The source, or a copy where it shares memory with the target, which MPI forbids."""
     start, other = source.data_ptr(), target.data_ptr()
-    return source.clone() if start < other + bytes_of(target) and other < start + bytes_of(source) else source
-
-
-def bytes_of(tensor: Tensor) -> int:
-    """How many bytes its elements are."""
-    return tensor.numel() * tensor.element_size()
+    return source.clone() if start < other + target.nbytes and other < start + source.nbytes else source
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
@@ -162,7 +157,7 @@ def hand_out(data: Tensor, parts: Sequence[Tensor]) -> None:
     """Copy consecutive bytes into tensors."""
     start = 0
     for part in parts:
-        size = bytes_of(part)
+        size = part.nbytes
         if size:
             part.detach().copy_(data[start : start + size].clone().view(part.dtype).view(part.shape))
         start += size
@@ -172,9 +167,9 @@ def split_bytes(tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
     """Bytes per rank; splits count slices of the first dimension, none means equal ones."""
     if not splits:
         check_same(tensor.shape[0] % size, 0, f"all_to_all: {tensor.shape[0]} rows ÷ {size} ranks: the rest")
-        return [bytes_of(tensor) // size] * size
+        return [tensor.nbytes // size] * size
     check_same(sum(splits), tensor.shape[0], "all_to_all: the sum of the splits")
-    row = bytes_of(tensor) // tensor.shape[0] if tensor.shape[0] else 0
+    row = tensor.nbytes // tensor.shape[0] if tensor.shape[0] else 0
     return [split * row for split in splits]
 
 

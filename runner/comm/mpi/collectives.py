@@ -16,10 +16,8 @@ from runner.comm.mpi.buffers import (
     as_numbers,
     as_parts,
     blocks_in_pieces,
-    bytes_of,
     check_same,
     hand_out,
-    is_plain,
     joined,
     pieces,
     scratch,
@@ -33,7 +31,7 @@ from runner.comm.mpi.types import Reduction
 def allreduce(comm: MPI.Intracomm, blocking: Blocking, tensors: Sequence[Tensor], reductions: list[Reduction]) -> Steps:
     for tensor, reduction in zip(tensors, reductions, strict=True):
         with staged(tensor, reduction) as data:
-            with_one_call = yield from blocking.is_agreed("allreduce", bytes_of(data))
+            with_one_call = blocking.is_faster("allreduce", data.nbytes) and (yield from blocking.is_agreed())
             for part in pieces(data):
                 buffer = as_numbers(part, reduction.datatype)
                 if with_one_call:
@@ -67,23 +65,22 @@ def all_gather_single(
     size = comm.size
     for output, own in zip(outputs, inputs, strict=True):
         check_same(output.numel(), own.numel() * size, "allgather: the output's elements")
-        with_one_call = yield from blocking.is_agreed("allgather", bytes_of(own))
+        with_one_call = blocking.is_faster("allgather", own.nbytes) and (yield from blocking.is_agreed())
         gather = comm.Allgather if with_one_call else comm.Iallgather
-        if is_plain(output) and is_plain(own) and own.data_ptr() == output.data_ptr() + comm.rank * bytes_of(own):
-            request = gather(MPI.IN_PLACE, as_bytes(output, size))  # it is in its place: FSDP's way
+        with Staged(output, receive_only=True) as data:
+            source = sendable(own)
+            if source.data_ptr() == data.data_ptr() + comm.rank * own.nbytes:
+                request = gather(MPI.IN_PLACE, as_bytes(data, size))  # it is in its place: FSDP's way
+            else:
+                source = apart(source, data)
+                request = gather(as_bytes(source), as_bytes(data, size))
             if request is not None:
                 yield request
-        else:
-            with Staged(output, receive_only=True) as data:
-                source = apart(sendable(own), data)
-                request = gather(as_bytes(source), as_bytes(data, size))
-                if request is not None:
-                    yield request
 
 
 def allgather(comm: MPI.Intracomm, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> Steps:
     for parts, own in zip(outputs, inputs, strict=True):
-        sizes = [bytes_of(part) for part in parts]
+        sizes = [part.nbytes for part in parts]
         data = scratch([sum(sizes)], torch.uint8, own)
         source = sendable(own)
         yield comm.Iallgatherv(as_bytes(source), as_parts(data, sizes))
@@ -96,7 +93,7 @@ def gather(comm: MPI.Intracomm, outputs: Sequence[Sequence[Tensor]], own: Tensor
         yield comm.Igatherv(as_bytes(source), None, root)
         return
     (parts,) = outputs
-    sizes = [bytes_of(part) for part in parts]
+    sizes = [part.nbytes for part in parts]
     data = scratch([sum(sizes)], torch.uint8, own)
     yield comm.Igatherv(as_bytes(source), as_parts(data, sizes), root)
     hand_out(data, parts)
@@ -108,7 +105,7 @@ def scatter(comm: MPI.Intracomm, output: Tensor, inputs: Sequence[Sequence[Tenso
             yield comm.Iscatterv(None, as_bytes(data), root)
             return
         (parts,) = inputs
-        sizes = [bytes_of(part) for part in parts]
+        sizes = [part.nbytes for part in parts]
         whole = joined(parts)
         yield comm.Iscatterv(as_parts(whole, sizes), as_bytes(data), root)
 
@@ -158,7 +155,7 @@ def all_to_all_single(
 
 def alltoall(comm: MPI.Intracomm, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Steps:
     source = joined(inputs)
-    sent, received = ([bytes_of(part) for part in parts] for parts in (inputs, outputs))
+    sent, received = ([part.nbytes for part in parts] for parts in (inputs, outputs))
     data = scratch([sum(received)], torch.uint8, inputs[0])
     yield comm.Ialltoallv(as_parts(source, sent), as_parts(data, received))
     hand_out(data, outputs)
@@ -192,6 +189,8 @@ def sparse_allreduce(comm: MPI.Intracomm, tensors: Sequence[Tensor], reductions:
 
 def staged(tensor: Tensor, reduction: Reduction, *, keep: bool = True, receive_only: bool = False) -> Staged:
     """A tensor as MPI can reduce it."""
+    if reduction.is_direct:
+        return Staged(tensor, keep=keep, receive_only=receive_only)
     return Staged(
         tensor,
         reduction.dtype,

@@ -26,7 +26,8 @@ from runner.comm.mpi.waiting import Cores, Patience
 from runner.errors import EXIT_FAILURE
 from runner.rendezvous.mpi import abandoned
 
-_FEW = 50  # looks of a wait before it reads the clock
+_FEW = 8  # rounds of a wait before it reads the clock
+_AT_A_TIME = 16  # looks at a collective in one of them: they take 0.3 µs each, a round 2 µs
 _LOOK = 0.2  # seconds between two looks at limits, and at ranks that have left, while something takes long
 _GRACE = 3.0  # seconds that a call may still take when a rank has left that belongs to it: what it has sent may be on its way
 _SWEEPS = 0.1  # the part of the time that may be spent on messages that nobody waits for
@@ -63,8 +64,12 @@ class Engine:
         self._lingers_until = 0.0
         self.wake()
 
-    def begin(self, task: Task) -> None:
-        """Begin a message at once, so that those from one rank to another keep their order; a collective in its turn."""
+    def begin(self, task: Task, *, is_awaited: bool = False) -> None:
+        """Begin a message at once, so that those from one rank to another keep their order; a collective in its turn.
+
+        Args:
+            is_awaited: the caller waits for it now, which begins it.
+        """
         order = task.order
         if order is None:
             if task.move_on():
@@ -78,7 +83,8 @@ class Engine:
         else:
             order.add(task)
             self._orders[order] = None
-            self._round(None)
+            if not is_awaited:
+                self._round(None)
             if order.broken is not None and not task.is_over:  # meanwhile
                 task.error, task.is_over = order.broken, True
 
@@ -159,7 +165,7 @@ class Engine:
     def _carry(self, task: Task, limit: float | None) -> None:
         looks, patience = 0, None
         while not task.is_over:
-            moved = self._round(task, may_block=True)
+            moved = self._round(task, may_block=True, looks=_AT_A_TIME)
             looks += 1
             if looks < _FEW or task.is_over:
                 continue
@@ -176,16 +182,23 @@ class Engine:
                 if time.monotonic() > task.deadline:
                     self._fail(task, task.members.too_late(task, task.limit))
 
-    def _round(self, wanted: Task | None, *, may_block: bool = False) -> bool:
-        """Move on what can be. Returns whether anything has; another thread that is at it does it as well."""
+    def _round(self, wanted: Task | None, *, may_block: bool = False, looks: int = 1) -> bool:
+        """Move on what can be. Returns whether anything has; another thread that is at it does it as well.
+
+        Args:
+            looks: at a collective, where there is nothing else to look at.
+        """
         if not self._turn.acquire(blocking=False):
             return False
         ended: list[Task] = []
         moved = False
         self.may_block = may_block
         try:
-            for order in list(self._orders):
-                moved |= self._advance(order, ended)
+            orders = list(self._orders)
+            if len(orders) > 1 or self._messages:
+                looks = 1
+            for order in orders:
+                moved |= self._advance(order, ended, looks)
             if self._messages:
                 if wanted is not None and wanted.order is None and not wanted.is_over:
                     moved |= self._try(wanted, ended)
@@ -197,11 +210,11 @@ class Engine:
                 self._tell(task)
         return moved
 
-    def _advance(self, order: Order, ended: list[Task]) -> bool:
+    def _advance(self, order: Order, ended: list[Task], looks: int) -> bool:
         moved = False
         while (task := order.next()) is not None:
             request = task.request
-            if not task.move_on():
+            if not task.move_on(looks):
                 return moved or task.request is not request
             moved, task.is_over = True, True
             if self.lent_to is order:

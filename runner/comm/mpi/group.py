@@ -9,7 +9,7 @@ see the calls as operators (a profiler, a mode of the dispatcher, a tensor's sub
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,7 +79,7 @@ class MPIGroup(ProcessGroup):
 def _operation(name: str, count: int, is_watched: Callable[[], bool]) -> Callable[..., Any]:
     def call(self: MPIGroup, *arguments: Any, **named: Any) -> Any:
         is_usual = len(arguments) == count and not named and not self.is_hooked
-        if is_usual and all(map(_is_plain, arguments[: count - 1])) and not is_watched():
+        if is_usual and _are_plain(arguments[:-1]) and not is_watched():
             return getattr(self._backend, name)(*arguments)
         return getattr(self._detour, name)(*arguments, **named)
 
@@ -94,10 +94,13 @@ def _barrier(self: MPIGroup, *arguments: Any, **named: Any) -> Any:
     return self._detour.barrier(*arguments, **named)
 
 
-def _is_plain(argument: Any) -> bool:
-    """Whether it has no tensor of a class that wraps another."""
-    kind = type(argument)
-    return kind in _PLAIN or (kind is list and all(map(_is_plain, argument)))
+def _are_plain(arguments: Iterable[Any]) -> bool:
+    """Whether there is no tensor of a class that wraps another."""
+    for argument in arguments:
+        kind = type(argument)
+        if kind not in _PLAIN and not (kind is list and _are_plain(argument)):
+            return False
+    return True
 
 
 def _has_mode() -> bool:

@@ -61,15 +61,20 @@ class Task:
 
     def is_awaited(self) -> None:
         """Somebody waits for it from now on."""
-        self.deadline = min(self.deadline, time.monotonic() + self.limit)
+        if self.deadline == math.inf:
+            self.deadline = time.monotonic() + self.limit
 
-    def move_on(self) -> bool:
-        """Take it as far as it goes without waiting. Returns whether it has ended."""
+    def move_on(self, looks: int = 1) -> bool:
+        """Take it as far as it goes without waiting, but for so many looks. Returns whether it has ended."""
         while True:
             # What a signal's handler raises in a test goes to the program, and the task goes on; in a step it ends the steps.
             try:
-                if self.request is not None and not self.request.Test():
-                    return False
+                if self.request is not None:
+                    for _ in range(looks):
+                        if self.request.Test():
+                            break
+                    else:
+                        return False
             except MPI.Exception as error:
                 self.error = error
                 break

@@ -96,6 +96,7 @@ class Reduction:
             self.width = 2
             self.before, self.after = lambda tensor: split(tensor, size), lambda sums: mean(sums, size)
         self.dtype, self.datatype = wide, _DATATYPES[wide]
+        self.is_direct = wide == dtype and not (self.before or self.after)  # MPI takes the tensor's numbers as they are
         self.operation = _LOGICAL.get(kind, _OPERATIONS[kind]) if dtype == torch.bool else _OPERATIONS[kind]
 
 
@@ -105,10 +106,15 @@ def reduction_of(operation: Any, dtype: torch.dtype, size: int) -> Reduction:
     Raises:
         TypeError: the operation is not defined for the dtype.
     """
-    kind = getattr(operation, "op", operation)
-    if kind == ReduceOp.PREMUL_SUM:
+    number = getattr(operation, "op", operation).value  # torch's enumeration itself takes long to compare
+    if number == _PREMUL_SUM:
         return Reduction(operation, dtype, size)
-    return _alike(kind, dtype, size)
+    return _alike(number, dtype, size)
 
 
-_alike = functools.cache(Reduction)
+_PREMUL_SUM = ReduceOp.PREMUL_SUM.value
+
+
+@functools.cache
+def _alike(number: int, dtype: torch.dtype, size: int) -> Reduction:
+    return Reduction(ReduceOp.RedOpType(number), dtype, size)

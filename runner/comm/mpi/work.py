@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 from torch.distributed import Work
@@ -12,7 +11,6 @@ from torch.distributed import Work
 from runner.comm.mpi.engine import Engine
 from runner.comm.mpi.tasks import Task
 
-_UNSET = timedelta(milliseconds=-1)
 _NONE = timedelta(0)
 
 
@@ -100,8 +98,6 @@ class MPIWork(Work):
         return self._results
 
 
-def seconds_of(timeout: Any, default: float) -> float:
+def seconds_of(timeout: timedelta, default: float) -> float:
     """The seconds of a call's own timeout, or the group's."""
-    if timeout in (_UNSET, _NONE) or not isinstance(timeout, timedelta):
-        return default
-    return timeout.total_seconds()
+    return timeout.total_seconds() if timeout > _NONE else default  # torch's word for none is -1 ms
