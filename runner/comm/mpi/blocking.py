@@ -2,8 +2,8 @@
 
 Some MPIs have faster algorithms for the blocking call. It cannot be given up while a rank is missing, it spins, and all
 ranks have to make the same one. So it is made only when all ranks have arrived, and have agreed in a small reduction that
-each one's core is its own and that it makes no blocking call for another group meanwhile: two ranks that each wait in
-another group's call would wait for ever.
+each one's core is its own, that its program does not compute meanwhile, and that it makes no blocking call for another
+group: two ranks that each wait in another group's call would wait for ever.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Blocking:
     def is_agreed(self) -> Generator[Request, None, bool]:
         """Whether all ranks make a blocking call now. It is lent until the task is over."""
         engine = self._engine
-        can = engine.lent_to in (None, self._order) and not engine.cores.own().is_wanted_by_other_processes()
+        can = engine.lent_to in (None, self._order) and not (
+            engine.is_beside_computing() or engine.cores.own().is_wanted_by_other_processes()
+        )
         if can:
             engine.lent_to = self._order
         self._refused[0] = not can

@@ -11,6 +11,7 @@ several threads, make MPI's calls in the same order, if they ask for a call's fu
 from __future__ import annotations
 
 import contextlib
+import enum
 import math
 import os
 import sys
@@ -37,6 +38,14 @@ _LINGERS = 5e-3  # seconds for which a thread looks after calls of such a progra
 _HEARTBEAT = 1.0  # seconds that a thread sleeps at most: a blocking call of another thread has a limit, too
 
 
+class _Habit(enum.Enum):
+    """How the program has last waited for what it has begun."""
+
+    AT_ONCE = enum.auto()
+    LATER = enum.auto()
+    BY_FUTURE = enum.auto()  # in C++, as DDP does
+
+
 class Engine:
     """A process's."""
 
@@ -57,9 +66,7 @@ class Engine:
         self._stuck: list[Task] = []  # have failed, while their memory is MPI's
         self._swept, self._next_sweep = 0, 0.0  # messages that the last sweep has left, and when the next is due
         self._next_look = 0.0
-        self._are_awaited_at_once = (
-            False  # whether the program does nothing between asking for a call and waiting for it
-        )
+        self._habit: _Habit | None = None
         self._lingering: list[threading.Lock] = []  # parked for a short time only
         self._lingers_until = 0.0
         self.wake()
@@ -111,11 +118,11 @@ class Engine:
 
     def expects(self, task: Task) -> None:
         """The program is about to wait for what it has begun."""
-        self._are_awaited_at_once = time.monotonic() - task.began < _AT_ONCE
+        self._habit = _Habit.AT_ONCE if time.monotonic() - task.began < _AT_ONCE else _Habit.LATER
 
     def carry_on_later(self) -> None:
         """Have a thread carry on what has been begun, unless the program waits for it at once, as it has done before."""
-        if self._are_awaited_at_once:
+        if self._habit is _Habit.AT_ONCE:
             self._lingers_until = time.monotonic() + _LINGERS
             if self._lingering:
                 return
@@ -124,8 +131,12 @@ class Engine:
     def carry_on_now(self, task: Task) -> None:
         """Have a thread carry on what has been begun, as the program waits for it by other means."""
         task.is_awaited()
-        self._are_awaited_at_once = False
+        self._habit = _Habit.BY_FUTURE
         self.wake()
+
+    def is_beside_computing(self) -> bool:
+        """Whether the program computes now, as far as one can tell, before it waits for what it has begun."""
+        return self._habit is _Habit.LATER and not self._awaited
 
     def wake(self) -> None:
         """Have a thread carry on what is open, if none does."""
@@ -307,7 +318,7 @@ class Engine:
         return any(task is None or task.began < begun for task in under_way + list(self._messages)[:1])
 
     def _lingers_for_a_while(self) -> bool:
-        return self._are_awaited_at_once and time.monotonic() < self._lingers_until
+        return self._habit is _Habit.AT_ONCE and time.monotonic() < self._lingers_until
 
     def _others_carry(self, parking: threading.Lock) -> bool:
         return len(self._awaited) > len(self._absent) or next(iter(list(self._carriers)), parking) is not parking
