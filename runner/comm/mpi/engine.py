@@ -176,7 +176,8 @@ class Engine:
     def _carry(self, task: Task, limit: float | None) -> None:
         looks, patience = 0, None
         while not task.is_over:
-            moved = self._round(task, may_block=True, looks=_AT_A_TIME)
+            is_early = patience is None or not patience.naps
+            moved = self._round(task, may_block=True, looks=_AT_A_TIME if is_early else 1)
             looks += 1
             if looks < _FEW or task.is_over:
                 continue

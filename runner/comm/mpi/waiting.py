@@ -19,7 +19,7 @@ from typing import NamedTuple
 MOST_SPINNING = 2e-3  # seconds of looking without a pause, where the core is ours
 LEAST_SPINNING = 20e-6
 _SHORTEST_NAP = 50e-6
-_LONGEST_NAP = 5e-3  # with the look after it, it takes up to 100 µs of computing: 2 % of a core
+_LONGEST_NAP = 10e-3  # with the look after it, it takes up to 200 µs of computing: 2 % of a core
 _SHARE_OF_WAIT = 50  # a nap is at most this part of what has been waited, so it adds no more to that
 _SHARED = 0.1  # the part of a time for which a thread was ready and not running, from which on its core is shared
 _STALE = 5e-3  # seconds after which a feeling is asked for anew
@@ -100,7 +100,7 @@ class Patience:
     """One wait: ``pause`` after each look in vain, ``moved`` after one that has found something."""
 
     def __init__(self, core: Core) -> None:
-        self._core, self._naps, self._long_looks = core, False, 0
+        self._core, self.naps, self._long_looks = core, False, 0
         self._began = self._moved = time.perf_counter()
         self._computed = time.thread_time()
 
@@ -109,15 +109,15 @@ class Patience:
         now, computed = time.perf_counter(), time.thread_time()
         self._long_looks = self._long_looks + 1 if computed - self._computed > _A_LOOK else 0
         if self._long_looks > 1:
-            self._moved, self._naps = now, False
+            self._moved, self.naps = now, False
         elif now - self._moved >= self._core.spinning:
-            if not self._naps:
+            if not self.naps:
                 self._core.feel()
-                self._naps = True
+                self.naps = True
             time.sleep(min(_LONGEST_NAP, max(_SHORTEST_NAP, (now - self._moved) / _SHARE_OF_WAIT)))
             computed = time.thread_time()
         self._computed = computed
         return now - self._began
 
     def moved(self) -> None:
-        self._moved, self._naps = time.perf_counter(), False
+        self._moved, self.naps = time.perf_counter(), False
