@@ -29,7 +29,7 @@ help:
 	@sed -n '1,3s/^# //p' Makefile
 	@echo "make lint     ruff and mypy            make format   let ruff format"
 	@echo "make speed    ratios of start-up and step times, taken in turn"
-	@echo "make compare  collectives and training by every engine, in turn; writes docs/performance.md (ten minutes)"
+	@echo "make compare  collectives and training by every engine, in turn; writes docs/performance.md (15 minutes)"
 	@echo "make conformance  PyTorch's own tests of a backend on mpi4py, by each MPI; MPI=mpich TEST=send_recv for some of them"
 	@echo "make horovod  build Horovod for this torch and this MPI, and install it (three minutes, once)"
 	@echo "make smoke    explain, doctor and a few steps of mnist on this machine, in one table"

@@ -21,7 +21,7 @@ from runner.comm.mpi.tasks import Order, Request
 # Measured with 2 ranks on one host, the non-blocking call in multiples of the blocking one. Open MPI 4.1.4 and 5.0.11:
 # allreduce 3.5 at 4 KiB, 1.6 at 64 KiB, 2.0 at 1 MiB, 2.6 at 16 MiB; allgather 1.7 at 64 KiB, 1 to 4 at 1 MiB, 1.1 at
 # 16 MiB; reduce_scatter, broadcast and alltoall 0.8 to 1.1. MPICH 5 and Intel MPI 2021: 0.9 to 1.1 for all of them.
-_FASTER = {"Open MPI": {"allreduce": 1 << 12, "allgather": 1 << 13}}
+_FASTER = {"Open MPI": {"allreduce": 1 << 15, "allgather": 1 << 14}}
 _NEVER = 1 << 62
 _FEW_LOOKS = 30  # they take 0.3 µs each
 

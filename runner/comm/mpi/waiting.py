@@ -10,6 +10,7 @@ turn has to be waited for; after 50 µs it lasts 0.02 ms longer.
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import threading
@@ -23,6 +24,7 @@ _LONGEST_NAP = 10e-3  # with the look after it, it takes up to 200 µs of comput
 _SHARE_OF_WAIT = 50  # a nap is at most this part of what has been waited, so it adds no more to that
 _SHARED = 0.1  # the part of a time for which a thread was ready and not running, from which on its core is shared
 _STALE = 5e-3  # seconds after which a feeling is asked for anew
+_MEMORY = 0.1  # seconds after which what has been felt counts for a third
 _A_LOOK = 100e-6  # seconds of computing: a look that takes more has moved data (in vain it takes 2 to 45 µs)
 
 
@@ -35,17 +37,20 @@ class Core:
             self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._schedstat = -1
-        self._last, self._foreign = self._now(), 0
+        self._last, self._foreign = (
+            self._now(),
+            0.0,
+        )  # the part of the time for which other processes have had it
 
     def __del__(self) -> None:
         if self._schedstat >= 0:
             os.close(self._schedstat)
 
     def is_wanted_by_other_processes(self) -> bool:
-        """Whether it has been twice in a row; then a call that spins to its end is no good."""
+        """Whether it has been of late; then a call that spins to its end is no good."""
         if time.perf_counter() - self._last.clock > _STALE:
             self.feel()
-        return self._foreign > 1
+        return self._foreign > _SHARED
 
     def feel(self) -> None:
         """Ask for how long this thread has waited for its core since it was asked last. Takes 3 µs."""
@@ -57,7 +62,9 @@ class Core:
         else:
             self.spinning = min(MOST_SPINNING, self.spinning * 1.5)
         # What this process's other threads have computed meanwhile may have been on this core: it is no one else's.
-        self._foreign = self._foreign + 1 if delay - (now.others - last.others) > few else 0
+        elapsed = now.clock - last.clock
+        foreign = min(1.0, max(0.0, delay - (now.others - last.others)) / elapsed)
+        self._foreign += (foreign - self._foreign) * (1 - math.exp(-elapsed / _MEMORY))
         self._last = now
 
     def _now(self) -> _Times:
