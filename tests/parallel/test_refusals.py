@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -187,18 +188,19 @@ def test_ranks_that_never_come_are_waited_for_in_bounded_time() -> None:
 
 
 @pytest.mark.parametrize("there", ["a file", "a link", "a folder that others can write"])
-def test_a_folder_for_socket_files_that_is_not_ones_own(there: str, tmp_path: Path) -> None:
-    folder = tmp_path / f"runner-{os.getuid()}"
-    if there == "a file":
-        folder.write_text("")
-    elif there == "a link":
-        (tmp_path / "elsewhere").mkdir()
-        folder.symlink_to(tmp_path / "elsewhere")
-    else:
-        folder.mkdir()
-        folder.chmod(0o777)
+def test_a_folder_for_socket_files_that_is_not_ones_own(there: str) -> None:
     by_hand = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29999"}
-    done = run(*RUNNER, "--rendezvous", "file", "--timeout", "2", "explain", TMPDIR=str(tmp_path), **by_hand)
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        folder = Path(short) / f"runner-{os.getuid()}"
+        if there == "a file":
+            folder.write_text("")
+        elif there == "a link":
+            (Path(short) / "elsewhere").mkdir()
+            folder.symlink_to(Path(short) / "elsewhere")
+        else:
+            folder.mkdir()
+            folder.chmod(0o777)
+        done = run(*RUNNER, "--rendezvous", "file", "--timeout", "2", "explain", TMPDIR=short, **by_hand)
     assert done.returncode == 1
     (told,) = own_lines(done)
     assert str(folder) in told

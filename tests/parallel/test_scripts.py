@@ -126,6 +126,13 @@ def test_a_script_may_use_mpi4py_itself(ranks: int) -> None:
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of {ranks}: {total}" for rank in range(ranks)]
 
 
+def test_a_rank_may_finalise_mpi_itself(tmp_path: Path) -> None:
+    (tmp_path / "finalises.py").write_text(
+        "import os\nfrom mpi4py import MPI\nif os.environ['RANK'] == '1': MPI.Finalize()\n"
+    )
+    ok(runner(3, "finalises.py", cwd=tmp_path, timeout=40))
+
+
 @pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
 def test_a_module_runs_as_python_m_would(ranks: int) -> None:
     done = ok(runner(ranks, "-m", "package.train", "--epochs", "3", cwd=SCRIPTS))

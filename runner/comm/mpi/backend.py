@@ -93,7 +93,7 @@ class MPIBackend(Backend):
         _open.discard(self)
         if has_messages:
             abandoned.set()
-        if has_messages or order.broken is not None or MPI.Is_finalized():
+        if has_messages or not order.is_idle() or order.broken is not None or MPI.Is_finalized():
             return
         self._blocking.free()
         for comm in (self._comm, self._comm_of_messages):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 MOST_SPINNING = 2e-3  # seconds of looking without a pause, where the core is ours
 LEAST_SPINNING = 20e-6
 _SHORTEST_NAP = 50e-6
-_LONGEST_NAP = 10e-3  # with the look after it, it takes up to 200 µs of computing: 2 % of a core
+_LONGEST_NAP = 5e-3  # with the look after it, it takes up to 100 µs of computing: 2 % of a core
 _SHARE_OF_WAIT = 50  # a nap is at most this part of what has been waited, so it adds no more to that
 _SHARED = 0.1  # the part of a time for which a thread was ready and not running, from which on its core is shared
 _STALE = 5e-3  # seconds after which a feeling is asked for anew
@@ -37,10 +37,8 @@ class Core:
             self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._schedstat = -1
-        self._last, self._foreign = (
-            self._now(),
-            0.0,
-        )  # the part of the time for which other processes have had it
+        self._last = self._now()
+        self._foreign = 0.0  # the part of the time for which other processes have had it
 
     def __del__(self) -> None:
         if self._schedstat >= 0:
