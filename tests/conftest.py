@@ -33,7 +33,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out.append(f"{len(without)} tests of {what} are left out: {reason}")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """In CI a test that fails is run once more. One that passes then is a defect, too, and is named at the end."""
+    if os.environ.get("CI") == "true":
+        config.option.reruns = 1
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.write_line(f"was run again, as it failed: {report.nodeid}", yellow=True)
     for line in left_out:
         terminalreporter.write_line(line, yellow=True)
 
