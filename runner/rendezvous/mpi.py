@@ -77,7 +77,7 @@ def _finalise_politely() -> None:
 
     MPI_Finalize() waits for all ranks without a pause. Where ranks share a core that takes it from those that are not so
     far: seen with Intel MPI and Linux 6.18, eight ranks on two cores, where two of them did not run for minutes. Before it
-    does anything it deletes the attributes of MPI_COMM_SELF, while all of MPI can still be used (MPI 4.1, 11.2.4).
+    does anything it deletes the attributes of MPI_COMM_SELF, while all of MPI can still be used (MPI 3.1, 8.7.1).
     """
     from mpi4py import MPI
 
