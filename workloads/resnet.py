@@ -17,10 +17,10 @@ import torchvision
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from runner.parallel.task import Task
 from runner.training.benchmark import Protocol, benchmark
 from runner.training.options import positive, read_step_options, step_parser
 from runner.training.run import Run
-from runner.training.task import Task
 
 CLASSES = 1000
 
@@ -50,7 +50,7 @@ def main(run: Run, argv: list[str]) -> None:
         model=model,
         loss=nn.CrossEntropyLoss(),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
-        train_data=Synthetic(given.image_size, kept=options.batch_size, length=4 * options.batch_size * run.size),
+        train_data=Synthetic(given.image_size, kept=options.batch_size, length=4 * options.batch_size * run.data_size),
         unit="images",
     )
     protocol = Protocol(

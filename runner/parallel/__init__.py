@@ -1,4 +1,4 @@
-"""Strategies, by the name a user types: from (model, optimizer factory, mesh, gradients) to (model, optimizer).
+"""Strategies, by the name a user types: functions from (task, setting) to the trainer that the loop drives.
 
 Others come from packages with an entry point ``runner.strategies``.
 """
@@ -6,39 +6,31 @@ Others come from packages with an entry point ``runner.strategies``.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
+from runner.parallel.options import STRATEGIES, ParallelOptions
+
 if TYPE_CHECKING:
-    from torch import nn
+    import torch
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.optim import Optimizer
 
-    OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
-    Strategy = Callable[[nn.Module, OptimizerFactory, DeviceMesh, "GradientOptions"], tuple[nn.Module, Optimizer]]
+    from runner.parallel.task import Task
+    from runner.parallel.trainer import Trainer
 
-STRATEGIES = {
-    "ddp": "runner.parallel.ddp:ddp",
-    "horovod": "runner.parallel.horovod:horovod",
-}
-
-
-COMPRESSIONS = ("none", "fp16")
+Strategy = Callable[["Task", "Setting"], "Trainer"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientOptions:
-    """How the gradients of a step come together."""
+class Setting:
+    """Where and how a strategy is to make a task parallel."""
 
-    compression: str = "none"  # on the wire: one of COMPRESSIONS
-    micro_batches: int = 1  # backward passes per step; the gradients are exchanged in the last
-
-
-def strategy_names() -> list[str]:
-    """The names of all strategies, those of other packages included."""
-    return [*STRATEGIES, *(point.name for point in entry_points(group="runner.strategies"))]
+    device: torch.device  # this rank's
+    dtype: torch.dtype  # of the parameters
+    mesh: DeviceMesh  # its dimensions are those of mesh.device_mesh
+    options: ParallelOptions
 
 
 def load_strategy(name: str) -> Strategy:

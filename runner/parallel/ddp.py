@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
-if TYPE_CHECKING:
-    from runner.parallel import GradientOptions, OptimizerFactory
+from runner.parallel import Setting
+from runner.parallel.task import Task
+from runner.parallel.trainer import Trainer
 
 
-def ddp(
-    model: nn.Module, optimizer: OptimizerFactory, mesh: DeviceMesh, gradients: GradientOptions
-) -> tuple[nn.Module, Optimizer]:
-    """Wrap the model in DistributedDataParallel over the mesh, which has one dimension."""
-    wrapped = DistributedDataParallel(model, process_group=mesh.get_group(), gradient_as_bucket_view=True)
-    if gradients.compression == "fp16":
-        wrapped.register_comm_hook(mesh.get_group(), fp16_compress_hook)
-    return wrapped, optimizer(wrapped.parameters())
+def ddp(task: Task, setting: Setting) -> Trainer:
+    """Wrap the model in DistributedDataParallel over the mesh's ``data`` dimension."""
+    model = task.build(setting.device, setting.dtype)
+    group = setting.mesh.get_group("data")
+    wrapped = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+    if setting.options.compression == "fp16":
+        wrapped.register_comm_hook(group, fp16_compress_hook)
+    optimizer = task.optimizer(model.parameters())
+    return Trainer(task, model, optimizer, setting.options, wrapped=wrapped, no_sync=wrapped.no_sync)

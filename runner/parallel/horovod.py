@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.optim import Optimizer
 
 from runner.comm.horovod import start_horovod
 from runner.errors import UsageError
+from runner.parallel import Setting
+from runner.parallel.task import Task
+from runner.parallel.trainer import Trainer
 
-if TYPE_CHECKING:
-    from runner.parallel import GradientOptions, OptimizerFactory
+
+class HorovodTrainer(Trainer):
+    """Horovod's optimizer waits for the averages when it steps; to be clipped they have to be there before."""
+
+    def update(self) -> None:
+        """As of every trainer."""
+        if self.options.clip_norm is None:
+            self.optimizer.step()
+            return
+        optimizer: Any = self.optimizer
+        optimizer.synchronize()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip_norm)
+        with optimizer.skip_synchronize():
+            optimizer.step()
 
 
-def horovod(
-    model: nn.Module, optimizer: OptimizerFactory, mesh: DeviceMesh, gradients: GradientOptions
-) -> tuple[nn.Module, Optimizer]:
+def horovod(task: Task, setting: Setting) -> Trainer:
     """Leave the model as it is on rank 0, and have the optimizer average the gradients before it steps.
 
     The optimizer is new on every rank, and a checkpoint is read by rank 0 for all, so its state is not broadcast.
@@ -26,20 +37,19 @@ def horovod(
     Raises:
         UsageError: Horovod is not installed, or does not load, or cannot take the model's weights.
     """
+    model = task.build(setting.device, setting.dtype)
     odd = next((name for name, weight in model.named_parameters() if not weight.is_contiguous()), None)
     if odd is not None:
         raise UsageError(
-            f"Horovod takes contiguous weights only, and {odd} is not (channels last?); leave that out, or train "
-            "by DDP",
+            f"Horovod takes contiguous weights only, and {odd} is not (channels last?); leave that out, or train by DDP",
             told_by_all=True,
         )
-    hvd = start_horovod(mesh.size(), mesh.device_type)
+    hvd = start_horovod(setting.mesh["data"].size(), setting.device.type)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    own = optimizer(model.parameters())
-    averaging: Optimizer = hvd.DistributedOptimizer(
-        own,
+    averaging = hvd.DistributedOptimizer(
+        task.optimizer(model.parameters()),
         named_parameters=model.named_parameters(),
-        compression=getattr(hvd.Compression, gradients.compression),
-        backward_passes_per_step=gradients.micro_batches,
+        compression=getattr(hvd.Compression, setting.options.compression),
+        backward_passes_per_step=setting.options.micro_batches,
     )
-    return model, averaging
+    return HorovodTrainer(task, model, averaging, setting.options)

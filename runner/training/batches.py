@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sized
 from typing import Any
 
@@ -76,6 +77,12 @@ def evaluation_loader(data: Dataset[Any], rank: int, size: int, batch_size: int)
     """This rank's share for evaluation: every sample on exactly one rank, none repeated to fill up."""
     length = length_of(data)
     return _loader(data, range(rank, length, size), batch_size, 0, drop_last=False)
+
+
+def evaluation_batches(length: int, size: int, batch_size: int) -> int:
+    """How many batches the rank with the largest share has."""
+    largest_share = math.ceil(length / size)
+    return math.ceil(largest_share / batch_size)
 
 
 def _loader(

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runner.parallel import load_strategy
+from runner.parallel import Setting, load_strategy
+from runner.parallel.task import Task, to_device
 from runner.training.batches import ShardSampler, train_loader
 from runner.training.options import StepOptions
 from runner.training.run import Run
-from runner.training.task import Task, to_device, train_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +41,13 @@ class Speed:
 
 def benchmark(run: Run, task: Task, options: StepOptions, protocol: Protocol) -> Speed:
     """Train on one batch per rank again and again, and say how fast that is. Collective."""
-    if run.instead is not None:
-        taken: Speed = run.instead(run, task, options)
+    if run.train_by is not None:
+        taken: Speed = run.train_by(run, task, options)
         return taken
     device, dtype = run.device, getattr(torch, options.dtype)
-    model = task.model.to(device, dtype)
-    wrapped, optimizer = load_strategy(options.strategy)(model, task.optimizer, run.mesh, options.gradients)
-    sampler = ShardSampler.over(task.train_data, run.rank, run.size, options.seed)
+    setting = Setting(device=device, dtype=dtype, mesh=run.mesh, options=options.parallel)
+    trainer = load_strategy(options.parallel.strategy)(task, setting)
+    sampler = ShardSampler.over(task.train_data, run.data_rank, run.data_size, options.seed)
     batch: Any = next(iter(train_loader(task.train_data, sampler, options.batch_size, 0)))
     inputs, targets = to_device(batch[0], batch[1], device, dtype)
 
@@ -56,7 +56,7 @@ def benchmark(run: Run, task: Task, options: StepOptions, protocol: Protocol) ->
         dist.barrier()
         start = time.perf_counter()
         for _ in range(batches):
-            train_step(wrapped, optimizer, task, inputs, targets, options.gradients.micro_batches)
+            trainer.step(inputs, targets)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return (time.perf_counter() - start) / batches

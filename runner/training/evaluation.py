@@ -1,55 +1,47 @@
-"""The evaluation of a model that all ranks hold."""
+"""The evaluation of a model in training."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
 from torch.utils.data import DataLoader
 
-from runner.training.batches import evaluation_loader
+from runner.parallel.task import to_device
+from runner.parallel.trainer import Trainer
+from runner.training.batches import evaluation_batches, evaluation_loader, length_of
 from runner.training.options import TrainingOptions
 from runner.training.run import Run
-from runner.training.task import Task, to_device
 
 Evaluation = tuple[float, float | None]
 
 
 @torch.no_grad()
-def share_buffers(model: nn.Module) -> None:
-    """Give all ranks rank 0's buffers: in training each keeps running statistics of its own batches. Collective."""
-    buffers = [buffer for buffer in model.buffers() if buffer.numel()]
-    if not buffers:
-        return
-    # As bytes: one message whatever the types, and gloo does not know all of them.
-    parts = [buffer.detach().reshape(-1).view(torch.uint8) for buffer in buffers]
-    whole = torch.cat(parts)
-    dist.broadcast(whole, src=0)
-    for buffer, part in zip(buffers, torch.split(whole, [part.numel() for part in parts]), strict=True):
-        buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
-
-
-@torch.no_grad()
-def evaluate(run: Run, task: Task, model: nn.Module, options: TrainingOptions) -> Evaluation | None:
+def evaluate(run: Run, trainer: Trainer, options: TrainingOptions) -> Evaluation | None:
     """(mean loss, accuracy) over the test data, every sample counted once; None where there is none. Collective.
 
-    Leaves the model in evaluation mode. The bare model is called: ranks may have different numbers of batches, which DDP's
-    own forward does not allow.
+    Leaves the model in evaluation mode. All ranks make the same number of calls, as one that holds a part of the model needs:
+    a rank with a batch less than others, or with no sample at all, computes one that is not counted.
     """
+    task = trainer.task
     if task.test_data is None:
         return None
-    share_buffers(model)
-    loader: DataLoader[Any] = evaluation_loader(task.test_data, run.rank, run.size, max(options.batch_size, 256))
-    model.eval()
+    trainer.share_buffers()
+    batch_size = max(options.batch_size, 256)
+    loader: DataLoader[Any] = evaluation_loader(task.test_data, run.data_rank, run.data_size, batch_size)
+    calls = evaluation_batches(length_of(task.test_data), run.data_size, batch_size)
+    trainer.model.eval()
+    dtype = getattr(torch, options.dtype)
     loss_sum, correct, count = 0.0, 0, 0
-    for inputs, targets in loader:
-        moved, wanted = to_device(inputs, targets, run.device, getattr(torch, options.dtype))
-        outputs = model(moved)
-        loss_sum += task.loss(outputs, wanted).item() * len(targets)
+    for batch in loader:
+        inputs, targets = to_device(batch[0], batch[1], run.device, dtype)
+        outputs = trainer.outputs(inputs)
+        loss_sum += task.loss(outputs, targets).item() * len(targets)
         if task.is_classification:
-            correct += int((outputs.argmax(dim=1) == wanted).sum())
+            correct += int((outputs.argmax(dim=1) == targets).sum())
         count += len(targets)
+    if len(loader) < calls:
+        extra = next(iter(evaluation_loader(task.test_data, 0, 1, 1)))
+        trainer.outputs(to_device(extra[0], extra[1], run.device, dtype)[0])
     loss_sum, hits, total = run.sum(loss_sum, correct, count)
     return loss_sum / total, hits / total if task.is_classification else None

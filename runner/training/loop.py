@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,27 +16,29 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.errors import RunnerError
-from runner.parallel import load_strategy
-from runner.training import checkpoint, resume
+from runner.parallel import Setting, load_strategy
+from runner.parallel.task import Plan, Task, to_device
+from runner.parallel.trainer import Trainer
+from runner.training import resume
 from runner.training.batches import ShardSampler, train_loader
-from runner.training.checkpoint import Position
-from runner.training.evaluation import Evaluation, evaluate, share_buffers
+from runner.training.checkpoint_folder import Position, Saved, name_of
+from runner.training.checkpoints import Checkpoints
+from runner.training.evaluation import Evaluation, evaluate
 from runner.training.metrics import StepRecord
 from runner.training.options import TrainingOptions
 from runner.training.output import Sink, open_output
 from runner.training.progress import Show, show_progress
 from runner.training.random_numbers import seed_random_numbers
 from runner.training.run import Run
-from runner.training.task import Task, to_device, train_step
 
-__all__ = ["Hook", "Result", "State", "Task", "fit"]
+__all__ = ["Hook", "Plan", "Result", "State", "Task", "fit"]
 
 
 @dataclass
 class State:
     """What hooks are shown."""
 
-    model: nn.Module  # as the strategy wrapped it
+    model: nn.Module  # this rank's, whatever the strategy wraps it in
     optimizer: Optimizer
     position: Position
     records: list[StepRecord] = field(default_factory=list)  # of the window written last
@@ -77,55 +78,62 @@ def fit(
         UsageError: the data is too small for the batch, or the checkpoint is damaged or does not fit.
         RunnerError: a file cannot be written, or the loss is not finite and that was to be checked.
     """
-    if run.instead is not None:
-        taken: Result = run.instead(run, task, options)
+    if run.train_by is not None:
+        taken: Result = run.train_by(run, task, options)
         return taken
     device, dtype = run.device, getattr(torch, options.dtype)
-    bare = task.model.to(device, dtype)
-    sampler = ShardSampler.over(task.train_data, run.rank, run.size, options.seed)
+    sampler = ShardSampler.over(task.train_data, run.data_rank, run.data_size, options.seed)
     loader = train_loader(task.train_data, sampler, options.batch_size, options.workers)
-    resumed, content = resume.read(run, options, bare)
-    model, optimizer = load_strategy(options.strategy)(bare, task.optimizer, run.mesh, options.gradients)
-    settings = resume.settings_of(run, options, sampler.length, optimizer)
-    position = Position()
-    if resumed:
-        position, changes = resume.restore(resumed, content, settings, bare, optimizer)
+    setting = Setting(device=device, dtype=dtype, mesh=run.mesh, options=options.parallel)
+    trainer = load_strategy(options.parallel.strategy)(task, setting)
+    settings = resume.settings_of(run, options, sampler.length, trainer.optimizer)
+    checkpoints = Checkpoints(run, trainer, options.checkpoint, settings)
+    saved, changes = checkpoints.restore()
+    position = saved.position if saved else Position()
+    if saved:
         if _is_at_its_end(position, options):
-            return _nothing_left(run, task, options, bare, resumed, position)
-        run.say(_going_on(resumed, position, options, changes if "settings" in content else None))
-    state = State(model, optimizer, position)
-    meter = _Meter(run, options.batch_size * run.size)
+            return _nothing_left(run, trainer, options, saved)
+        run.say(_going_on(saved, options, changes))
+    state = State(trainer.model, trainer.optimizer, position)
+    meter = _Meter(run, options.batch_size * run.data_size)
     last_step = _last_step(position, sampler.length, meter.global_batch, options)
     check = functools.partial(_check_finite, run, position) if options.check_finite else None
     evaluation: Evaluation | None = None
     saved_at = None
     with ExitStack() as stack:
-        sinks, aside = open_output(run, options, resumed, position.step, stack)
+        sinks = open_output(run, options, saved, checkpoints, stack)
         show = stack.enter_context(
             show_progress(visible=run.is_main, epochs=options.epochs, steps=last_step, done=position.step)
         )
         log = _Log(sinks, show)
-        model.train()
+        trainer.model.train()
         while position.epoch < options.epochs and position.step < last_step:
             sampler.epoch, sampler.skip = position.epoch, position.samples
             meter.start()
-            seed_random_numbers(options.seed, position.step, run.rank, device)  # of the loader's processes
+            seed_random_numbers(options.seed, position.step, run.data_rank, device)  # of the loader's processes
             batches = iter(loader)
             for left in reversed(range(min(len(loader), last_step - position.step))):
-                seed_random_numbers(options.seed, position.step, run.rank, device)
+                seed_random_numbers(options.seed, position.step, run.data_rank, device)
                 batch = next(batches)
                 inputs, targets = to_device(batch[0], batch[1], device, dtype)
-                loss = train_step(model, optimizer, task, inputs, targets, options.gradients.micro_batches, check)
+                loss = trainer.step(inputs, targets, check)
                 position.step += 1
                 position.samples += meter.global_batch
-                meter.add(loss, position, float(optimizer.param_groups[0]["lr"]))
+                meter.add(loss, position, float(trainer.optimizer.param_groups[0]["lr"]))
                 for hook in on_step:
                     hook(state)
                 show.step(position.epoch + 1, position.step, state.records[-1].loss if state.records else None)
-                if len(meter) == options.log_every and left:
+                is_due = left and checkpoints.is_due(position)
+                if left and (is_due or len(meter) == options.logging.every):
+                    # Metrics first: a checkpoint is gone on from where they tell of all steps that led to it.
                     state.records = log.write(meter.records())
+                    is_due = is_due or checkpoints.time_is_due()
+                if is_due:
+                    checkpoints.save(position)
+                    saved_at = position.step
+                    meter.start()
             records = meter.records()
-            evaluation = evaluate(run, task, bare, options)
+            evaluation = evaluate(run, trainer, options)
             if records and evaluation:
                 records[-1].val_loss, records[-1].val_accuracy = evaluation
             state.records = log.write(records)
@@ -136,14 +144,15 @@ def fit(
                 position.epoch, position.samples = position.epoch + 1, 0
             for hook in on_epoch:
                 hook(state)
-            if epoch_is_over and options.save_every and position.epoch % options.save_every == 0:
-                _save(run, options, settings, bare, optimizer, position, aside)
+            every = options.checkpoint.every_epochs
+            if (epoch_is_over and every and position.epoch % every == 0) or checkpoints.is_due(position):
+                checkpoints.save(position)
                 saved_at = position.step
-            model.train()
+            trainer.model.train()
         if saved_at != position.step:
-            _save(run, options, settings, bare, optimizer, position, aside)
+            checkpoints.save(position)
     result = Result(position.step, meter.overall(), *(evaluation or (None, None)))
-    run.say(_summary(result, task, options))
+    run.say(_summary(result, task, options, options.checkpoint.folder / name_of(position.step)))
     return result
 
 
@@ -171,12 +180,12 @@ class _Meter:
         self._places.append((position.step, position.epoch + 1, lr))
 
     def records(self) -> list[StepRecord]:
-        """The records of the steps since the last call, losses averaged over all ranks. Collective."""
+        """The records of the steps since the last call, losses averaged over the data-parallel ranks. Collective."""
         if not self._losses:
             return []
         losses = torch.stack(self._losses).double()
-        dist.all_reduce(losses)
-        means = (losses / self.run.size).tolist()
+        dist.all_reduce(losses, group=self.run.group())
+        means = (losses / self.run.data_size).tolist()
         seconds = time.perf_counter() - self._started
         self._seconds += seconds
         self._steps += len(means)
@@ -225,16 +234,14 @@ def _last_step(position: Position, length: int, global_batch: int, options: Trai
     return min(last, options.max_steps or last)
 
 
-def _nothing_left(
-    run: Run, task: Task, options: TrainingOptions, model: nn.Module, path: Path, position: Position
-) -> Result:
-    evaluation = evaluate(run, task, model, options)
+def _nothing_left(run: Run, trainer: Trainer, options: TrainingOptions, saved: Saved) -> Result:
+    position, evaluation = saved.position, evaluate(run, trainer, options)
     result = Result(position.step, 0.0, *(evaluation or (None, None)))
     texts = ", ".join(_evaluation_texts(result.val_loss, result.val_accuracy))
     at, option = f"epoch {position.epoch} of {options.epochs}", "--epochs"
     if position.epoch < options.epochs:
         at, option = f"step {position.step} of {options.max_steps}", "--max-steps"
-    run.say(f"nothing left to do: {path} is at {at}{f' ({texts})' if texts else ''}; say {option} N to go on")
+    run.say(f"nothing left to do: {saved.path} is at {at}{f' ({texts})' if texts else ''}; say {option} N to go on")
     return result
 
 
@@ -247,21 +254,9 @@ def _check_finite(run: Run, position: Position, loss: Tensor) -> None:
         run.agree(own, RunnerError)
 
 
-def _save(
-    run: Run,
-    options: TrainingOptions,
-    settings: dict[str, Any],
-    model: nn.Module,
-    optimizer: Optimizer,
-    position: Position,
-    aside: Path | None,
-) -> None:
-    share_buffers(model)
-    run.on_main(lambda: checkpoint.save(options.checkpoint, settings, model, optimizer, position, aside=aside))
-
-
-def _going_on(path: Path, position: Position, options: TrainingOptions, changes: list[str] | None) -> str:
-    said = f"going on from {path}, step {position.step}, {position.epoch} of {options.epochs} epochs done"
+def _going_on(saved: Saved, options: TrainingOptions, changes: list[str] | None) -> str:
+    position = saved.position
+    said = f"going on from {saved.path}, step {position.step}, {position.epoch} of {options.epochs} epochs done"
     if changes is None:
         return f"{said}; it is an earlier version's, which did not note its options: they are not compared"
     return f"{said}; {', '.join(changes)}" if changes else said
@@ -283,8 +278,8 @@ def _evaluation_texts(val_loss: float | None, val_accuracy: float | None) -> lis
     return texts if val_accuracy is None else [*texts, f"test accuracy {100 * val_accuracy:.2f} %"]
 
 
-def _summary(result: Result, task: Task, options: TrainingOptions) -> str:
+def _summary(result: Result, task: Task, options: TrainingOptions, checkpoint: Path) -> str:
     parts = [f"{result.steps} steps", *_evaluation_texts(result.val_loss, result.val_accuracy)]
     if result.samples_per_s:
         parts.append(f"{result.samples_per_s:.0f} {task.unit}/s")
-    return f"done: {', '.join(parts)}\nmetrics     {options.metrics}\ncheckpoint  {options.checkpoint}"
+    return f"done: {', '.join(parts)}\nmetrics     {options.logging.metrics}\ncheckpoint  {checkpoint}"

@@ -1,4 +1,4 @@
-"""The options that all workloads share, and the parser that teaches them."""
+"""The options of a workload: those that all share, in groups, and the parser that teaches them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,41 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import UsageError
+from runner.numbers import not_negative, positive, positive_float
 from runner.options import Parser, add_runner_options
-from runner.parallel import COMPRESSIONS, GradientOptions, strategy_names
+from runner.parallel.options import ParallelOptions, add_parallel_options, read_parallel_options
+from runner.training.checkpoint_options import CheckpointOptions, add_checkpoint_options, read_checkpoint_options
+from runner.training.data_options import DataOptions, add_data_options, read_data_options
+from runner.training.logging_options import LoggingOptions, add_logging_options, read_logging_options
 from runner.training.run import Run
+
+__all__ = [
+    "StepOptions",
+    "TrainingOptions",
+    "make_writable",
+    "not_negative",
+    "positive",
+    "positive_float",
+    "read_options",
+    "read_step_options",
+    "step_parser",
+    "workload_parser",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
     """How a step is to be computed, checked and with everything that depends on the number of ranks worked out."""
 
-    batch_size: int  # samples per rank and step
+    batch_size: int  # samples per data-parallel rank and step
     seed: int
     dtype: str  # of the parameters and the inputs: float32, float64
-    strategy: str
-    gradients: GradientOptions
-    workers: int = 0  # data loader processes per rank
+    parallel: ParallelOptions
+
+    @property
+    def workers(self) -> int:
+        """Data loader processes per rank."""
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,43 +55,13 @@ class TrainingOptions(StepOptions):
     max_steps: int | None  # stop after this many optimizer steps in all
     lr: float  # as the optimizer gets it, scaled where that was asked for
     check_finite: bool  # end the job where the loss is not finite
-    data: str
-    data_dir: Path
-    metrics: Path
-    tensorboard: Path | None
-    log_every: int  # steps between two lines of metrics being written
-    checkpoint_dir: Path
-    save_every: int  # epochs; 0 is at the end only
-    resume: str | None  # a checkpoint file, "" for the one in checkpoint_dir, None for a fresh start
+    data: DataOptions
+    checkpoint: CheckpointOptions
+    logging: LoggingOptions
 
     @property
-    def checkpoint(self) -> Path:
-        return self.checkpoint_dir / "checkpoint.pt"
-
-
-def positive(text: str) -> int:
-    """A whole number above 0."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def not_negative(text: str) -> int:
-    """A whole number, 0 or above."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or above")
-    return int(text)
-
-
-def positive_float(text: str) -> float:
-    """A number above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return number
+    def workers(self) -> int:
+        return self.data.workers
 
 
 def workload_parser(run: Run, description: str | None, *, data: Sequence[str], **defaults: Any) -> Parser:
@@ -94,47 +84,10 @@ def workload_parser(run: Run, description: str | None, *, data: Sequence[str], *
         help="end the job where the loss is NaN or infinite, before the optimizer steps",
     )
     _add_step_options(group)
-    group = parser.add_argument_group("data")
-    group.add_argument("--data", choices=data, default=data[0], help="which data (default: %(default)s)")
-    group.add_argument(
-        "--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where data is kept (default: %(default)s)"
-    )
-    group.add_argument(
-        "--workers", type=not_negative, default=0, help="data loader processes per rank (default: %(default)s)"
-    )
-    group = parser.add_argument_group("output", "written by rank 0")
-    group.add_argument(
-        "--checkpoint-dir",
-        type=Path,
-        default=Path("runs") / run.workload.rpartition(".")[2],
-        metavar="DIR",
-        help="(default: %(default)s)",
-    )
-    group.add_argument(
-        "--save-every",
-        type=not_negative,
-        default=1,
-        metavar="N",
-        help="epochs between checkpoints; 0 is at the end only (default: %(default)s)",
-    )
-    group.add_argument(
-        "--resume",
-        nargs="?",
-        const="",
-        metavar="FILE",
-        help="go on from a checkpoint: this file, or the one in --checkpoint-dir if there is one",
-    )
-    group.add_argument(
-        "--metrics", type=Path, metavar="FILE", help="JSON lines (default: metrics.jsonl in --checkpoint-dir)"
-    )
-    group.add_argument(
-        "--log-every",
-        type=positive,
-        default=20,
-        metavar="N",
-        help="steps between lines written together (default: %(default)s)",
-    )
-    group.add_argument("--tensorboard", type=Path, metavar="DIR", help="also write TensorBoard events")
+    add_parallel_options(parser)
+    add_data_options(parser, data)
+    add_checkpoint_options(parser, Path("runs") / run.workload.rpartition(".")[2])
+    add_logging_options(parser)
     add_runner_options(parser)
     parser.set_defaults(**defaults)
     return parser
@@ -147,6 +100,7 @@ def step_parser(run: Run, description: str | None, **defaults: Any) -> Parser:
     """
     parser = _parser(run, description)
     _add_step_options(parser.add_argument_group("training"))
+    add_parallel_options(parser)
     add_runner_options(parser)
     parser.set_defaults(**defaults)
     return parser
@@ -159,7 +113,7 @@ def read_step_options(run: Run, parser: Parser, argv: Sequence[str]) -> tuple[St
         UsageError: an option is wrong.
     """
     given = parser.parse_args(argv)
-    return StepOptions(**_step_options(given, run.size)), given
+    return StepOptions(**_step_options(given, run.data_size)), given
 
 
 def read_options(run: Run, parser: Parser, argv: Sequence[str]) -> tuple[TrainingOptions, argparse.Namespace]:
@@ -170,22 +124,16 @@ def read_options(run: Run, parser: Parser, argv: Sequence[str]) -> tuple[Trainin
     """
     given = parser.parse_args(argv)
     options = TrainingOptions(
-        **_step_options(given, run.size),
-        workers=given.workers,
+        **_step_options(given, run.data_size),
         epochs=given.epochs,
         max_steps=given.max_steps,
-        lr=given.lr * (run.size if given.scale_lr else 1),
+        lr=given.lr * (run.data_size if given.scale_lr else 1),
         check_finite=given.check_finite,
-        data=given.data,
-        data_dir=given.data_dir,
-        metrics=given.metrics or given.checkpoint_dir / "metrics.jsonl",
-        tensorboard=given.tensorboard,
-        log_every=given.log_every,
-        checkpoint_dir=given.checkpoint_dir,
-        save_every=given.save_every,
-        resume=given.resume,
+        data=read_data_options(given),
+        checkpoint=read_checkpoint_options(given),
+        logging=read_logging_options(given, given.checkpoint_dir),
     )
-    folders = {"--checkpoint-dir": options.checkpoint_dir, "--metrics": options.metrics.parent}
+    folders = {"--checkpoint-dir": options.checkpoint.folder, "--metrics": options.logging.metrics.parent}
 
     def check_folders() -> None:
         for option, folder in folders.items():
@@ -230,24 +178,11 @@ def _add_step_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--dtype", choices=("float32", "float64"), default="float32", help="of the model (default: %(default)s)"
     )
-    group.add_argument(
-        "--strategy", choices=strategy_names(), default="ddp", help="how the model is parallel (default: %(default)s)"
-    )
-    group.add_argument(
-        "--micro-batches",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="accumulate gradients: compute each batch in N parts, of a whole number of samples",
-    )
-    group.add_argument(
-        "--compression", choices=COMPRESSIONS, default="none", help="of gradients on the wire (default: %(default)s)"
-    )
 
 
-def _step_options(given: argparse.Namespace, size: int) -> dict[str, Any]:
-    """The fields of ``StepOptions`` that every parser has."""
-    batch_size = _batch_per_rank(given, size)
+def _step_options(given: argparse.Namespace, data_size: int) -> dict[str, Any]:
+    """The fields of ``StepOptions``."""
+    batch_size = _batch_per_rank(given, data_size)
     if batch_size % given.micro_batches:
         raise UsageError(
             f"--micro-batches {given.micro_batches} does not divide a rank's batch of {batch_size}", told_by_all=True
@@ -256,20 +191,19 @@ def _step_options(given: argparse.Namespace, size: int) -> dict[str, Any]:
         "batch_size": batch_size,
         "seed": given.seed,
         "dtype": given.dtype,
-        "strategy": given.strategy,
-        "gradients": GradientOptions(compression=given.compression, micro_batches=given.micro_batches),
+        "parallel": read_parallel_options(given),
     }
 
 
-def _batch_per_rank(given: argparse.Namespace, size: int) -> int:
+def _batch_per_rank(given: argparse.Namespace, data_size: int) -> int:
     whole: int | None = given.global_batch_size
     if whole is None:
         return int(given.batch_size)
-    each, rest = divmod(whole, size)
+    each, rest = divmod(whole, data_size)
     if rest:
         raise UsageError(
-            f"--global-batch-size {whole} does not divide among {size} ranks ({whole} = {size} × {each} + {rest}); "
-            f"take {size * max(each, 1)} or {size * (each + 1)}",
+            f"--global-batch-size {whole} does not divide among {data_size} ranks ({whole} = {data_size} × {each} + {rest}); "
+            f"take {data_size * max(each, 1)} or {data_size * (each + 1)}",
             told_by_all=True,
         )
     return each

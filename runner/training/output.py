@@ -9,6 +9,9 @@ from itertools import count
 from pathlib import Path
 
 from runner.errors import UsageError
+from runner.training import checkpoint_file
+from runner.training.checkpoint_folder import Saved, steps_in
+from runner.training.checkpoints import Checkpoints
 from runner.training.metrics import MetricsFile, TensorBoard, lines_until
 from runner.training.options import TrainingOptions
 from runner.training.run import Run
@@ -17,46 +20,68 @@ Sink = MetricsFile | TensorBoard
 
 
 def open_output(
-    run: Run, options: TrainingOptions, resumed: Path | None, step: int, stack: ExitStack
-) -> tuple[list[Sink], Path | None]:
+    run: Run, options: TrainingOptions, saved: Saved | None, checkpoints: Checkpoints, stack: ExitStack
+) -> list[Sink]:
     """Open what is written to on rank 0. What an earlier run has left there is kept under other names. Collective.
 
-    Returns:
-        The sinks, and where the checkpoint that is there now is to be kept when the first of this run replaces it.
+    Args:
+        saved: the checkpoint that this run goes on from; those of later steps are another run's.
     """
 
-    def open_on_main() -> Path | None:
+    def open_on_main() -> tuple[Path, list[Path]]:
+        folder, metrics = options.checkpoint.folder, options.logging.metrics
         try:
-            goes_on = resumed is not None and resumed.resolve() == options.checkpoint.resolve()
-            kept = _metrics_of(resumed, options, step) if resumed else []
-            earlier = [] if goes_on else [options.checkpoint]
-            earlier += [] if goes_on and kept else [options.metrics]
-            names = dict(zip(earlier, _kept_names(*earlier), strict=True))
-            names = {path: name for path, name in names.items() if _holds_something(path)}
-            if options.metrics in names:
-                os.rename(options.metrics, names[options.metrics])
-            aside = names.get(options.checkpoint)
+            goes_on = saved is not None and _goes_on(saved.path, folder)
+            kept = _metrics_of(saved, options) if saved else []
+            since = saved.position.step if saved is not None and goes_on else -1
+            earlier = [path for step, path in steps_in(folder) if step > since]
+            earlier += [path for path in [folder / checkpoint_file.NAME] if not goes_on and path.exists()]
+            aside, metrics_aside = _kept_names(folder / "earlier", metrics)
+            names = [aside] if earlier else []
+            if _holds_something(metrics) and (earlier or not (goes_on and kept)):
+                os.rename(metrics, metrics_aside)
+                names.append(metrics_aside)
             if names:
-                hint = f" (to go on from it: --resume {aside})" if aside else ""
-                run.say(f"an earlier run is kept as {' and '.join(map(str, names.values()))}{hint}")
-            sinks.append(MetricsFile(options.metrics, stack, kept))
-            if options.tensorboard is not None:
-                sinks.append(TensorBoard(options.tensorboard, stack))
+                hint = f" (to go on from it: --resume {aside})" if earlier else ""
+                run.say(f"an earlier run is kept as {' and '.join(map(str, names))}{hint}")
+            sinks.append(MetricsFile(metrics, stack, kept))
+            if options.logging.tensorboard is not None:
+                sinks.append(TensorBoard(options.logging.tensorboard, stack))
         except OSError as error:
             raise UsageError(f"cannot write {error.filename}: {error.strerror}; name another file or folder") from None
-        return aside
+        return aside, earlier
 
     sinks: list[Sink] = []
-    return sinks, run.on_main(open_on_main)
+    aside, earlier = run.on_main(open_on_main)
+    if earlier:
+        checkpoints.keep_aside(aside, earlier)
+    return sinks
 
 
-def _metrics_of(resumed: Path, options: TrainingOptions, step: int) -> list[str]:
+def _goes_on(checkpoint: Path, folder: Path) -> bool:
+    """Whether a checkpoint is of the run that has left this folder."""
+    if checkpoint.is_file():
+        return checkpoint.resolve() == (folder / checkpoint_file.NAME).resolve()
+    return checkpoint.resolve().parent == folder.resolve()
+
+
+def _metrics_of(saved: Saved, options: TrainingOptions) -> list[str]:
     """The metrics that led to a checkpoint; none where the file is another run's, as it does not come to that step."""
-    path = options.metrics
-    if resumed.resolve() != options.checkpoint.resolve():
-        path = resumed.with_name(resumed.name.replace("checkpoint", "metrics")).with_suffix(".jsonl")
-    lines = lines_until(path, step) if path.is_file() else []
-    return lines if lines and json.loads(lines[-1])["step"] == step else []
+    for path in _places_of_metrics(saved.path, options):
+        lines = lines_until(path, saved.position.step) if path.is_file() else []
+        if lines and json.loads(lines[-1])["step"] == saved.position.step:
+            return lines
+    return []
+
+
+def _places_of_metrics(checkpoint: Path, options: TrainingOptions) -> list[Path]:
+    """Where the metrics of a checkpoint's run may be: here, or kept beside it (earlier.1/step-4 and metrics.1.jsonl)."""
+    if _goes_on(checkpoint, options.checkpoint.folder):
+        return [options.logging.metrics]
+    if checkpoint.is_file():
+        return [checkpoint.with_name(checkpoint.name.replace("checkpoint", "metrics")).with_suffix(".jsonl")]
+    folder = checkpoint.resolve().parent
+    return [folder / "metrics.jsonl", folder.with_name(folder.name.replace("earlier", "metrics") + ".jsonl")]
 
 
 def _holds_something(path: Path) -> bool:
@@ -65,7 +90,7 @@ def _holds_something(path: Path) -> bool:
 
 
 def _kept_names(*paths: Path) -> list[Path]:
-    """Names under which these files can be kept, with the first number that none of them has used: checkpoint.1.pt."""
+    """Names under which these can be kept, with the first number that none of them has used: metrics.1.jsonl, earlier.1."""
     for number in count(1):
         names = [path.with_name(f"{path.stem}.{number}{path.suffix}") for path in paths]
         if not any(name.exists() for name in names):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from runner.errors import UsageError
-from runner.training import checkpoint
-from runner.training.checkpoint import Position
+from runner.training.checkpoint_folder import Saved, Shapes
 from runner.training.options import TrainingOptions
 from runner.training.run import Run
-
-Content = dict[str, Any]
 
 _PLAIN = (bool, int, float, str, type(None))
 _LR = ("lr", "initial_lr")  # the second is where torch's schedules start from
@@ -25,77 +22,83 @@ def settings_of(run: Run, options: TrainingOptions, samples: int, optimizer: Opt
     return {
         "workload": run.workload,
         "ranks": run.size,
-        "global batch": options.batch_size * run.size,
-        "micro-batches": options.gradients.micro_batches,
+        "global batch": options.batch_size * run.data_size,
+        "micro-batches": options.parallel.micro_batches,
         "seed": options.seed,
         "dtype": options.dtype,
-        "strategy": options.strategy,
-        "compression": options.gradients.compression,
-        "data": options.data,
+        "strategy": options.parallel.strategy,
+        "compression": options.parallel.compression,
+        "clip norm": options.parallel.clip_norm,
+        "data": options.data.name,
         "samples": samples,
         "optimizer": type(optimizer).__name__,
         "groups": [_hyperparameters(group) for group in optimizer.param_groups],
     }
 
 
-def read(run: Run, options: TrainingOptions, model: nn.Module) -> tuple[Path | None, Content]:
-    """The checkpoint to go on from, and what it holds, on every rank: read by rank 0 alone. None for a fresh start.
+def check_model(saved: Saved, shapes: Shapes, workload: str, model: nn.Module) -> None:
+    """See that a checkpoint is one of this model.
 
     Raises:
-        UsageError: it is not there, is damaged, or is one of another model.
+        UsageError: a parameter or a buffer is missing, has another shape, or is not the model's.
     """
-    if options.resume is None:
-        return None, {}
-    path = Path(options.resume) if options.resume else options.checkpoint
-    if not options.resume and not run.on_main(path.exists):
-        run.say(f"no checkpoint in {options.checkpoint_dir} yet: starting from the beginning")
-        return None, {}
-    return path, run.on_main(lambda: checkpoint.read(path, run.workload, model))
+    there = {name.removeprefix("model."): shape for name, (shape, _) in shapes.items() if name.startswith("model.")}
+    here = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    if there != here:
+        raise UsageError(
+            f"--resume: {saved.path} is a checkpoint of another model ({saved.workload}, this is {workload}): "
+            f"{_first_difference(there, here)}; name another checkpoint, or another --checkpoint-dir"
+        )
 
 
-def restore(
-    path: Path, content: Content, settings: dict[str, Any], model: nn.Module, optimizer: Optimizer
-) -> tuple[Position, list[str]]:
-    """Put a checkpoint's content into model and optimizer, with the hyperparameters that are asked for now.
-
-    A learning rate that has changed since is obeyed by its ratio, so that schedules and a group's own factor stay.
-
-    Returns:
-        How far the training has come, and what has changed since (``lr 0.001 → 0.1``).
+def check_settings(saved: Saved, settings: dict[str, Any], optimizer: Optimizer) -> list[str]:
+    """See that a run can go on from a checkpoint. Returns what has changed since (``lr 0.001 → 0.1``), group by group last.
 
     Raises:
         UsageError: the optimizer is another, or the rest of an epoch would not be the rest.
     """
-    then = content.get("settings", {})
-    _check_optimizer(path, content, then, optimizer)
-    changes = [
-        f"{name} {then[name]} → {now}"
-        for name, now in settings.items()
-        if name != "groups" and name in then and then[name] != now
-    ]
-    if content["position"]["samples"]:
+    then = _as_json(saved.settings or {})
+    _check_optimizer(saved, then, optimizer)
+    if saved.position.samples:
         for name in ("seed", "samples"):
             if name in then and then[name] != settings[name]:
                 raise UsageError(
-                    f"--resume: {path} is from the middle of an epoch over {then['samples']} samples, shuffled by seed "
-                    f"{then['seed']}; here are {settings['samples']} samples and seed {settings['seed']}, so its rest "
+                    f"--resume: {saved.path} is from the middle of an epoch over {then['samples']} samples, shuffled by "
+                    f"seed {then['seed']}; here are {settings['samples']} samples and seed {settings['seed']}, so its rest "
                     "is not known; give it the same",
                     told_by_all=True,
                 )
-    position = checkpoint.restore(content, model, optimizer)
-    for group, before, now in zip(optimizer.param_groups, then.get("groups", []), settings["groups"], strict=False):
-        for name in before.keys() & now.keys() - {"initial_lr"}:
-            if before[name] != now[name]:
-                changes.append(f"{name} {_text(before[name])} → {_text(now[name])}")
-                _change(group, name, before[name], now[name])
-    return position, list(dict.fromkeys(changes))
+    changes = [
+        f"{name} {_text(then[name])} → {_text(now)}"
+        for name, now in settings.items()
+        if name != "groups" and name in then and then[name] != now
+    ]
+    for _, name, before, now in _changed_hyperparameters(then, settings):
+        changes.append(f"{name} {_text(before)} → {_text(now)}")
+    return list(dict.fromkeys(changes))
 
 
-def _change(group: dict[str, Any], name: str, before: Any, now: Any) -> None:
-    if name == "lr" and before:
-        group.update({key: now * (group[key] / before) for key in _LR if key in group})
-    else:
-        group[name] = now
+def obey_changes(saved: Saved, settings: dict[str, Any], optimizer: Optimizer) -> None:
+    """Give the optimizer, whose state was loaded, the hyperparameters that are asked for now.
+
+    A learning rate that has changed since is obeyed by its ratio, so that schedules and a group's own factor stay.
+    """
+    for number, name, before, now in _changed_hyperparameters(_as_json(saved.settings or {}), settings):
+        group = optimizer.param_groups[number]
+        if name == "lr" and before:
+            group.update({key: now * (group[key] / before) for key in _LR if key in group})
+        else:
+            group[name] = tuple(now) if isinstance(group[name], tuple) else now
+
+
+def _changed_hyperparameters(then: dict[str, Any], settings: dict[str, Any]) -> list[tuple[int, str, Any, Any]]:
+    """(group, name, before, now) of those that have changed since."""
+    return [
+        (number, name, before[name], now[name])
+        for number, (before, now) in enumerate(zip(then.get("groups", []), _as_json(settings["groups"]), strict=False))
+        for name in before.keys() & now.keys() - {"initial_lr"}
+        if before[name] != now[name]
+    ]
 
 
 def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
@@ -107,23 +110,38 @@ def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_optimizer(path: Path, content: Content, then: dict[str, Any], optimizer: Optimizer) -> None:
-    saved, own = content["optimizer"]["param_groups"], optimizer.param_groups
-    name = type(optimizer).__name__
-    counts = [[len(group["params"]) for group in groups] for groups in (saved, own)]
+def _check_optimizer(saved: Saved, then: dict[str, Any], optimizer: Optimizer) -> None:
+    own, name = optimizer.param_groups, type(optimizer).__name__
+    counts = [[len(group["params"]) for group in groups] for groups in (saved.groups, own)]
     if "optimizer" in then:
         problem = f"by {then['optimizer']}, and this is {name}" if then["optimizer"] != name else None
     else:  # written by an earlier version: two optimizers need different things, two versions of one do not
-        differ = saved[0].keys() - own[0].keys() and own[0].keys() - saved[0].keys()
+        differ = saved.groups[0].keys() - own[0].keys() and own[0].keys() - saved.groups[0].keys()
         problem = f"by another optimizer, and this is {name}" if differ else None
     if problem is None and counts[0] != counts[1]:
         problem = f"with groups of {counts[0]} parameters in the optimizer, and here they have {counts[1]}"
     if problem:
         raise UsageError(
-            f"--resume: {path} was made {problem}; take the optimizer that it was made with, or train anew without "
+            f"--resume: {saved.path} was made {problem}; take the optimizer that it was made with, or train anew without "
             "--resume",
             told_by_all=True,
         )
+
+
+def _first_difference(there: dict[str, tuple[int, ...]], here: dict[str, tuple[int, ...]]) -> str:
+    for name in [*here, *there]:
+        if name not in there:
+            return f"it has no {name}"
+        if name not in here:
+            return f"it has {name}, which the model has not"
+        if there[name] != here[name]:
+            return f"{name} is {list(there[name])} there and {list(here[name])} here"
+    return "the names differ"
+
+
+def _as_json(value: Any) -> Any:
+    """What a value is after it was written as JSON and read: tuples are lists."""
+    return json.loads(json.dumps(value))
 
 
 def _text(value: Any) -> str:

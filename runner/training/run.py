@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from runner.comm.job import Job
 from runner.errors import RunnerError, UsageError
+from runner.parallel.mesh import Degrees, Layout, device_mesh, lay_out
 
 T = TypeVar("T")
 
@@ -23,8 +24,9 @@ class Run:
 
     job: Job
     workload: str  # the module's name
-    # Called with (run, task, options) in fit's place: a tool that looks at the training, whatever the workload.
-    instead: Callable[[Run, Any, Any], Any] | None = None
+    degrees: Degrees | None = None  # None is: all ranks are replicas
+    # Called with (run, task, options) in the place of fit() and benchmark(), by a tool that trains the task itself.
+    train_by: Callable[[Run, Any, Any], Any] | None = None
 
     @property
     def rank(self) -> int:
@@ -44,23 +46,42 @@ class Run:
         return torch.device(self.job.placement.torch_device)
 
     @cached_property
+    def layout(self) -> Layout:
+        """Which rank has which part of model and data."""
+        return lay_out(self.job.topology, self.degrees or Degrees.of(self.size))
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of the samples is this rank's, from 0. Ranks that share a model have the same one."""
+        return self.layout.data_rank(self.rank)
+
+    @property
+    def data_size(self) -> int:
+        """Into how many shares the samples are divided."""
+        return self.layout.degrees.data
+
+    @cached_property
     def mesh(self) -> DeviceMesh:
-        """All ranks in one dimension, ``data``."""
-        return init_device_mesh(self.device.type, (self.size,), mesh_dim_names=("data",))
+        """The layout as torch's device mesh: the dimension ``data``, and others where there are any. Collective."""
+        return device_mesh(self.layout, self.device.type)
+
+    def group(self, dimension: str = "data") -> dist.ProcessGroup:
+        """This rank's process group along a dimension of the mesh."""
+        return self.mesh.get_group(dimension)
 
     def say(self, text: str) -> None:
         """Print a line, on rank 0."""
         if self.is_main:
             print(text, flush=True)
 
-    def sum(self, *numbers: float) -> list[float]:
-        """The sums of these numbers over all ranks, in double precision. Collective."""
+    def sum(self, *numbers: float, dimension: str = "data") -> list[float]:
+        """The sums of these numbers over the ranks along a dimension of the mesh, in double precision. Collective there."""
         total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self.group(dimension))
         return total.tolist()
 
     def on_main(self, work: Callable[[], T]) -> T:
-        """Do something on rank 0, and give its result to all ranks. Collective.
+        """Do something on rank 0, and give its result to all ranks, whatever the mesh. Collective.
 
         Raises:
             RunnerError: rank 0 raised it, or a kind of it; all ranks do, with its message.
@@ -80,7 +101,7 @@ class Run:
         return result
 
     def agree(self, problem: str | None, kind: type[RunnerError] = UsageError) -> None:
-        """Raise on all ranks what is a problem on any. Collective.
+        """Raise on all ranks what is a problem on any, whatever the mesh. Collective.
 
         Raises:
             RunnerError: of this kind; some rank has a problem. The message names its host where there are several.

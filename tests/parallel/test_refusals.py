@@ -69,10 +69,10 @@ def test_a_global_batch_that_does_not_divide(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
     done = runner(2, "workloads.linear", "--epochs", "1", "--checkpoint-dir", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    before = (tmp_path / "out" / "checkpoint.pt").read_bytes()
+    sums = (tmp_path / "out" / "step-32" / "checkpoint.json").read_bytes()
     done = runner(2, "workloads.mnist", "--data", "digits", "--resume", "--checkpoint-dir", "out", cwd=tmp_path)
     refused(done, "checkpoint of another model (workloads.linear, this is workloads.mnist)")
-    assert (tmp_path / "out" / "checkpoint.pt").read_bytes() == before
+    assert (tmp_path / "out" / "step-32" / "checkpoint.json").read_bytes() == sums
 
 
 def programs(*commands: list[str]) -> list[str]:

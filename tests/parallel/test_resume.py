@@ -37,6 +37,15 @@ def refused(done: subprocess.CompletedProcess[str], *texts: str, code: int = 2) 
     assert "Traceback" not in done.stderr
 
 
+def content_of(checkpoint: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in checkpoint.iterdir()}
+
+
+def steps_of(folder: Path) -> list[int]:
+    """Those of the checkpoints that are there."""
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in folder.glob("step-*/checkpoint.json"))
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The metrics of a training in one run."""
@@ -58,28 +67,28 @@ def test_with_dropout_and_augmentation_two_parts_are_the_whole(
     assert parts[-1]["val_loss"] == whole[-1]["val_loss"]
     step, epochs = (4, 2) if "epochs" in stop else (3, 1)
     assert done.stdout.splitlines()[0] == (
-        f"going on from {tmp_path}/parts/checkpoint.pt, step {step}, {epochs} of 4 epochs done"
+        f"going on from {tmp_path}/parts/step-{step}, step {step}, {epochs} of 4 epochs done"
     )
 
 
 def test_what_has_changed_is_said_and_obeyed_or_refused(tmp_path: Path) -> None:
     ok(trained(2, tmp_path, *SHORT, "--max-steps", "3"))
-    before = (tmp_path / "checkpoint.pt").read_bytes()
+    before = content_of(tmp_path / "step-3")
     refused(trained(2, tmp_path, *SHORT, "--resume", "--optimizer", "Adam"), "was made by SGD, and this is Adam")
     refused(
         trained(1, tmp_path, *SHORT, "--resume", "--seed", "5"), "shuffled by seed 0; here are 64 samples and seed 5"
     )
-    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+    assert content_of(tmp_path / "step-3") == before
     done = ok(trained(1, tmp_path, *SHORT, "--resume", "--lr", "0.1", "--epochs", "2"))
     assert done.stdout.splitlines()[0].endswith(
         ", step 3, 1 of 2 epochs done; ranks 2 → 1, global batch 32 → 16, lr 0.01 → 0.1"
     )
     assert [line["lr"] for line in metrics(tmp_path / "metrics.jsonl")] == [0.01] * 3 + [0.1] * 2
-    before = (tmp_path / "checkpoint.pt").read_bytes()
+    before = content_of(tmp_path / "step-5")
     done = ok(trained(1, tmp_path, *SHORT, "--resume", "--epochs", "2"))
-    assert done.stdout.startswith(f"nothing left to do: {tmp_path}/checkpoint.pt is at epoch 2 of 2 (test loss ")
+    assert done.stdout.startswith(f"nothing left to do: {tmp_path}/step-5 is at epoch 2 of 2 (test loss ")
     assert done.stdout.endswith("say --epochs N to go on\n")
-    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+    assert content_of(tmp_path / "step-5") == before
     assert len(metrics(tmp_path / "metrics.jsonl")) == 5
 
 
@@ -105,46 +114,72 @@ def test_a_second_run_keeps_the_first(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     first = ok(trained(1, folder, *SHORT, "--epochs", "1"))
     assert "earlier" not in first.stdout
-    files = {name: (folder / name).read_bytes() for name in ("checkpoint.pt", "metrics.jsonl")}
+    checkpoint, lines = content_of(folder / "step-4"), (folder / "metrics.jsonl").read_bytes()
     second = ok(trained(2, folder, *SHORT, "--epochs", "2"))
     assert second.stdout.splitlines()[0] == (
-        f"an earlier run is kept as {folder}/checkpoint.1.pt and {folder}/metrics.1.jsonl "
-        f"(to go on from it: --resume {folder}/checkpoint.1.pt)"
+        f"an earlier run is kept as {folder}/earlier.1 and {folder}/metrics.1.jsonl "
+        f"(to go on from it: --resume {folder}/earlier.1)"
     )
-    assert (folder / "checkpoint.1.pt").read_bytes() == files["checkpoint.pt"]
-    assert (folder / "metrics.1.jsonl").read_bytes() == files["metrics.jsonl"]
+    assert content_of(folder / "earlier.1" / "step-4") == checkpoint
+    assert (folder / "metrics.1.jsonl").read_bytes() == lines
     assert len(metrics(folder / "metrics.jsonl")) == 4
     # as it says; the second run is kept in its turn, and the metrics are those of the first
-    ok(trained(1, folder, *SHORT, "--epochs", "2", "--resume", str(folder / "checkpoint.1.pt")))
+    ok(trained(1, folder, *SHORT, "--epochs", "2", "--resume", str(folder / "earlier.1")))
     assert sorted(path.name for path in folder.iterdir()) == [
-        *("checkpoint.1.pt", "checkpoint.2.pt", "checkpoint.pt"),
-        *("metrics.1.jsonl", "metrics.2.jsonl", "metrics.jsonl"),
+        *("earlier.1", "earlier.2", "metrics.1.jsonl", "metrics.2.jsonl", "metrics.jsonl", "step-8"),
     ]
-    assert (folder / "metrics.jsonl").read_bytes().startswith(files["metrics.jsonl"])
+    assert (folder / "metrics.jsonl").read_bytes().startswith(lines)
     assert [line["epoch"] for line in metrics(folder / "metrics.jsonl")] == [1] * 4 + [2] * 4
+    # one that goes on from an earlier step leaves what came of it before
+    ok(trained(1, folder, *SHORT, "--epochs", "3", "--resume"))
+    done = ok(trained(1, folder, *SHORT, "--max-steps", "10", "--resume", str(folder / "step-8")))
+    assert f"an earlier run is kept as {folder}/earlier.3 and {folder}/metrics.3.jsonl" in done.stdout
+    assert sorted(path.name for path in folder.glob("*/step-*")) == ["step-12", "step-2", "step-4", "step-4"]
+    assert len(metrics(folder / "metrics.3.jsonl")) == 12
+    assert len(metrics(folder / "metrics.jsonl")) == 10
 
 
 def test_a_run_that_ends_before_it_saves_leaves_the_earlier_checkpoint_in_its_place(tmp_path: Path) -> None:
     ok(trained(1, tmp_path, *SHORT, "--epochs", "1"))
-    before = (tmp_path / "checkpoint.pt").read_bytes()
+    before = content_of(tmp_path / "step-4")
     refused(trained(1, tmp_path, *SHORT, "--nan-at", "0", "--check-finite"), "the loss is nan on rank 0", code=1)
-    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+    assert content_of(tmp_path / "step-4") == before
     ok(trained(1, tmp_path, *SHORT, "--epochs", "2", "--resume"))
     assert [line["step"] for line in metrics(tmp_path / "metrics.jsonl")] == [5, 6, 7, 8]  # none of the broken run's
 
 
+def test_checkpoints_by_steps_and_seconds_and_how_many_are_kept(tmp_path: Path) -> None:
+    options = [*SHORT, "--save-every", "0", "--keep", "3", "--epochs", "2"]  # eight steps on one rank
+    ok(trained(1, tmp_path / "steps", *options, "--save-every-steps", "3"))
+    assert steps_of(tmp_path / "steps") == [3, 6, 8]
+    ok(trained(1, tmp_path / "steps", *options, "--save-every-steps", "1", "--epochs", "3", "--resume"))
+    assert steps_of(tmp_path / "steps") == [10, 11, 12]
+    ok(trained(2, tmp_path / "seconds", *options, "--save-every-seconds", "1e-6", "--log-every", "1"))
+    assert steps_of(tmp_path / "seconds") == [2, 3, 4] or steps_of(tmp_path / "seconds") == [1, 3, 4]
+
+
+def test_what_is_not_complete_is_passed_over(tmp_path: Path) -> None:
+    ok(trained(1, tmp_path, *SHORT, "--epochs", "2", "--keep", "1"))
+    for name in ("step-9", ".step-9.new"):  # by a job that was killed
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model-00001-of-00001.safetensors").write_bytes(b"half")
+    refused(
+        trained(1, tmp_path, *SHORT, "--resume", str(tmp_path / "step-9")),
+        "step-9 is not complete; there is ",
+        "step-8",
+    )
+    done = ok(trained(1, tmp_path, *SHORT, "--epochs", "3", "--keep", "1", "--resume"))
+    assert f"going on from {tmp_path}/step-8, step 8" in done.stdout
+    assert steps_of(tmp_path) == [12]
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_a_full_disk_is_one_line_and_the_old_checkpoint_is_kept(tmp_path: Path) -> None:
     ok(trained(1, tmp_path, *SHORT, "--epochs", "1"))
-    before = (tmp_path / "checkpoint.pt").read_bytes()
-    (tmp_path / "limited.py").write_text(
-        "import resource\nfrom resumable import main as train\ndef main(run, argv):\n"
-        f"    resource.setrlimit(resource.RLIMIT_FSIZE, ({len(before) - 500},) * 2)\n    train(run, argv)\n"
-    )
-    path = os.pathsep.join([str(SCRIPTS), os.environ.get("PYTHONPATH", "")])
-    options = ["--checkpoint-dir", str(tmp_path), *SHORT, "--resume"]
-    full = runner(2, "limited", *options, cwd=tmp_path, PYTHONPATH=path)
-    refused(full, f"runner: cannot write {tmp_path}/checkpoint.pt: File too large", code=1)
-    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+    before = content_of(tmp_path / "step-4")
+    full = trained(2, tmp_path, *SHORT, "--resume", "--net", "dropout", "--largest-file", "1000")
+    refused(full, f"runner: cannot write {tmp_path}/step-6: File too large", code=1)
+    assert content_of(tmp_path / "step-4") == before
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     full = trained(2, tmp_path, *SHORT, "--metrics", "/dev/full")
     refused(full, "rank 0 of 2 on host", "cannot write /dev/full: No space left on device", code=1)
@@ -152,11 +187,32 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoint_is_kept(tmp_path: Path) 
 
 def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path: Path) -> None:
     ok(trained(1, tmp_path, *SHORT, "--epochs", "1"))
-    content = bytearray((tmp_path / "checkpoint.pt").read_bytes())
-    content[content.index(b"data/0") + 200] ^= 16  # in the weights, which follow their record's head
-    (tmp_path / "checkpoint.pt").write_bytes(content)
-    refused(trained(2, tmp_path, *SHORT, "--resume"), "checkpoint.pt is damaged", "the checksum of ", "data/0 is wrong")
-    assert (tmp_path / "checkpoint.pt").read_bytes() == content
+    path = tmp_path / "step-4" / "model-00001-of-00001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 16
+    path.write_bytes(content)
+    refused(trained(2, tmp_path, *SHORT, "--resume"), "step-4 is damaged", f"the checksum of {path.name} is wrong")
+    assert path.read_bytes() == content
+
+
+def test_a_strategy_of_another_package_shards_and_others_go_on_from_it(tmp_path: Path) -> None:
+    """Thirty lines, found by their entry point: FSDP on 2 and 4 ranks, DDP on one, and back."""
+    packages = os.pathsep.join([str(SCRIPTS / "other_package"), os.environ.get("PYTHONPATH", "")])
+
+    def trained_until(step: int, ranks: int, strategy: str, folder: str) -> None:
+        options = ["--dtype", "float64", "--global-batch-size", "16", "--checkpoint-dir", str(tmp_path / folder)]
+        options += ["--strategy", strategy, "--max-steps", str(step), "--resume", "--clip-norm", "0.3"]
+        ok(runner(ranks, "fingerprint", *options, cwd=SCRIPTS, PYTHONPATH=packages))
+
+    trained_until(40, 2, "ddp", "whole")
+    for step, ranks, strategy in ((10, 2, "sharded"), (25, 4, "sharded"), (35, 1, "ddp"), (40, 2, "sharded")):
+        trained_until(step, ranks, strategy, "parts")
+        shards = [path.name[:11] for path in sorted((tmp_path / "parts" / f"step-{step}").glob("shard-*"))]
+        assert shards == [f"shard-{rank:05d}" for rank in range(1, ranks + 1) if strategy == "sharded"]
+    whole, parts = metrics(tmp_path / "whole" / "metrics.jsonl"), metrics(tmp_path / "parts" / "metrics.jsonl")
+    assert [line["step"] for line in parts] == list(range(1, 41))
+    assert [line["loss"] for line in parts] == pytest.approx([line["loss"] for line in whole], rel=1e-9)
+    assert parts[-1]["val_loss"] == pytest.approx(whole[-1]["val_loss"], rel=1e-9)
 
 
 def test_a_loss_that_is_no_number_is_said_once_and_ends_the_job_where_asked(tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ def test_mnist_on_digits_reaches_97_percent(ranks: int, tmp_path: Path) -> None:
     ending = done.stdout.splitlines()[-3:]
     assert ending[0].startswith(f"done: {len(lines)} steps, test loss ")
     assert "images/s" in ending[0]
-    assert ending[1:] == ["metrics     runs/mnist/metrics.jsonl", "checkpoint  runs/mnist/checkpoint.pt"]
-    assert (tmp_path / "runs" / "mnist" / "checkpoint.pt").exists()
+    assert ending[1:] == ["metrics     runs/mnist/metrics.jsonl", f"checkpoint  runs/mnist/step-{len(lines)}"]
+    assert (tmp_path / "runs" / "mnist" / f"step-{len(lines)}" / "checkpoint.json").exists()
 
 
 def test_without_mnist_or_network_the_digits_are_taken_and_it_is_said(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_mnist_on_disk_is_taken(tmp_path: Path) -> None:
 def test_linear_saves_and_resumes(ranks: int, tmp_path: Path) -> None:
     ok(runner(ranks, "workloads.linear", "--epochs", "2", "--batch-size", "64", cwd=tmp_path))
     done = ok(runner(ranks, "workloads.linear", "--epochs", "4", "--batch-size", "64", "--resume", cwd=tmp_path))
-    assert "going on from runs/linear/checkpoint.pt" in done.stdout
+    assert f"going on from runs/linear/step-{2 * 32 // ranks}," in done.stdout
     lines = metrics(tmp_path / "runs" / "linear" / "metrics.jsonl")
     assert [line["epoch"] for line in lines] == [epoch for epoch in range(1, 5) for _ in range(2048 // 64 // ranks)]
     assert lines[-1]["loss"] < lines[0]["loss"]
@@ -214,7 +214,7 @@ def test_an_option_without_effect_is_refused_by_the_benchmark() -> None:
 
 def test_a_workloads_help_shows_all_groups_once() -> None:
     text = ok(runner(2, "workloads.mnist", "--help")).stdout
-    for title in ("training:", "data:", "output:", "runner:"):
+    for title in ("training:", "parallel:", "data:", "checkpoints:", "logging:", "runner:"):
         assert text.count(f"\n{title}\n") == 1
     for option in ("--epochs", "--metrics", "--checkpoint-dir", "--save-every", "--resume", "--device", "--backend"):
         assert option in text

@@ -5,9 +5,10 @@ import json
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import TensorDataset
 
-from runner.training.loop import State, Task, fit
+from runner.training.loop import Plan, State, Task, fit
 from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
 
@@ -34,7 +35,9 @@ def main(run: Run, argv: list[str]) -> None:
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr, momentum=0.9),
         train_data=TensorDataset(images[:300], labels[:300]),
         test_data=TensorDataset(images[300:], labels[300:]),
+        plan=Plan(shard=("0",)),
     )
     result = fit(run, task, options, on_step=[count_step], on_epoch=[count_epoch])
-    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+    weights = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
+    digest = hashlib.sha256(b"".join(weight.detach().numpy().tobytes() for weight in weights)).hexdigest()
     print("fingerprint", json.dumps({"rank": run.rank, "digest": digest, **calls, **vars(result)}), flush=True)

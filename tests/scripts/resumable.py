@@ -1,6 +1,7 @@
 """A workload that draws random numbers of every kind, in its data and its model, and has buffers."""
 
 import random
+import resource
 
 import numpy
 import torch
@@ -37,7 +38,10 @@ def main(run: Run, argv: list[str]) -> None:
     parser.add_argument("--net", choices=NETS, default="dropout")
     parser.add_argument("--optimizer", choices=("SGD", "Adam"), default="SGD")
     parser.add_argument("--nan-at", type=int, help="the sample whose target is no number")
+    parser.add_argument("--largest-file", type=int, help="bytes: the disk is as good as full")
     options, given = read_options(run, parser, argv)
+    if given.largest_file:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (given.largest_file,) * 2)
     generator = torch.Generator().manual_seed(1)
     inputs, targets = torch.randn(96, 8, generator=generator) * 3, torch.randn(96, 1, generator=generator)
     if given.nan_at is not None:

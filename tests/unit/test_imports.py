@@ -19,10 +19,11 @@ TABLE: dict[str, set[str]] = {
     "rendezvous": {"errors", "launch"},
     "placement": {"errors", "launch"},
     "target": {"errors"},
+    "numbers": set(),
     "options": {"errors", "launch", "placement", "rendezvous"},
     "comm": {"errors", "launch", "placement", "rendezvous"},
-    "parallel": {"errors", "comm"},
-    "training": {"errors", "launch", "options", "comm", "parallel"},
+    "parallel": {"errors", "numbers", "rendezvous", "comm"},
+    "training": {"errors", "numbers", "launch", "options", "comm", "parallel"},
     "tools": {"errors", "launch", "target", "options", "rendezvous", "placement", "comm", "parallel", "training"},
     "dispatch": {"errors", "target", "comm", "training", "tools"},
     "leaving": {"rendezvous", "comm"},
@@ -62,7 +63,7 @@ def test_nothing_in_the_runner_imports_a_workload() -> None:
 
 def test_workloads_import_training_only() -> None:
     for path in (ROOT / "workloads").rglob("*.py"):
-        assert imported(path) <= {"training", "errors", "parallel"}
+        assert imported(path) <= {"training", "errors", "numbers", "parallel"}
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -49,12 +49,12 @@ def _load(
     run: Run, options: TrainingOptions, name: str, others: dict[str, Callable[[], Split]], otherwise: str
 ) -> Split:
     """torchvision's data set of this name, or one of the others; ``auto`` is the first of the others if need be."""
-    if options.data in others:
-        return others[options.data]()
+    if options.data.name in others:
+        return others[options.data.name]()
     try:
         return _torchvision(run, options, name)
     except UsageError as error:
-        if options.data != "auto":
+        if options.data.name != "auto":
             raise
         run.say(f"{error}: {otherwise}")
     return next(iter(others.values()))()
@@ -112,7 +112,7 @@ def _torchvision(run: Run, options: TrainingOptions, name: str) -> Split:
     from torchvision import datasets
 
     kind = getattr(datasets, name)
-    folder = options.data_dir
+    folder = options.data.folder
 
     def there() -> bool:
         try:

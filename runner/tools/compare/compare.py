@@ -92,12 +92,12 @@ def compare(job: Job, argv: list[str]) -> None:
     Run(job=job, workload=given.target).on_main(lambda: check_output(given.json, given.plot))
     found: list[Turns] = []
 
-    def instead(run: Run, task: Any, options: Any) -> Result:
+    def train_by(run: Run, task: Any, options: Any) -> Result:
         found.append(Turns([*engines, (ALONE, "")], run, task, options, steps=given.steps, rounds=given.rounds))
         found[0].take()
         return Result(given.steps, 0.0, None, None)
 
-    module.main(Run(job=job, workload=given.target, instead=instead), rest)
+    module.main(Run(job=job, workload=given.target, train_by=train_by), rest)
     if not found:
         raise UsageError(f"{given.target} trains without fit(), so its training cannot be taken over", told_by_all=True)
     comparisons = _comparisons(found[0])

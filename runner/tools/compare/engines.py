@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -16,10 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from runner.comm.horovod import in_turn, start_horovod
 from runner.errors import UsageError
-from runner.parallel import GradientOptions, load_strategy
+from runner.parallel import Setting, load_strategy
+from runner.parallel.options import ParallelOptions
+from runner.parallel.task import Task
+from runner.parallel.trainer import Trainer
 from runner.training.options import TrainingOptions
 from runner.training.run import Run
-from runner.training.task import Task, train_step
 
 _BUCKET = 25 << 20  # bytes: DDP's default (torch docs, DistributedDataParallel, bucket_cap_mb)
 
@@ -42,27 +44,30 @@ class Engine:
 
 def build(name: str, backend: str, run: Run, task: Task, options: TrainingOptions) -> Engine:
     """An engine: ``ddp`` (the runner's), ``bare`` (DDP by hand), ``horovod``, or ``alone`` (nothing is exchanged)."""
-    model = copy.deepcopy(task.model).to(run.device, getattr(torch, options.dtype))
-    if getattr(task.model, "_compiled_call_impl", None) is not None:  # which a copy has lost
-        model.compile()
+    task = _copied(task)
+    device, dtype = run.device, getattr(torch, options.dtype)
     if name == "alone":
-        optimizer, parts = task.optimizer(model.parameters()), options.gradients.micro_batches
-        return Engine(model=model, step=lambda x, y: train_step(model, optimizer, task, x, y, parts))
+        model = task.build(device, dtype)
+        trainer = Trainer(task, model, task.optimizer(model.parameters()), options.parallel)
+        return Engine(model=model, step=trainer.step)
     if name == "bare":
-        return _bare(model, backend, task, options)
+        return _bare(task.build(device, dtype), backend, task, options)
     if name == "horovod":
-        return _horovod(model, run, task, options)
+        return _horovod(run, task, options)
     group = _group(backend)
     mesh = DeviceMesh.from_group(group, run.device.type, mesh_dim_names=("data",))
-    return Engine(model=model, step=_step(name, model, mesh, task, options), exchange=_exchange(model, group, options))
+    trainer = load_strategy(name)(task, Setting(device=device, dtype=dtype, mesh=mesh, options=options.parallel))
+    return Engine(model=trainer.model, step=trainer.step, exchange=_exchange(trainer.model, group, options))
 
 
-def _step(
-    strategy: str, model: nn.Module, mesh: DeviceMesh, task: Task, options: TrainingOptions
-) -> Callable[[Tensor, Tensor], Tensor]:
-    wrapped, optimizer = load_strategy(strategy)(model, task.optimizer, mesh, options.gradients)
-    parts = options.gradients.micro_batches
-    return lambda inputs, targets: train_step(wrapped, optimizer, task, inputs, targets, parts)
+def _copied(task: Task) -> Task:
+    """The task with a model of its own."""
+    if not isinstance(task.model, nn.Module):
+        return task
+    model = copy.deepcopy(task.model)
+    if getattr(task.model, "_compiled_call_impl", None) is not None:  # which a copy has lost
+        model.compile()
+    return replace(task, model=model)
 
 
 def _group(backend: str) -> dist.ProcessGroup:
@@ -73,9 +78,9 @@ def _group(backend: str) -> dist.ProcessGroup:
 
 def _bare(model: nn.Module, backend: str, task: Task, options: TrainingOptions) -> Engine:
     """As the tutorials write it."""
-    if options.gradients != GradientOptions():
+    if options.parallel != ParallelOptions(strategy=options.parallel.strategy):
         raise UsageError(
-            "--engines bare knows no --micro-batches and no --compression; leave it or them out", told_by_all=True
+            "--engines bare knows no --micro-batches, --compression and --clip-norm; leave them out", told_by_all=True
         )
     group = _group(backend)
     wrapped = DistributedDataParallel(model, process_group=group)
@@ -101,16 +106,17 @@ def _exchange(model: nn.Module, group: dist.ProcessGroup, options: TrainingOptio
     return exchange
 
 
-def _horovod(model: nn.Module, run: Run, task: Task, options: TrainingOptions) -> Engine:
-    hvd, buckets = start_horovod(run.size, run.device.type), _buckets(model, options)
+def _horovod(run: Run, task: Task, options: TrainingOptions) -> Engine:
+    setting = Setting(device=run.device, dtype=getattr(torch, options.dtype), mesh=run.mesh, options=options.parallel)
+    trainer = load_strategy("horovod")(task, setting)
+    hvd, buckets = start_horovod(run.size, run.device.type), _buckets(trainer.model, options)
 
     def exchange() -> None:
         handles = [hvd.allreduce_async_(bucket, op=hvd.Sum, name=f"bucket {n}") for n, bucket in enumerate(buckets())]
         for handle in handles:
             hvd.synchronize(handle)
 
-    step = _step("horovod", model, run.mesh, task, options)
-    return Engine(model=model, step=step, exchange=exchange, turn=lambda: in_turn(hvd))
+    return Engine(model=trainer.model, step=trainer.step, exchange=exchange, turn=lambda: in_turn(hvd))
 
 
 def _buckets(model: nn.Module, options: TrainingOptions) -> Callable[[], tuple[Tensor, ...]]:
@@ -120,7 +126,7 @@ def _buckets(model: nn.Module, options: TrainingOptions) -> Callable[[], tuple[T
     def buckets() -> tuple[Tensor, ...]:
         count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         first = next(model.parameters())
-        dtype = torch.float16 if options.gradients.compression == "fp16" else first.dtype
+        dtype = torch.float16 if options.parallel.compression == "fp16" else first.dtype
         gradients = torch.zeros(count, dtype=dtype, device=first.device)
         return torch.split(gradients, _BUCKET // gradients.element_size())
 

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runner.launch.processes import on_terminal
+from runner.parallel.task import Task, to_device
 from runner.tools.compare.engines import Engine, build
 from runner.tools.table import show_progress
 from runner.training.batches import ShardSampler, train_loader
 from runner.training.options import TrainingOptions
 from runner.training.run import Run
-from runner.training.task import Task, to_device
 
 Name = tuple[str, str]  # kind, backend
 
@@ -42,7 +42,7 @@ class Turns:
     def __init__(
         self, engines: list[Name], run: Run, task: Task, options: TrainingOptions, *, steps: int, rounds: int
     ) -> None:
-        self.engines, self.samples = engines, options.batch_size * run.size
+        self.engines, self.samples = engines, options.batch_size * run.data_size
         self.exchange: dict[Name, float] = {}
         self.memory: dict[Name, int] = {}
         self.losses: dict[Name, float] = {}
@@ -128,7 +128,7 @@ class Turns:
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches without end, the same for every engine."""
         run, data, options = self._run, self._task.train_data, self._options
-        sampler = ShardSampler.over(data, run.rank, run.size, options.seed)
+        sampler = ShardSampler.over(data, run.data_rank, run.data_size, options.seed)
         loader = train_loader(data, sampler, options.batch_size, options.workers)
         dtype = getattr(torch, options.dtype)
         for sampler.epoch in itertools.count():

@@ -1,0 +1,138 @@
+"""How the ranks are divided among the ways to be parallel, and which rank has which part. Imports no torch by itself.
+
+The degrees are those of torchtitan and of PyTorch's device mesh: ``replicate × shard × pipeline × tensor`` is the number of
+ranks. Ranks that share a tensor-parallel layer talk in every layer, pipeline stages least: so the tensor dimension is laid
+along neighbours on one host, and the pipeline dimension goes across hosts. Who is whose neighbour is measured (Topology):
+ranks may be mapped cyclically, or unevenly.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from runner.errors import UsageError
+from runner.rendezvous.topology import Topology
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class Degrees:
+    """Into how many parts each way of being parallel divides the ranks.
+
+    Attributes:
+        replicate: copies of the model (or groups of ranks that each hold one copy).
+        shard: ranks that share a copy's parameters among them (FSDP, ZeRO).
+        pipeline: stages.
+        tensor: ranks that share each layer.
+    """
+
+    replicate: int = 1
+    shard: int = 1
+    pipeline: int = 1
+    tensor: int = 1
+
+    @classmethod
+    def of(cls, ranks: int, *, shard: int = 1, pipeline: int = 1, tensor: int = 1) -> Degrees:
+        """The given degrees, and as many replicas as fill the ranks.
+
+        Raises:
+            UsageError: the product of the given degrees does not divide the number of ranks.
+        """
+        parts = shard * pipeline * tensor
+        if ranks % parts:
+            raise UsageError(
+                f"shard({shard}) × pipeline({pipeline}) × tensor({tensor}) = {parts} does not divide {ranks} ranks "
+                f"({ranks} = {parts} × {ranks // parts} + {ranks % parts}); start {parts * max(1, ranks // parts)} or "
+                f"{parts * (ranks // parts + 1)}, or take smaller degrees",
+                told_by_all=True,
+            )
+        return cls(replicate=ranks // parts, shard=shard, pipeline=pipeline, tensor=tensor).checked(ranks)
+
+    @property
+    def data(self) -> int:
+        """Ranks that get different samples."""
+        return self.replicate * self.shard
+
+    def checked(self, ranks: int) -> Degrees:
+        """These degrees.
+
+        Raises:
+            UsageError: their product is not the number of ranks.
+        """
+        if min(astuple(self)) < 1 or math.prod(astuple(self)) != ranks:
+            raise UsageError(
+                f"replicate({self.replicate}) × shard({self.shard}) × pipeline({self.pipeline}) × tensor({self.tensor}) = "
+                f"{math.prod(astuple(self))} is not the number of ranks ({ranks}); change one of them, or start as many "
+                "ranks",
+                told_by_all=True,
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which rank has which part: ``ranks`` in the order pipeline, replicate, shard, tensor, the last varying fastest."""
+
+    degrees: Degrees
+    ranks: tuple[int, ...]
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        return {rank: position for position, rank in enumerate(self.ranks)}
+
+    def data_rank(self, rank: int) -> int:
+        """Which share of the samples a rank gets, of ``degrees.data``."""
+        return self._positions[rank] // self.degrees.tensor % self.degrees.data
+
+
+def lay_out(topology: Topology, degrees: Degrees) -> Layout:
+    """Give every rank its place, such that the ranks of a tensor-parallel group are on one host.
+
+    Without tensor parallel and pipeline, data rank and rank are the same.
+
+    Raises:
+        UsageError: the degrees do not fit the ranks, or a tensor-parallel group would have some ranks of one host and some
+            of another. (A group that is as large as several whole hosts is taken.)
+    """
+    degrees.checked(topology.size)
+    if degrees.tensor == degrees.pipeline == degrees.shard == 1:
+        return Layout(degrees, tuple(range(topology.size)))
+    sizes = [len(host.ranks) for host in topology.hosts]
+    within_hosts = all(size % degrees.tensor == 0 for size in sizes)
+    of_whole_hosts = len(set(sizes)) == 1 and degrees.tensor % sizes[0] == 0
+    if not within_hosts and not of_whole_hosts:
+        odd = next(host for host in topology.hosts if len(host.ranks) % degrees.tensor)
+        raise UsageError(
+            f"tensor({degrees.tensor}) does not divide the {len(odd.ranks)} ranks of host {odd.name}, so that a layer would "
+            f"be shared across hosts; start a multiple of {degrees.tensor} ranks on each host",
+            told_by_all=True,
+        )
+    return Layout(degrees, tuple(rank for host in topology.hosts for rank in host.ranks))
+
+
+def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
+    """The layout as torch knows it. Collective.
+
+    It has the dimension ``data``, and ``pipeline`` and ``tensor`` where there are any; where there are replicas of shards,
+    ``data`` is made of the dimensions ``replicate`` and ``shard``.
+    """
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+    degrees = layout.degrees
+    is_hybrid = degrees.replicate > 1 and degrees.shard > 1
+    data = {"replicate": degrees.replicate, "shard": degrees.shard} if is_hybrid else {"data": degrees.data}
+    ends = {"pipeline": degrees.pipeline}, {"tensor": degrees.tensor}
+    first, last = ({name: size for name, size in end.items() if size > 1} for end in ends)
+    sizes = first | data | last
+    mesh = DeviceMesh(
+        device_type, torch.tensor(layout.ranks).reshape(tuple(sizes.values())), mesh_dim_names=tuple(sizes)
+    )
+    if is_hybrid:
+        mesh["replicate", "shard"]._flatten("data")
+    return mesh

@@ -1,0 +1,53 @@
+"""Checkpoints as earlier versions wrote them: one file of ``torch.save``. They are read, and not written any more."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from runner.errors import UsageError
+from runner.parallel.state import State, state_by_name
+from runner.training.checkpoint_folder import Position, Saved, damaged
+
+NAME = "checkpoint.pt"
+
+
+def read_file(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple[Saved, dict[str, Tensor]]:
+    """A checkpoint's content, on the CPU, as a folder would hold it.
+
+    Raises:
+        UsageError: the file is damaged, or no checkpoint.
+    """
+    try:
+        _check_sums(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except PermissionError as error:
+        raise UsageError(f"--resume: {path} cannot be read: {error.strerror}") from None
+    except Exception as error:
+        raise damaged(path, str(error) or type(error).__name__) from None
+    if not isinstance(content, dict) or content.get("format") != 1:
+        raise UsageError(f"--resume: {path} is not a checkpoint of this runner")
+    state: State = state_by_name(model, optimizer, content["model"], content["optimizer"])
+    settings: dict[str, Any] | None = content.get("settings")
+    saved = Saved(
+        path=path,
+        workload=content["workload"],
+        position=Position(**content["position"]),
+        settings=settings,
+        groups=state.groups,
+        values=state.values,
+    )
+    return saved, state.tensors
+
+
+def _check_sums(path: Path) -> None:
+    """Compare every record with its CRC-32. (torch.save writes a zip file; torch.load does not look at the sums.)"""
+    with zipfile.ZipFile(path) as archive:
+        broken = archive.testzip()
+    if broken is not None:
+        raise zipfile.BadZipFile(f"the checksum of {broken} is wrong")

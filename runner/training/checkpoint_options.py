@@ -1,0 +1,63 @@
+"""The options that say where and when a training is saved, and where it goes on."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.numbers import not_negative, positive, positive_float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """Where and when checkpoints are written. The last step's is written in any case."""
+
+    folder: Path
+    every_epochs: int  # 0: not for epochs
+    every_steps: int | None
+    every_seconds: float | None
+    keep: int  # checkpoints; older ones of this run are removed
+    resume: str | None  # a checkpoint, "" for the newest in the folder, None for a fresh start
+
+
+def add_checkpoint_options(parser: argparse.ArgumentParser, folder: Path) -> None:
+    """Add the group to a parser, with the default folder."""
+    group = parser.add_argument_group("checkpoints", "step-N/ in --checkpoint-dir: complete, or not there")
+    group.add_argument("--checkpoint-dir", type=Path, default=folder, metavar="DIR", help="(default: %(default)s)")
+    group.add_argument(
+        "--save-every",
+        type=not_negative,
+        default=1,
+        metavar="N",
+        help="epochs between checkpoints; 0 is at the end only (default: %(default)s)",
+    )
+    group.add_argument("--save-every-steps", type=positive, metavar="N", help="steps between checkpoints")
+    group.add_argument(
+        "--save-every-seconds",
+        type=positive_float,
+        metavar="S",
+        help="seconds between checkpoints, looked at every --log-every steps",
+    )
+    group.add_argument(
+        "--keep", type=positive, default=2, metavar="N", help="of this run, the newest N (default: %(default)s)"
+    )
+    group.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="CHECKPOINT",
+        help="go on from a checkpoint: this one, or the newest in --checkpoint-dir if there is one",
+    )
+
+
+def read_checkpoint_options(given: argparse.Namespace) -> CheckpointOptions:
+    """The group's options as they were given."""
+    return CheckpointOptions(
+        folder=given.checkpoint_dir,
+        every_epochs=given.save_every,
+        every_steps=given.save_every_steps,
+        every_seconds=given.save_every_seconds,
+        keep=given.keep,
+        resume=given.resume,
+    )

@@ -1,0 +1,241 @@
+"""The checkpoints of a run: the one that it goes on from, those that it writes, and those that it removes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runner.errors import RunnerError, UsageError
+from runner.parallel.state import State, room_for
+from runner.parallel.trainer import Trainer
+from runner.training import checkpoint_file, checkpoint_folder, resume
+from runner.training.checkpoint_folder import SEAL, Position, Saved, Shapes, Sums
+from runner.training.checkpoint_options import CheckpointOptions
+from runner.training.run import Run
+from runner.training.writing import writing
+
+
+class Checkpoints:
+    """Reads and writes a trainer's state. Every method is collective.
+
+    Where the state is the same on all ranks, rank 0 alone touches the files, so that they need not be on a file system that
+    all hosts share; where it is sharded, all ranks do.
+    """
+
+    def __init__(self, run: Run, trainer: Trainer, options: CheckpointOptions, settings: dict[str, Any]) -> None:
+        self._run, self._trainer, self._options, self._settings = run, trainer, options, settings
+        self._aside: tuple[Path, list[Path]] | None = None
+        self._saved_at = time.monotonic()
+        self._has_saved = False
+
+    def restore(self) -> tuple[Saved | None, list[str] | None]:
+        """Go on from the checkpoint that the options name, if they do and it is there.
+
+        Returns:
+            What it says, and what has changed since (None where it did not note its settings).
+
+        Raises:
+            UsageError: it is not there, is damaged, or does not fit model, optimizer or data.
+        """
+        run, trainer = self._run, self._trainer
+        if self._options.resume is None:
+            return None, None
+        path = run.on_main(self._find)
+        if path is None:
+            run.say(f"no checkpoint in {self._options.folder} yet: starting from the beginning")
+            return None, None
+        whole: dict[str, Tensor] = {}  # on rank 0
+        saved, shapes, sums = run.on_main(lambda: self._open(path, whole))
+        changes = resume.check_settings(saved, self._settings, trainer.optimizer)
+        room = room_for(trainer.model, shapes)
+        if sums:  # several ranks wrote it, and several read it
+            names = sorted(sums)[run.rank :: run.size]
+            run.agree(_problem_of(path, {name: sums[name] for name in names}))
+            checkpoint_folder.read_shards(path, room)
+        else:
+            for name, tensor in room.items():
+                _send(run, whole.get(name), *shapes[name], tensor)
+        trainer.load(State(room, saved.groups, saved.values))
+        resume.obey_changes(saved, self._settings, trainer.optimizer)
+        return saved, changes if saved.settings is not None else None
+
+    def keep_aside(self, folder: Path, paths: list[Path]) -> None:
+        """Move other runs' checkpoints to a folder, when the first of this run is to be written and not before."""
+        self._aside = folder, paths
+
+    def is_due(self, position: Position) -> bool:
+        """Whether a checkpoint is to be written at this step, by the options about steps."""
+        every = self._options.every_steps
+        return every is not None and position.step % every == 0
+
+    def time_is_due(self) -> bool:
+        """Whether a checkpoint is to be written now, by rank 0's clock and the option about seconds."""
+        seconds = self._options.every_seconds
+        return seconds is not None and self._run.on_main(lambda: time.monotonic() - self._saved_at >= seconds)
+
+    def save(self, position: Position) -> None:
+        """Write a checkpoint, and remove those that are older than what is to be kept.
+
+        Raises:
+            RunnerError: it cannot be written; the older ones are still there.
+        """
+        run, trainer = self._run, self._trainer
+        trainer.share_buffers()
+        state = trainer.state()
+        path = self._options.folder / checkpoint_folder.name_of(position.step)
+        draft = path.with_name(f".{path.name}.new")
+        saved = Saved(
+            path=path,
+            workload=run.workload,
+            position=position,
+            settings=self._settings,
+            groups=state.groups,
+            values=state.values,
+        )
+        if trainer.is_sharded:
+            run.on_main(lambda: self._begin(draft))
+            sums = self._write_by_all(draft, state.tensors)
+            run.on_main(lambda: self._finish(draft, saved, sums))
+        else:
+            run.on_main(lambda: self._write(draft, saved, state.tensors))
+        self._saved_at = time.monotonic()
+
+    def _write(self, draft: Path, saved: Saved, tensors: Mapping[str, Tensor]) -> None:
+        self._begin(draft)
+        try:
+            with writing(saved.path):
+                checkpoint_folder.write_whole(draft, tensors)
+                sums = checkpoint_folder.sums_of(draft.iterdir())
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        self._finish(draft, saved, sums)
+
+    def _write_by_all(self, draft: Path, tensors: Mapping[str, Tensor]) -> Sums:
+        """Write this rank's part beside the others'. Returns the sums of all parts."""
+        run = self._run
+        is_seen = draft.is_dir()
+        run.agree(
+            None
+            if is_seen
+            else f"--checkpoint-dir: {draft.parent} is not the same folder on all hosts, which a sharded model needs; "
+            "name one on a file system that they share"
+        )
+        problem, sums = None, {}
+        try:
+            with writing(draft.parent):
+                checkpoint_folder.write_shards(draft, tensors)
+                sums = checkpoint_folder.sums_of(checkpoint_folder.shards_of(draft, run.rank))
+        except RunnerError as error:
+            problem = str(error)
+        run.agree(problem, RunnerError)
+        everyone: list[Any] = [None] * run.size
+        dist.all_gather_object(everyone, sums)
+        return {name: values for own in everyone for name, values in own.items()}
+
+    def _begin(self, draft: Path) -> None:
+        """Make room, on rank 0: for a new folder, and by putting aside what other runs have left under its names."""
+        with writing(draft.parent):
+            if not self._has_saved:
+                for left in draft.parent.glob(".step-*"):  # by a run that was killed
+                    shutil.rmtree(left, ignore_errors=True)
+            if self._aside is not None:
+                folder, paths = self._aside
+                folder.mkdir(exist_ok=True)
+                for path in paths:
+                    os.rename(path, folder / path.name)
+                self._aside = None
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir()
+        self._has_saved = True
+
+    def _finish(self, draft: Path, saved: Saved, sums: Sums) -> None:
+        try:
+            with writing(saved.path):
+                checkpoint_folder.seal(draft, saved, sums)
+                checkpoint_folder.put_in_place(draft, saved.path)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        with writing(saved.path.parent):
+            for _, path in checkpoint_folder.steps_in(saved.path.parent)[self._options.keep :]:
+                checkpoint_folder.remove(path)
+
+    def _find(self) -> Path | None:
+        """The checkpoint that is meant, on rank 0; None where nothing was named and there is none yet.
+
+        Raises:
+            UsageError: it is not there.
+        """
+        resume_from, folder = self._options.resume, self._options.folder
+        path = Path(resume_from) if resume_from else folder
+        if path.is_file() or (path / SEAL).is_file():
+            return path
+        for _, newest in checkpoint_folder.steps_in(path):
+            return newest
+        if (path / checkpoint_file.NAME).is_file():
+            return path / checkpoint_file.NAME
+        if not resume_from:
+            return None
+        others = [*(str(other) for _, other in checkpoint_folder.steps_in(path.parent))]
+        others += sorted(str(other) for other in path.parent.glob("checkpoint*.pt"))
+        problem = f"{path} is not complete" if path.is_dir() else f"there is no checkpoint {path}"
+        hint = f"; there is {', '.join(others)}" if others else ""
+        raise UsageError(f"--resume: {problem}{hint}")
+
+    def _open(self, path: Path, whole: dict[str, Tensor]) -> tuple[Saved, Shapes, Sums]:
+        """What a checkpoint says, on rank 0.
+
+        The tensors are read into ``whole``, but where the checkpoint and the trainer are sharded: then all ranks read, and
+        check the files, whose sums are returned.
+        """
+        trainer, sums = self._trainer, Sums()
+        if not path.is_dir():
+            saved, tensors = checkpoint_file.read_file(path, trainer.model, trainer.optimizer)
+            whole.update(tensors)
+        else:
+            saved, sums = checkpoint_folder.unseal(path)
+            by_all = trainer.is_sharded and checkpoint_folder.is_sharded(path)
+            if not by_all:
+                checkpoint_folder.check_files(path, sums)
+                whole.update(checkpoint_folder.read_whole(path))
+                sums = {}
+        if sums:
+            try:
+                shapes = checkpoint_folder.shapes_of_shards(path)
+            except Exception as error:  # whatever the reader makes of a damaged file
+                checkpoint_folder.check_files(path, sums)
+                raise checkpoint_folder.damaged(path, str(error)) from None
+        else:
+            shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in whole.items()}
+        resume.check_model(saved, shapes, self._run.workload, trainer.model)
+        return saved, shapes, sums
+
+
+def _problem_of(path: Path, sums: Sums) -> str | None:
+    try:
+        checkpoint_folder.check_files(path, sums)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def _send(run: Run, own: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, into: Tensor) -> None:
+    """Give every rank rank 0's tensor, or its part of it where ``into`` is divided. Collective."""
+    whole = torch.empty(shape, dtype=dtype, device=run.device) if own is None else own.to(run.device).contiguous()
+    if run.size > 1 and whole.numel():
+        dist.broadcast(whole.reshape(-1).view(torch.uint8), src=0)  # as bytes: gloo does not know all types
+    if hasattr(into, "placements"):
+        from torch.distributed.tensor import DTensor, distribute_tensor  # with it comes sympy, which takes a second
+
+        assert isinstance(into, DTensor)
+        whole = distribute_tensor(whole, into.device_mesh, into.placements, src_data_rank=None)
+    into.copy_(whole)

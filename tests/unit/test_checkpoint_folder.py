@@ -1,0 +1,151 @@
+"""Checkpoints on disk: what was written comes back, and what was damaged is told. Without a process group."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from runner.errors import UsageError
+from runner.training import checkpoint_folder
+from runner.training.checkpoint_folder import Position, Saved
+
+TENSORS = {
+    "model.weight": torch.arange(6.0).reshape(2, 3),
+    "model.steps": torch.tensor(7),
+    "model.half": torch.ones(3, dtype=torch.bfloat16),
+    "model.nothing": torch.empty(0),
+    "optimizer.weight.exp_avg": torch.full((2, 3), 0.5, dtype=torch.float64),
+}
+
+
+def written(folder: Path, step: int, tensors: dict[str, Tensor] = TENSORS) -> Path:
+    path = folder / checkpoint_folder.name_of(step)
+    draft = folder / f".{path.name}.new"
+    draft.mkdir()
+    checkpoint_folder.write_whole(draft, tensors)
+    saved = Saved(
+        path=path,
+        workload="workloads.test",
+        position=Position(2, step, 5),
+        settings={"seed": 0, "lr": 0.1},
+        groups=[{"lr": 0.1, "betas": [0.9, 0.999], "params": ["weight"]}],
+        values={"weight": {"exp_avg": {"tensor": "optimizer.weight.exp_avg"}}},
+    )
+    checkpoint_folder.seal(draft, saved, checkpoint_folder.sums_of(draft.iterdir()))
+    checkpoint_folder.put_in_place(draft, path)
+    return path
+
+
+def read(path: Path) -> tuple[Saved, dict[str, Tensor]]:
+    saved, sums = checkpoint_folder.unseal(path)
+    checkpoint_folder.check_files(path, sums)
+    return saved, checkpoint_folder.read_whole(path)
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    path = written(tmp_path, 30)
+    saved, tensors = read(path)
+    assert saved.position == Position(2, 30, 5)
+    assert (saved.path, saved.workload, saved.settings) == (path, "workloads.test", {"seed": 0, "lr": 0.1})
+    assert saved.values == {"weight": {"exp_avg": {"tensor": "optimizer.weight.exp_avg"}}}
+    assert tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert tensors[name].dtype == tensor.dtype
+        assert torch.equal(tensors[name], tensor)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-30"]
+
+
+def test_tensors_in_one_memory_or_with_gaps_come_back(tmp_path: Path) -> None:
+    """Tied weights, channels last, a column of a matrix."""
+    matrix = torch.arange(12.0).reshape(3, 4)
+    image = torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last)
+    given_tensors = {"a": matrix, "b": matrix, "column": matrix[:, 1], "image": image}
+    _, tensors = read(written(tmp_path, 1, given_tensors))
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in given_tensors.items())
+
+
+def test_nothing_in_it_is_pickled(tmp_path: Path) -> None:
+    path = written(tmp_path, 1)
+    assert {file.suffix for file in path.iterdir()} == {".json", ".safetensors"}
+
+
+def test_only_what_is_complete_is_found_newest_first(tmp_path: Path) -> None:
+    paths = [written(tmp_path, step) for step in (9, 100, 20)]
+    (tmp_path / "step-200").mkdir()
+    (tmp_path / "step-last").mkdir()
+    (tmp_path / "step-300").write_text("a file")
+    assert checkpoint_folder.steps_in(tmp_path) == [(100, paths[1]), (20, paths[2]), (9, paths[0])]
+    (paths[1] / "checkpoint.json").unlink()
+    assert [step for step, _ in checkpoint_folder.steps_in(tmp_path)] == [20, 9]
+    checkpoint_folder.remove(paths[2])
+    assert [step for step, _ in checkpoint_folder.steps_in(tmp_path)] == [9]
+
+
+def test_one_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    written(tmp_path, 3)
+    path = written(tmp_path, 3, {"model.weight": torch.zeros(1)})
+    assert read(path)[1].keys() == {"model.weight"}
+
+
+@pytest.fixture(scope="module")
+def whole() -> Iterator[Path]:
+    with TemporaryDirectory() as folder:
+        yield written(Path(folder), 30)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.json", "model-00001-of-00001.safetensors"])
+@settings(deadline=None)
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_found_or_is_of_no_consequence(whole: Path, name: str, place: float, bit: int) -> None:
+    """Anywhere: in the tensors, in their names, in the settings, in the sums themselves."""
+    content = (whole / name).read_bytes()
+    flipped = bytearray(content)
+    flipped[int(place * len(content))] ^= 1 << bit
+    (whole / name).write_bytes(flipped)
+    try:
+        saved, tensors = read(whole)
+    except UsageError:
+        return
+    finally:
+        (whole / name).write_bytes(content)
+    assert saved.position == Position(2, 30, 5)
+    assert all(torch.equal(tensors[key], tensor) for key, tensor in TENSORS.items())
+
+
+@settings(deadline=None)
+@given(st.floats(0, 1, exclude_max=True))
+def test_a_file_that_ends_early_is_found(whole: Path, part: float) -> None:
+    path = whole / "model-00001-of-00001.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(part * len(content))])
+    try:
+        with pytest.raises(UsageError, match=rf"is damaged.*has \d+ bytes, not {len(content)}"):
+            read(whole)
+    finally:
+        path.write_bytes(content)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    path = written(tmp_path, 1)
+    (path / "model-00001-of-00001.safetensors").unlink()
+    with pytest.raises(UsageError, match="safetensors is missing"):
+        read(path)
+
+
+def test_a_later_format_and_somebody_elses_file_are_told(tmp_path: Path) -> None:
+    path = written(tmp_path, 1)
+    content = json.loads((path / "checkpoint.json").read_text())
+    (path / "checkpoint.json").write_text(json.dumps(content | {"format": 3}))
+    with pytest.raises(UsageError, match="is of format 3, and this runner reads 2; update it"):
+        read(path)
+    (path / "checkpoint.json").write_text("{}")
+    with pytest.raises(UsageError, match="is not a checkpoint of this runner"):
+        read(path)

@@ -1,0 +1,76 @@
+"""Degrees of parallelism, and where they put the ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.errors import UsageError
+from runner.parallel.mesh import Degrees, lay_out
+from runner.rendezvous.topology import Topology, topology_of
+
+
+def topology(hosts: list[int]) -> Topology:
+    """Ranks on hosts, by the host of each."""
+    return topology_of([{"host_key": str(host), "host": f"node{host}", "local_rank": None} for host in hosts])
+
+
+def test_replicas_fill_the_ranks() -> None:
+    degrees = Degrees.of(24, shard=2, tensor=2, pipeline=3)
+    assert astuple(degrees) == (2, 2, 3, 2)
+    assert degrees.data == 4
+
+
+def test_degrees_that_do_not_divide_the_ranks_are_refused_with_the_arithmetic() -> None:
+    with pytest.raises(UsageError) as caught:
+        Degrees.of(8, tensor=3)
+    assert str(caught.value) == (
+        "shard(1) × pipeline(1) × tensor(3) = 3 does not divide 8 ranks (8 = 3 × 2 + 2); start 6 or 9, or take smaller degrees"
+    )
+
+
+def test_a_product_that_is_not_the_number_of_ranks_is_refused_with_the_arithmetic() -> None:
+    with pytest.raises(
+        UsageError, match=r"replicate\(2\) × shard\(1\) × pipeline\(1\) × tensor\(4\) = 8 is not .* \(4\)"
+    ):
+        lay_out(topology([0, 0, 1, 1]), Degrees(replicate=2, tensor=4))
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=16))
+def test_replicas_alone_are_numbered_as_the_ranks_are(hosts: list[int]) -> None:
+    layout = lay_out(topology(hosts), Degrees.of(len(hosts)))
+    assert [layout.data_rank(rank) for rank in range(len(hosts))] == list(range(len(hosts)))
+
+
+@given(st.data())
+def test_a_tensor_group_is_on_one_host_under_any_mapping(data: st.DataObject) -> None:
+    """Cyclic, by blocks, uneven or shuffled."""
+    tensor = data.draw(st.sampled_from([1, 2, 4]))
+    groups = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))  # of each host
+    hosts = data.draw(st.permutations([host for host, count in enumerate(groups) for _ in range(count * tensor)]))
+    pipeline = data.draw(st.sampled_from([p for p in (1, 2, 3) if sum(groups) % p == 0]))
+    degrees = Degrees.of(len(hosts), tensor=tensor, pipeline=pipeline)
+    layout = lay_out(topology(hosts), degrees)
+    assert sorted(layout.ranks) == list(range(len(hosts)))
+    assert math.prod(astuple(degrees)) == len(hosts)
+    for start in range(0, len(hosts), tensor):
+        group = layout.ranks[start : start + tensor]
+        assert len({hosts[rank] for rank in group}) == 1
+        assert len({layout.data_rank(rank) for rank in group}) == 1
+    shares = [layout.data_rank(rank) for rank in range(len(hosts))]
+    assert sorted(shares) == sorted(list(range(degrees.data)) * tensor * pipeline)
+
+
+def test_a_tensor_group_across_hosts_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"tensor\(2\) does not divide the 3 ranks of host node0.*a multiple of 2 ranks"
+    ):
+        lay_out(topology([0, 0, 0, 1]), Degrees.of(4, tensor=2))
+
+
+def test_a_tensor_group_of_whole_hosts_is_taken() -> None:
+    assert lay_out(topology([0, 1, 0, 1]), Degrees.of(4, tensor=4)).ranks == (0, 2, 1, 3)
