@@ -160,23 +160,27 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
     )
     parser.add_argument("--version", action="version", version=f"runner {runner.__version__}")
     parser.add_argument("-m", dest="as_module", action="store_true", help="the target is a module, run as a program")
-    parser.add_argument("target", metavar="TARGET", nargs="?", help="a tool, script, module or workload")
-    parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="the target's own arguments")
+    # One positional for both: argparse would take a "--" that follows the target for its own.
+    parser.add_argument(
+        "command",
+        metavar="TARGET [ARGS...]",
+        nargs=argparse.REMAINDER,
+        help="a tool, script, module or workload, and its own arguments",
+    )
     add_runner_options(parser)
     known = parser.parse_args(argv)
-    if known.target is None:
+    command = known.command[1:] if known.command[:1] == ["--"] else known.command
+    if not command:
         parser.error("no target given; for example workloads.mnist, train.py or explain")
-    arguments = known.arguments
-    may_be_workload = _may_be_workload(known.target) and known.target not in tools and not known.as_module
+    target, *arguments = command
+    may_be_workload = _may_be_workload(target) and target not in tools and not known.as_module
     if may_be_workload:
-        # A workload shares the runner's options, so they may also stand after its name.
-        shared = Parser(prog=f"python -m runner {known.target}", add_help=False)
+        # A workload shares the runner's options, so they may also stand after its name, and win there.
+        shared = Parser(prog=f"python -m runner {target}", add_help=False)
         add_runner_options(shared)
-        given = [value for value in argv[: len(argv) - len(arguments)] if value != known.target]
-        known_after, _ = shared.parse_known_args([*given, *arguments])
-        vars(known).update({name: value for name, value in vars(known_after).items() if name != "as_module"})
+        shared.parse_known_args(arguments, known)
     return Request(
-        target=known.target,
+        target=target,
         as_module=known.as_module,
         may_be_workload=may_be_workload,
         arguments=tuple(arguments),
