@@ -12,7 +12,7 @@ from typing import NoReturn
 from runner.comm.ended import ended_ranks
 from runner.comm.job import Job
 from runner.dispatch import dispatch
-from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError, UsageError
+from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError, UsageError, raised_on_all_ranks
 from runner.guard.launcher import launcher_of
 from runner.guard.watch import Lifeline, Words, start_worker
 from runner.launch.context import LaunchContext
@@ -81,8 +81,8 @@ def _work(request: Request, context: LaunchContext, lifeline: Lifeline) -> NoRet
         code = 130
     except RunnerError as error:
         code = error.exit_code
-        in_order = error.told_by_all  # what all ranks refuse they can also leave together
-        is_one_ranks = not error.told_by_all and context.size.value > 1
+        in_order = error.on_all_ranks  # what all ranks refuse they can also leave together
+        is_one_ranks = not error.on_all_ranks and context.size.value > 1
         _say_once(error, context.rank.value == 0, f"{context.label}: " if is_one_ranks else "")
     except BaseException as error:
         code = EXIT_FAILURE
@@ -111,16 +111,18 @@ def _prepare(request: Request, context: LaunchContext, lifeline: Lifeline) -> tu
     )
     is_examined = examines(request.tool)
     meeting = meet(context, record, way=request.rendezvous, timeout=request.timeout, examining=is_examined)
-    topology = check(meeting.records, same_versions=not is_examined)
+    with raised_on_all_ranks():
+        topology = check(meeting.records, same_versions=not is_examined)
     lifeline.met()
+    with raised_on_all_ranks():
+        placements = place(context, topology, request.device, refuse=not is_examined)
     assert target is not None  # else check() has refused
     job = Job(
         context=context,
         topology=topology,
         endpoint=meeting.endpoint,
         meeting=meeting.why,
-        mpi_refused=meeting.mpi_refused,
-        placements=place(context, topology, request.device, refuse=not is_examined),
+        placements=placements,
         device=request.device,
         backend=request.backend or "auto",
         replaced_backend=(request.replace_backend or "").partition("=")[0],
@@ -150,9 +152,9 @@ def _say_once(error: RunnerError, first: bool, label: str) -> None:
     """Print one line. Where all ranks know it rank 0 says it; the others step in if the job goes on without it."""
     if not first:
         # Whoever ends first has the launcher end the others, so rank 0 is given time to speak. MPI's end waits for it.
-        if not (error.told_by_all and "mpi4py.MPI" in sys.modules):
+        if not (error.on_all_ranks and "mpi4py.MPI" in sys.modules):
             time.sleep(_UNHEARD)
-        if error.told_by_all:
+        if error.on_all_ranks:
             return
     print(f"runner: {label}{error}", file=sys.stderr, flush=True)
 
@@ -204,7 +206,7 @@ def _skip_runner(trace: TracebackType | None) -> TracebackType | None:
 def _why_no_meeting(context: LaunchContext, request: Request, code: int | None) -> str:
     """What the guard says of a worker that was not in time, or that has ended with a code and no message of ours."""
     try:
-        way, _ = choose_way(context, request.rendezvous)
+        way, *_ = choose_way(context, request.rendezvous)
     except RunnerError as error:
         return str(error)
     if code is not None:

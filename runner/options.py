@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import runner
-from runner.errors import UsageError
+from runner.errors import UsageError, raised_on_all_ranks
 from runner.launch.detect import may_speak
 from runner.launch.table import LAUNCHERS, SINGLE
 from runner.placement import DEVICES
@@ -61,7 +61,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**(ours | options))
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)", told_by_all=True)
+        with raised_on_all_ranks():  # they have the same arguments
+            raise UsageError(f"{message} (see {self.prog} --help)")
 
     def print_help(self, file: object = None) -> None:
         if may_speak(os.environ):

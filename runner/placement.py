@@ -151,9 +151,8 @@ def _gpu_indices(launcher: Launcher, host: str, sharers: Sequence[Resources], de
         return [None] * len(sharers)
     if not gpus:
         raise UsageError(
-            f"--device {device}: no GPU is visible on host {host}; ask the scheduler for GPUs, look at "
-            "CUDA_VISIBLE_DEVICES, or say --device cpu",
-            told_by_all=True,
+            f"--device {device}: no GPU is visible on host {host}",
+            fix="ask the scheduler for GPUs, look at CUDA_VISIBLE_DEVICES, or say --device cpu",
         )
     taken: set[str] = set()
     indices: list[int | None] = []
@@ -162,9 +161,8 @@ def _gpu_indices(launcher: Launcher, host: str, sharers: Sequence[Resources], de
         if free is None:
             flag = launcher.ranks_per_host.format(n=len(gpus)) or "fewer ranks"
             raise RefusedError(
-                f"{len(sharers)} ranks on host {host} but {len(gpus)} GPU{'s' * (len(gpus) > 1)}; start {len(gpus)} per "
-                f"host ({flag}), or say --device cpu",
-                told_by_all=True,
+                f"{len(sharers)} ranks on host {host} but {len(gpus)} GPU{'s' * (len(gpus) > 1)}",
+                fix=f"start {len(gpus)} per host ({flag}), or say --device cpu",
             )
         taken.add(free)
         indices.append(sharer.gpus.index(free))

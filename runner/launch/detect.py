@@ -42,13 +42,14 @@ def detect(environment: Mapping[str, str], launcher: str | None = None) -> Launc
         LaunchError: a set of variables is incomplete, malformed, or contradicts another one.
     """
     if launcher == SINGLE.name:
-        return _single(environment, "chosen by --launcher single")
+        return _single(environment, "chosen by --launcher single", is_chosen=True)
     if launcher is not None:
         row = next((row for row in LAUNCHERS if row.name == launcher), None)
         if row is None:
             names = ", ".join([row.name for row in LAUNCHERS] + [SINGLE.name])
-            raise LaunchError(f"unknown launcher {launcher!r}; one of: {names}", told_by_all=True)
-        return _context(_read(row, environment), environment, f"chosen by --launcher {launcher}", ())
+            raise LaunchError(f"unknown launcher {launcher!r}", fix=f"one of: {names}")
+        why = f"chosen by --launcher {launcher}"
+        return _context(_read(row, environment), environment, why, (), is_chosen=True)
 
     readings = [_read(row, environment) for row in LAUNCHERS if is_marked(row, environment)]
     if not readings:
@@ -59,8 +60,9 @@ def detect(environment: Mapping[str, str], launcher: str | None = None) -> Launc
         agrees = (other.rank.value, other.size.value) == (winner.rank.value, winner.size.value)
         if not agrees and other.launcher.name not in winner.launcher.within:
             raise LaunchError(
-                f"two launchers disagree: {winner}, but {other}; unset the variables of the one that did not start "
-                f"this process, or choose with --launcher {winner.launcher.name} or --launcher {other.launcher.name}"
+                f"two launchers disagree: {winner}, but {other}",
+                fix="unset the variables of the one that did not start this process, or choose with "
+                f"--launcher {winner.launcher.name} or --launcher {other.launcher.name}",
             )
     marks = ", ".join(_shown(mark, environment) for mark in winner.launcher.marks)
     return _context(winner, environment, f"{marks} set", tuple(_ignored(winner, others, environment)))
@@ -126,7 +128,7 @@ def _value(cell: str, environment: Mapping[str, str]) -> Value | None:
     if text is None:
         return None
     if not text.strip().isdecimal():
-        raise LaunchError(f"{name}={text!r} is not a number; the launcher sets it, so unset yours")
+        raise LaunchError(f"{name}={text!r} is not a number", fix="the launcher sets it, so unset yours")
     return Value(int(text), name)
 
 
@@ -149,8 +151,8 @@ def _half_set(row: Launcher, environment: Mapping[str, str]) -> LaunchError:
     found = [_shown(cell, environment) for cell in cells if _name_of(cell, environment) in environment]
     missing = [cell.replace("|", " or ") for cell in cells if _name_of(cell, environment) not in environment]
     return LaunchError(
-        f"{row.title} is half set: {', '.join(found) or 'nothing'} without {', '.join(missing)}; "
-        "start through the launcher, set the rest, unset these, or say --launcher single"
+        f"{row.title} is half set: {', '.join(found) or 'nothing'} without {', '.join(missing)}",
+        fix="start through the launcher, set the rest, unset these, or say --launcher single",
     )
 
 
@@ -191,17 +193,24 @@ def _why_single(environment: Mapping[str, str]) -> str:
     return "no launcher's variables are set"
 
 
-def _single(environment: Mapping[str, str], why: str) -> LaunchContext:
+def _single(environment: Mapping[str, str], why: str, *, is_chosen: bool = False) -> LaunchContext:
     none = Value(0, "default"), Value(1, "default")
-    return _context(_Reading(SINGLE, none[0], none[1], none[0], none[1]), environment, why, ())
+    reading = _Reading(SINGLE, none[0], none[1], none[0], none[1])
+    return _context(reading, environment, why, (), is_chosen=is_chosen)
 
 
 def _context(
-    reading: _Reading, environment: Mapping[str, str], why: str, ignored: tuple[Ignored, ...]
+    reading: _Reading,
+    environment: Mapping[str, str],
+    why: str,
+    ignored: tuple[Ignored, ...],
+    *,
+    is_chosen: bool = False,
 ) -> LaunchContext:
     return LaunchContext(
         launcher=reading.launcher,
         why=why,
+        is_chosen=is_chosen,
         rank=reading.rank,
         size=reading.size,
         local_rank=reading.local_rank,

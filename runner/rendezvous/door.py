@@ -163,8 +163,8 @@ class Door:
             self._show_out(stranger)
         elif error.errno == errno.EMFILE:
             raise RendezvousError(
-                f"rank 0 may not open as many files as {self._size} ranks need ({len(self.ranks) + 1} have met); raise the "
-                f"limit of {socket.gethostname()} (ulimit -Hn), or start with mpi4py and an mpirun"
+                f"rank 0 may not open as many files as {self._size} ranks need ({len(self.ranks) + 1} have met)",
+                fix=f"raise the limit of {socket.gethostname()} (ulimit -Hn), or start with mpi4py and an mpirun",
             )
         else:
             time.sleep(0.05)  # the host's own shortage

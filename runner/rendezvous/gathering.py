@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runner.errors import RefusedError, RendezvousError
+from runner.errors import RefusedError, RendezvousError, raised_on_all_ranks
 from runner.rendezvous.door import Door, Visitor
 from runner.rendezvous.frames import NotOfThisJob, NotOurs, text_of
 from runner.rendezvous.records import Flat, Records, flat, is_flat, packed
@@ -54,7 +54,7 @@ def host(listener: socket.socket, own: Mapping[str, Any], size: int, key: bytes,
                 if now - start > timeout:
                     raise RendezvousError(
                         f"{len(records)} of {size} ranks met within {timeout:.0f} s; absent: {_listed(absent)}"
-                        f"{_strangers(door)}. Look at those ranks' own messages, or allow more time with --timeout",
+                        f"{_strangers(door)}. Look at those ranks' own messages, or allow more time with --timeout"
                     )
                 if now > notice:
                     _say_absent(absent, size, now - start, timeout, _strangers(door))
@@ -69,7 +69,7 @@ def host(listener: socket.socket, own: Mapping[str, Any], size: int, key: bytes,
             _answer(door, answer)
             return _gathering(answer)
         except RefusedError as error:
-            _answer(door, {"refused": str(error)})
+            _answer(door, {"refused": error.message, "fix": error.fix})
             raise
 
 
@@ -81,8 +81,8 @@ def _enter(visitor: Visitor, record: Any, records: dict[int, Flat]) -> None:
     if rank in records and not _is_same_process(records[rank], record):
         raise RefusedError(
             f"two processes are rank {rank} of the same job: process {records[rank].get('pid')} on "
-            f"{records[rank].get('host')} and process {record.get('pid')} on {record.get('host')}; "
-            "start each rank once, through one launcher"
+            f"{records[rank].get('host')} and process {record.get('pid')} on {record.get('host')}",
+            fix="start each rank once, through one launcher",
         )
     records[rank] = record
 
@@ -142,9 +142,12 @@ def _wait_for_answer(line: Line, start: float, timeout: float) -> Gathering:
     try:
         answer = line.hear(max(1.0, timeout + 5.0 - (time.monotonic() - start)))
     except (OSError, NotOurs):
-        raise RendezvousError("rank 0 was found, but ended before all ranks had met; see its own message") from None
+        raise RendezvousError(
+            "rank 0 was found, but ended before all ranks had met", fix="see its own message"
+        ) from None
     if "refused" in answer:
-        raise RefusedError(answer["refused"], told_by_all=True)
+        with raised_on_all_ranks():
+            raise RefusedError(answer["refused"], fix=answer.get("fix", ""))
     return _gathering(answer)
 
 

@@ -70,7 +70,7 @@ def check(everyone: Sequence[Mapping[str, Any]], *, same_versions: bool = True) 
             if problem is not None:
                 where = "" if len(ranks) == len(records) else f" (on {_where(ranks, records)} only)"
                 texts.append(f"{problem}{where}")
-        raise RefusedError("; ".join(texts), told_by_all=True)
+        raise RefusedError("; ".join(texts))
     differences = []
     for field, title in _ALIKE.items():
         if field in VERSIONS and not same_versions:
@@ -81,13 +81,12 @@ def check(everyone: Sequence[Mapping[str, Any]], *, same_versions: bool = True) 
             differences.append(f"{title}: {shown}")
     if differences:
         raise RefusedError(
-            f"the ranks differ in {' | '.join(differences)}; start all of them with the same installation, files and "
-            "arguments",
-            told_by_all=True,
+            f"the ranks differ in {' | '.join(differences)}",
+            fix="start all of them with the same installation, files and arguments",
         )
     claimed = records.column("rank")
     if claimed != list(range(len(records))):
-        raise RefusedError(f"the ranks say they are {claimed}, not 0 to {len(records) - 1}", told_by_all=True)
+        raise RefusedError(f"the ranks say they are {claimed}, not 0 to {len(records) - 1}")
     return topology_of(records)
 
 

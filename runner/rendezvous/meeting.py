@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.errors import RefusedError, RendezvousError, UsageError
+from runner.errors import RefusedError, RendezvousError, RunnerError, UsageError, raised_on_all_ranks
 from runner.launch.context import LaunchContext
 from runner.launch.table import SCHEDULERS
-from runner.rendezvous.endpoint import Endpoint, listen, port_of
+from runner.rendezvous.endpoint import Endpoint, MpiUnavailable, NoMpi, listen, port_of
 from runner.rendezvous.gathering import host, join
 from runner.rendezvous.interfaces import interface_towards, is_loopback, own_addresses
-from runner.rendezvous.mpi import meet_by_mpi, mpi_is_possible
+from runner.rendezvous.mpi import meet_by_mpi, mpi_unavailable
 from runner.rendezvous.records import Records
 from runner.rendezvous.secret import derived, job_key
 
@@ -34,33 +34,51 @@ class Meeting:
     records: Records
     endpoint: Endpoint
     why: str  # why this way was taken
-    mpi_refused: str = ""  # why MPI was tried and not used
 
 
-def choose_way(context: LaunchContext, wanted: str = "auto") -> tuple[str, str]:
-    """(the way to meet, why).
+def choose_way(context: LaunchContext, wanted: str = "auto") -> tuple[str, str, MpiUnavailable | None]:
+    """(the way to meet, why, why it is not MPI).
 
     Raises:
         RendezvousError: none is possible; the message says what to set or install.
+        UsageError: the way asked for is not possible here.
     """
     if context.size.value == 1:
-        return "single", "one rank"
+        return "single", "one rank", None
     if wanted != "auto":
-        return wanted, "chosen by --rendezvous"
+        if problem := _impossible(context, wanted):
+            with raised_on_all_ranks():  # they have the same command line and launcher
+                raise problem
+        return wanted, "chosen by --rendezvous", None
     if context.user_endpoint and context.launcher.name != "torchrun":
-        return "env", "MASTER_ADDR and MASTER_PORT are set"
-    possible, why_not = mpi_is_possible(context)
-    if possible:
-        return "mpi", f"started by {context.launcher.title}, and mpi4py is installed"
+        return "env", "MASTER_ADDR and MASTER_PORT are set", None
+    no_mpi = mpi_unavailable(context)
+    if no_mpi is None:
+        return "mpi", f"started by {context.launcher.title}, and mpi4py is installed", None
     if context.on_one_host and context.job_id:
-        return "file", f"one host; no MPI: {why_not}"
+        return "file", f"one host; no MPI: {no_mpi}", no_mpi
     if context.hosts and context.job_id:
-        return "hosts", f"the hosts are known; no MPI: {why_not}"
-    raise RendezvousError(
-        f"nothing says where {context.size.value} ranks are to meet: {why_not}, and neither {context.launcher.title} nor "
-        "a scheduler lists the hosts; install mpi4py, or set MASTER_ADDR (rank 0's host) and MASTER_PORT (a free port)",
-        told_by_all=True,
-    )
+        return "hosts", f"the hosts are known; no MPI: {no_mpi}", no_mpi
+    with raised_on_all_ranks():
+        raise RendezvousError(
+            f"nothing says where {context.size.value} ranks are to meet: {no_mpi}, and neither {context.launcher.title} "
+            "nor a scheduler lists the hosts",
+            fix="install mpi4py, or set MASTER_ADDR (rank 0's host) and MASTER_PORT (a free port)",
+        )
+
+
+def _impossible(context: LaunchContext, way: str) -> RunnerError | None:
+    """Why the way that is asked for cannot be gone."""
+    if way == "env" and context.user_endpoint is None:
+        return UsageError("--rendezvous env needs MASTER_ADDR and MASTER_PORT, both of them")
+    if way == "hosts" and not context.hosts:
+        return UsageError("--rendezvous hosts: neither launcher nor scheduler lists the hosts")
+    if way in ("file", "hosts") and context.job_id is None:
+        return RendezvousError(
+            f"{context.launcher.title} gives this job no name that its hosts share",
+            fix="install mpi4py, or set MASTER_ADDR and MASTER_PORT",
+        )
+    return None
 
 
 def meet(
@@ -79,8 +97,7 @@ def meet(
         RendezvousError: the ranks could not meet.
         UsageError: the way asked for is not possible here.
     """
-    chosen, why = choose_way(context, way)
-    refused = ""
+    chosen, why, no_mpi = choose_way(context, way)
     if chosen == "single":
         records, endpoint = Records.of([own]), _own_endpoint(listen(loopback=True), "single")
     elif chosen == "mpi":
@@ -91,8 +108,8 @@ def meet(
             is_needed = way != "auto" or (context.launcher.name not in SCHEDULERS and not examining)
             if is_needed or not context.job_id or not (context.hosts or context.on_one_host):
                 raise
-            refused = str(error)
-            why = f"the hosts are known; no MPI: {refused}"
+            no_mpi = MpiUnavailable(NoMpi.WRONG_LIBRARY, error.message, error.fix)
+            why = f"the hosts are known; no MPI: {no_mpi}"
             records, endpoint = (_by_hosts if context.hosts else _by_file)(context, own, timeout)
     else:
         records, endpoint = _SOCKET_WAYS[chosen](context, own, timeout)
@@ -102,7 +119,7 @@ def meet(
         # A host may know its own name as 127.0.1.1 (Debian's /etc/hosts): good to reach itself, not to be reached.
         others = own_addresses(context.environment)
         endpoint = replace(endpoint, interface=others[0][0] if others else "")
-    return Meeting(records, endpoint, why, refused)
+    return Meeting(records, replace(endpoint, mpi_unavailable=no_mpi), why)
 
 
 def _own_endpoint(listener: socket.socket, way: str, reached_by: str = "", key: bytes = b"") -> Endpoint:
@@ -130,8 +147,7 @@ def _torchrun_endpoint(store: tuple[str, int], met: Endpoint, *, keep_open: bool
 
 def _by_environment(context: LaunchContext, own: Record, timeout: float) -> tuple[Records, Endpoint]:
     """Rank 0 listens at the endpoint that the user set; the others go there."""
-    if context.user_endpoint is None:
-        raise UsageError("--rendezvous env needs MASTER_ADDR and MASTER_PORT, both of them", told_by_all=True)
+    assert context.user_endpoint is not None  # the way was chosen for it
     address, port = context.user_endpoint
     key = job_key(context)
     if context.rank.value == 0:
@@ -139,8 +155,8 @@ def _by_environment(context: LaunchContext, own: Record, timeout: float) -> tupl
             listener = listen(loopback=False, port=port)
         except OSError as error:
             raise UsageError(
-                f"cannot listen on MASTER_PORT={port} of host {context.host}: {error.strerror}; unset MASTER_ADDR and "
-                "MASTER_PORT, and a free port is found, or set another port"
+                f"cannot listen on MASTER_PORT={port} of host {context.host}: {error.strerror}",
+                fix="unset MASTER_ADDR and MASTER_PORT, and a free port is found, or set another port",
             ) from None
         gathering = host(listener, own, context.size.value, key, timeout)
         return gathering.records, replace(_own_endpoint(listener, "env", address, key), host=address)
@@ -148,8 +164,8 @@ def _by_environment(context: LaunchContext, own: Record, timeout: float) -> tupl
         socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise UsageError(
-            f"MASTER_ADDR={address} does not resolve on host {context.host}: {error.strerror}; set it to a name or "
-            "an address of rank 0's host that every host knows"
+            f"MASTER_ADDR={address} does not resolve on host {context.host}: {error.strerror}",
+            fix="set it to a name or an address of rank 0's host that every host knows",
         ) from None
     whom = f"rank 0 at MASTER_ADDR={address}, MASTER_PORT={port}"
     gathering, _ = join(lambda: _resolve(address, [port]), own, context.rank.value, key, timeout, whom)
@@ -179,9 +195,7 @@ def _by_file(context: LaunchContext, own: Record, timeout: float) -> tuple[Recor
 
 def _by_hosts(context: LaunchContext, own: Record, timeout: float) -> tuple[Records, Endpoint]:
     """Rank 0 takes the first free of a few ports made from the job's name; the others look there on the known hosts."""
-    if not context.hosts:
-        raise UsageError("--rendezvous hosts: neither launcher nor scheduler lists the hosts", told_by_all=True)
-    ports, key = candidate_ports(_job(context)), job_key(context)
+    ports, key = candidate_ports(context.job_id or ""), job_key(context)
     if context.rank.value == 0:
         listener = _first_free(ports, context)
         gathering = host(listener, own, context.size.value, key, timeout)
@@ -218,16 +232,6 @@ def candidate_ports(job: str, count: int = 8) -> list[int]:
     return list(range(start, start + count))
 
 
-def _job(context: LaunchContext) -> str:
-    if context.job_id is None:
-        raise RendezvousError(
-            f"{context.launcher.title} gives this job no name that its hosts share; install mpi4py, or set MASTER_ADDR "
-            "and MASTER_PORT",
-            told_by_all=True,
-        )
-    return context.job_id
-
-
 def _resolve(name: str, ports: list[int]) -> Iterator[tuple[socket.AddressFamily, Any]]:
     for port in ports:
         try:
@@ -245,7 +249,8 @@ def _first_free(ports: list[int], context: LaunchContext) -> socket.socket:
         except OSError:
             continue
     raise RendezvousError(
-        f"ports {ports[0]}-{ports[-1]} of host {context.host} are all taken; install mpi4py, or set MASTER_ADDR and MASTER_PORT"
+        f"ports {ports[0]}-{ports[-1]} of host {context.host} are all taken",
+        fix="install mpi4py, or set MASTER_ADDR and MASTER_PORT",
     )
 
 
@@ -258,14 +263,15 @@ def _socket_file(context: LaunchContext) -> Path:
         found = folder.lstat()
     except OSError as error:
         raise RendezvousError(
-            f"cannot make {folder}: {error.strerror}; remove what is there, or set TMPDIR to a folder of your own"
+            f"cannot make {folder}: {error.strerror}",
+            fix="remove what is there, or set TMPDIR to a folder of your own",
         ) from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise RendezvousError(
-            f"{folder} is a link, belongs to another user, or can be written by others; remove it, or set TMPDIR to a "
-            "folder of your own"
+            f"{folder} is a link, belongs to another user, or can be written by others",
+            fix="remove it, or set TMPDIR to a folder of your own",
         )
-    return folder / f"{hashlib.sha256(_job(context).encode()).hexdigest()[:24]}.socket"
+    return folder / f"{hashlib.sha256((context.job_id or '').encode()).hexdigest()[:24]}.socket"
 
 
 def _listen_on_file(path: Path) -> socket.socket:

@@ -12,10 +12,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import RefusedError, RendezvousError
+from runner.errors import RefusedError, RendezvousError, raised_on_all_ranks
 from runner.launch.context import LaunchContext
 from runner.rendezvous.door import Door
-from runner.rendezvous.endpoint import Endpoint, listen
+from runner.rendezvous.endpoint import Endpoint, MpiUnavailable, NoMpi, listen
 from runner.rendezvous.interfaces import interface_towards, own_addresses
 from runner.rendezvous.mpi_library import library_of_launcher, settings_for_mpi
 from runner.rendezvous.records import Records, flat, packed
@@ -29,13 +29,14 @@ _PROBE_TIMEOUT = 3.0  # seconds to connect to one address of rank 0
 _SHORTEST_NAP, _LONGEST_NAP = 50e-6, 5e-3  # seconds between two looks whether all ranks have come to their end
 
 
-def mpi_is_possible(context: LaunchContext) -> tuple[bool, str]:
-    """(whether MPI can be used to meet, why not)."""
+def mpi_unavailable(context: LaunchContext) -> MpiUnavailable | None:
+    """Why MPI cannot be used to meet; None where it can, as far as that is known before it is tried."""
     if not any(context.environment.get(name) for name in context.launcher.mpi):
-        return False, f"{context.launcher.title} did not start this process as an MPI rank"
+        message = f"{context.launcher.title} did not start this process as an MPI rank"
+        return MpiUnavailable(NoMpi.NOT_A_RANK, message)
     if importlib.util.find_spec("mpi4py") is None:
-        return False, "mpi4py is not installed"
-    return True, ""
+        return MpiUnavailable(NoMpi.NOT_INSTALLED, "mpi4py is not installed")
+    return None
 
 
 def load_mpi(context: LaunchContext) -> Any:
@@ -54,21 +55,26 @@ def load_mpi(context: LaunchContext) -> Any:
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise RendezvousError(
-            f"mpi4py found no usable MPI library ({reason}); set MPI4PY_LIBMPI to the libmpi.so of your mpirun, "
-            "or say --rendezvous file (one host) or hosts"
+            f"mpi4py found no usable MPI library ({reason})",
+            fix="set MPI4PY_LIBMPI to the libmpi.so of your mpirun, or say --rendezvous file (one host) or hosts",
         ) from None
-    world = MPI.COMM_WORLD
+    with raised_on_all_ranks():
+        _check_world(MPI.COMM_WORLD, MPI.Get_library_version(), context)
+    _finalise_politely()
+    return MPI
+
+
+def _check_world(world: MPI.Intracomm, library_version: str, context: LaunchContext) -> None:
+    """Refuse an MPI that is not the launcher's: with it each rank is alone in a world."""
     if (world.size, world.rank) != (context.size.value, context.rank.value):
-        version = MPI.Get_library_version().split(",")[0].strip().rstrip("\0")
+        version = library_version.split(",")[0].strip().rstrip("\0")
         wanted = library_of_launcher() or "/path/of/your/mpirun's/lib/libmpi.so"
         raise RefusedError(
             f"{context.launcher.title} says rank {context.rank.value} of {context.size.value}, but MPI says rank "
             f"{world.rank} of {world.size}: mpi4py loaded {version}, which is not the library of the mpirun that "
-            f"started this job; set MPI4PY_LIBMPI={wanted}",
-            told_by_all=True,
+            "started this job",
+            fix=f"set MPI4PY_LIBMPI={wanted}",
         )
-    _finalise_politely()
-    return MPI
 
 
 @functools.cache
@@ -177,8 +183,9 @@ def _reachable_by_all(
     done.Wait()
     reports = world.gather(reached)
     common, problem = world.bcast(None if reports is None else _judged(reports, addresses, records))
-    if not common:
-        raise RendezvousError(problem, told_by_all=True)
+    with raised_on_all_ranks():
+        if not common:
+            raise RendezvousError(problem, fix="open a path for TCP, or set MASTER_ADDR and MASTER_PORT")
     return str(common)
 
 
@@ -195,7 +202,7 @@ def _judged(
     ]
     return None, (
         f"no address of rank 0's host {records[0]['host']} is reachable from every host; it offered {offered}; "
-        f"{'; '.join(blind)}; open a path for TCP, or set MASTER_ADDR and MASTER_PORT"
+        f"{'; '.join(blind)}"
     )
 
 

@@ -214,7 +214,7 @@ def test_torchruns_that_do_not_know_of_each_other(outer: str, said: str) -> None
     alone = captured(outer) | captured("torchrun")
     with pytest.raises(LaunchError, match=said.replace("(", "\\(").replace(")", "\\)")) as caught:
         refuse_misfit(detect(alone))
-    assert caught.value.told_by_all
+    assert caught.value.on_all_ranks
     refuse_misfit(detect(alone, "torchrun"))
     refuse_misfit(detect(alone | {"GROUP_WORLD_SIZE": "4"}))
 
