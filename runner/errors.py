@@ -11,12 +11,20 @@ Printed, each is one line: what is wrong with the values at hand, "; ", the fix.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+
+
+class Policy(enum.Enum):
+    """What becomes of ranks that do not fit together."""
+
+    STRICT = enum.auto()  # they are refused
+    DIAGNOSTIC = enum.auto()  # a tool takes them, and says what is wrong with them
 
 
 class RunnerError(Exception):

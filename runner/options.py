@@ -15,7 +15,7 @@ from runner.errors import UsageError, raised_on_all_ranks
 from runner.launch.detect import may_speak
 from runner.launch.table import LAUNCHERS, SINGLE
 from runner.placement import DEVICES
-from runner.rendezvous.meeting import WAYS
+from runner.rendezvous.rendezvous import WAYS
 
 BACKENDS = ("auto", "gloo", "nccl", "mpi4py", "mpi")
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from runner.errors import RefusedError, UsageError
+from runner.errors import Policy, RefusedError, UsageError
 from runner.launch.table import Launcher
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -108,8 +108,7 @@ def place_all(
     hosts: Iterable[tuple[str, Sequence[int]]],
     kinds: Sequence[Resources],
     device: str,
-    *,
-    refuse: bool,
+    policy: Policy,
 ) -> list[list[Placement]]:
     """The placements of all ranks, host by host: worked out alike on all ranks, so that all of them know of a refusal.
 
@@ -118,7 +117,7 @@ def place_all(
     Args:
         hosts: the name of each, and for each of its ranks, in the order of local ranks, the number of its resources.
         kinds: those resources.
-        refuse: raise where a host has more ranks than GPUs; else it computes on its cores.
+        policy: for a diagnostic tool a host with more ranks than GPUs computes on its cores.
 
     Raises:
         UsageError: a GPU is asked for and none is visible.
@@ -133,7 +132,7 @@ def place_all(
             try:
                 placed[alike] = place_host(launcher, name, sharers, device)
             except RefusedError:
-                if refuse:
+                if policy is Policy.STRICT:
                     raise
                 placed[alike] = place_host(launcher, name, sharers, "cpu")
         placements.append(placed[alike])

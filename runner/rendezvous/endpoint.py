@@ -33,7 +33,7 @@ class Endpoint:
     """The address and port of the job's store, as this rank reaches it.
 
     ``listener`` is rank 0's bound and listening socket, None on other ranks. It becomes the store; where the store
-    is torchrun's own, it stays what it is, and ``door`` says where it is reached.
+    is torchrun's own, it stays what it is, and ``rank_0`` says where it is reached.
     """
 
     host: str
@@ -42,7 +42,7 @@ class Endpoint:
     way: str  # how it was agreed on: env, mpi, file, hosts, torchrun, single
     key: bytes = field(default=b"", repr=False)  # by which the job's ranks know one another
     listener: socket.socket | None = None
-    door: tuple[str, int] | None = None
+    rank_0: tuple[str, int] | None = None
     mpi_unavailable: MpiUnavailable | None = None  # None also where it was not asked for
 
     def __str__(self) -> str:

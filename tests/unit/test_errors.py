@@ -9,7 +9,7 @@ import pytest
 from runner.errors import LaunchError, RefusedError, RendezvousError, RunnerError, raised_on_all_ranks
 from runner.launch.detect import detect
 from runner.rendezvous.endpoint import NoMpi
-from runner.rendezvous.meeting import choose_way
+from runner.rendezvous.rendezvous import choose_way
 
 
 def test_an_error_is_printed_with_its_fix() -> None:

@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from runner.comm.job import Job
 from runner.launch.detect import unused_tasks
 from runner.launch.table import SINGLE
+from runner.rendezvous.agreement import VERSIONS
 from runner.rendezvous.endpoint import NoMpi
-from runner.rendezvous.handshake import VERSIONS
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, grouped, ok, warn
 
 _PACKAGES = ("torchvision", "numpy", "mpi4py", "horovod")

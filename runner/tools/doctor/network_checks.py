@@ -172,7 +172,7 @@ def clocks(job: Job, team: Team) -> Verdict:
     """How far the clocks of the hosts are from rank 0's."""
     with _Door() as door:
         port, token = team.share([door.port, door.token.hex()])[0]
-        host = (job.endpoint.door or (job.endpoint.host, 0))[0]
+        host = (job.endpoint.rank_0 or (job.endpoint.host, 0))[0]
         asked = [_ask(host, port, bytes.fromhex(token)) for _ in range(5)] if job.rank else []
         answers = [answer for answer in asked if answer is not None]
         offsets = team.gather([0.0, 0.0] if job.rank == 0 else list(min(answers)) if answers else None)
