@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import runner
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.launch.detect import may_speak
-from runner.launch.table import LAUNCHERS, SINGLE
+from runner.launch.table import SINGLE, launchers
 from runner.placement import DEVICES
 from runner.rendezvous.rendezvous import WAYS
 
@@ -104,7 +104,7 @@ def seconds(text: str) -> float:
 
 def add_runner_options(parser: argparse.ArgumentParser) -> None:
     """The options that say where and how a job runs; the same on both sides of a workload's name."""
-    names = [row.name for row in LAUNCHERS] + [SINGLE.name]
+    names = [row.name for row in launchers()] + [SINGLE.name]
     group = parser.add_argument_group("runner", "how the job runs")
     group.add_argument(
         "--device", choices=DEVICES, default="auto", help="what to compute on (auto: GPUs where there are any)"

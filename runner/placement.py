@@ -49,7 +49,13 @@ class Placement:
     threads: int
     threads_source: str
     is_crowded: bool = False  # more ranks than cores, where this one runs
-    warning: str = ""
+    problem: str = ""  # cores that the launcher keeps from this rank
+    fix: str = ""  # of the problem
+
+    @property
+    def warning(self) -> str:
+        """The problem and its fix in one line, "" where there is none."""
+        return f"{self.problem}; {self.fix}" if self.problem else ""
 
     @property
     def torch_device(self) -> str:
@@ -89,6 +95,7 @@ def place_host(launcher: Launcher, host: str, sharers: Sequence[Resources], devi
     placements = []
     for own, gpu in zip(sharers, gpus, strict=True):
         threads, source = _threads(own, sharing[own.mask], len(sharers))
+        problem, fix = _binding_problem(launcher, own, len(sharers))
         placements.append(
             Placement(
                 device="cpu" if gpu is None else "cuda",
@@ -97,7 +104,8 @@ def place_host(launcher: Launcher, host: str, sharers: Sequence[Resources], devi
                 threads=threads,
                 threads_source=source,
                 is_crowded=_cores_per_rank(own, sharing[own.mask], len(sharers)) < 1,
-                warning=_binding_warning(launcher, own, len(sharers)),
+                problem=problem,
+                fix=fix,
             )
         )
     return placements
@@ -196,16 +204,17 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _binding_warning(launcher: Launcher, own: Resources, on_host: int) -> str:
-    """A line where the launcher bound the rank to fewer cores than its share of the host."""
+def _binding_problem(launcher: Launcher, own: Resources, on_host: int) -> tuple[str, str]:
+    """(problem, fix) where the launcher bound the rank to fewer cores than its share of the host."""
     usable = min(own.host_cores, math.floor(own.quota) if own.quota else own.host_cores)
     fair = usable // on_host
     cores = own.mask.bit_count()
     if not launcher.unbind or cores >= fair or fair <= 1:
-        return ""
+        return "", ""
     return (
         f"{launcher.title} bound each rank to {cores} of {_counted(own.host_cores, 'core')}, where {on_host} ranks could "
-        f"have {fair} each; start with {launcher.unbind.format(cores=fair)}"
+        f"have {fair} each",
+        f"start with {launcher.unbind.format(cores=fair)}",
     )
 
 

@@ -9,7 +9,7 @@ from runner.errors import EXIT_USAGE, LaunchError, raised_on_all_ranks
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, is_marked, unused_tasks
 from runner.launch.processes import RANK_STARTERS, ancestors, launcher_process, typed_in_a_shell
-from runner.launch.table import LAUNCHERS, SINGLE
+from runner.launch.table import SINGLE, launchers
 
 
 def refuse_misfit(context: LaunchContext) -> None:
@@ -23,9 +23,9 @@ def refuse_misfit(context: LaunchContext) -> None:
         return
     if context.launcher is SINGLE:
         _refuse_lost_ranks()
-    elif context.launcher.name == "slurm":
+    elif context.launcher.pty:
         _refuse_shell_of_srun(context)
-    elif context.launcher.name == "torchrun":
+    elif context.launcher.agents:
         with raised_on_all_ranks():
             _refuse_torchruns_alone(context)
 
@@ -60,7 +60,7 @@ def _refuse_lost_ranks() -> None:
 
 def _refuse_shell_of_srun(context: LaunchContext) -> None:
     """Refuse to be rank 0 in a shell that is one of several tasks: those of the others have ended at once."""
-    if context.size.value > 1 and "SLURM_PTY_PORT" in context.environment and typed_in_a_shell():
+    if context.size.value > 1 and context.launcher.pty in context.environment and typed_in_a_shell():
         raise LaunchError(
             f"this shell is task {context.rank.value} of the {context.size.value} of srun --pty, and the other tasks run "
             "nothing: start the ranks from here with srun --overlap python -m runner …, or take salloc in srun --pty's "
@@ -72,10 +72,11 @@ def _refuse_shell_of_srun(context: LaunchContext) -> None:
 def _refuse_torchruns_alone(context: LaunchContext) -> None:
     """Refuse several torchruns that a launcher started and that do not know of each other."""
     environment = context.environment
-    row = next((row for row in LAUNCHERS if row.name in context.launcher.within and is_marked(row, environment)), None)
-    if row is None or environment.get("GROUP_WORLD_SIZE") != "1":
+    outer = (row for row in launchers() if row.kind in context.launcher.nested_in and is_marked(row, environment))
+    row = next(outer, None)
+    if row is None or environment.get(context.launcher.agents) != "1":
         return
-    if row.name == "slurm" and "SLURM_PTY_PORT" in environment:
+    if row.pty and row.pty in environment:
         return  # a torchrun in the shell of srun --pty: its workers have no terminal by which to tell
     size = detect(environment, row.name).size
     if size.value > 1:

@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,8 +149,9 @@ def settings_for_mpi(context: LaunchContext) -> dict[str, str]:
         library = library_of_launcher()
         if library:
             settings["MPI4PY_LIBMPI"] = library
-    if context.launcher.name == "openmpi" and context.on_one_host and not _has_fabric():
-        settings.update(_unless_set(environment, OMPI_MCA_btl="^ofi", OMPI_MCA_mtl="^ofi"))
+    if context.on_one_host and context.launcher.without_fabric and not _has_fabric():
+        unset = {name: value for name, value in context.launcher.without_fabric.items() if name not in environment}
+        settings.update(unset)
     return settings
 
 
@@ -179,7 +179,3 @@ def _of_the_system(program: str) -> str:
 
 def _has_fabric() -> bool:
     return any(glob(pattern) for pattern in _FABRICS)
-
-
-def _unless_set(environment: Mapping[str, str], **settings: str) -> dict[str, str]:
-    return {name: value for name, value in settings.items() if name not in environment}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from runner.errors import Policy, RefusedError, RendezvousError, RunnerError, UsageError, raised_on_all_ranks
 from runner.launch.context import LaunchContext
-from runner.launch.table import SCHEDULERS
+from runner.launch.table import Kind
 from runner.rendezvous.endpoint import Endpoint, MpiUnavailable, NoMpi, listen
 from runner.rendezvous.interfaces import interface_towards, is_loopback, own_addresses
 from runner.rendezvous.mpi import exchange_by_mpi
@@ -43,7 +43,7 @@ def choose_way(context: LaunchContext, wanted: str = "auto") -> tuple[str, str, 
             with raised_on_all_ranks():  # they have the same command line and launcher
                 raise problem
         return wanted, "chosen by --rendezvous", None
-    if context.user_endpoint and context.launcher.name != "torchrun":
+    if context.user_endpoint and not context.launcher.has_store:
         return "env", "MASTER_ADDR and MASTER_PORT are set", None
     no_mpi = mpi_unavailable(context)
     if no_mpi is None:
@@ -102,7 +102,7 @@ def rendezvous(
             records, endpoint = exchange_by_mpi(context, own)
         except RefusedError as error:
             # srun offers PMI to all, also to an MPI that speaks another: MPI is then of no use, but also not needed.
-            is_needed = way != "auto" or (context.launcher.name not in SCHEDULERS and policy is Policy.STRICT)
+            is_needed = way != "auto" or (context.launcher.kind is not Kind.SCHEDULER and policy is Policy.STRICT)
             if is_needed or not context.job_id or not (context.hosts or context.on_one_host):
                 raise
             no_mpi = MpiUnavailable(NoMpi.WRONG_LIBRARY, error.message, error.fix)
@@ -110,7 +110,7 @@ def rendezvous(
             records, endpoint = (by_hosts if context.hosts else by_file)(context, own, timeout)
     else:
         records, endpoint = _SOCKET_WAYS[chosen](context, own, timeout)
-    if context.launcher.name == "torchrun" and context.user_endpoint:
+    if context.launcher.has_store and context.user_endpoint:
         endpoint = _torchrun_endpoint(context.user_endpoint, endpoint, policy)
     if len(records.of_field("host_key")[0]) > 1 and is_loopback(endpoint.interface):
         # A host may know its own name as 127.0.1.1 (Debian's /etc/hosts): good to reach itself, not to be reached.

@@ -52,8 +52,8 @@ def ranks(job: Job, team: Team) -> Verdict:
     else:
         text = f"{job.size}: " + ", ".join(f"{len(host.ranks)} on {host.name}" for host in hosts)
     listed = job.context.hosts
-    if job.context.launcher.name == "jsrun":
-        listed = listed[1:]  # LSF lists the launch node first, which has no rank
+    if job.context.launcher.first_host_has_no_ranks:
+        listed = listed[1:]
     if len(listed) > len(hosts):
         unused = len(listed) - len(hosts)
         return warn(
@@ -95,7 +95,7 @@ def _version(package: str) -> str:
 def settings(job: Job, team: Team) -> Verdict:
     """Whether the variables that the user has set, and that the runner keeps, are the same everywhere."""
     kept = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
-    is_own = job.context.launcher.name == "torchrun"
+    is_own = job.context.launcher.has_store
     own = {name: os.environ.get(name, "") for name in kept if name in job.context.environment and not is_own}
     everyone = team.gather(own)
     if any(other != everyone[0] for other in everyone):
