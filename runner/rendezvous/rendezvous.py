@@ -111,7 +111,7 @@ def rendezvous(
     else:
         records, endpoint = _SOCKET_WAYS[chosen](context, own, timeout)
     if context.launcher.has_store and context.user_endpoint:
-        endpoint = _torchrun_endpoint(context.user_endpoint, endpoint, policy)
+        endpoint = _launchers_endpoint(context.user_endpoint, endpoint, policy)
     if len(records.of_field("host_key")[0]) > 1 and is_loopback(endpoint.interface):
         # A host may know its own name as 127.0.1.1 (Debian's /etc/hosts): good to reach itself, not to be reached.
         others = own_addresses(context.environment)
@@ -119,8 +119,8 @@ def rendezvous(
     return Rendezvous(records, replace(endpoint, mpi_unavailable=no_mpi), why)
 
 
-def _torchrun_endpoint(store: tuple[str, int], met: Endpoint, policy: Policy) -> Endpoint:
-    """torchrun has a store already, and that one is used."""
+def _launchers_endpoint(store: tuple[str, int], met: Endpoint, policy: Policy) -> Endpoint:
+    """The launcher (torchrun) has a store already, and that one is used."""
     host, port = store
     if met.listener is not None and policy is Policy.STRICT:
         met.listener.close()
