@@ -6,15 +6,25 @@
         ├── LaunchError  2   the launcher's variables are missing or contradict each other
         └── RefusedError 2   the ranks met and do not fit together
 
-Every message is one line, with the values at hand and the fix. ``told_by_all`` is true where every
-rank raises the same error, so that rank 0 alone has to print it.
+Printed, each is one line: what is wrong with the values at hand, "; ", the fix.
 """
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+
+
+class Policy(enum.Enum):
+    """What becomes of ranks that do not fit together."""
+
+    STRICT = enum.auto()  # they are refused
+    DIAGNOSTIC = enum.auto()  # a tool takes them, and says what is wrong with them
 
 
 class RunnerError(Exception):
@@ -22,9 +32,23 @@ class RunnerError(Exception):
 
     exit_code = EXIT_FAILURE
 
-    def __init__(self, message: str, *, told_by_all: bool = False) -> None:
+    def __init__(self, message: str, *, fix: str = "", told_by_all: bool = False) -> None:
+        """Take what is wrong, and what mends it where that is known."""
         super().__init__(message)
-        self.told_by_all = told_by_all
+        self.message, self.fix = message, fix
+        self.on_all_ranks = told_by_all  # every rank raises the same, so that rank 0 alone has to print it
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.fix}" if self.fix else self.message
+
+    @property
+    def told_by_all(self) -> bool:
+        """Another name of ``on_all_ranks``."""
+        return self.on_all_ranks
+
+    @told_by_all.setter
+    def told_by_all(self, value: bool) -> None:
+        self.on_all_ranks = value
 
 
 class RendezvousError(RunnerError):
@@ -43,3 +67,13 @@ class LaunchError(UsageError):
 
 class RefusedError(UsageError):
     """The ranks met, compared notes, and must not run together."""
+
+
+@contextmanager
+def raised_on_all_ranks() -> Iterator[None]:
+    """A phase in which every rank does the same with the same data, so that all raise an error if one does."""
+    try:
+        yield
+    except RunnerError as error:
+        error.on_all_ranks = True
+        raise

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import runner
-from runner.errors import UsageError
+from runner.errors import UsageError, raised_on_all_ranks
 from runner.launch.detect import may_speak
-from runner.launch.table import LAUNCHERS, SINGLE
+from runner.launch.table import SINGLE, launchers
 from runner.placement import DEVICES
-from runner.rendezvous.meeting import WAYS
+from runner.rendezvous.rendezvous import WAYS
 
 BACKENDS = ("auto", "gloo", "nccl", "mpi4py", "mpi")
 
@@ -61,7 +61,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**(ours | options))
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)", told_by_all=True)
+        with raised_on_all_ranks():  # they have the same arguments
+            raise UsageError(f"{message} (see {self.prog} --help)")
 
     def print_help(self, file: object = None) -> None:
         if may_speak(os.environ):
@@ -103,7 +104,7 @@ def seconds(text: str) -> float:
 
 def add_runner_options(parser: argparse.ArgumentParser) -> None:
     """The options that say where and how a job runs; the same on both sides of a workload's name."""
-    names = [row.name for row in LAUNCHERS] + [SINGLE.name]
+    names = [row.name for row in launchers()] + [SINGLE.name]
     group = parser.add_argument_group("runner", "how the job runs")
     group.add_argument(
         "--device", choices=DEVICES, default="auto", help="what to compute on (auto: GPUs where there are any)"
@@ -160,23 +161,27 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
     )
     parser.add_argument("--version", action="version", version=f"runner {runner.__version__}")
     parser.add_argument("-m", dest="as_module", action="store_true", help="the target is a module, run as a program")
-    parser.add_argument("target", metavar="TARGET", nargs="?", help="a tool, script, module or workload")
-    parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="the target's own arguments")
+    # One positional for both: argparse would take a "--" that follows the target for its own.
+    parser.add_argument(
+        "command",
+        metavar="TARGET [ARGS...]",
+        nargs=argparse.REMAINDER,
+        help="a tool, script, module or workload, and its own arguments",
+    )
     add_runner_options(parser)
     known = parser.parse_args(argv)
-    if known.target is None:
+    command = known.command[1:] if known.command[:1] == ["--"] else known.command
+    if not command:
         parser.error("no target given; for example workloads.mnist, train.py or explain")
-    arguments = known.arguments
-    may_be_workload = _may_be_workload(known.target) and known.target not in tools and not known.as_module
+    target, *arguments = command
+    may_be_workload = _may_be_workload(target) and target not in tools and not known.as_module
     if may_be_workload:
-        # A workload shares the runner's options, so they may also stand after its name.
-        shared = Parser(prog=f"python -m runner {known.target}", add_help=False)
+        # A workload shares the runner's options, so they may also stand after its name, and win there.
+        shared = Parser(prog=f"python -m runner {target}", add_help=False)
         add_runner_options(shared)
-        given = [value for value in argv[: len(argv) - len(arguments)] if value != known.target]
-        known_after, _ = shared.parse_known_args([*given, *arguments])
-        vars(known).update({name: value for name, value in vars(known_after).items() if name != "as_module"})
+        shared.parse_known_args(arguments, known)
     return Request(
-        target=known.target,
+        target=target,
         as_module=known.as_module,
         may_be_workload=may_be_workload,
         arguments=tuple(arguments),

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from runner.errors import RefusedError, UsageError
+from runner.errors import Policy, RefusedError, UsageError
 from runner.launch.table import Launcher
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -49,7 +49,13 @@ class Placement:
     threads: int
     threads_source: str
     is_crowded: bool = False  # more ranks than cores, where this one runs
-    warning: str = ""
+    problem: str = ""  # cores that the launcher keeps from this rank
+    fix: str = ""  # of the problem
+
+    @property
+    def warning(self) -> str:
+        """The problem and its fix in one line, "" where there is none."""
+        return f"{self.problem}; {self.fix}" if self.problem else ""
 
     @property
     def torch_device(self) -> str:
@@ -89,6 +95,7 @@ def place_host(launcher: Launcher, host: str, sharers: Sequence[Resources], devi
     placements = []
     for own, gpu in zip(sharers, gpus, strict=True):
         threads, source = _threads(own, sharing[own.mask], len(sharers))
+        problem, fix = _binding_problem(launcher, own, len(sharers))
         placements.append(
             Placement(
                 device="cpu" if gpu is None else "cuda",
@@ -97,7 +104,8 @@ def place_host(launcher: Launcher, host: str, sharers: Sequence[Resources], devi
                 threads=threads,
                 threads_source=source,
                 is_crowded=_cores_per_rank(own, sharing[own.mask], len(sharers)) < 1,
-                warning=_binding_warning(launcher, own, len(sharers)),
+                problem=problem,
+                fix=fix,
             )
         )
     return placements
@@ -108,8 +116,7 @@ def place_all(
     hosts: Iterable[tuple[str, Sequence[int]]],
     kinds: Sequence[Resources],
     device: str,
-    *,
-    refuse: bool,
+    policy: Policy,
 ) -> list[list[Placement]]:
     """The placements of all ranks, host by host: worked out alike on all ranks, so that all of them know of a refusal.
 
@@ -118,7 +125,7 @@ def place_all(
     Args:
         hosts: the name of each, and for each of its ranks, in the order of local ranks, the number of its resources.
         kinds: those resources.
-        refuse: raise where a host has more ranks than GPUs; else it computes on its cores.
+        policy: for a diagnostic tool a host with more ranks than GPUs computes on its cores.
 
     Raises:
         UsageError: a GPU is asked for and none is visible.
@@ -133,7 +140,7 @@ def place_all(
             try:
                 placed[alike] = place_host(launcher, name, sharers, device)
             except RefusedError:
-                if refuse:
+                if policy is Policy.STRICT:
                     raise
                 placed[alike] = place_host(launcher, name, sharers, "cpu")
         placements.append(placed[alike])
@@ -151,9 +158,8 @@ def _gpu_indices(launcher: Launcher, host: str, sharers: Sequence[Resources], de
         return [None] * len(sharers)
     if not gpus:
         raise UsageError(
-            f"--device {device}: no GPU is visible on host {host}; ask the scheduler for GPUs, look at "
-            "CUDA_VISIBLE_DEVICES, or say --device cpu",
-            told_by_all=True,
+            f"--device {device}: no GPU is visible on host {host}",
+            fix="ask the scheduler for GPUs, look at CUDA_VISIBLE_DEVICES, or say --device cpu",
         )
     taken: set[str] = set()
     indices: list[int | None] = []
@@ -162,9 +168,8 @@ def _gpu_indices(launcher: Launcher, host: str, sharers: Sequence[Resources], de
         if free is None:
             flag = launcher.ranks_per_host.format(n=len(gpus)) or "fewer ranks"
             raise RefusedError(
-                f"{len(sharers)} ranks on host {host} but {len(gpus)} GPU{'s' * (len(gpus) > 1)}; start {len(gpus)} per "
-                f"host ({flag}), or say --device cpu",
-                told_by_all=True,
+                f"{len(sharers)} ranks on host {host} but {len(gpus)} GPU{'s' * (len(gpus) > 1)}",
+                fix=f"start {len(gpus)} per host ({flag}), or say --device cpu",
             )
         taken.add(free)
         indices.append(sharer.gpus.index(free))
@@ -199,16 +204,17 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _binding_warning(launcher: Launcher, own: Resources, on_host: int) -> str:
-    """A line where the launcher bound the rank to fewer cores than its share of the host."""
+def _binding_problem(launcher: Launcher, own: Resources, on_host: int) -> tuple[str, str]:
+    """(problem, fix) where the launcher bound the rank to fewer cores than its share of the host."""
     usable = min(own.host_cores, math.floor(own.quota) if own.quota else own.host_cores)
     fair = usable // on_host
     cores = own.mask.bit_count()
     if not launcher.unbind or cores >= fair or fair <= 1:
-        return ""
+        return "", ""
     return (
         f"{launcher.title} bound each rank to {cores} of {_counted(own.host_cores, 'core')}, where {on_host} ranks could "
-        f"have {fair} each; start with {launcher.unbind.format(cores=fair)}"
+        f"have {fair} each",
+        f"start with {launcher.unbind.format(cores=fair)}",
     )
 
 

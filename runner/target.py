@@ -42,7 +42,9 @@ def find_target(name: str, *, as_module: bool, tools: Iterable[str]) -> Target:
     if as_module:
         path = _module_file(name, run_as_main=True)
         if path is None:
-            raise UsageError(f"no module named {name}{_near(name, _workloads())}; it is looked for in {_places()}")
+            raise UsageError(
+                f"no module named {name}{_near(name, _workloads())}", fix=f"it is looked for in {_places()}"
+            )
         _refuse_idle(name, path, lambda: f"{name} without -m: python -m runner {name}")
         return Target("module", name, path, _digest(path))
     if name in tools:
@@ -59,8 +61,9 @@ def find_target(name: str, *, as_module: bool, tools: Iterable[str]) -> Target:
         scripts = [p.name for p in Path.cwd().glob("*.py")]
         known = [*tools, *_workloads(), *scripts]
         raise UsageError(
-            f"unknown target {name!r}{_near(name, known)}; a target is a tool ({', '.join(tools)}), a script (train.py), "
-            f"-m package.module, or a workload ({', '.join(_workloads())})"
+            f"unknown target {name!r}{_near(name, known)}",
+            fix=f"a target is a tool ({', '.join(tools)}), a script (train.py), -m package.module, or a workload "
+            f"({', '.join(_workloads())})",
         )
     _refuse_programs(name, path)
     return Target("workload", name, path, _digest(path))
@@ -106,7 +109,7 @@ def _refuse_programs(name: str, path: Path) -> None:
     has = f"has {_signature(main)} and" if isinstance(main, ast.FunctionDef) else "has"
     is_script = path.parent == Path.cwd() and path.stem == name
     instead = f"did you mean {path.name}?" if is_script else f"to run it as a program: -m {name}"
-    raise UsageError(f"module {name} {has} no main(run, argv), so it is no workload; {instead}")
+    raise UsageError(f"module {name} {has} no main(run, argv), so it is no workload", fix=instead)
 
 
 def _module_file(name: str, *, run_as_main: bool) -> Path | None:

@@ -31,7 +31,7 @@ def settings(job: Job, *, spare_core: bool = False) -> dict[str, str]:
 
 def torchrun_variables(job: Job) -> dict[str, str]:
     """torchrun's variables (docs: elastic/run, Environment Variables). Under torchrun its own are kept."""
-    if job.context.launcher.name == "torchrun":
+    if job.context.launcher.has_store:
         return {}
     local_rank, local_size = job.local_rank, job.topology.local_size(job.rank)
     group, groups = job.topology.host_index(job.rank), len(job.topology.hosts)

@@ -18,7 +18,6 @@ class Job:
     topology: Topology
     endpoint: Endpoint
     meeting: str  # why the ranks met the way they did
-    mpi_refused: str = ""  # why MPI was tried and not used
     placements: tuple[Placement, ...]  # of all ranks
     device: str = "auto"  # as asked for; the placements say what it came to
     backend: str = "auto"

@@ -27,7 +27,7 @@ _SPAWNING = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkser
 
 def serve_own_endpoint_only(job: Job) -> None:
     """Have the variable count for the runner's store alone, in a program that is yet to import torch."""
-    if job.context.launcher.name == "torchrun":
+    if job.context.launcher.has_store:
         return
     endpoint = job.endpoint.host, str(job.endpoint.port)
     when_imported(_MODULE, lambda: _wrap_handlers(vars(sys.modules[_MODULE])["_rendezvous_handlers"], endpoint))

@@ -11,7 +11,7 @@ from runner.comm.horovod import prepare_when_imported
 from runner.comm.job import Job
 from runner.comm.registering import NAME, register, why_not
 from runner.errors import UsageError
-from runner.rendezvous.mpi import takes_gpu_memory
+from runner.rendezvous.mpi_library import takes_gpu_memory
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore

@@ -9,7 +9,7 @@ from typing import Any
 
 from runner.comm.importing import when_imported
 from runner.comm.job import Job
-from runner.rendezvous.mpi import load_mpi, threads_may_call
+from runner.rendezvous.mpi_library import load_mpi, threads_may_call
 
 NAME = "mpi4py"
 _MODULE = "torch.distributed.distributed_c10d"

@@ -10,18 +10,13 @@ from typing import TextIO
 
 from runner.launch.context import LaunchContext
 from runner.launch.processes import launcher_process
-from runner.launch.table import SINGLE
-
-# Those whose parent is no process of a launcher's name, but the launcher itself (Python).
-_ARE_PYTHON = ("torchrun", "horovodrun")
-_WITHOUT = (SINGLE.name, "env")
 
 
 def launcher_of(context: LaunchContext) -> int:
     """The process whose end leaves the ranks of this host without a launcher; 0 where there is none, or none is seen."""
-    if context.launcher.name in _WITHOUT:
+    if not context.launcher.has_process:
         return 0
-    if context.launcher.name in _ARE_PYTHON:
+    if context.launcher.is_parent:
         return os.getppid()
     process = launcher_process()
     return process.pid if process is not None else 0

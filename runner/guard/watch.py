@@ -58,6 +58,7 @@ class Lifeline:
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
+        self.worker = os.getpid()  # whose child, where the program forks one, has the lifeline too
 
     def met(self) -> None:
         """The ranks have met; stop the clock."""

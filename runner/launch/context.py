@@ -39,6 +39,7 @@ class LaunchContext:
 
     launcher: Launcher
     why: str
+    is_chosen: bool = False  # by the user, against whatever the variables say
     rank: Value
     size: Value
     local_rank: Value | None
@@ -105,5 +106,7 @@ class LaunchContext:
         if not address or not port:
             return None
         if not port.isdecimal() or not 0 < int(port) < 65536:
-            raise LaunchError(f"MASTER_PORT={port} is not a port (1 to 65535); set one, or unset it and MASTER_ADDR")
+            raise LaunchError(
+                f"MASTER_PORT={port} is not a port (1 to 65535)", fix="set one, or unset it and MASTER_ADDR"
+            )
         return address, int(port)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from runner.errors import LaunchError
 from runner.launch.context import Ignored, LaunchContext, Value
 from runner.launch.slurm_lists import expand_counts
-from runner.launch.table import LAUNCHERS, SINGLE, TASK_COUNTS, Launcher
+from runner.launch.table import LAUNCHERS, SINGLE, TASK_COUNTS, Launcher, launchers
 
 
 @dataclass(frozen=True)
@@ -42,48 +42,54 @@ def detect(environment: Mapping[str, str], launcher: str | None = None) -> Launc
         LaunchError: a set of variables is incomplete, malformed, or contradicts another one.
     """
     if launcher == SINGLE.name:
-        return _single(environment, "chosen by --launcher single")
+        return _single(environment, "chosen by --launcher single", is_chosen=True)
     if launcher is not None:
-        row = next((row for row in LAUNCHERS if row.name == launcher), None)
+        row = next((row for row in launchers() if row.name == launcher), None)
         if row is None:
-            names = ", ".join([row.name for row in LAUNCHERS] + [SINGLE.name])
-            raise LaunchError(f"unknown launcher {launcher!r}; one of: {names}", told_by_all=True)
-        return _context(_read(row, environment), environment, f"chosen by --launcher {launcher}", ())
+            names = ", ".join([row.name for row in launchers()] + [SINGLE.name])
+            raise LaunchError(f"unknown launcher {launcher!r}", fix=f"one of: {names}")
+        why = f"chosen by --launcher {launcher}"
+        return _context(_read(row, environment), environment, why, (), is_chosen=True)
 
-    readings = [_read(row, environment) for row in LAUNCHERS if is_marked(row, environment)]
+    readings = [_read(row, environment) for row in launchers() if is_marked(row, environment)]
     if not readings:
         _refuse_half_set(environment)
         return _single(environment, _why_single(environment))
     winner, others = readings[0], readings[1:]
     for other in others:
         agrees = (other.rank.value, other.size.value) == (winner.rank.value, winner.size.value)
-        if not agrees and other.launcher.name not in winner.launcher.within:
+        if not agrees and other.launcher.kind not in winner.launcher.nested_in:
             raise LaunchError(
-                f"two launchers disagree: {winner}, but {other}; unset the variables of the one that did not start "
-                f"this process, or choose with --launcher {winner.launcher.name} or --launcher {other.launcher.name}"
+                f"two launchers disagree: {winner}, but {other}",
+                fix="unset the variables of the one that did not start this process, or choose with "
+                f"--launcher {winner.launcher.name} or --launcher {other.launcher.name}",
             )
-    marks = ", ".join(_shown(mark, environment) for mark in winner.launcher.marks)
+    marks = ", ".join(_shown(mark, environment) for mark in winner.launcher.requires)
     return _context(winner, environment, f"{marks} set", tuple(_ignored(winner, others, environment)))
 
 
 def is_marked(row: Launcher, environment: Mapping[str, str]) -> bool:
     """Whether the variables that mark a launcher are there, and do not mean a step without ranks."""
     return (
-        all(_name_of(mark, environment) in environment for mark in row.marks)
-        and not any(name in environment for name in row.absent)
-        and not any(environment.get(name) in values for name, values in row.no_task.items())
+        all(_name_of(mark, environment) in environment for mark in row.requires)
+        and not any(name in environment for name in row.excludes)
+        and not any(environment.get(name) in values for name, values in row.not_a_rank.items())
     )
 
 
 def may_speak(environment: Mapping[str, str]) -> bool:
     """Whether this process should print an error found before its rank is known: no variable gives it a rank above 0."""
-    ranks = [environment.get(row.rank, "") for row in LAUNCHERS if row.name != "slurm" or is_marked(row, environment)]
+    try:
+        rows = launchers()
+    except LaunchError:  # which is what is to be said
+        rows = LAUNCHERS
+    ranks = [environment.get(row.rank, "") for row in rows if not row.is_set_in_batch or is_marked(row, environment)]
     return not any(rank.isdecimal() and int(rank) > 0 for rank in ranks)
 
 
 def unused_tasks(environment: Mapping[str, str]) -> int:
     """The tasks of the scheduler's job, where it has several and no launcher started this process as one; else 0."""
-    if any(is_marked(row, environment) for row in LAUNCHERS):
+    if any(is_marked(row, environment) for row in launchers()):
         return 0
     tasks = 0
     for name in TASK_COUNTS:
@@ -126,7 +132,7 @@ def _value(cell: str, environment: Mapping[str, str]) -> Value | None:
     if text is None:
         return None
     if not text.strip().isdecimal():
-        raise LaunchError(f"{name}={text!r} is not a number; the launcher sets it, so unset yours")
+        raise LaunchError(f"{name}={text!r} is not a number", fix="the launcher sets it, so unset yours")
     return Value(int(text), name)
 
 
@@ -145,18 +151,18 @@ def _read(row: Launcher, environment: Mapping[str, str]) -> _Reading:
 
 
 def _half_set(row: Launcher, environment: Mapping[str, str]) -> LaunchError:
-    cells = dict.fromkeys((*row.marks, row.rank, row.size))
+    cells = dict.fromkeys((*row.requires, row.rank, row.size))
     found = [_shown(cell, environment) for cell in cells if _name_of(cell, environment) in environment]
     missing = [cell.replace("|", " or ") for cell in cells if _name_of(cell, environment) not in environment]
     return LaunchError(
-        f"{row.title} is half set: {', '.join(found) or 'nothing'} without {', '.join(missing)}; "
-        "start through the launcher, set the rest, unset these, or say --launcher single"
+        f"{row.title} is half set: {', '.join(found) or 'nothing'} without {', '.join(missing)}",
+        fix="start through the launcher, set the rest, unset these, or say --launcher single",
     )
 
 
 def _refuse_half_set(environment: Mapping[str, str]) -> None:
     """A rank or a size without the rest of its set would make N processes that each train alone."""
-    for row in LAUNCHERS:
+    for row in launchers():
         # An endpoint alone (MASTER_ADDR, MASTER_PORT) is no rank, so the marks do not count here.
         cells = (row.rank, row.size) if row.half_set_is_an_error else ()
         if any(_name_of(cell, environment) in environment for cell in cells):
@@ -167,19 +173,19 @@ def _ignored(winner: _Reading, others: list[_Reading], environment: Mapping[str,
     found = []
     for other in others:
         names = (other.rank.source, other.size.source)
-        if other.launcher.name in winner.launcher.within:
+        if other.launcher.kind in winner.launcher.nested_in:
             why = (
                 f"{winner.launcher.title} runs inside {other.launcher.title}; rank {other.rank.value} is its own task's"
             )
         else:
             why = f"agrees with {winner.launcher.title}"
         found.append(Ignored(names, why))
-    batch = [name for name in ("SLURM_PROCID", "SLURM_NTASKS") if name in environment]
-    if batch and winner.launcher.name != "slurm" and not any(other.launcher.name == "slurm" for other in others):
-        found.append(Ignored(tuple(batch), "the Slurm batch script's, not this rank's"))
-    hand = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in environment]
-    if hand and winner.launcher.name not in ("torchrun", "env") and not any(o.launcher.name == "env" for o in others):
-        found.append(Ignored(tuple(hand), f"an incomplete set; {winner.launcher.title} is the launcher"))
+    read = {other.launcher.name for other in (winner, *others)}
+    for row in launchers():
+        stray = [name for name in row.stray if name in environment]
+        # (torchrun's are those that users set by hand.)
+        if stray and row.name not in read and winner.launcher.rank not in row.stray:
+            found.append(Ignored(tuple(stray), row.stray_note.format(title=winner.launcher.title)))
     return found
 
 
@@ -191,17 +197,24 @@ def _why_single(environment: Mapping[str, str]) -> str:
     return "no launcher's variables are set"
 
 
-def _single(environment: Mapping[str, str], why: str) -> LaunchContext:
+def _single(environment: Mapping[str, str], why: str, *, is_chosen: bool = False) -> LaunchContext:
     none = Value(0, "default"), Value(1, "default")
-    return _context(_Reading(SINGLE, none[0], none[1], none[0], none[1]), environment, why, ())
+    reading = _Reading(SINGLE, none[0], none[1], none[0], none[1])
+    return _context(reading, environment, why, (), is_chosen=is_chosen)
 
 
 def _context(
-    reading: _Reading, environment: Mapping[str, str], why: str, ignored: tuple[Ignored, ...]
+    reading: _Reading,
+    environment: Mapping[str, str],
+    why: str,
+    ignored: tuple[Ignored, ...],
+    *,
+    is_chosen: bool = False,
 ) -> LaunchContext:
     return LaunchContext(
         launcher=reading.launcher,
         why=why,
+        is_chosen=is_chosen,
         rank=reading.rank,
         size=reading.size,
         local_rank=reading.local_rank,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 
-from runner.errors import EXIT_USAGE, LaunchError
+from runner.errors import EXIT_USAGE, LaunchError, raised_on_all_ranks
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, is_marked, unused_tasks
 from runner.launch.processes import RANK_STARTERS, ancestors, launcher_process, typed_in_a_shell
-from runner.launch.table import LAUNCHERS, SINGLE
+from runner.launch.table import SINGLE, launchers
 
 
 def refuse_misfit(context: LaunchContext) -> None:
@@ -19,20 +19,21 @@ def refuse_misfit(context: LaunchContext) -> None:
         LaunchError: which launch it is, and how it is meant to be.
         SystemExit: the same, on a process that has an older brother to say it.
     """
-    if context.why.startswith("chosen"):
+    if context.is_chosen:
         return
     if context.launcher is SINGLE:
         _refuse_lost_ranks()
-    elif context.launcher.name == "slurm":
+    elif context.launcher.pty:
         _refuse_shell_of_srun(context)
-    elif context.launcher.name == "torchrun":
-        _refuse_torchruns_alone(context)
+    elif context.launcher.agents:
+        with raised_on_all_ranks():
+            _refuse_torchruns_alone(context)
 
 
 def idle_tasks(context: LaunchContext) -> str:
     """A warning for a process that runs alone in a job of several tasks, else an empty string."""
     tasks = unused_tasks(context.environment)
-    if context.launcher is not SINGLE or context.why.startswith("chosen") or not tasks:
+    if context.launcher is not SINGLE or context.is_chosen or not tasks:
         return ""
     start = "srun or mpirun" if "SLURM_JOB_ID" in context.environment else "mpirun"
     return (
@@ -52,28 +53,30 @@ def _refuse_lost_ranks() -> None:
             raise SystemExit(EXIT_USAGE)
         raise LaunchError(
             f"{parent.name()} (process {parent.pid}) started this process, but none of its rank variables is set, so "
-            "every process would train alone; let the variables through (a container's --cleanenv and env -i "
-            "remove them), or say --launcher single"
+            "every process would train alone",
+            fix="let the variables through (a container's --cleanenv and env -i remove them), or say --launcher single",
         )
 
 
 def _refuse_shell_of_srun(context: LaunchContext) -> None:
     """Refuse to be rank 0 in a shell that is one of several tasks: those of the others have ended at once."""
-    if context.size.value > 1 and "SLURM_PTY_PORT" in context.environment and typed_in_a_shell():
+    if context.size.value > 1 and context.launcher.pty in context.environment and typed_in_a_shell():
         raise LaunchError(
             f"this shell is task {context.rank.value} of the {context.size.value} of srun --pty, and the other tasks run "
             "nothing: start the ranks from here with srun --overlap python -m runner …, or take salloc in srun --pty's "
-            "place and then srun python -m runner …; --launcher single runs one process"
+            "place and then srun python -m runner …",
+            fix="--launcher single runs one process",
         )
 
 
 def _refuse_torchruns_alone(context: LaunchContext) -> None:
     """Refuse several torchruns that a launcher started and that do not know of each other."""
     environment = context.environment
-    row = next((row for row in LAUNCHERS if row.name in context.launcher.within and is_marked(row, environment)), None)
-    if row is None or environment.get("GROUP_WORLD_SIZE") != "1":
+    outer = (row for row in launchers() if row.kind in context.launcher.nested_in and is_marked(row, environment))
+    row = next(outer, None)
+    if row is None or environment.get(context.launcher.agents) != "1":
         return
-    if row.name == "slurm" and "SLURM_PTY_PORT" in environment:
+    if row.pty and row.pty in environment:
         return  # a torchrun in the shell of srun --pty: its workers have no terminal by which to tell
     size = detect(environment, row.name).size
     if size.value > 1:
@@ -82,5 +85,4 @@ def _refuse_torchruns_alone(context: LaunchContext) -> None:
             f"{size.value} trainings would run: leave torchrun out ({row.ranks_per_host.partition(' -')[0]} … python -m "
             f"runner …), or let one per node meet (torchrun --nnodes={size.value} --rdzv-backend=c10d "
             "--rdzv-endpoint=HOST:PORT …), or say --launcher torchrun if separate trainings are meant",
-            told_by_all=True,
         )

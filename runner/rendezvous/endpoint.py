@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import enum
 import resource
 import socket
 from dataclasses import dataclass, field
+
+
+class NoMpi(enum.Enum):
+    """What keeps the ranks from meeting by MPI."""
+
+    NOT_A_RANK = enum.auto()  # the launcher started no MPI ranks
+    NOT_INSTALLED = enum.auto()  # mpi4py
+    WRONG_LIBRARY = enum.auto()  # mpi4py has loaded another MPI's than the launcher's
+
+
+@dataclass(frozen=True)
+class MpiUnavailable:
+    """Why MPI was not used to meet, and what mends that."""
+
+    reason: NoMpi
+    message: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.fix}" if self.fix else self.message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,7 +33,7 @@ class Endpoint:
     """The address and port of the job's store, as this rank reaches it.
 
     ``listener`` is rank 0's bound and listening socket, None on other ranks. It becomes the store; where the store
-    is torchrun's own, it stays what it is, and ``door`` says where it is reached.
+    is torchrun's own, it stays what it is, and ``rank_0`` says where it is reached.
     """
 
     host: str
@@ -21,7 +42,8 @@ class Endpoint:
     way: str  # how it was agreed on: env, mpi, file, hosts, torchrun, single
     key: bytes = field(default=b"", repr=False)  # by which the job's ranks know one another
     listener: socket.socket | None = None
-    door: tuple[str, int] | None = None
+    rank_0: tuple[str, int] | None = None
+    mpi_unavailable: MpiUnavailable | None = None  # None also where it was not asked for
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

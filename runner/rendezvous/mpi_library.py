@@ -1,17 +1,138 @@
-"""Which MPI library mpi4py is to load: the one whose mpirun started this process."""
+"""MPI's library and its lifetime: which one mpi4py loads, what it can do, and how it is left."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import importlib.util
 import os
-from collections.abc import Mapping
+import sys
+import threading
+import time
 from glob import glob
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from runner.errors import RefusedError, RendezvousError, raised_on_all_ranks
 from runner.launch.context import LaunchContext
 from runner.launch.processes import RANK_STARTERS, executable, launcher_process
+from runner.rendezvous.endpoint import MpiUnavailable, NoMpi
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_SHORTEST_NAP, _LONGEST_NAP = 50e-6, 5e-3  # seconds between two looks whether all ranks have come to their end
 
 # Directories that show a fabric: InfiniBand, RoCE and EFA; Slingshot; Omni-Path; usNIC.
 _FABRICS = ("/sys/class/infiniband/*", "/sys/class/cxi/*", "/sys/class/hfi1/*", "/sys/class/infiniband_verbs/*")
+
+
+def mpi_unavailable(context: LaunchContext) -> MpiUnavailable | None:
+    """Why MPI cannot be used to meet; None where it can, as far as that is known before it is tried."""
+    if not any(context.environment.get(name) for name in context.launcher.mpi):
+        message = f"{context.launcher.title} did not start this process as an MPI rank"
+        return MpiUnavailable(NoMpi.NOT_A_RANK, message)
+    if importlib.util.find_spec("mpi4py") is None:
+        return MpiUnavailable(NoMpi.NOT_INSTALLED, "mpi4py is not installed")
+    return None
+
+
+def load_mpi(context: LaunchContext) -> Any:
+    """Import mpi4py, which initialises MPI, with the library of the mpirun that started this process.
+
+    Raises:
+        RendezvousError: no MPI library was found.
+        RefusedError: the library found does not belong to the launcher.
+    """
+    os.environ.update(settings_for_mpi(context))
+    try:
+        import mpi4py
+
+        mpi4py.rc.finalize = False  # after an exception finalising waits for the others, for ever
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise RendezvousError(
+            f"mpi4py found no usable MPI library ({reason})",
+            fix="set MPI4PY_LIBMPI to the libmpi.so of your mpirun, or say --rendezvous file (one host) or hosts",
+        ) from None
+    with raised_on_all_ranks():
+        _check_world(MPI.COMM_WORLD, MPI.Get_library_version(), context)
+    _finalise_politely()
+    return MPI
+
+
+def _check_world(world: MPI.Intracomm, library_version: str, context: LaunchContext) -> None:
+    """Refuse an MPI that is not the launcher's: with it each rank is alone in a world."""
+    if (world.size, world.rank) != (context.size.value, context.rank.value):
+        version = library_version.split(",")[0].strip().rstrip("\0")
+        wanted = library_of_launcher() or "/path/of/your/mpirun's/lib/libmpi.so"
+        raise RefusedError(
+            f"{context.launcher.title} says rank {context.rank.value} of {context.size.value}, but MPI says rank "
+            f"{world.rank} of {world.size}: mpi4py loaded {version}, which is not the library of the mpirun that "
+            "started this job",
+            fix=f"set MPI4PY_LIBMPI={wanted}",
+        )
+
+
+@functools.cache
+def _finalise_politely() -> None:
+    """Have this rank come to MPI_Finalize(), whoever calls it, when all ranks have.
+
+    MPI_Finalize() waits for all ranks without a pause. Where ranks share a core that takes it from those that are not so
+    far: seen with Intel MPI and Linux 6.18, eight ranks on two cores, where two of them did not run for minutes. Before it
+    does anything it deletes the attributes of MPI_COMM_SELF, while all of MPI can still be used (MPI 3.1, 8.7.1).
+    """
+    from mpi4py import MPI
+
+    def wait_for_all(*_: Any) -> None:
+        nap, all_are_here = _SHORTEST_NAP, MPI.COMM_WORLD.Ibarrier()
+        while not all_are_here.Test():
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP)
+
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=wait_for_all), True)
+
+
+def threads_may_call() -> bool:
+    """Whether the MPI that is loaded lets several threads call it at once."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    return MPI is None or bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
+# How MPIs say whether they take addresses of a GPU's memory (mpi-ext.h of Open MPI and of MPICH).
+_QUESTIONS = ("MPIX_Query_cuda_support", "MPIX_Query_rocm_support", "MPIX_Query_hip_support")
+
+
+def takes_gpu_memory() -> bool:
+    """Whether the MPI that is loaded says that it does; one that has no word for it does not."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    return MPI is not None and _says_yes(MPI.__file__)
+
+
+@functools.cache
+def _says_yes(module: str) -> bool:
+    library = ctypes.CDLL(module)  # with what it is linked to, the MPI
+    return any(hasattr(library, question) and getattr(library, question)() for question in _QUESTIONS)
+
+
+# Set where a thread is in an MPI call that will not end: finalising would wait for it, for ever.
+abandoned = threading.Event()
+
+
+def finalize_mpi() -> bool:
+    """Finalise MPI, if this process has initialised it and nobody has finalised it.
+
+    Returns:
+        Whether the library has more to do in its C exit handlers. MPICH and its kin take leave of their process
+        manager there; a process that skips them counts as killed.
+    """
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is None or not MPI.Is_initialized() or abandoned.is_set():
+        return False
+    if not MPI.Is_finalized():
+        MPI.Finalize()
+    return bool(MPI.get_vendor()[0] != "Open MPI")
 
 
 def settings_for_mpi(context: LaunchContext) -> dict[str, str]:
@@ -28,8 +149,9 @@ def settings_for_mpi(context: LaunchContext) -> dict[str, str]:
         library = library_of_launcher()
         if library:
             settings["MPI4PY_LIBMPI"] = library
-    if context.launcher.name == "openmpi" and context.on_one_host and not _has_fabric():
-        settings.update(_unless_set(environment, OMPI_MCA_btl="^ofi", OMPI_MCA_mtl="^ofi"))
+    if context.on_one_host and context.launcher.without_fabric and not _has_fabric():
+        unset = {name: value for name, value in context.launcher.without_fabric.items() if name not in environment}
+        settings.update(unset)
     return settings
 
 
@@ -57,7 +179,3 @@ def _of_the_system(program: str) -> str:
 
 def _has_fabric() -> bool:
     return any(glob(pattern) for pattern in _FABRICS)
-
-
-def _unless_set(environment: Mapping[str, str], **settings: str) -> dict[str, str]:
-    return {name: value for name, value in settings.items() if name not in environment}

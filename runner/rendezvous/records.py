@@ -10,19 +10,22 @@ import json
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, overload
 
-Record = dict[str, Any]
+from runner.rendezvous.record import RankRecord
+
 # What goes over the wire for a rank: numbers and texts as they are, all else as JSON text.
 Flat = dict[str, str | int | float | None]
 
 _MOST_FIELDS = 64
+_FIELDS = tuple(field.name for field in fields(RankRecord))
 _JSON = "json:"  # before a text that is to be read
 
 
-def flat(record: Mapping[str, Any]) -> Flat:
+def flat(record: RankRecord) -> Flat:
     """A record with every field a number, a text or None."""
-    return {name: _flat(value) for name, value in record.items()}
+    return {name: _flat(getattr(record, name)) for name in _FIELDS}
 
 
 def is_flat(value: Any) -> bool:
@@ -47,7 +50,7 @@ def _whole(value: Any) -> Any:
     return json.loads(value[len(_JSON) :]) if isinstance(value, str) and value.startswith(_JSON) else value
 
 
-class Records(Sequence[Record]):
+class Records(Sequence[RankRecord]):
     """All ranks' records, in rank order."""
 
     def __init__(self, size: int, columns: Mapping[str, tuple[Sequence[Any], Sequence[int] | None]]) -> None:
@@ -60,7 +63,7 @@ class Records(Sequence[Record]):
         }
 
     @classmethod
-    def of(cls, records: Sequence[Mapping[str, Any]]) -> Records:
+    def of(cls, records: Sequence[RankRecord]) -> Records:
         """The records of ranks 0, 1, …"""
         return cls(len(records), _columns([flat(record) for record in records]))
 
@@ -77,17 +80,18 @@ class Records(Sequence[Record]):
         return self._size
 
     @overload
-    def __getitem__(self, rank: int) -> Record: ...
+    def __getitem__(self, rank: int) -> RankRecord: ...
     @overload
-    def __getitem__(self, rank: slice) -> list[Record]: ...
-    def __getitem__(self, rank: int | slice) -> Record | list[Record]:
+    def __getitem__(self, rank: slice) -> list[RankRecord]: ...
+    def __getitem__(self, rank: int | slice) -> RankRecord | list[RankRecord]:
         if isinstance(rank, slice):
             return [self[one] for one in range(*rank.indices(self._size))]
         if not -self._size <= rank < self._size:
             raise IndexError(rank)
-        return {name: values[index[rank] if index else 0] for name, (values, index) in self._columns.items()}
+        known = ((name, self._columns[name]) for name in _FIELDS if name in self._columns)
+        return RankRecord(**{name: values[index[rank] if index else 0] for name, (values, index) in known})
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[RankRecord]:
         return (self[rank] for rank in range(self._size))
 
     def of_field(self, field: str) -> tuple[Sequence[Any], Sequence[int] | None]:

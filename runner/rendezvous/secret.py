@@ -72,8 +72,8 @@ def _read(path: Path) -> bytes:
         status = os.fstat(file.fileno())
         if status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise UsageError(
-                f"others can read or change {path}, by which your jobs' ranks know one another; set {VARIABLE} to a text of "
-                "your own on all hosts, or remove the file, and a new one is made"
+                f"others can read or change {path}, by which your jobs' ranks know one another",
+                fix=f"set {VARIABLE} to a text of your own on all hosts, or remove the file, and a new one is made",
             )
         return file.read()
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
+from runner.rendezvous.record import RankRecord
 from runner.rendezvous.records import Records
 
 
@@ -52,7 +52,7 @@ class Topology:
         return host_indices, local_ranks
 
 
-def topology_of(everyone: Sequence[Mapping[str, Any]]) -> Topology:
+def topology_of(everyone: Sequence[RankRecord]) -> Topology:
     """The topology that the records of all ranks, in rank order, show.
 
     A launcher's local ranks are kept where those of a host are 0, 1, 2, …; otherwise ranks are counted.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from runner.comm.horovod import why_not_horovod
 from runner.comm.job import Job
 from runner.comm.registering import why_not
-from runner.rendezvous.mpi import takes_gpu_memory
+from runner.rendezvous.mpi_library import takes_gpu_memory
 
 
 def why_unusable(job: Job, name: str) -> str:

@@ -14,12 +14,15 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from runner.cli import place
+from runner.errors import Policy
 from runner.launch.detect import detect
 from runner.placement import Resources, as_record, cores_text
-from runner.rendezvous.handshake import check, own_record
+from runner.rendezvous.agreement import compare_ranks
+from runner.rendezvous.record import own_record
 from runner.rendezvous.records import Flat, Records, flat, packed
 
 
@@ -48,10 +51,7 @@ def records(ranks: int, per_host: int, cores: int) -> list[Flat]:
         )
         host = f"node{rank // per_host}"
         found.append(
-            flat(
-                record
-                | {"rank": rank, "local_rank": local, "host": host, "host_key": f"{host}/boot/net", "pid": 10**6 + rank}
-            )
+            flat(replace(record, rank=rank, local_rank=local, host=host, host_key=f"{host}/boot/net", pid=10**6 + rank))
         )
     return found
 
@@ -68,9 +68,9 @@ def main(ranks: int = 10_000, per_host: int = 128, cores: int = 256) -> None:
     print(f"{'a record':>60}  {one} bytes; what all ranks are told: {len(wire) / 1e6:.3f} MB")
     tracemalloc.start()
     told = _timed("every rank: read what it is told", lambda: Records.received(pickle.loads(wire)))
-    topology = _timed("every rank: compare, and see who is where", lambda: check(told))
+    topology = _timed("every rank: compare, and see who is where", lambda: compare_ranks(told))
     context = detect({})
-    placements = _timed("every rank: place all ranks", lambda: place(context, topology, "cpu", refuse=True))
+    placements = _timed("every rank: place all ranks", lambda: place(context, topology, "cpu", Policy.STRICT))
     _timed("every rank: all local ranks", lambda: [topology.local_rank(rank) for rank in range(ranks)] and None)
     held, _ = tracemalloc.get_traced_memory()
     assert len(placements) == ranks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, may_speak, unused_tasks
 from runner.launch.misfits import idle_tasks, refuse_misfit
 from runner.launch.table import LAUNCHERS, Launcher
+from tests.launching import RUNNER, ok, own_lines, run
 
 DATA = Path(__file__).parent.parent / "data" / "launchers"
 
@@ -214,7 +217,7 @@ def test_torchruns_that_do_not_know_of_each_other(outer: str, said: str) -> None
     alone = captured(outer) | captured("torchrun")
     with pytest.raises(LaunchError, match=said.replace("(", "\\(").replace(")", "\\)")) as caught:
         refuse_misfit(detect(alone))
-    assert caught.value.told_by_all
+    assert caught.value.on_all_ranks
     refuse_misfit(detect(alone, "torchrun"))
     refuse_misfit(detect(alone | {"GROUP_WORLD_SIZE": "4"}))
 
@@ -222,3 +225,51 @@ def test_torchruns_that_do_not_know_of_each_other(outer: str, said: str) -> None
 @pytest.mark.parametrize("outer", ["slurm-batch-shell", "slurm-salloc-shell"])
 def test_one_torchrun_in_a_job_of_several_tasks(outer: str) -> None:
     refuse_misfit(detect(captured(outer) | captured("torchrun")))
+
+
+ROW = """
+from runner.launch.table import Kind, Launcher
+
+ROW = Launcher(
+    name="grid",
+    title="Grid",
+    kind=Kind.SCHEDULER,
+    requires=("GRID_TASK",),
+    rank="GRID_TASK",
+    size="GRID_TASKS",
+    local_rank="GRID_LOCAL",
+)
+"""
+
+
+def package(folder: Path, target: str) -> str:
+    """An installed package that names a launcher. Returns a PYTHONPATH with it."""
+    (folder / "grid.py").write_text(ROW)
+    information = folder / "grid-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: grid\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(f"[runner.launchers]\ngrid = {target}\n")
+    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+
+
+def test_a_launcher_of_another_package(tmp_path: Path) -> None:
+    path = package(tmp_path, "grid:ROW")
+    set_by_it = {"GRID_TASK": "0", "GRID_TASKS": "1", "GRID_LOCAL": "0"}
+    found = json.loads(ok(run(*RUNNER, "explain", "--json", PYTHONPATH=path, **set_by_it)).stdout)
+    assert found["launcher"] == {"name": "grid", "title": "Grid", "why": "GRID_TASK=0 set"}
+    assert found["sources"] == {"rank": "GRID_TASK", "size": "GRID_TASKS", "local_rank": "GRID_LOCAL"}
+    under_mpi = set_by_it | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
+    found = json.loads(ok(run(*RUNNER, "explain", "--json", PYTHONPATH=path, **under_mpi)).stdout)
+    assert found["launcher"]["name"] == "grid"
+    done = run(*RUNNER, "--launcher", "grid", "explain", PYTHONPATH=path)
+    assert done.returncode == 2
+    assert "Grid is half set: nothing without GRID_TASK, GRID_TASKS" in done.stderr
+
+
+@pytest.mark.parametrize(("target", "problem"), [("grid:NONE", "AttributeError"), ("grid:__name__", "it is a str")])
+def test_a_launcher_of_another_package_that_is_none(tmp_path: Path, target: str, problem: str) -> None:
+    done = run(*RUNNER, "explain", PYTHONPATH=package(tmp_path, target))
+    assert done.returncode == 2
+    (told,) = own_lines(done)
+    assert f"the launcher grid of another package cannot be loaded from {target}: {problem}" in told
+    assert told.endswith("; mend that package, or remove it")

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.launch.table import LAUNCHERS
+from runner.rendezvous.record import RankRecord
 from runner.rendezvous.records import Records
 from runner.rendezvous.topology import Host, Topology
 from runner.tools.doctor.gpu_checks import judge_gpus
@@ -29,7 +30,7 @@ def job(*ranks_per_host: int) -> Any:
         hosts.append(Host(f"host{index}", tuple(range(first, first + count))))
         first += count
     openmpi = next(row for row in LAUNCHERS if row.name == "openmpi")
-    topology = Topology(tuple(hosts), Records.of([{}] * first))
+    topology = Topology(tuple(hosts), Records.of([RankRecord()] * first))
     return SimpleNamespace(
         rank=0, size=first, device="auto", topology=topology, context=SimpleNamespace(launcher=openmpi)
     )

@@ -26,10 +26,11 @@ TABLE: dict[str, set[str]] = {
     "training": {"errors", "numbers", "launch", "options", "comm", "parallel"},
     "tools": {"errors", "launch", "target", "options", "rendezvous", "placement", "comm", "parallel", "training"},
     "dispatch": {"errors", "target", "comm", "training", "tools"},
-    "leaving": {"rendezvous", "comm"},
+    "shutdown": {"rendezvous", "comm"},
+    "outcome": {"errors", "launch", "guard", "rendezvous", "options", "comm", "dispatch", "shutdown"},
     "cli": {
         *("errors", "launch", "guard", "rendezvous", "placement", "target", "options", "comm", "tools"),
-        *("dispatch", "leaving"),
+        *("dispatch", "outcome"),
     },
     "__init__": set(),
     "__main__": {"cli"},

@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.errors import Policy
 from runner.launch.table import LAUNCHERS
 from runner.placement import Resources, cores_of, cores_text, place_all
+from runner.rendezvous.record import RankRecord
 from runner.rendezvous.records import Records, flat, is_flat, packed
 
 FIELDS = st.one_of(
     st.none(), st.integers(-5, 5), st.text(max_size=5), st.sampled_from(["json:x", "a"]), st.lists(st.integers(0, 3))
 )
-RECORDS = st.lists(st.fixed_dictionaries({"host": FIELDS, "arguments": FIELDS, "pid": st.integers()}), min_size=1)
+
+
+def record_of(fields: dict[str, Any]) -> RankRecord:
+    return RankRecord(**fields)
+
+
+RECORDS = st.lists(
+    st.fixed_dictionaries({"host": FIELDS, "arguments": FIELDS, "pid": st.integers()}).map(record_of), min_size=1
+)
 
 
 @given(RECORDS)
-def test_what_is_received_is_what_was_packed(records: list[dict[str, Any]]) -> None:
+def test_what_is_received_is_what_was_packed(records: list[RankRecord]) -> None:
     message = json.loads(json.dumps(packed([flat(record) for record in records])))
     received = Records.received(message)
     assert list(received) == records
-    assert received.column("host") == [record["host"] for record in records]
+    assert received.column("host") == [record.host for record in records]
     assert received[-1] == records[-1]
     assert received[:2] == records[:2]
     for value, ranks in received.by_value("host"):
-        assert all(records[rank]["host"] == value for rank in ranks)
+        assert all(records[rank].host == value for rank in ranks)
 
 
 def test_a_rank_beyond_the_last_is_an_error() -> None:
     with pytest.raises(IndexError):
-        Records.of([{}])[1]
+        Records.of([RankRecord()])[1]
 
 
 @pytest.mark.parametrize("nonsense", [None, 1, [], "x", {"a": []}, {"a": {}}, {str(n): 0 for n in range(65)}])
@@ -52,10 +63,9 @@ def test_cores_as_linux_writes_them() -> None:
 
 def test_ten_thousand_ranks_are_told_what_differs_between_them() -> None:
     """Each bound to cores of its own, and a process of its own: of some 6 MB of records 0.2 MB have to be said."""
-    record = {"target": "train.py", "arguments": ["--lr", "0.1"], "python": "3.11.7", "torch": "2.14.0", "size": 10_000}
+    own = RankRecord(target="train.py", arguments=["--lr", "0.1"], python="3.11.7", torch="2.14.0", size=10_000)
     everyone = [
-        record
-        | {"rank": rank, "host": f"node{rank // 128}", "resources": {"cores": str(rank % 128)}, "pid": 10**6 + rank}
+        replace(own, rank=rank, host=f"node{rank // 128}", resources={"cores": str(rank % 128)}, pid=10**6 + rank)
         for rank in range(10_000)
     ]
     message = json.dumps(packed([flat(one) for one in everyone]))
@@ -66,6 +76,6 @@ def test_ten_thousand_ranks_are_told_what_differs_between_them() -> None:
 def test_hosts_that_are_alike_are_placed_once() -> None:
     kinds = [Resources(cores=str(core), host_cores=2, quota=None, gpus=[]) for core in range(2)]
     hosts = [("a", [0, 1]), ("b", [0, 1]), ("c", [0, 0])]
-    first, second, third = place_all(LAUNCHERS[0], hosts, kinds, "cpu", refuse=True)
+    first, second, third = place_all(LAUNCHERS[0], hosts, kinds, "cpu", Policy.STRICT)
     assert first is second
     assert ([p.is_crowded for p in first], [p.is_crowded for p in third]) == ([False] * 2, [True] * 2)

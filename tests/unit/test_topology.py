@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.rendezvous.record import RankRecord
 from runner.rendezvous.topology import ranks_text, topology_of
 
 
-def record(host: str, local_rank: int | None = None) -> dict[str, Any]:
-    return {"host": host, "host_key": host, "local_rank": local_rank}
+def record(host: str, local_rank: int | None = None) -> RankRecord:
+    return RankRecord(host=host, host_key=host, local_rank=local_rank)
 
 
 def test_uneven_slots() -> None:

@@ -24,7 +24,7 @@ from runner.comm.mpi.streams import Streams
 from runner.comm.mpi.tasks import Order, Steps, Task
 from runner.comm.mpi.types import Reduction, reduction_of
 from runner.comm.mpi.work import MPIWork, seconds_of
-from runner.rendezvous.mpi import abandoned
+from runner.rendezvous.mpi_library import abandoned
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from runner.rendezvous.mpi import takes_gpu_memory
+from runner.rendezvous.mpi_library import takes_gpu_memory
 
 # Bytes per call where a call can be cut into several, and elements per buffer where not: MPI 3 (Open MPI) counts in an int.
 LARGEST_CALL = 1 << 30

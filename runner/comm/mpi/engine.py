@@ -25,7 +25,7 @@ from runner.comm.mpi.members import Members
 from runner.comm.mpi.tasks import Order, Task
 from runner.comm.mpi.waiting import Cores, Patience
 from runner.errors import EXIT_FAILURE
-from runner.rendezvous.mpi import abandoned
+from runner.rendezvous.mpi_library import abandoned
 
 _FEW = 8  # rounds of a wait before it reads the clock
 _AT_A_TIME = 16  # looks at a collective in one of them: they take 0.3 µs each, a round 2 µs

@@ -14,7 +14,7 @@ from typing import Any
 
 from runner.comm.job import Job
 from runner.options import Parser
-from runner.rendezvous.exchange import Exchange
+from runner.rendezvous.control_channel import ControlChannel
 from runner.tools.doctor import (
     file_checks,
     gpu_checks,
@@ -70,7 +70,7 @@ def doctor(job: Job, argv: list[str]) -> None:
     start = time.monotonic()
     first = job.topology.records[0]
     found: list[tuple[Check, Verdict]] = []
-    with Exchange(job.rank, job.size, job.endpoint, f"doctor of {first['host_key']}/{first['pid']}") as exchange:
+    with ControlChannel(job.rank, job.size, job.endpoint, f"doctor of {first['host_key']}/{first['pid']}") as exchange:
         for check in options.only:
             if job.rank == 0:
                 show_progress(f"checking {check.name} …")

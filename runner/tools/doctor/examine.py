@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.comm.job import Job
-from runner.rendezvous.exchange import Exchange
+from runner.rendezvous.control_channel import ControlChannel
 from runner.rendezvous.topology import Topology, ranks_text
 
 _SKEW = 2.0  # seconds by which ranks may begin a check apart
@@ -82,7 +82,7 @@ class Check:
     after: tuple[str, ...] = ()  # checks that have to be done before
 
 
-def examine(check: Check, job: Job, exchange: Exchange) -> Verdict | None:
+def examine(check: Check, job: Job, exchange: ControlChannel) -> Verdict | None:
     """Do a check. Returns the verdict on rank 0, None on the others.
 
     The check runs in a thread of its own, so that a rank on which it hangs can still say so.

@@ -20,21 +20,14 @@ MIB = 1 << 20
 _MEMORY_FAIL, _MEMORY_WARN = GIB // 2, 2 * GIB  # bytes per rank
 # A container's /dev/shm is 64 MiB by default; data loader workers hand their batches over in it, and NCCL its messages.
 _SHARED_FAIL, _SHARED_WARN = 8 * MIB, 256 * MIB  # bytes per rank
-_NUMA_FLAGS = {
-    "openmpi": "mpirun --map-by numa --bind-to numa, in place of --bind-to none",
-    "mpich": "mpiexec -bind-to numa, in place of none",
-    "intelmpi": "mpirun -genv I_MPI_PIN_DOMAIN numa",
-    "slurm": "srun --cpu-bind=ldoms --distribution=block:cyclic",
-}
 
 
 def cores(job: Job, team: Team) -> Verdict:
     """Whether the launcher bound ranks to too few cores, and whether there are more threads than cores."""
     team.gather("")
-    bound = list(dict.fromkeys(placement.warning for placement in job.placements if placement.warning))
-    if bound:
-        detail, _, flag = bound[0].partition("; start with ")
-        return warn(detail, f"start with {flag}")
+    bound = next((placement for placement in job.placements if placement.problem), None)
+    if bound is not None:
+        return warn(bound.problem, bound.fix)
     texts = []
     for host in job.topology.hosts:
         records = [job.topology.records[rank]["resources"] for rank in host.ranks]
@@ -71,7 +64,7 @@ def numa(job: Job, team: Team) -> Verdict:
     if spread:
         return warn(
             f"{where(spread, job.topology)}: cores of {found[spread[0]][1]} NUMA nodes each, so half of the memory is far away",
-            _NUMA_FLAGS.get(job.context.launcher.name, "numactl --cpunodebind=N --membind=N, a node per rank"),
+            job.context.launcher.bind_numa or "numactl --cpunodebind=N --membind=N, a node per rank",
         )
     return ok(f"{counted(max(count for count, _ in found), 'NUMA node')} per host")
 

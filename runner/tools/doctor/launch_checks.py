@@ -9,7 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from runner.comm.job import Job
 from runner.launch.detect import unused_tasks
 from runner.launch.table import SINGLE
-from runner.rendezvous.handshake import VERSIONS
+from runner.rendezvous.agreement import VERSIONS
+from runner.rendezvous.endpoint import NoMpi
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, grouped, ok, warn
 
 _PACKAGES = ("torchvision", "numpy", "mpi4py", "horovod")
@@ -19,17 +20,19 @@ def launcher(job: Job, team: Team) -> Verdict:
     """The launcher, and whether MPI is the launcher's own."""
     MPI = sys.modules.get("mpi4py.MPI")
     library = ""
-    if MPI is not None and not job.mpi_refused:
+    no_mpi = job.endpoint.mpi_unavailable
+    is_refused = no_mpi is not None and no_mpi.reason is NoMpi.WRONG_LIBRARY
+    if MPI is not None and not is_refused:
         library = " ".join(MPI.Get_library_version().rstrip("\0").split(",")[0].split("\n")[0].split())
-    refusals = [text for text in team.gather(job.mpi_refused) if text]
+    refusals = [told for told in team.gather([no_mpi.message, no_mpi.fix] if no_mpi and is_refused else []) if told]
     found = f"{job.context.launcher.title} ({job.context.why})"
     if refusals:
-        detail, _, fix = refusals[0].rpartition("; ")
-        return fail(detail or refusals[0], fix or "load the MPI module whose mpirun you use")
+        detail, fix = refusals[0]
+        return fail(detail, fix or "load the MPI module whose mpirun you use")
     if job.endpoint.way == "mpi":
         return ok(f"{found}; mpi4py uses {library}")
-    if "mpi4py is not installed" in job.meeting:
-        return warn(f"{found}; mpi4py is not installed, so the ranks met by {job.endpoint.way}", "pip install mpi4py")
+    if no_mpi is not None and no_mpi.reason is NoMpi.NOT_INSTALLED:
+        return warn(f"{found}; {no_mpi}, so the ranks met by {job.endpoint.way}", "pip install mpi4py")
     return ok(found if job.size == 1 else f"{found}; the ranks met by {job.endpoint.way}")
 
 
@@ -49,8 +52,8 @@ def ranks(job: Job, team: Team) -> Verdict:
     else:
         text = f"{job.size}: " + ", ".join(f"{len(host.ranks)} on {host.name}" for host in hosts)
     listed = job.context.hosts
-    if job.context.launcher.name == "jsrun":
-        listed = listed[1:]  # LSF lists the launch node first, which has no rank
+    if job.context.launcher.first_host_has_no_ranks:
+        listed = listed[1:]
     if len(listed) > len(hosts):
         unused = len(listed) - len(hosts)
         return warn(
@@ -67,7 +70,7 @@ def ranks(job: Job, team: Team) -> Verdict:
 
 def _started_alone(job: Job) -> bool:
     """Whether no launcher started this process, and nobody chose that it be alone."""
-    return job.context.launcher is SINGLE and not job.context.why.startswith("chosen")
+    return job.context.launcher is SINGLE and not job.context.is_chosen
 
 
 def versions(job: Job, team: Team) -> Verdict:
@@ -92,7 +95,7 @@ def _version(package: str) -> str:
 def settings(job: Job, team: Team) -> Verdict:
     """Whether the variables that the user has set, and that the runner keeps, are the same everywhere."""
     kept = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
-    is_own = job.context.launcher.name == "torchrun"
+    is_own = job.context.launcher.has_store
     own = {name: os.environ.get(name, "") for name in kept if name in job.context.environment and not is_own}
     everyone = team.gather(own)
     if any(other != everyone[0] for other in everyone):

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import secrets
 import socket
-import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from runner.comm.job import Job
+from runner.errors import RendezvousError
+from runner.rendezvous.client import answers, connect
 from runner.rendezvous.endpoint import listen, port_of
 from runner.rendezvous.interfaces import own_addresses
+from runner.rendezvous.protocol import ProtocolError
+from runner.rendezvous.secret import derived
+from runner.rendezvous.server import Server
 from runner.tools.doctor.examine import Team, Verdict, fail, ok, warn, where
 
-_TOKEN_BYTES = 16
+_REQUEST = 64  # bytes, at the most
 _CONNECTING = 1.0  # seconds
 _LOOPBACK = [("lo", "127.0.0.1"), ("lo", "::1")]
 _SHOWN = 4  # of many lines of a kind
@@ -66,65 +70,69 @@ def _resolve(name: str) -> tuple[list[str], float]:
     return list(dict.fromkeys(found)), time.monotonic() - start
 
 
-class _Door:
-    """A port on all of this host's addresses, behind which a thread says a token, and what time it is."""
+@contextmanager
+def _serving(job: Job) -> Iterator[int]:
+    """A port on all of this host's addresses, at which a thread tells the other ranks what time it is."""
+    over = threading.Event()
 
-    def __init__(self) -> None:
-        self.listener = listen(loopback=False)
-        self.port = port_of(self.listener)
-        self.token = secrets.token_bytes(_TOKEN_BYTES)
-        threading.Thread(target=self._greet, daemon=True).start()
+    def answer(listener: socket.socket) -> None:
+        with suppress(RendezvousError), Server(listener, _key(job, job.rank), job.size, _REQUEST) as server:
+            while not over.is_set():
+                for peer, _ in server.receive(0.1):
+                    peer.send(time.time(), _CONNECTING)
 
-    def __enter__(self) -> _Door:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.listener.close()
-
-    def _greet(self) -> None:
-        while True:
-            try:
-                connection, _ = self.listener.accept()
-                with connection:
-                    connection.sendall(self.token + struct.pack("!d", time.time()))
-            except OSError:
-                if self.listener.fileno() < 0:
-                    return
+    with listen(loopback=False) as listener:
+        thread = threading.Thread(target=answer, args=(listener,), daemon=True)
+        thread.start()
+        try:
+            yield port_of(listener)
+        finally:
+            over.set()
+            thread.join()
 
 
-def _ask(address: str, port: int, token: bytes) -> tuple[float, float] | None:
-    """(seconds it took, the time there minus the time here) where the door of that token answers, else None."""
-    size = _TOKEN_BYTES + 8
-    try:
-        before = time.time()
-        with socket.create_connection((address, port), timeout=_CONNECTING) as connection:
-            answer = connection.recv(size, socket.MSG_WAITALL)
-        after = time.time()
-    except OSError:
-        return None
-    if len(answer) < size or answer[:_TOKEN_BYTES] != token:
-        return None
-    # Cristian's algorithm: the answer was written in the middle, give or take half of the time that it took.
-    return after - before, struct.unpack("!d", answer[_TOKEN_BYTES:])[0] - (before + after) / 2
+def _key(job: Job, rank: int) -> bytes:
+    """The key of one rank's server: an address may be another host's, too."""
+    return derived(job.endpoint.key, f"doctor on rank {rank}")
+
+
+def _reaches(job: Job, rank: int, address: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return answers(family, (address, port), _key(job, rank), _CONNECTING)
+
+
+def _offset(job: Job, host: str, port: int) -> tuple[float, float] | None:
+    """(seconds it took to ask rank 0 for the time, that time minus the time here); None where there is no answer."""
+    with suppress(OSError):
+        for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with (
+                suppress(OSError, ProtocolError),
+                connect(family, address, _key(job, 0), job.rank, _CONNECTING) as rank_0,
+            ):
+                before = time.time()
+                rank_0.send("time", _CONNECTING)
+                there = float(rank_0.receive(_CONNECTING))
+                after = time.time()
+                # Cristian's algorithm: the answer was written in the middle, give or take half of the time that it took.
+                return after - before, there - (before + after) / 2
+    return None
 
 
 def reach(job: Job, team: Team) -> Verdict:
     """Whether every rank reaches rank 0 and the next rank on the chosen interface; the others are tried as well."""
     # On one host the ranks talk by loopback, or by an interface that the user has chosen.
     within = _LOOPBACK if len(job.topology.hosts) == 1 else []
-    with _Door() as door:
+    with _serving(job) as port:
         addresses = [*within, *own_addresses(job.context.environment)]
-        doors = team.share([door.port, door.token.hex(), addresses, _chosen(job, addresses)])
+        servers = team.share([port, addresses, _chosen(job, addresses)])
         goals = sorted({0, (job.rank + 1) % job.size} - {job.rank})
-        tries = [(goal, interface, address) for goal in goals for interface, address in doors[goal][2]]
+        tries = [(goal, interface, address) for goal in goals for interface, address in servers[goal][1]]
         with ThreadPoolExecutor(max(1, len(tries))) as pool:
-            answers = list(
-                pool.map(lambda t: _ask(t[2], doors[t[0]][0], bytes.fromhex(doors[t[0]][1])) is not None, tries)
-            )
-        found = team.gather([[*one, answered] for one, answered in zip(tries, answers, strict=True)])
+            answered = list(pool.map(lambda t: _reaches(job, t[0], t[2], servers[t[0]][0]), tries))
+        found = team.gather([[*one, is_answered] for one, is_answered in zip(tries, answered, strict=True)])
     if job.size == 1:
         return ok("one rank: there is nobody to reach")
-    chosen = [one[3] for one in doors]
+    chosen = [one[2] for one in servers]
     blind, astray = _judge_reach(found, chosen, job)
     if blind:
         return fail(
@@ -170,12 +178,12 @@ def _judge_reach(found: Sequence[Any], chosen: Sequence[str], job: Job) -> tuple
 
 def clocks(job: Job, team: Team) -> Verdict:
     """How far the clocks of the hosts are from rank 0's."""
-    with _Door() as door:
-        port, token = team.share([door.port, door.token.hex()])[0]
-        host = (job.endpoint.door or (job.endpoint.host, 0))[0]
-        asked = [_ask(host, port, bytes.fromhex(token)) for _ in range(5)] if job.rank else []
-        answers = [answer for answer in asked if answer is not None]
-        offsets = team.gather([0.0, 0.0] if job.rank == 0 else list(min(answers)) if answers else None)
+    with _serving(job) as own_port:
+        port = team.share(own_port)[0]
+        host = (job.endpoint.rank_0 or (job.endpoint.host, 0))[0]
+        asked = [_offset(job, host, port) for _ in range(5)] if job.rank else []
+        answered = [answer for answer in asked if answer is not None]
+        offsets = team.gather([0.0, 0.0] if job.rank == 0 else list(min(answered)) if answered else None)
     if job.size == 1:
         return ok("one rank: nothing to compare")
     silent = [rank for rank, answer in enumerate(offsets) if answer is None]

@@ -21,30 +21,30 @@ from typing import NoReturn
 from runner.comm.ended import tell_end
 from runner.comm.job import Job
 from runner.comm.process_group import stop_process_group
-from runner.rendezvous.mpi import finalize_mpi
+from runner.rendezvous.mpi_library import finalize_mpi
 
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
-def leave(code: int, *, in_order: bool, job: Job | None = None) -> NoReturn:
+def shutdown(code: int, *, collective: bool, job: Job | None = None) -> NoReturn:
     """End this process.
 
     Args:
-        in_order: leave the process group and MPI. MPI waits for the other ranks there, so only where all of
+        collective: leave the process group and MPI. MPI waits for the other ranks there, so only where all of
             them come to this point: never after an exception on one.
         job: where the ranks have met: this one's end is told, so that one that goes on waiting for it can name it.
     """
     _flush_files()  # first: what follows may take longer than the guard allows
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons, as teardown begins
     atexit._run_exitfuncs()
-    if in_order:
+    if collective:
         if job is not None:
             tell_end(job)
         stop_process_group()
         _let_go_of_signals()
         _let_go()
     _flush_files()
-    if in_order and finalize_mpi():
+    if collective and finalize_mpi():
         import ctypes
 
         ctypes.PyDLL(None).exit(

@@ -1,4 +1,4 @@
-"""Values that the ranks tell each other after they have met, also when MPI or torch are what is broken.
+"""Values that the ranks tell each other after the rendezvous, also when MPI or torch are what is broken.
 
 Every rank keeps a connection to rank 0, by the socket that rank 0 holds at the endpoint. A rank that is silent or
 gone holds the others up once, for as long as it was given, and never for ever.
@@ -12,20 +12,20 @@ from contextlib import ExitStack
 from typing import Any
 
 from runner.errors import RendezvousError
-from runner.rendezvous.door import Door
+from runner.rendezvous.client import Client, connect
 from runner.rendezvous.endpoint import Endpoint
-from runner.rendezvous.frames import LARGEST, NotOurs, text_of
+from runner.rendezvous.protocol import LARGEST, ProtocolError, text_of
 from runner.rendezvous.secret import derived
+from runner.rendezvous.server import Server
 from runner.rendezvous.topology import ranks_text
-from runner.rendezvous.visit import Line, visit
 
 _CONNECTING = 10.0  # seconds
 # The others wait this much longer than rank 0, who waits for them (seconds).
 _SLACK = 5.0
 
 
-class Exchange:
-    """One rank's side of the conversation. All ranks call ``gather`` in the same order, with the same topics."""
+class ControlChannel:
+    """One rank's side of the channel. All ranks call ``gather`` in the same order, with the same topics."""
 
     def __init__(self, rank: int, size: int, endpoint: Endpoint, purpose: str) -> None:
         """Connect to rank 0, or wait for all others there.
@@ -35,26 +35,27 @@ class Exchange:
         """
         self.rank, self.size = rank, size
         self.silent: set[int] = set()  # on rank 0: those that are waited for no longer
-        self._said: dict[int, list[Any]] = {}  # by rank, what has come and not been asked for yet
+        self._inbox: dict[int, list[Any]] = {}  # by rank, what has come and not been asked for yet
         self._stack = ExitStack()
         if size == 1:
             return
         key = derived(endpoint.key, purpose)
         if rank == 0:
             assert endpoint.listener is not None
-            self._door = self._stack.enter_context(Door(endpoint.listener, key, size, LARGEST))
+            self._server = self._stack.enter_context(Server(endpoint.listener, key, size, LARGEST))
             self._wait_for_all()
         else:
-            self._line = self._stack.enter_context(_connect(endpoint.door or (endpoint.host, endpoint.port), key, rank))
+            address = endpoint.rank_0 or (endpoint.host, endpoint.port)
+            self._client = self._stack.enter_context(_connect(address, key, rank))
 
-    def __enter__(self) -> Exchange:
+    def __enter__(self) -> ControlChannel:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def gather(self, topic: str, value: Any, within: float, *, to_all: bool = False) -> list[Any]:
-        """Every rank's value, in rank order, None for a rank that has said nothing in time.
+        """Every rank's value, in rank order, None for a rank that has sent nothing in time.
 
         Args:
             topic: what it is about; of a rank that is late, what belongs to earlier topics is passed over.
@@ -70,56 +71,56 @@ class Exchange:
         if self.rank == 0:
             values = self._collect(topic, value, within)
             answer = text_of({"topic": topic, "values": values if to_all else []})
-            for visitor in list(self._door.ranks.values()):  # one that is gone is found silent by the next topic
-                visitor.send(answer, _SLACK)
+            for peer in list(self._server.ranks.values()):  # one that is gone is found silent by the next topic
+                peer.send(answer, _SLACK)
             return values
         deadline = time.monotonic() + within + _SLACK
         try:
-            self._line.say({"topic": topic, "value": value}, within + _SLACK)
+            self._client.send({"topic": topic, "value": value}, within + _SLACK)
             while True:
-                answer = self._line.hear(deadline - time.monotonic())
+                answer = self._client.receive(deadline - time.monotonic())
                 if answer["topic"] == topic:
                     return list(answer["values"])
-        except (OSError, NotOurs) as error:
+        except (OSError, ProtocolError) as error:
             raise RendezvousError(f"rank 0 answers no more ({str(error) or 'it has ended'})") from None
 
     def _collect(self, topic: str, own: Any, within: float) -> list[Any]:
         found = {0: own}
         deadline = time.monotonic() + within
         while True:
-            for rank, said in self._said.items():
-                found.update((rank, message["value"]) for message in said if message["topic"] == topic)
-                said.clear()  # what belongs to earlier topics is of no use any more
-            waited_for = set(self._door.ranks) - set(found) - self.silent
+            for rank, messages in self._inbox.items():
+                found.update((rank, message["value"]) for message in messages if message["topic"] == topic)
+                messages.clear()  # what belongs to earlier topics is of no use any more
+            waited_for = set(self._server.ranks) - set(found) - self.silent
             if not waited_for or time.monotonic() > deadline:
                 break
-            self._listen()
+            self._receive()
         self.silent = set(range(self.size)) - set(found)
         return [found.get(rank) for rank in range(self.size)]
 
-    def _listen(self) -> None:
-        for visitor, message in self._door.hear(0.1):
-            if visitor.rank is not None and isinstance(message, dict) and {"topic", "value"} <= set(message):
-                self._said.setdefault(visitor.rank, []).append(message)
+    def _receive(self) -> None:
+        for peer, message in self._server.receive(0.1):
+            if peer.rank is not None and isinstance(message, dict) and {"topic", "value"} <= set(message):
+                self._inbox.setdefault(peer.rank, []).append(message)
 
     def _wait_for_all(self) -> None:
         deadline = time.monotonic() + _CONNECTING + _SLACK
-        while len(self._door.ranks) < self.size - 1:
+        while len(self._server.seen) < self.size - 1:  # one that has come and gone is not waited for
             if time.monotonic() > deadline:
-                absent = sorted(set(range(1, self.size)) - set(self._door.ranks))
+                absent = sorted(set(range(1, self.size)) - self._server.seen)
                 self._stack.close()
                 raise RendezvousError(f"{ranks_text(absent[:8])} has met the others and then not come")
-            self._listen()
-        self._door.shut()  # the socket may become the store
+            self._receive()
+        self._server.stop_accepting()  # the socket may become the store
 
 
-def _connect(address: tuple[str, int], key: bytes, rank: int) -> Line:
+def _connect(address: tuple[str, int], key: bytes, rank: int) -> Client:
     deadline = time.monotonic() + _CONNECTING
     while True:
         try:
             family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-            return visit(family, address, key, rank, max(0.1, deadline - time.monotonic()))
-        except (OSError, NotOurs) as error:
+            return connect(family, address, key, rank, max(0.1, deadline - time.monotonic()))
+        except (OSError, ProtocolError) as error:
             if time.monotonic() > deadline:
                 reason = str(error) or "something else answers there"
                 raise RendezvousError(f"rank 0 at {address[0]}:{address[1]} cannot be reached: {reason}") from None

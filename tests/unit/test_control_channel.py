@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 
 from runner.errors import RendezvousError
+from runner.rendezvous.client import connect
+from runner.rendezvous.control_channel import ControlChannel
 from runner.rendezvous.endpoint import Endpoint, listen, port_of
-from runner.rendezvous.exchange import Exchange
-from runner.rendezvous.frames import NotOfThisJob
+from runner.rendezvous.protocol import WrongJobError
+from runner.rendezvous.record import RankRecord
 from runner.rendezvous.records import Records
 from runner.rendezvous.topology import Host, Topology
-from runner.rendezvous.visit import visit
 from runner.tools.doctor.examine import Check, Team, Verdict, examine, ok
 
 
-def together(size: int, work: Callable[[Exchange], Any]) -> list[Any]:
+def together(size: int, work: Callable[[ControlChannel], Any]) -> list[Any]:
     """What each rank of a job makes of it, or the error that it raises."""
     listener = listen(loopback=True)
     host, port = listener.getsockname()[:2]
@@ -31,8 +32,8 @@ def together(size: int, work: Callable[[Exchange], Any]) -> list[Any]:
         own = listener if number == 0 else None
         endpoint = Endpoint(host=host, port=port, interface="lo", way="file", key=b"key", listener=own)
         try:
-            with Exchange(number, size, endpoint, "token") as exchange:
-                return work(exchange)
+            with ControlChannel(number, size, endpoint, "token") as channel:
+                return work(channel)
         except RendezvousError as error:
             return error
 
@@ -42,21 +43,21 @@ def together(size: int, work: Callable[[Exchange], Any]) -> list[Any]:
 
 @pytest.mark.parametrize("size", [1, 2, 9])
 def test_all_hear_all(size: int) -> None:
-    def work(exchange: Exchange) -> list[Any]:
-        return [exchange.gather(str(n), [n, exchange.rank], 10.0, to_all=True) for n in range(20)]
+    def work(channel: ControlChannel) -> list[Any]:
+        return [channel.gather(str(n), [n, channel.rank], 10.0, to_all=True) for n in range(20)]
 
     assert together(size, work) == [[[[n, rank] for rank in range(size)] for n in range(20)]] * size
 
 
 def test_others_than_rank_0_need_not_be_told() -> None:
-    assert together(3, lambda exchange: exchange.gather("a", exchange.rank, 10.0)) == [[0, 1, 2], [], []]
+    assert together(3, lambda channel: channel.gather("a", channel.rank, 10.0)) == [[0, 1, 2], [], []]
 
 
 def test_a_rank_that_has_gone_is_waited_for_once() -> None:
-    def work(exchange: Exchange) -> Any:
-        if exchange.rank == 2:
+    def work(channel: ControlChannel) -> Any:
+        if channel.rank == 2:
             return None
-        return [exchange.gather(topic, exchange.rank, 20.0, to_all=True) for topic in "ab"]
+        return [channel.gather(topic, channel.rank, 20.0, to_all=True) for topic in "ab"]
 
     start = time.monotonic()
     assert together(3, work) == [[[0, 1, None]] * 2] * 2 + [None]
@@ -67,14 +68,14 @@ def test_a_rank_that_is_late_comes_back() -> None:
     """It missed a topic; what it says of that one is not taken for the next."""
     late = threading.Event()
 
-    def work(exchange: Exchange) -> Any:
-        if exchange.rank == 2:
+    def work(channel: ControlChannel) -> Any:
+        if channel.rank == 2:
             late.wait(20)
-        first = exchange.gather("a", f"a{exchange.rank}", 0.5, to_all=True)
-        if exchange.rank == 0:
+        first = channel.gather("a", f"a{channel.rank}", 0.5, to_all=True)
+        if channel.rank == 0:
             late.set()
             time.sleep(0.5)
-        return [first, exchange.gather("b", f"b{exchange.rank}", 10.0, to_all=True)]
+        return [first, channel.gather("b", f"b{channel.rank}", 10.0, to_all=True)]
 
     found = together(3, work)
     assert found[0][0] == ["a0", "a1", None]
@@ -82,15 +83,15 @@ def test_a_rank_that_is_late_comes_back() -> None:
     assert found[2][0] == ["a0", "a1", None]  # rank 2 is told what the others were
 
 
-def test_a_stranger_at_the_door_is_shown_out() -> None:
+def test_a_stranger_at_the_port_is_disconnected() -> None:
     listener = listen(loopback=True)
     with listener, ThreadPoolExecutor(1) as pool:
-        first = pool.submit(Exchange, 0, 2, _at(listener, held=True), "token")
+        first = pool.submit(ControlChannel, 0, 2, _at(listener, held=True), "token")
         with socket.create_connection(listener.getsockname()) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        with pytest.raises(NotOfThisJob):
-            visit(socket.AF_INET, listener.getsockname(), b"another job's", 1, 5.0)
-        with Exchange(1, 2, _at(listener), "token") as second:
+        with pytest.raises(WrongJobError):
+            connect(socket.AF_INET, listener.getsockname(), b"another job's", 1, 5.0)
+        with ControlChannel(1, 2, _at(listener), "token") as second:
             pool.submit(lambda: None).result()  # the first has received its visitor
             told = pool.submit(second.gather, "a", 1, 5.0)
             with first.result() as own:
@@ -101,8 +102,8 @@ def test_a_stranger_at_the_door_is_shown_out() -> None:
 def test_rank_0_gone_is_an_error() -> None:
     listener = listen(loopback=True)
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(Exchange, 0, 2, _at(listener, held=True), "token")
-        with Exchange(1, 2, _at(listener), "token") as second:
+        first = pool.submit(ControlChannel, 0, 2, _at(listener, held=True), "token")
+        with ControlChannel(1, 2, _at(listener), "token") as second:
             with first.result():
                 pass  # it ends
             with pytest.raises(RendezvousError, match="rank 0 answers no more"):
@@ -116,11 +117,11 @@ def _at(listener: socket.socket, *, held: bool = False) -> Endpoint:
 
 
 def examined(size: int, function: Callable[[Any, Team], Verdict], within: float = 5.0) -> list[Verdict | None]:
-    topology = Topology((Host("here", tuple(range(size))),), Records.of([{}] * size))
+    topology = Topology((Host("here", tuple(range(size))),), Records.of([RankRecord()] * size))
 
-    def work(exchange: Exchange) -> Verdict | None:
-        job: Any = SimpleNamespace(rank=exchange.rank, size=size, topology=topology)
-        return examine(Check(name="trial", function=function, within=within), job, exchange)
+    def work(channel: ControlChannel) -> Verdict | None:
+        job: Any = SimpleNamespace(rank=channel.rank, size=size, topology=topology)
+        return examine(Check(name="trial", function=function, within=within), job, channel)
 
     return together(size, work)
 

@@ -22,28 +22,29 @@ from hypothesis import strategies as st
 
 from runner.errors import RendezvousError, UsageError
 from runner.launch.detect import detect
-from runner.rendezvous.door import Door
+from runner.rendezvous.client import connect
 from runner.rendezvous.endpoint import listen, port_of
-from runner.rendezvous.frames import GREETING, NotOfThisJob, NotOurs, Stream, greeting
-from runner.rendezvous.gathering import host, join
+from runner.rendezvous.protocol import GREETING, ProtocolError, Stream, WrongJobError, greeting
+from runner.rendezvous.record import RankRecord
+from runner.rendezvous.record_exchange import exchange_records, serve_records
 from runner.rendezvous.secret import job_key
-from runner.rendezvous.visit import visit
+from runner.rendezvous.server import Server
 from tests.launching import ROOT
 
 KEY = b"the job's"
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[tuple[str, int]]:
-    """A door that answers each rank's word, for as long as this module's tests hammer at it."""
+def server() -> Iterator[tuple[str, int]]:
+    """A server that answers each rank's word, for as long as this module's tests hammer at it."""
     over = threading.Event()
     with listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool:
 
         def answer() -> None:
-            with Door(listener, KEY, 3, 1 << 16) as opened:
+            with Server(listener, KEY, 3, 1 << 16) as server:
                 while not over.is_set():
-                    for visitor, message in opened.hear(0.05):
-                        visitor.send(message, 5.0)
+                    for peer, message in server.receive(0.05):
+                        peer.send(message, 5.0)
 
         answering = pool.submit(answer)
         yield listener.getsockname()
@@ -53,9 +54,9 @@ def door() -> Iterator[tuple[str, int]]:
 
 def goes_on(address: Any) -> bool:
     """Whether a rank of the job is still let in and heard."""
-    with visit(socket.AF_INET, address, KEY, 1, 20.0) as line:
-        line.say("hello", 20.0)
-        return bool(line.hear(20.0) == "hello")
+    with connect(socket.AF_INET, address, KEY, 1, 20.0) as client:
+        client.send("hello", 20.0)
+        return bool(client.receive(20.0) == "hello")
 
 
 def reset(connection: socket.socket) -> None:
@@ -78,37 +79,37 @@ PIECES = st.one_of(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pieces=st.lists(PIECES, max_size=4), ends=st.sampled_from([socket.socket.close, reset, None]))
-def test_whatever_a_stranger_says_and_however_it_leaves(door: Any, pieces: list[bytes], ends: Any) -> None:
-    stranger = socket.create_connection(door)
-    with contextlib.suppress(OSError):  # it may have been shown out before it has said all
+def test_whatever_a_stranger_says_and_however_it_leaves(server: Any, pieces: list[bytes], ends: Any) -> None:
+    stranger = socket.create_connection(server)
+    with contextlib.suppress(OSError):  # it may have been disconnected before it has said all
         for piece in pieces:
             stranger.sendall(piece)
     if ends is not None:
         ends(stranger)
-    assert goes_on(door)
+    assert goes_on(server)
     stranger.close()
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.one_of(st.binary(max_size=300), st.just(b"[" * 50_000), st.just(b"null")), whole=st.booleans())
-def test_one_who_knows_the_key_and_talks_nonsense_ends_itself_only(door: Any, text: bytes, whole: bool) -> None:
-    with visit(socket.AF_INET, door, KEY, 2, 20.0) as line:
-        line.connection.sendall((struct.pack("!I", len(text)) if whole else b"") + os.urandom(32) + text)
-        assert goes_on(door)
+def test_one_who_knows_the_key_and_talks_nonsense_ends_itself_only(server: Any, text: bytes, whole: bool) -> None:
+    with connect(socket.AF_INET, server, KEY, 2, 20.0) as client:
+        client.connection.sendall((struct.pack("!I", len(text)) if whole else b"") + os.urandom(32) + text)
+        assert goes_on(server)
 
 
 @pytest.mark.parametrize("rank", [0, 3, 77, 2**32 - 1])
-def test_a_rank_that_is_none_of_the_jobs_is_shown_out(door: Any, rank: int) -> None:
-    with visit(socket.AF_INET, door, KEY, rank, 20.0) as line, pytest.raises((NotOurs, OSError)):
-        line.hear(20.0)
-    assert goes_on(door)
+def test_a_rank_that_is_none_of_the_jobs_is_disconnected(server: Any, rank: int) -> None:
+    with connect(socket.AF_INET, server, KEY, rank, 20.0) as client, pytest.raises((ProtocolError, OSError)):
+        client.receive(20.0)
+    assert goes_on(server)
 
 
-def test_thousands_of_idle_connections(door: Any) -> None:
+def test_thousands_of_idle_connections(server: Any) -> None:
     """More than the process may open at once: the oldest silent ones make room."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     idle = subprocess.Popen(
-        [sys.executable, "-c", IDLE, str(door[1])], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", IDLE, str(server[1])], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
@@ -117,12 +118,12 @@ def test_thousands_of_idle_connections(door: Any) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         idle.communicate()
-    assert goes_on(door)
+    assert goes_on(server)
 
 
 IDLE = """
 import resource, socket, sys
-from tests.unit.test_door import goes_on
+from tests.unit.test_server import goes_on
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if hard > 0 else 8192, hard))
 address = ("127.0.0.1", int(sys.argv[1]))
@@ -132,9 +133,9 @@ sys.stdin.read()
 """
 
 
-def test_silent_visitors_are_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.rendezvous.door._PATIENCE", 0.2)
-    with listen(loopback=True) as listener, Door(listener, KEY, 2, 100) as door:
+def test_silent_visitors_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.rendezvous.server._PROVING", 0.2)
+    with listen(loopback=True) as listener, Server(listener, KEY, 2, 100) as server:
         silent = socket.create_connection(listener.getsockname())
         slow = socket.create_connection(listener.getsockname())
         slow.sendall(greeting()[: GREETING - 1])
@@ -142,7 +143,7 @@ def test_silent_visitors_are_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
         for stranger in (silent, slow):
             stranger.setblocking(False)
             while time.monotonic() < end:
-                list(door.hear(0.05))
+                list(server.receive(0.05))
                 with contextlib.suppress(BlockingIOError):
                     assert stranger.recv(1) == b""
                     break
@@ -160,21 +161,22 @@ CROWD = """
 import resource, socket, threading
 from runner.errors import RendezvousError
 from runner.rendezvous.endpoint import listen
-from runner.rendezvous.gathering import host
-from runner.rendezvous.visit import visit
+from runner.rendezvous.record import RankRecord
+from runner.rendezvous.record_exchange import serve_records
+from runner.rendezvous.client import connect
 from tests.launching import ROOT
 listener = listen(loopback=True)
-lines = []
+clients = []
 def come():
     try:
         for rank in range(1, 60):
-            lines.append(visit(socket.AF_INET, listener.getsockname(), b"key", rank, 10.0))
+            clients.append(connect(socket.AF_INET, listener.getsockname(), b"key", rank, 10.0))
     except OSError:
         pass  # this process has no file left either
 threading.Thread(target=come, daemon=True).start()
 resource.setrlimit(resource.RLIMIT_NOFILE, (90, 90))  # both ends of a connection count here
 try:
-    host(listener, {"rank": 0}, 60, b"key", 20.0)
+    serve_records(listener, RankRecord(rank=0), 60, b"key", 20.0)
 except RendezvousError as error:
     print(error)
 """
@@ -209,17 +211,17 @@ def claim_without_the_key(connection: socket.socket) -> None:
 def test_whoever_sits_on_the_port_is_not_believed(answer: Callable[[socket.socket], None]) -> None:
     squatter = Squatter(answer)
     with squatter.server, listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool:
-        hosted = pool.submit(host, listener, {"rank": 0}, 2, KEY, 20.0)
+        hosted = pool.submit(serve_records, listener, RankRecord(rank=0), 2, KEY, 20.0)
         ports = (squatter.port, port_of(listener))
-        doors = [(socket.AF_INET, ("127.0.0.1", port)) for port in ports]
-        gathering, reached = join(lambda: iter(doors), {"rank": 1}, 1, KEY, 20.0, "rank 0")
-        assert (len(gathering.records), reached[1]) == (2, port_of(listener))
+        candidates = [(socket.AF_INET, ("127.0.0.1", port)) for port in ports]
+        exchanged, reached = exchange_records(lambda: iter(candidates), RankRecord(rank=1), KEY, 20.0, "rank 0")
+        assert (len(exchanged.records), reached[1]) == (2, port_of(listener))
         hosted.result()
 
 
 def test_one_who_stands_between_the_two_changes_nothing_unnoticed() -> None:
     """It hands on what both say, so that both prove the key to one another, and flips a bit of rank 0's message."""
-    with listen(loopback=True) as listener, Door(listener, KEY, 2, 1 << 16) as door, ThreadPoolExecutor(1) as pool:
+    with listen(loopback=True) as listener, Server(listener, KEY, 2, 1 << 16) as server, ThreadPoolExecutor(1) as pool:
 
         def between(connection: socket.socket) -> None:
             with socket.create_connection(listener.getsockname()) as to_host:
@@ -232,20 +234,20 @@ def test_one_who_stands_between_the_two_changes_nothing_unnoticed() -> None:
 
         squatter = Squatter(between)
         with squatter.server:
-            coming = pool.submit(visit, socket.AF_INET, ("127.0.0.1", squatter.port), KEY, 1, 20.0)
-            while not door.ranks:
-                list(door.hear(0.05))
-            assert door.ranks[1].send(["truth"], 5.0)
-            with coming.result() as line, pytest.raises(NotOfThisJob):
-                line.hear(20.0)
+            coming = pool.submit(connect, socket.AF_INET, ("127.0.0.1", squatter.port), KEY, 1, 20.0)
+            while not server.ranks:
+                list(server.receive(0.05))
+            assert server.ranks[1].send(["truth"], 5.0)
+            with coming.result() as client, pytest.raises(WrongJobError):
+                client.receive(20.0)
 
 
 def test_another_secret_is_told_to_those_who_wait() -> None:
     with listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool:
-        doors = [(socket.AF_INET, listener.getsockname())]
-        other = pool.submit(join, lambda: iter(doors), {"rank": 1}, 1, b"another", 2.0, "rank 0")
+        candidates = [(socket.AF_INET, listener.getsockname())]
+        other = pool.submit(exchange_records, lambda: iter(candidates), RankRecord(rank=1), b"another", 2.0, "rank 0")
         with pytest.raises(RendezvousError, match=r"absent: rank 1; \d+ times a runner came .* RUNNER_SECRET"):
-            host(listener, {"rank": 0}, 2, KEY, 2.0)
+            serve_records(listener, RankRecord(rank=0), 2, KEY, 2.0)
         with pytest.raises(RendezvousError, match="does not know this job's secret"):
             other.result()
 

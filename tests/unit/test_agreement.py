@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from runner.errors import RefusedError
 from runner.launch.detect import detect
-from runner.rendezvous.handshake import check, own_record, torch_version
+from runner.rendezvous.agreement import compare_ranks
+from runner.rendezvous.record import RankRecord, own_record, torch_version
 
 
-def records(count: int = 3, **changes: Any) -> list[dict[str, Any]]:
+def records(count: int = 3, **changes: Any) -> list[RankRecord]:
     """Records of ranks that fit; ``changes`` are made to the last one."""
     own = own_record(detect({}), target="train.py", digest="ab12", arguments=["--lr", "0.1"])
-    found = [own | {"rank": rank, "size": count, "local_rank": rank, "host": f"node{rank}"} for rank in range(count)]
-    found[-1].update(changes)
+    found = [replace(own, rank=rank, size=count, local_rank=rank, host=f"node{rank}") for rank in range(count)]
+    found[-1] = replace(found[-1], **changes)
     return found
 
 
 def test_ranks_that_fit_give_the_topology() -> None:
-    assert check(records()).size == 3
+    assert compare_ranks(records()).size == 3
 
 
 @pytest.mark.parametrize(
@@ -38,12 +40,12 @@ def test_ranks_that_fit_give_the_topology() -> None:
 )
 def test_a_rank_that_differs_is_refused_with_the_difference(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RefusedError, match=message):
-        check(records(**changes))
+        compare_ranks(records(**changes))
 
 
 def test_several_differences_are_all_shown() -> None:
     with pytest.raises(RefusedError, match=r"Python: .* \| torch: "):
-        check(records(python="3.9.0", torch="2.6.0"))
+        compare_ranks(records(python="3.9.0", torch="2.6.0"))
 
 
 def test_torchs_version_is_read_without_importing_it() -> None:

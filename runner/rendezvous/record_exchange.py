@@ -1,7 +1,7 @@
 """The exchange of records over sockets, for jobs without MPI.
 
-Every rank connects to rank 0, both prove to be of the job, the rank says its record, and hears all records when the last
-rank has come.
+Every rank connects to rank 0, both prove to be of the job, the rank sends its record, and receives all records when the
+last rank has come.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from runner.errors import RefusedError, RendezvousError
-from runner.rendezvous.door import Door, Visitor
-from runner.rendezvous.frames import NotOfThisJob, NotOurs, text_of
+from runner.errors import RefusedError, RendezvousError, raised_on_all_ranks
+from runner.rendezvous.client import Client, connect
+from runner.rendezvous.protocol import ProtocolError, WrongJobError, text_of
+from runner.rendezvous.record import RankRecord
 from runner.rendezvous.records import Flat, Records, flat, is_flat, packed
 from runner.rendezvous.secret import VARIABLE
+from runner.rendezvous.server import Peer, Server
 from runner.rendezvous.topology import ranks_text
-from runner.rendezvous.visit import Line, visit
 
 _LARGEST_RECORD = 1 << 20  # bytes
 _ANSWERING = 10.0  # seconds in which a rank takes the answer
@@ -29,14 +30,14 @@ _FIRST_NOTICE, _NEXT_NOTICES = 10.0, 30.0  # seconds of silence before rank 0 sa
 
 
 @dataclass(frozen=True)
-class Gathering:
+class Exchanged:
     """All records, and the addresses that rank 0 was reached by, most used first."""
 
     records: Records
     reached_by: list[str]
 
 
-def host(listener: socket.socket, own: Mapping[str, Any], size: int, key: bytes, timeout: float) -> Gathering:
+def serve_records(listener: socket.socket, own: RankRecord, size: int, key: bytes, timeout: float) -> Exchanged:
     """Collect every rank's record on rank 0, and answer each with all of them.
 
     Raises:
@@ -46,7 +47,7 @@ def host(listener: socket.socket, own: Mapping[str, Any], size: int, key: bytes,
     records: dict[int, Flat] = {0: flat(own)}
     start = time.monotonic()
     notice = start + _FIRST_NOTICE
-    with Door(listener, key, size, _LARGEST_RECORD) as door:
+    with Server(listener, key, size, _LARGEST_RECORD) as server:
         try:
             while len(records) < size:
                 now = time.monotonic()
@@ -54,67 +55,64 @@ def host(listener: socket.socket, own: Mapping[str, Any], size: int, key: bytes,
                 if now - start > timeout:
                     raise RendezvousError(
                         f"{len(records)} of {size} ranks met within {timeout:.0f} s; absent: {_listed(absent)}"
-                        f"{_strangers(door)}. Look at those ranks' own messages, or allow more time with --timeout",
+                        f"{_strangers(server)}. Look at those ranks' own messages, or allow more time with --timeout"
                     )
                 if now > notice:
-                    _say_absent(absent, size, now - start, timeout, _strangers(door))
+                    _say_absent(absent, size, now - start, timeout, _strangers(server))
                     notice = now + _NEXT_NOTICES
-                for visitor, record in door.hear(0.2):
-                    _enter(visitor, record, records)
+                for peer, record in server.receive(0.2):
+                    _enter(peer, record, records)
             ordered = [records[rank] for rank in range(size)]
             addresses = Counter(
-                _plain(visitor.connection.getsockname()[0]) for visitor in door.ranks.values() if _is_inet(visitor)
+                _plain(peer.connection.getsockname()[0]) for peer in server.ranks.values() if _is_inet(peer)
             )
             answer = {"records": packed(ordered), "reached_by": [address for address, _ in addresses.most_common()]}
-            _answer(door, answer)
-            return _gathering(answer)
+            _answer(server, answer)
+            return _exchanged(answer)
         except RefusedError as error:
-            _answer(door, {"refused": str(error)})
+            _answer(server, {"refused": error.message, "fix": error.fix})
             raise
 
 
-def _enter(visitor: Visitor, record: Any, records: dict[int, Flat]) -> None:
-    rank = visitor.rank
+def _enter(peer: Peer, record: Any, records: dict[int, Flat]) -> None:
+    rank = peer.rank
     if rank is None or not is_flat(record) or record.get("rank", rank) != rank:
-        return  # it knows the key and talks nonsense: another version's; it will be missed
-    # One that found the door shut for too long comes again: the same process, not another.
+        return  # it knows the key and sends nonsense: another version's; it will be missed
+    # One that was not answered in time connects again: the same process, not another.
     if rank in records and not _is_same_process(records[rank], record):
         raise RefusedError(
             f"two processes are rank {rank} of the same job: process {records[rank].get('pid')} on "
-            f"{records[rank].get('host')} and process {record.get('pid')} on {record.get('host')}; "
-            "start each rank once, through one launcher"
+            f"{records[rank].get('host')} and process {record.get('pid')} on {record.get('host')}",
+            fix="start each rank once, through one launcher",
         )
     records[rank] = record
 
 
 def _is_same_process(one: Flat, other: Flat) -> bool:
-    return one.get("pid") is not None and all(one.get(name) == other.get(name) for name in ("host_key", "pid"))
+    return bool(one.get("pid")) and all(one.get(name) == other.get(name) for name in ("host_key", "pid"))
 
 
-def _answer(door: Door, answer: dict[str, Any]) -> None:
+def _answer(server: Server, answer: dict[str, Any]) -> None:
     text, deadline = text_of(answer), time.monotonic() + _ANSWERING
-    for visitor in door.proved():
-        visitor.send(
-            text, max(0.1, deadline - time.monotonic())
-        )  # where that fails the rank has died; its own launcher sees to it
+    for peer in server.proved():  # where sending fails the rank has died; its own launcher sees to it
+        peer.send(text, max(0.1, deadline - time.monotonic()))
 
 
-def join(
-    doors: Callable[[], Iterator[tuple[socket.AddressFamily, Any]]],
-    own: Mapping[str, Any],
-    rank: int,
+def exchange_records(
+    candidates: Callable[[], Iterator[tuple[socket.AddressFamily, Any]]],
+    own: RankRecord,
     key: bytes,
     timeout: float,
     whom: str,
-) -> tuple[Gathering, Any]:
-    """Find rank 0 behind one of the doors, give it this rank's record, and wait for all records.
+) -> tuple[Exchanged, Any]:
+    """Find rank 0 at one of the candidate addresses, send it this rank's record, and wait for all records.
 
     Args:
-        doors: makes the socket addresses to try, anew for every round.
+        candidates: makes the socket addresses to try, anew for every round.
         whom: what is looked for, for messages.
 
     Returns:
-        The gathering, and the socket address that led to it.
+        What the ranks have exchanged, and the socket address that led to rank 0.
 
     Raises:
         RendezvousError: nobody of this job answered in time, or rank 0 went away.
@@ -124,32 +122,35 @@ def join(
     failure = "nothing tried"
     pause = 0.02
     while time.monotonic() - start < timeout:
-        for family, address in doors():
+        for family, address in candidates():
             try:
-                line = visit(family, address, key, rank, _CONNECTING)
-                with line:
-                    line.say(flat(own), _CONNECTING)
-                    return _wait_for_answer(line, start, timeout), address
-            except (OSError, NotOurs) as error:
-                failure = f"{_door(address)}: {_reason(error)}"
+                client = connect(family, address, key, own.rank, _CONNECTING)
+                with client:
+                    client.send(flat(own), _CONNECTING)
+                    return _wait_for_answer(client, start, timeout), address
+            except (OSError, ProtocolError) as error:
+                failure = f"{_shown(address)}: {_reason(error)}"
         time.sleep(pause)
         pause = min(pause * 1.5, 1.0)
     raise RendezvousError(f"did not find {whom} within {timeout:.0f} s (last tried {failure})")
 
 
-def _wait_for_answer(line: Line, start: float, timeout: float) -> Gathering:
+def _wait_for_answer(client: Client, start: float, timeout: float) -> Exchanged:
     # Rank 0 gives up at its own deadline and says who is absent; wait a little longer than that.
     try:
-        answer = line.hear(max(1.0, timeout + 5.0 - (time.monotonic() - start)))
-    except (OSError, NotOurs):
-        raise RendezvousError("rank 0 was found, but ended before all ranks had met; see its own message") from None
+        answer = client.receive(max(1.0, timeout + 5.0 - (time.monotonic() - start)))
+    except (OSError, ProtocolError):
+        raise RendezvousError(
+            "rank 0 was found, but ended before all ranks had met", fix="see its own message"
+        ) from None
     if "refused" in answer:
-        raise RefusedError(answer["refused"], told_by_all=True)
-    return _gathering(answer)
+        with raised_on_all_ranks():
+            raise RefusedError(answer["refused"], fix=answer.get("fix", ""))
+    return _exchanged(answer)
 
 
-def _gathering(answer: dict[str, Any]) -> Gathering:
-    return Gathering(Records.received(answer["records"]), answer["reached_by"])
+def _exchanged(answer: dict[str, Any]) -> Exchanged:
+    return Exchanged(Records.received(answer["records"]), answer["reached_by"])
 
 
 def _say_absent(absent: set[int], size: int, waited: float, timeout: float, strangers: str) -> None:
@@ -161,12 +162,12 @@ def _say_absent(absent: set[int], size: int, waited: float, timeout: float, stra
     )
 
 
-def _strangers(door: Door) -> str:
-    if not door.unproved:
+def _strangers(server: Server) -> str:
+    if not server.unproved:
         return ""
     return (
-        f"; {door.unproved} times a runner came that does not know this job's secret: if it is this job's, its host does "
-        f"not share your home folder, so set {VARIABLE} to one text on all hosts"
+        f"; {server.unproved} times a runner came that does not know this job's secret: if it is this job's, its host "
+        f"does not share your home folder, so set {VARIABLE} to one text on all hosts"
     )
 
 
@@ -174,8 +175,8 @@ def _listed(ranks: set[int], most: int = 8) -> str:
     return ranks_text(sorted(ranks)[:most]) + (f" and {len(ranks) - most} more" if len(ranks) > most else "")
 
 
-def _is_inet(visitor: Visitor) -> bool:
-    return visitor.connection.family in (socket.AF_INET, socket.AF_INET6)
+def _is_inet(peer: Peer) -> bool:
+    return peer.connection.family in (socket.AF_INET, socket.AF_INET6)
 
 
 def _plain(address: str) -> str:
@@ -183,16 +184,16 @@ def _plain(address: str) -> str:
     return address.removeprefix("::ffff:") if "." in address else address
 
 
-def _door(address: Any) -> str:
+def _shown(address: Any) -> str:
     return str(address) if isinstance(address, str) else f"{address[0]}:{address[1]}"
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, NotOfThisJob):
+    if isinstance(error, WrongJobError):
         return (
             "a runner answers there that does not know this job's secret: another job's, or a host that does not share "
             f"your home folder (then set {VARIABLE} to one text on all hosts)"
         )
-    if isinstance(error, NotOurs):
+    if isinstance(error, ProtocolError):
         return "another program answers there"
     return str(getattr(error, "strerror", None) or error)

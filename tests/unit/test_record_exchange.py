@@ -10,29 +10,29 @@ from typing import Any
 import pytest
 
 from runner.errors import RefusedError, RendezvousError
+from runner.rendezvous.client import connect
 from runner.rendezvous.endpoint import listen, port_of
-from runner.rendezvous.gathering import Gathering, host, join
-from runner.rendezvous.meeting import candidate_ports
-from runner.rendezvous.visit import visit as connect
+from runner.rendezvous.record import RankRecord
+from runner.rendezvous.record_exchange import Exchanged, exchange_records, serve_records
+from runner.rendezvous.records import flat
+from runner.rendezvous.sockets import candidate_ports
 
-Door = tuple[socket.AddressFamily, Any]
 
-
-def doors(*ports: int) -> Any:
+def candidates(*ports: int) -> Any:
     return lambda: iter([(socket.AF_INET, ("127.0.0.1", port)) for port in ports])
 
 
-def visit(rank: int, *ports: int, key: bytes = b"job", timeout: float = 10.0) -> Gathering:
-    return join(doors(*ports), {"rank": rank}, rank, key, timeout, "rank 0")[0]
+def fetch(rank: int, *ports: int, key: bytes = b"job", timeout: float = 10.0) -> Exchanged:
+    return exchange_records(candidates(*ports), RankRecord(rank=rank), key, timeout, "rank 0")[0]
 
 
 @pytest.mark.parametrize("size", [1, 2, 17])
 def test_all_ranks_get_all_records_in_order(size: int) -> None:
     listener = listen(loopback=True)
     with listener, ThreadPoolExecutor(size + 1) as pool:
-        hosted = pool.submit(host, listener, {"rank": 0}, size, b"job", 10.0)
-        visits = [pool.submit(visit, rank, port_of(listener)) for rank in reversed(range(1, size))]
-        wanted = [{"rank": rank} for rank in range(size)]
+        hosted = pool.submit(serve_records, listener, RankRecord(rank=0), size, b"job", 10.0)
+        visits = [pool.submit(fetch, rank, port_of(listener)) for rank in reversed(range(1, size))]
+        wanted = [RankRecord(rank=rank) for rank in range(size)]
         assert list(hosted.result().records) == wanted
         assert all(list(v.result().records) == wanted for v in visits)
 
@@ -41,32 +41,32 @@ def test_the_listening_socket_lives_on() -> None:
     """It becomes the store, so nothing may have closed or changed it."""
     listener = listen(loopback=True)
     with listener:
-        host(listener, {}, 1, b"job", 1.0)
+        serve_records(listener, RankRecord(rank=0), 1, b"job", 1.0)
         assert listener.getblocking()
         with socket.create_connection(listener.getsockname(), timeout=5):
             connection, _ = listener.accept()
             connection.close()
 
 
-def test_strangers_at_the_door_do_no_harm() -> None:
+def test_strangers_at_the_port_do_no_harm() -> None:
     listener = listen(loopback=True)
     with listener, ThreadPoolExecutor(2) as pool:
-        hosted = pool.submit(host, listener, {"rank": 0}, 2, b"job", 10.0)
+        hosted = pool.submit(serve_records, listener, RankRecord(rank=0), 2, b"job", 10.0)
         for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02{}", b"\xff" * 100, b"\x00\x00\x00\x04null"):
             with socket.create_connection(listener.getsockname()) as stranger:
                 stranger.sendall(noise)
-        assert len(visit(1, port_of(listener)).records) == 2
+        assert len(fetch(1, port_of(listener)).records) == 2
         assert len(hosted.result().records) == 2
 
 
 def test_another_jobs_rank_0_is_passed_by() -> None:
     ours, theirs = listen(loopback=True), listen(loopback=True)
     with ours, theirs, ThreadPoolExecutor(3) as pool:
-        other = pool.submit(host, theirs, {"rank": 0}, 2, b"another job", 10.0)
-        own = pool.submit(host, ours, {"rank": 0}, 2, b"job", 10.0)
-        assert len(visit(1, port_of(theirs), port_of(ours)).records) == 2
+        other = pool.submit(serve_records, theirs, RankRecord(rank=0), 2, b"another job", 10.0)
+        own = pool.submit(serve_records, ours, RankRecord(rank=0), 2, b"job", 10.0)
+        assert len(fetch(1, port_of(theirs), port_of(ours)).records) == 2
         assert len(own.result().records) == 2
-        visit(1, port_of(theirs), key=b"another job")
+        fetch(1, port_of(theirs), key=b"another job")
         assert len(other.result().records) == 2
 
 
@@ -76,47 +76,47 @@ def test_a_silent_program_at_the_port_is_passed_by() -> None:
         listen(loopback=True) as listener,
         ThreadPoolExecutor(1) as pool,
     ):
-        hosted = pool.submit(host, listener, {"rank": 0}, 2, b"job", 20.0)
-        assert len(visit(1, port_of(silent), port_of(listener), timeout=20.0).records) == 2
+        hosted = pool.submit(serve_records, listener, RankRecord(rank=0), 2, b"job", 20.0)
+        assert len(fetch(1, port_of(silent), port_of(listener), timeout=20.0).records) == 2
         hosted.result()
 
 
 def test_absent_ranks_are_named_when_the_time_is_over() -> None:
     with listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool:
-        visitor = pool.submit(visit, 2, port_of(listener))
+        visitor = pool.submit(fetch, 2, port_of(listener))
         with pytest.raises(RendezvousError, match="2 of 4 ranks met within 1 s; absent: ranks 1, 3"):
-            host(listener, {"rank": 0}, 4, b"job", 1.0)
+            serve_records(listener, RankRecord(rank=0), 4, b"job", 1.0)
         with pytest.raises(RendezvousError, match="rank 0 was found, but ended"):
             visitor.result()
 
 
-def test_nobody_at_the_door_ends_in_time() -> None:
+def test_nobody_at_the_port_ends_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(RendezvousError, match=r"did not find rank 0 within 1 s \(last tried 127.0.0.1:\d+"):
-        visit(1, port, timeout=1.0)
+        fetch(1, port, timeout=1.0)
 
 
 def test_two_processes_of_one_rank_are_refused() -> None:
     with listen(loopback=True) as listener, ThreadPoolExecutor(2) as pool:
-        first = pool.submit(visit, 1, port_of(listener))
-        second = pool.submit(visit, 1, port_of(listener))
+        first = pool.submit(fetch, 1, port_of(listener))
+        second = pool.submit(fetch, 1, port_of(listener))
         with pytest.raises(RefusedError, match="two processes are rank 1"):
-            host(listener, {"rank": 0}, 3, b"job", 10.0)
+            serve_records(listener, RankRecord(rank=0), 3, b"job", 10.0)
         for visitor in (first, second):
             with pytest.raises(RefusedError, match="two processes are rank 1"):
                 visitor.result()
 
 
 def test_a_process_that_comes_again_is_the_same() -> None:
-    """One that was not heard within its patience gives up and knocks again; both greetings arrive."""
-    record = {"rank": 1, "host_key": "here", "pid": 7}
+    """One that was not answered in time gives up and connects again; both records arrive."""
+    record = RankRecord(rank=1, host_key="here", pid=7)
     with listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool:
-        hosted = pool.submit(host, listener, {"rank": 0}, 3, b"job", 10.0)
+        hosted = pool.submit(serve_records, listener, RankRecord(rank=0), 3, b"job", 10.0)
         for _ in range(2):
-            with connect(socket.AF_INET, listener.getsockname(), b"job", 1, 10.0) as knocking:
-                knocking.say(record, 10.0)
-        assert visit(2, port_of(listener)).records[1] == record
+            with connect(socket.AF_INET, listener.getsockname(), b"job", 1, 10.0) as client:
+                client.send(flat(record), 10.0)
+        assert fetch(2, port_of(listener)).records[1] == record
         assert len(hosted.result().records) == 3
 
 
@@ -132,12 +132,14 @@ def test_many_at_once() -> None:
     listeners = [listen(loopback=True) for _ in range(2)]
     barrier = threading.Barrier(14)
 
-    def arrive(job: int, rank: int) -> Gathering:
+    def arrive(job: int, rank: int) -> Exchanged:
         barrier.wait()
-        return visit(rank, *(port_of(listener) for listener in listeners), key=b"job %d" % job)
+        return fetch(rank, *(port_of(listener) for listener in listeners), key=b"job %d" % job)
 
     with ThreadPoolExecutor(16) as pool:
-        hosted = [pool.submit(host, listeners[job], {"rank": 0}, 8, b"job %d" % job, 20.0) for job in range(2)]
+        hosted = [
+            pool.submit(serve_records, listeners[job], RankRecord(rank=0), 8, b"job %d" % job, 20.0) for job in range(2)
+        ]
         visits = [pool.submit(arrive, job, rank) for job in range(2) for rank in range(1, 8)]
         assert all(len(future.result().records) == 8 for future in [*hosted, *visits])
     for listener in listeners:

@@ -1,0 +1,69 @@
+"""What the ranks refuse about each other before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from runner.errors import Policy, RefusedError
+from runner.rendezvous.record import RankRecord
+from runner.rendezvous.records import Records
+from runner.rendezvous.topology import Topology, ranks_text, topology_of
+
+# What must be equal on all ranks, and how messages call it.
+_EQUAL = {
+    "size": "the number of ranks",
+    "launcher": "the launcher",
+    "python": "Python",
+    "torch": "torch",
+    "runner": "the runner",
+    "target": "the target",
+    "digest": "the target's content",
+    "arguments": "the arguments",
+}
+VERSIONS = ("python", "torch", "runner")
+
+
+def compare_ranks(everyone: Sequence[RankRecord], policy: Policy = Policy.STRICT) -> Topology:
+    """Compare all ranks' records, and say where everybody is.
+
+    Args:
+        policy: a diagnostic tool takes ranks of different versions.
+
+    Raises:
+        RefusedError: ranks differ in something that must be equal, or one of them has a problem of its own.
+    """
+    records = everyone if isinstance(everyone, Records) else Records.of(everyone)
+    if list(records.of_field("problem")[0]) != [None]:
+        texts = []
+        for problem, ranks in records.by_value("problem"):
+            if problem is not None:
+                where = "" if len(ranks) == len(records) else f" (on {_where(ranks, records)} only)"
+                texts.append(f"{problem}{where}")
+        raise RefusedError("; ".join(texts))
+    differences = []
+    for field, title in _EQUAL.items():
+        if field in VERSIONS and policy is Policy.DIAGNOSTIC:
+            continue
+        if len(records.of_field(field)[0]) > 1:
+            values = records.by_value(field)
+            shown = "; ".join(f"{_text(value)} on {_where(ranks, records)}" for value, ranks in values)
+            differences.append(f"{title}: {shown}")
+    if differences:
+        raise RefusedError(
+            f"the ranks differ in {' | '.join(differences)}",
+            fix="start all of them with the same installation, files and arguments",
+        )
+    claimed = records.column("rank")
+    if claimed != list(range(len(records))):
+        raise RefusedError(f"the ranks say they are {claimed}, not 0 to {len(records) - 1}")
+    return topology_of(records)
+
+
+def _where(ranks: list[int], records: Records) -> str:
+    hosts = ", ".join(dict.fromkeys(records[rank].host for rank in ranks))
+    return f"{ranks_text(ranks)} ({hosts})"
+
+
+def _text(value: Any) -> str:
+    return " ".join(map(str, value)) or "none" if isinstance(value, list) else str(value) or "none"

@@ -1,0 +1,100 @@
+"""The other ranks' side of a connection to rank 0."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+from runner.rendezvous.protocol import ANSWER, LARGEST, Handshake, ProtocolError, Stream, greeting
+
+_CHUNK = 1 << 20
+
+
+class Client:
+    """A connection to rank 0 on which both sides have proved to be of the job."""
+
+    def __init__(self, connection: socket.socket, sent: Stream, received: Stream) -> None:
+        self.connection = connection
+        self._sent_stream, self._received_stream = sent, received
+        self._received = bytearray()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+    def send(self, message: Any, within: float) -> None:
+        """Send a message to rank 0, within so many seconds.
+
+        Raises:
+            OSError: rank 0 is gone, or does not read.
+        """
+        self.connection.settimeout(within)
+        self.connection.sendall(self._sent_stream.pack(message))
+
+    def receive(self, within: float) -> Any:
+        """Rank 0's next message, within so many seconds.
+
+        Raises:
+            ProtocolError: rank 0 is gone, or somebody stands between.
+            OSError: the connection failed, or the time is over.
+        """
+        deadline = time.monotonic() + within
+        while True:
+            complete, message = self._received_stream.take(self._received, LARGEST)
+            if complete:
+                return message
+            self._received += _chunk(self.connection, _CHUNK, deadline)
+
+
+def connect(family: socket.AddressFamily, address: Any, key: bytes, rank: int, within: float) -> Client:
+    """Connect to rank 0 at this address, and prove to one another to be of the job.
+
+    Raises:
+        ProtocolError: something else answers there.
+        WrongJobError: a runner answers that does not know the job's key.
+        OSError: it cannot be reached, or does not answer in so many seconds.
+    """
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        handshake = _greeted(connection, address, key, within)
+        connection.sendall(handshake.proof(rank))
+    except BaseException:
+        connection.close()
+        raise
+    return Client(connection, *handshake.streams(rank))
+
+
+def answers(family: socket.AddressFamily, address: Any, key: bytes, within: float) -> bool:
+    """Whether this job's rank 0 is what listens at an address."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as connection:
+            _greeted(connection, address, key, within)
+    except (OSError, ProtocolError):
+        return False
+    return True
+
+
+def _greeted(connection: socket.socket, address: Any, key: bytes, within: float) -> Handshake:
+    deadline = time.monotonic() + within
+    connection.settimeout(within)
+    connection.connect(address)
+    if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    own = greeting()
+    connection.sendall(own)
+    answer = bytearray()
+    while len(answer) < ANSWER:
+        answer += _chunk(connection, ANSWER - len(answer), deadline)
+    return Handshake(key, own, bytes(answer))
+
+
+def _chunk(connection: socket.socket, size: int, deadline: float) -> bytes:
+    """What comes next, but not after the deadline: a peer that says one byte a second does not prolong it."""
+    connection.settimeout(max(0.01, deadline - time.monotonic()))
+    chunk = connection.recv(size)
+    if not chunk:
+        raise ProtocolError
+    return chunk

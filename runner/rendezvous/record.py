@@ -1,0 +1,97 @@
+"""One rank's record: who and where it is, with which software, and what it is to run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import runner
+from runner.launch.context import LaunchContext
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRecord:
+    """What a rank tells the others: plain data that JSON can carry.
+
+    A field that the record of another version lacks has its default here.
+    """
+
+    rank: int = -1
+    size: int = 0
+    local_rank: int | None = None  # what the launcher says
+    launcher: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)  # the variables that rank, size, … were read from
+    host: str = ""
+    host_key: str = ""  # tells apart hosts of one name
+    pid: int = 0
+    python: str = ""  # versions
+    torch: str = ""
+    runner: str = ""
+    problem: str | None = None  # why this rank cannot run its target
+    target: str = ""
+    digest: str = ""  # of the target's text
+    arguments: Sequence[str] = field(default_factory=list)
+    resources: Mapping[str, Any] = field(default_factory=dict)  # the fields of placement.Resources
+    # Rank 0's, where the ranks meet by a socket file: where the store is, and the job's key in hexadecimal.
+    store: Sequence[Any] | None = None
+    key: str | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        """A field by its name."""
+        return getattr(self, name)
+
+
+def own_record(context: LaunchContext, **more: Any) -> RankRecord:
+    """This rank's record.
+
+    Args:
+        more: the fields that the launcher, the host and the software do not tell.
+    """
+    return RankRecord(
+        rank=context.rank.value,
+        size=context.size.value,
+        local_rank=context.local_rank.value if context.local_rank else None,
+        launcher=context.launcher.name,
+        sources={
+            name: value.source
+            for name in ("rank", "size", "local_rank", "local_size")
+            if (value := getattr(context, name)) is not None
+        },
+        host=context.host,
+        host_key=_host_key(context.host),
+        pid=os.getpid(),
+        python=platform.python_version(),
+        torch=torch_version(),
+        runner=runner.__version__,
+        **more,
+    )
+
+
+def torch_version() -> str:
+    """The version of the torch that ``import torch`` would bring, read from its files; "" where there is none."""
+    spec = find_spec("torch")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        try:
+            match = re.search(r"__version__ = '([^']+)'", (Path(folder) / "version.py").read_text())
+        except OSError:
+            continue
+        if match:
+            return match[1]
+    return ""
+
+
+def _host_key(host: str) -> str:
+    """Tells hosts apart, also two virtual ones on one machine (by network), or of one name (by boot)."""
+    parts = [host]
+    for path, read in (("/proc/sys/kernel/random/boot_id", Path.read_text), ("/proc/self/ns/net", os.readlink)):
+        try:
+            parts.append(str(read(Path(path))).strip())
+        except OSError:
+            continue
+    return "/".join(parts)

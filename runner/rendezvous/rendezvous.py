@@ -1,0 +1,130 @@
+"""The ways in which ranks meet, and the order in which they are tried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from runner.errors import Policy, RefusedError, RendezvousError, RunnerError, UsageError, raised_on_all_ranks
+from runner.launch.context import LaunchContext
+from runner.launch.table import Kind
+from runner.rendezvous.endpoint import Endpoint, MpiUnavailable, NoMpi, listen
+from runner.rendezvous.interfaces import interface_towards, is_loopback, own_addresses
+from runner.rendezvous.mpi import exchange_by_mpi
+from runner.rendezvous.mpi_library import mpi_unavailable
+from runner.rendezvous.record import RankRecord
+from runner.rendezvous.records import Records
+from runner.rendezvous.sockets import by_environment, by_file, by_hosts, own_endpoint
+
+WAYS = ("auto", "env", "mpi", "file", "hosts")
+
+_SOCKET_WAYS = {"env": by_environment, "file": by_file, "hosts": by_hosts}
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """What the ranks know once they have met: all records in rank order, and where the store is."""
+
+    records: Records
+    endpoint: Endpoint
+    why: str  # why this way was taken
+
+
+def choose_way(context: LaunchContext, wanted: str = "auto") -> tuple[str, str, MpiUnavailable | None]:
+    """(the way to meet, why, why it is not MPI).
+
+    Raises:
+        RendezvousError: none is possible; the message says what to set or install.
+        UsageError: the way asked for is not possible here.
+    """
+    if context.size.value == 1:
+        return "single", "one rank", None
+    if wanted != "auto":
+        if problem := _impossible(context, wanted):
+            with raised_on_all_ranks():  # they have the same command line and launcher
+                raise problem
+        return wanted, "chosen by --rendezvous", None
+    if context.user_endpoint and not context.launcher.has_store:
+        return "env", "MASTER_ADDR and MASTER_PORT are set", None
+    no_mpi = mpi_unavailable(context)
+    if no_mpi is None:
+        return "mpi", f"started by {context.launcher.title}, and mpi4py is installed", None
+    if context.on_one_host and context.job_id:
+        return "file", f"one host; no MPI: {no_mpi}", no_mpi
+    if context.hosts and context.job_id:
+        return "hosts", f"the hosts are known; no MPI: {no_mpi}", no_mpi
+    with raised_on_all_ranks():
+        raise RendezvousError(
+            f"nothing says where {context.size.value} ranks are to meet: {no_mpi}, and neither {context.launcher.title} "
+            "nor a scheduler lists the hosts",
+            fix="install mpi4py, or set MASTER_ADDR (rank 0's host) and MASTER_PORT (a free port)",
+        )
+
+
+def _impossible(context: LaunchContext, way: str) -> RunnerError | None:
+    """Why the way that is asked for cannot be gone."""
+    if way == "env" and context.user_endpoint is None:
+        return UsageError("--rendezvous env needs MASTER_ADDR and MASTER_PORT, both of them")
+    if way == "hosts" and not context.hosts:
+        return UsageError("--rendezvous hosts: neither launcher nor scheduler lists the hosts")
+    if way in ("file", "hosts") and context.job_id is None:
+        return RendezvousError(
+            f"{context.launcher.title} gives this job no name that its hosts share",
+            fix="install mpi4py, or set MASTER_ADDR and MASTER_PORT",
+        )
+    return None
+
+
+def rendezvous(
+    context: LaunchContext,
+    own: RankRecord,
+    *,
+    way: str = "auto",
+    timeout: float = 300.0,
+    policy: Policy = Policy.STRICT,
+) -> Rendezvous:
+    """Exchange the records of all ranks, and agree on an endpoint that rank 0 holds.
+
+    Args:
+        way: one of ``WAYS``.
+        timeout: seconds until all ranks must have come.
+        policy: a diagnostic tool meets in another way, if there is one, where MPI proves to be another launcher's; and
+            under torchrun, whose store it is, rank 0's socket stays open for the tool.
+
+    Raises:
+        RendezvousError: the ranks could not meet.
+        UsageError: the way asked for is not possible here.
+    """
+    chosen, why, no_mpi = choose_way(context, way)
+    if chosen == "single":
+        records, endpoint = Records.of([own]), own_endpoint(listen(loopback=True), "single")
+    elif chosen == "mpi":
+        try:
+            records, endpoint = exchange_by_mpi(context, own)
+        except RefusedError as error:
+            # srun offers PMI to all, also to an MPI that speaks another: MPI is then of no use, but also not needed.
+            is_needed = way != "auto" or (context.launcher.kind is not Kind.SCHEDULER and policy is Policy.STRICT)
+            if is_needed or not context.job_id or not (context.hosts or context.on_one_host):
+                raise
+            no_mpi = MpiUnavailable(NoMpi.WRONG_LIBRARY, error.message, error.fix)
+            why = f"the hosts are known; no MPI: {no_mpi}"
+            records, endpoint = (by_hosts if context.hosts else by_file)(context, own, timeout)
+    else:
+        records, endpoint = _SOCKET_WAYS[chosen](context, own, timeout)
+    if context.launcher.has_store and context.user_endpoint:
+        endpoint = _launchers_endpoint(context.user_endpoint, endpoint, policy)
+    if len(records.of_field("host_key")[0]) > 1 and is_loopback(endpoint.interface):
+        # A host may know its own name as 127.0.1.1 (Debian's /etc/hosts): good to reach itself, not to be reached.
+        others = own_addresses(context.environment)
+        endpoint = replace(endpoint, interface=others[0][0] if others else "")
+    return Rendezvous(records, replace(endpoint, mpi_unavailable=no_mpi), why)
+
+
+def _launchers_endpoint(store: tuple[str, int], met: Endpoint, policy: Policy) -> Endpoint:
+    """The launcher (torchrun) has a store already, and that one is used."""
+    host, port = store
+    if met.listener is not None and policy is Policy.STRICT:
+        met.listener.close()
+        met = replace(met, listener=None)
+    return replace(
+        met, host=host, port=port, interface=interface_towards(host), way="torchrun", rank_0=(met.host, met.port)
+    )

@@ -1,0 +1,184 @@
+"""The ways to meet without MPI: rank 0 listens where the others can find it, and they exchange records by sockets."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from runner.errors import RendezvousError, UsageError
+from runner.launch.context import LaunchContext
+from runner.rendezvous.endpoint import Endpoint, listen, port_of
+from runner.rendezvous.interfaces import interface_towards
+from runner.rendezvous.record import RankRecord
+from runner.rendezvous.record_exchange import exchange_records, serve_records
+from runner.rendezvous.records import Records
+from runner.rendezvous.secret import derived, job_key
+
+
+def own_endpoint(listener: socket.socket, way: str, reached_by: str = "", key: bytes = b"") -> Endpoint:
+    """Rank 0's endpoint at the socket that it holds."""
+    address = reached_by or listener.getsockname()[0]
+    return Endpoint(
+        host=address,
+        port=port_of(listener),
+        interface=interface_towards(address),
+        way=way,
+        key=key,
+        listener=listener,
+    )
+
+
+def by_environment(context: LaunchContext, own: RankRecord, timeout: float) -> tuple[Records, Endpoint]:
+    """Rank 0 listens at the endpoint that the user set; the others go there."""
+    assert context.user_endpoint is not None  # the way was chosen for it
+    address, port = context.user_endpoint
+    key = job_key(context)
+    if context.rank.value == 0:
+        try:
+            listener = listen(loopback=False, port=port)
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on MASTER_PORT={port} of host {context.host}: {error.strerror}",
+                fix="unset MASTER_ADDR and MASTER_PORT, and a free port is found, or set another port",
+            ) from None
+        exchanged = serve_records(listener, own, context.size.value, key, timeout)
+        return exchanged.records, replace(own_endpoint(listener, "env", address, key), host=address)
+    try:
+        socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise UsageError(
+            f"MASTER_ADDR={address} does not resolve on host {context.host}: {error.strerror}",
+            fix="set it to a name or an address of rank 0's host that every host knows",
+        ) from None
+    whom = f"rank 0 at MASTER_ADDR={address}, MASTER_PORT={port}"
+    exchanged, _ = exchange_records(lambda: _resolve(address, [port]), own, key, timeout, whom)
+    return exchanged.records, _others_endpoint(address, port, "env", key)
+
+
+def by_file(context: LaunchContext, own: RankRecord, timeout: float) -> tuple[Records, Endpoint]:
+    """Rank 0 listens on a socket file whose name all ranks of the job can work out."""
+    path = _socket_file(context)
+    known = derived(b"", str(path))  # the folder keeps others out
+    if context.rank.value == 0:
+        store, key = listen(loopback=True), os.urandom(32)
+        with _listen_on_file(path) as listener:
+            own = replace(own, store=list(store.getsockname()[:2]), key=key.hex())
+            try:
+                exchanged = serve_records(listener, own, context.size.value, known, timeout)
+            finally:
+                path.unlink(missing_ok=True)
+        return exchanged.records, own_endpoint(store, "file", key=key)
+    family = socket.AF_UNIX
+    candidates = [(family, str(path))]
+    exchanged, _ = exchange_records(lambda: iter(candidates), own, known, timeout, f"rank 0 at {path}")
+    first = exchanged.records[0]
+    assert first.store is not None  # rank 0 is of this runner
+    assert first.key is not None
+    address, port = first.store
+    return exchanged.records, _others_endpoint(address, port, "file", bytes.fromhex(first.key))
+
+
+def by_hosts(context: LaunchContext, own: RankRecord, timeout: float) -> tuple[Records, Endpoint]:
+    """Rank 0 takes the first free of a few ports made from the job's name; the others look there on the known hosts."""
+    ports, key = candidate_ports(context.job_id or ""), job_key(context)
+    if context.rank.value == 0:
+        listener = _first_free(ports, context)
+        exchanged = serve_records(listener, own, context.size.value, key, timeout)
+        address = exchanged.reached_by[0] if exchanged.reached_by else ""
+        return exchanged.records, own_endpoint(listener, "hosts", address, key)
+    whom = f"rank 0 on {', '.join(context.hosts[:4])} at one of ports {ports[0]}-{ports[-1]}"
+    exchanged, reached = exchange_records(
+        lambda: (candidate for name in context.hosts for candidate in _resolve(name, ports)),
+        own,
+        key,
+        timeout,
+        whom,
+    )
+    return exchanged.records, _others_endpoint(reached[0], reached[1], "hosts", key)
+
+
+def _others_endpoint(address: str, port: int, way: str, key: bytes) -> Endpoint:
+    return Endpoint(host=address, port=port, interface=interface_towards(address), way=way, key=key)
+
+
+def candidate_ports(job: str, count: int = 8) -> list[int]:
+    """A run of ports for a job, below the range from which kernels take ephemeral ports (32768 on Linux).
+
+    Jobs on one host rarely get the same run, and where they do, rank 0 takes the next port and the
+    job's key tells them apart.
+    """
+    first, last = 15000, 32000
+    digest = int.from_bytes(hashlib.sha256(job.encode()).digest()[:8], "big")
+    start = first + digest % (last - first - count)
+    return list(range(start, start + count))
+
+
+def _resolve(name: str, ports: list[int]) -> Iterator[tuple[socket.AddressFamily, Any]]:
+    for port in ports:
+        try:
+            found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        except socket.gaierror:
+            return  # another host, or another round, may do
+        for family, _, _, _, address in found:
+            yield family, address
+
+
+def _first_free(ports: list[int], context: LaunchContext) -> socket.socket:
+    for port in ports:
+        try:
+            return listen(loopback=False, port=port)
+        except OSError:
+            continue
+    raise RendezvousError(
+        f"ports {ports[0]}-{ports[-1]} of host {context.host} are all taken",
+        fix="install mpi4py, or set MASTER_ADDR and MASTER_PORT",
+    )
+
+
+def _socket_file(context: LaunchContext) -> Path:
+    folder = Path(tempfile.gettempdir()) / f"runner-{os.getuid()}"
+    if len(str(folder)) > 70:  # a socket's path has room for 107 characters (unix(7))
+        folder = Path("/tmp") / folder.name  # noqa: S108 - it is made for this user alone
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise RendezvousError(
+            f"cannot make {folder}: {error.strerror}",
+            fix="remove what is there, or set TMPDIR to a folder of your own",
+        ) from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise RendezvousError(
+            f"{folder} is a link, belongs to another user, or can be written by others",
+            fix="remove it, or set TMPDIR to a folder of your own",
+        )
+    return folder / f"{hashlib.sha256((context.job_id or '').encode()).hexdigest()[:24]}.socket"
+
+
+def _listen_on_file(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if path.exists() and _is_dead(path):
+        path.unlink(missing_ok=True)  # left by a job that was killed
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise RendezvousError(f"another rank 0 of this job listens at {path}: {error}") from None
+    listener.listen(4096)
+    return listener
+
+
+def _is_dead(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return True
+    return False

@@ -1,0 +1,51 @@
+"""Errors are data: what is wrong, what mends it, and whether every rank says so."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from runner.errors import LaunchError, RefusedError, RendezvousError, RunnerError, raised_on_all_ranks
+from runner.launch.detect import detect
+from runner.rendezvous.endpoint import NoMpi
+from runner.rendezvous.rendezvous import choose_way
+
+
+def test_an_error_is_printed_with_its_fix() -> None:
+    error = RunnerError("the port is taken", fix="set another")
+    assert str(error) == "the port is taken; set another"
+    assert (error.message, error.fix, error.on_all_ranks) == ("the port is taken", "set another", False)
+    assert str(RunnerError("lost; nothing mends it")) == "lost; nothing mends it"
+
+
+def test_an_error_that_is_sent_to_another_rank_stays_whole() -> None:
+    with pytest.raises(RefusedError) as caught, raised_on_all_ranks():
+        raise RefusedError("a", fix="b")
+    sent = pickle.loads(pickle.dumps(caught.value))
+    assert (type(sent), str(sent), sent.fix, sent.on_all_ranks) == (RefusedError, "a; b", "b", True)
+
+
+BY_HAND = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+
+
+def test_what_the_command_line_asks_for_is_refused_on_all_ranks() -> None:
+    with pytest.raises(RunnerError, match="--rendezvous hosts: ") as caught:
+        choose_way(detect(BY_HAND), "hosts")
+    assert caught.value.on_all_ranks
+
+
+def test_a_variable_that_is_wrong_on_a_rank_is_told_by_that_rank() -> None:
+    with pytest.raises(LaunchError, match="MASTER_PORT=x is not a port") as caught:
+        choose_way(detect(BY_HAND | {"MASTER_PORT": "x"}))
+    assert not caught.value.on_all_ranks
+
+
+def test_why_mpi_is_not_used_is_data() -> None:
+    slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
+    way, _, no_mpi = choose_way(detect(slurm | {"SLURM_STEP_NODELIST": "node[1-2]"}))
+    assert (way, no_mpi and no_mpi.reason) == ("hosts", NoMpi.NOT_A_RANK)
+    with pytest.raises(RendezvousError) as caught:
+        choose_way(detect(slurm))
+    assert caught.value.fix.startswith("install mpi4py")
+    assert caught.value.on_all_ranks

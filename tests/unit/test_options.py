@@ -1,0 +1,58 @@
+"""The runner's command line: what is the runner's, and what is the target's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner.errors import UsageError
+from runner.options import parse
+
+TOOLS = ("explain",)
+
+
+@pytest.mark.parametrize(
+    ("argv", "target", "arguments"),
+    [
+        ("train.py --lr 1", "train.py", "--lr 1"),
+        ("train.py --device cuda --help", "train.py", "--device cuda --help"),
+        ("train.py -- x", "train.py", "-- x"),
+        ("train.py x -- -- y", "train.py", "x -- -- y"),
+        ("-- train.py", "train.py", ""),
+        ("--device cpu -- train.py -- x", "train.py", "-- x"),
+        ("-m train --device cuda", "train", "--device cuda"),
+        ("-m train -m", "train", "-m"),
+        ("explain --json", "explain", "--json"),
+        ("workloads.mnist --epochs 1 -- x", "workloads.mnist", "--epochs 1 -- x"),
+    ],
+)
+def test_a_target_has_its_arguments_untouched(argv: str, target: str, arguments: str) -> None:
+    request = parse(argv.split(), TOOLS)
+    assert (request.target, " ".join(request.arguments)) == (target, arguments)
+    assert request.device in ("auto", "cpu")
+
+
+@pytest.mark.parametrize("argv", ["--rendezvous env env", "env --rendezvous env", "env --lr 1 --rendezvous env x"])
+def test_a_workload_may_be_called_like_an_options_value(argv: str) -> None:
+    request = parse(argv.split(), TOOLS)
+    assert (request.target, request.rendezvous, request.may_be_workload) == ("env", "env", True)
+
+
+def test_a_workload_has_the_runners_options_on_either_side_of_its_name() -> None:
+    argv = "--timeout 5 --device cpu work --device cuda --replace-backend gloo=mpi4py"
+    request = parse(argv.split(), TOOLS)
+    assert (request.timeout, request.device, request.replace_backend) == (5.0, "cuda", "gloo=mpi4py")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("", "no target given"),
+        ("--device cpu", "no target given"),
+        ("--", "no target given"),
+        ("--devise cpu train.py", "unrecognized arguments: --devise"),
+        ("work --device gpu", r"argument --device: invalid choice: 'gpu'.* \(see python -m runner work --help\)"),
+    ],
+)
+def test_what_cannot_be_read_is_told(argv: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse(argv.split(), TOOLS)
