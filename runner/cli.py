@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import NoReturn
 
+from runner.comm.choice import with_backend, with_spare_cores
 from runner.comm.ended import ended_ranks
-from runner.comm.job import Job
 from runner.dispatch import dispatch
 from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError, UsageError
 from runner.guard.launcher import launcher_of
 from runner.guard.watch import Lifeline, Words, start_worker
+from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, may_speak
 from runner.launch.misfits import idle_tasks, refuse_misfit
@@ -28,7 +29,7 @@ from runner.rendezvous.meeting import choose_way, meet
 from runner.rendezvous.mpi_library import library_of_launcher
 from runner.rendezvous.topology import Topology, ranks_text
 from runner.target import Target, find_target
-from runner.tools import examines, tool_names, works_alone
+from runner.tools import examines, shows_training, tool_names, works_alone
 
 # What gloo, NCCL and the store say on the ranks that are left when one has gone.
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "ncclRemoteError")
@@ -122,11 +123,13 @@ def _prepare(request: Request, context: LaunchContext, lifeline: Lifeline) -> tu
         mpi_refused=meeting.mpi_refused,
         placements=place(context, topology, request.device, refuse=not is_examined),
         device=request.device,
-        backend=request.backend or "auto",
         replaced_backend=(request.replace_backend or "").partition("=")[0],
         collective_timeout=request.collective_timeout or Job.collective_timeout,
         timeout_is_asked_for=request.collective_timeout is not None,
     )
+    job = with_backend(job, request.backend or "auto")
+    if target.kind == "workload" or shows_training(request.tool):
+        job = with_spare_cores(job)
     if job.placement.warning and job.local_rank == 0 and target.kind != "tool":
         print(f"runner: {context.host}: {job.placement.warning}", file=sys.stderr)
     return target, job

@@ -12,11 +12,11 @@ from typing import Any
 
 from runner.comm.environment import settings, torchrun_variables
 from runner.comm.horovod import prepare_when_imported
-from runner.comm.job import Job
 from runner.comm.meeting_point import serve_own_endpoint_only
-from runner.comm.process_group import backend_for, serve_store, start_process_group
-from runner.comm.registering import NAME, limit_when_imported, register_when_imported, why_not
+from runner.comm.process_group import serve_store, start_process_group
+from runner.comm.registering import limit_when_imported, register_when_imported, why_not
 from runner.errors import UsageError
+from runner.job import Job
 from runner.target import Target
 from runner.tools import load_tool, works_alone
 
@@ -29,8 +29,7 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
     if not (
         target.kind == "tool" and works_alone(target.name)
     ):  # what such a tool starts has threads and interfaces of its own
-        by_mpi = target.kind == "workload" and backend_for(job)[0] == NAME
-        os.environ.update(settings(job, spare_core=by_mpi))
+        os.environ.update(settings(job))
     if target.kind == "tool":
         load_tool(target.name)(job, list(arguments))
     elif target.kind == "workload":

@@ -7,7 +7,7 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from runner.comm.job import Job
+from runner.job import Job
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore

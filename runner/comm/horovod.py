@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from runner.comm.importing import when_imported
-from runner.comm.job import Job
 from runner.errors import RefusedError, UsageError
+from runner.job import Job
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

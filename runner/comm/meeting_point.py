@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from runner.comm.importing import when_imported
-from runner.comm.job import Job
+from runner.job import Job
 
 IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 _MODULE = "torch.distributed.rendezvous"

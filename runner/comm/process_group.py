@@ -8,10 +8,9 @@ from types import FunctionType
 from typing import TYPE_CHECKING
 
 from runner.comm.horovod import prepare_when_imported
-from runner.comm.job import Job
 from runner.comm.registering import NAME, register, why_not
 from runner.errors import UsageError
-from runner.rendezvous.mpi import takes_gpu_memory
+from runner.job import Job
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -33,26 +32,6 @@ def serve_store(job: Job) -> TCPStore | None:
     )
 
 
-def backend_for(job: Job) -> tuple[str, str]:
-    """(the backend of a workload's group, why it is that). Imports no torch."""
-    on_gpu, by_mpi = job.placement.device == "cuda", job.endpoint.way == "mpi"
-    if job.backend == NAME and on_gpu and by_mpi and not takes_gpu_memory():
-        return NAME, "as asked for; through pinned memory of the host, as this MPI takes no GPU's"
-    if job.backend != "auto":
-        return job.backend, "as asked for"
-    if on_gpu:
-        return "nccl", "for GPUs"
-    if job.size == 1:
-        return "gloo", "one rank talks to nobody"
-    problem = why_not(job)
-    return ("gloo", f"{NAME} is faster, but {problem}") if problem else (NAME, "by the MPI that started the job")
-
-
-def network_backend(job: Job) -> str:
-    """The one that needs no MPI: what a script that knows nothing of the runner asks for."""
-    return "nccl" if job.placement.device == "cuda" else "gloo"
-
-
 def start_process_group(job: Job) -> TCPStore | None:
     """Initialise torch.distributed's default group for a workload. Returns the store to keep.
 
@@ -63,7 +42,7 @@ def start_process_group(job: Job) -> TCPStore | None:
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-    backend, _ = backend_for(job)
+    backend = job.backend
     if backend == "nccl" and job.placement.device != "cuda":
         raise UsageError("--backend nccl needs GPUs; say --backend gloo, or run where GPUs are", told_by_all=True)
     if backend == NAME and why_not(job):

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from runner.comm.importing import when_imported
-from runner.comm.job import Job
+from runner.job import Job
 from runner.rendezvous.mpi import load_mpi, threads_may_call
 
 NAME = "mpi4py"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from runner.comm.horovod import why_not_horovod
-from runner.comm.job import Job
 from runner.comm.registering import why_not
+from runner.job import Job
 from runner.rendezvous.mpi import takes_gpu_memory
 
 

@@ -9,8 +9,7 @@ import json
 from typing import Any
 
 from runner.comm.environment import settings
-from runner.comm.job import Job
-from runner.comm.process_group import backend_for
+from runner.job import Job
 from runner.options import Parser
 from runner.tools.table import console
 
@@ -38,7 +37,7 @@ def facts_of(job: Job) -> dict[str, Any]:
         "size": job.size,
         "sources": topology.records[0]["sources"],
         "rendezvous": {"way": job.endpoint.way, "why": job.meeting},
-        "backend": dict(zip(("name", "why"), backend_for(job), strict=True)),
+        "backend": {"name": job.backend, "why": job.backend_why},
         "endpoint": {"host": job.endpoint.host, "port": job.endpoint.port, "interface": job.endpoint.interface},
         "settings": settings(job),
         "versions": {name: topology.records[0][name] for name in ("runner", "python", "torch")},

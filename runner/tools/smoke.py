@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.comm.job import Job
 from runner.errors import UsageError
+from runner.job import Job
 from runner.launch.processes import RANK_STARTERS, launcher_process
 from runner.options import Parser, seconds
 from runner.placement import DEVICES, resources

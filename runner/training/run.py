@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from runner.comm.job import Job
 from runner.errors import RunnerError, UsageError
+from runner.job import Job
 
 T = TypeVar("T")
 

@@ -29,10 +29,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.comm.choice import network_backend
 from runner.comm.horovod import in_turn, start_horovod
-from runner.comm.job import Job
-from runner.comm.process_group import network_backend, start_process_group
+from runner.comm.process_group import start_process_group
 from runner.errors import UsageError
+from runner.job import Job
 from runner.options import Parser
 from runner.tools.backends import why_unusable
 from runner.tools.bench.busy import busy_loops, description

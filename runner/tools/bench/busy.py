@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from runner.comm.job import Job
 from runner.errors import RunnerError, UsageError
+from runner.job import Job
 
 _PROGRAM = str(Path(__file__).with_name("busy_loop.py"))
 _START = 60.0  # seconds that all loops together may take to start

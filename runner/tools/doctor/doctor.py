@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from runner.comm.job import Job
+from runner.job import Job
 from runner.options import Parser
 from runner.rendezvous.exchange import Exchange
 from runner.tools.doctor import (

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runner.comm.job import Job
+from runner.job import Job
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, grouped, ok, warn, where
 
 # Variables by which schedulers and users say that there are GPUs for this process.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.comm.job import Job
+from runner.job import Job
 from runner.launch.slurm_lists import expand_hosts
 from runner.placement import control_groups, cores_of
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, ok, warn, where

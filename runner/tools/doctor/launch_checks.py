@@ -6,7 +6,7 @@ import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-from runner.comm.job import Job
+from runner.job import Job
 from runner.launch.detect import unused_tasks
 from runner.launch.table import SINGLE
 from runner.rendezvous.handshake import VERSIONS

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from runner.comm.job import Job
+from runner.job import Job
 from runner.rendezvous.endpoint import listen, port_of
 from runner.rendezvous.interfaces import own_addresses
 from runner.tools.doctor.examine import Team, Verdict, fail, ok, warn, where

@@ -8,8 +8,8 @@ import time
 from importlib.util import find_spec
 from typing import Any
 
-from runner.comm.job import Job
 from runner.comm.registering import why_not
+from runner.job import Job
 from runner.tools.doctor.examine import Team, Verdict, fail, grouped, ok, warn, where
 
 _SLOW_IMPORT = 15.0  # seconds; on a local disk it takes 1.3 to 1.9 (measured, torch 2.14)

@@ -10,8 +10,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from runner.comm.job import Job
-from runner.comm.process_group import network_backend, start_process_group
+from runner.comm.choice import network_backend
+from runner.comm.process_group import start_process_group
+from runner.job import Job
 from runner.tools.doctor.examine import Team, Verdict, counted, ok, warn, where
 
 if TYPE_CHECKING:

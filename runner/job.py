@@ -1,4 +1,4 @@
-"""All that is known about the job once its ranks have met."""
+"""All that is known about the job once its ranks have met, and what has been decided for it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ class Job:
 
     context: LaunchContext
     topology: Topology
-    endpoint: Endpoint
-    meeting: str  # why the ranks met the way they did
+    endpoint: Endpoint  # its ``way`` is how the ranks met
+    meeting: str  # why the ranks met that way
     mpi_refused: str = ""  # why MPI was tried and not used
     placements: tuple[Placement, ...]  # of all ranks
     device: str = "auto"  # as asked for; the placements say what it came to
-    backend: str = "auto"
+    backend: str = ""  # of a workload's process group; comm/choice.py chooses it
+    backend_why: str = ""
     replaced_backend: str = ""  # one whose name shall mean mpi4py
     collective_timeout: float = 1800.0  # seconds
     timeout_is_asked_for: bool = False  # else scripts have torch's own default
