@@ -8,7 +8,6 @@ import os
 import sys
 import types
 from collections.abc import Sequence
-from typing import Any
 
 from runner.comm.environment import settings, torchrun_variables
 from runner.comm.horovod import prepare_when_imported
@@ -19,9 +18,6 @@ from runner.errors import UsageError
 from runner.job import Job
 from runner.target import Target
 from runner.tools import load_tool, works_alone
-
-# Held until the process ends: when rank 0 drops the store, the other ranks lose theirs.
-_held: list[Any] = []
 
 
 def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
@@ -39,7 +35,7 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
         os.environ.update(torchrun_variables(job))
         if job.replaced_backend and why_not(job):
             raise UsageError(f"--replace-backend: {why_not(job)}", told_by_all=True)
-        _held.append(serve_store(job))
+        serve_store(job)
         register_when_imported(job, job.replaced_backend)
         limit_when_imported(job)
         serve_own_endpoint_only(job)
@@ -56,7 +52,7 @@ def _run_workload(name: str, arguments: Sequence[str], job: Job) -> None:
         raise UsageError(f"module {name} has no main(run, argv), so it is no workload", told_by_all=True)
     from runner.training.run import Run
 
-    _held.append(start_process_group(job))
+    start_process_group(job)
     main(Run(job=job, workload=name), list(arguments))
 
 

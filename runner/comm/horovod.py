@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from runner.comm.importing import when_imported
+from runner.comm.keeping import keep
 from runner.errors import RefusedError, UsageError
 from runner.job import Job
 
@@ -30,8 +31,6 @@ _WITHOUT_CUDA = (
     "this Horovod was built without CUDA, and the job computes on GPUs; where a CUDA toolkit is (CUDA_HOME) make horovod "
     "builds it with NCCL"
 )
-
-_held: list[Any] = []  # rank 0's server, for as long as the process lives
 
 
 def prepare_when_imported(job: Job) -> None:
@@ -117,7 +116,7 @@ def _prepare(job: Job) -> None:
     store.set(f"{_KEY} {job.topology.host_index(job.rank)}", " ".join(get_local_host_addresses()))
     if job.rank == 0:
         server = serve(slots, on_one_host, members(store, len(job.topology.hosts)))
-        _held.append(server)
+        keep(server)
         store.set(_KEY, str(server.server_port))
     own = slots[job.rank]
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]

@@ -5,24 +5,21 @@ from __future__ import annotations
 import sys
 from datetime import timedelta
 from types import FunctionType
-from typing import TYPE_CHECKING
 
 from runner.comm.horovod import prepare_when_imported
+from runner.comm.keeping import keep
 from runner.comm.registering import NAME, register, why_not
 from runner.errors import UsageError
 from runner.job import Job
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
 
-
-def serve_store(job: Job) -> TCPStore | None:
-    """On rank 0, make the held socket the job's store; keep what is returned for as long as it is needed."""
+def serve_store(job: Job) -> None:
+    """On rank 0, make the held socket the job's store, for as long as the process lives."""
     if job.endpoint.listener is None or job.endpoint.way == "torchrun":
-        return None
+        return
     from torch._C._distributed_c10d import TCPStore
 
-    return TCPStore(
+    store = TCPStore(
         job.endpoint.host,
         job.endpoint.port,
         is_master=True,
@@ -30,10 +27,11 @@ def serve_store(job: Job) -> TCPStore | None:
         wait_for_workers=False,
         timeout=timedelta(seconds=job.collective_timeout),
     )
+    keep(store)
 
 
-def start_process_group(job: Job) -> TCPStore | None:
-    """Initialise torch.distributed's default group for a workload. Returns the store to keep.
+def start_process_group(job: Job) -> None:
+    """Serve the job's store, and initialise torch.distributed's default group for a workload.
 
     Raises:
         UsageError: the backend asked for is not there.
@@ -57,7 +55,7 @@ def start_process_group(job: Job) -> TCPStore | None:
         device = torch.device(job.placement.torch_device)
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=job.collective_timeout)
-    store = serve_store(job)
+    serve_store(job)
     prepare_when_imported(job)  # which asks the store, at once if the workload has imported Horovod
     client = TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=timeout)
     dist.init_process_group(
@@ -68,7 +66,6 @@ def start_process_group(job: Job) -> TCPStore | None:
         timeout=timeout,
         device_id=device if backend == "nccl" else None,
     )
-    return store
 
 
 def stop_process_group() -> None:

@@ -50,8 +50,6 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _ROUND = 0.05  # seconds that the calls of a round should take together
 _FEWEST, _MOST = 3, 500  # calls in a round
 
-_held: list[Any] = []  # the store, for as long as the process lives
-
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
@@ -179,7 +177,7 @@ def _measure(job: Job, options: argparse.Namespace, backends: list[str]) -> Iter
             else ("--factor is at least 2, --rounds at least 1, --min at most --max")
         )
         raise UsageError(problem, told_by_all=True)
-    _held.append(start_process_group(replace(job, backend=network_backend(job))))
+    start_process_group(replace(job, backend=network_backend(job)))
     groups = {name: dist.new_group(backend=name) for name in backends if name not in ("mpi", "horovod")}
     device = torch.device(job.placement.torch_device)
     with busy_loops(job, load=options.load, awake=options.awake):

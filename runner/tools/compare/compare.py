@@ -39,8 +39,6 @@ KINDS = ("ddp", "horovod", "bare")
 BACKENDS = ("gloo", "mpi4py", "nccl")
 ALONE = "alone"
 
-_held: list[Any] = []  # the store, for as long as the process lives
-
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -89,7 +87,7 @@ def compare(job: Job, argv: list[str]) -> None:
     from runner.training.loop import Result
     from runner.training.run import Run
 
-    _held.append(start_process_group(replace(job, backend=network_backend(job))))
+    start_process_group(replace(job, backend=network_backend(job)))
     Run(job=job, workload=given.target).on_main(lambda: check_output(given.json, given.plot))
     found: list[Turns] = []
 

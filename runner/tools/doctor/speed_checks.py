@@ -26,8 +26,6 @@ _SLOW = 0.05  # GB/s
 _STARTING = 8.0  # seconds, for each step of the group's start
 _TOO_LATE = 0.1  # seconds that an allreduce of 4 KiB may take
 
-_held: list[Any] = []  # the store, for as long as the process lives
-
 
 def allreduce(job: Job, team: Team) -> Verdict:
     """Start the group that a script would get, sum, and time it."""
@@ -39,7 +37,7 @@ def allreduce(job: Job, team: Team) -> Verdict:
         return ok("one rank: nothing to reduce")
     # NCCL's own watchdog would end the process, and the report with it.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    _held.append(start_process_group(replace(job, backend=network_backend(job), collective_timeout=_STARTING)))
+    start_process_group(replace(job, backend=network_backend(job), collective_timeout=_STARTING))
     device = _device(job)
     seconds = {}
     for title, size in _SIZES.items():
