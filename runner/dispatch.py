@@ -9,11 +9,12 @@ import sys
 import types
 from collections.abc import Sequence
 
-from runner.comm.environment import settings, torchrun_variables
 from runner.comm.horovod import prepare_when_imported
 from runner.comm.meeting_point import serve_own_endpoint_only
 from runner.comm.process_group import serve_store, start_process_group
 from runner.comm.registering import limit_when_imported, register_when_imported, why_not
+from runner.comm.variables import settings, torchrun_variables
+from runner.environment import set_variables
 from runner.errors import UsageError
 from runner.job import Job
 from runner.target import Target
@@ -25,14 +26,14 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
     if not (
         target.kind == "tool" and works_alone(target.name)
     ):  # what such a tool starts has threads and interfaces of its own
-        os.environ.update(settings(job))
+        set_variables(settings(job))
     if target.kind == "tool":
         load_tool(target.name)(job, list(arguments))
     elif target.kind == "workload":
         _put_first_on_path(os.getcwd())
         _run_workload(target.name, arguments, job)
     else:
-        os.environ.update(torchrun_variables(job))
+        set_variables(torchrun_variables(job))
         if job.replaced_backend and why_not(job):
             raise UsageError(f"--replace-backend: {why_not(job)}", told_by_all=True)
         serve_store(job)

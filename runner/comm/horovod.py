@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.comm.importing import when_imported
 from runner.comm.keeping import keep
+from runner.environment import set_missing
 from runner.errors import RefusedError, UsageError
 from runner.job import Job
 
@@ -127,8 +128,7 @@ def _prepare(job: Job) -> None:
         "HOROVOD_GLOO_RENDEZVOUS_PORT": store.get(_KEY).decode(),
         "HOROVOD_GLOO_IFACE": interface or job.endpoint.interface,
     }
-    for name, value in values.items():
-        os.environ.setdefault(name, str(value))
+    set_missing({name: str(value) for name, value in values.items()})
 
 
 def members(store: Store, hosts: int) -> Callable[[str], bool]:

@@ -12,6 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from runner.environment import set_variables
 from runner.errors import RefusedError, RendezvousError
 from runner.launch.context import LaunchContext
 from runner.rendezvous.door import Door
@@ -45,7 +46,7 @@ def load_mpi(context: LaunchContext) -> Any:
         RendezvousError: no MPI library was found.
         RefusedError: the library found does not belong to the launcher.
     """
-    os.environ.update(settings_for_mpi(context))
+    set_variables(settings_for_mpi(context))
     try:
         import mpi4py
 

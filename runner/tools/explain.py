@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from runner.comm.environment import settings
+from runner.comm.variables import settings
 from runner.job import Job
 from runner.options import Parser
 from runner.tools.table import console

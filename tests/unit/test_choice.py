@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from runner.comm.choice import with_backend, with_spare_cores
-from runner.comm.environment import settings
+from runner.comm.variables import settings
 from runner.job import Job
 from runner.launch.detect import detect
 from runner.placement import Placement

@@ -14,20 +14,22 @@ from tests.launching import ROOT, clean_environment
 # package or module of runner/: what it may import of runner/, itself not counted
 TABLE: dict[str, set[str]] = {
     "errors": set(),
+    "environment": set(),
     "launch": {"errors"},
     "guard": {"errors", "launch"},
-    "rendezvous": {"errors", "launch"},
+    "rendezvous": {"errors", "environment", "launch"},
     "placement": {"errors", "launch"},
     "job": {"launch", "placement", "rendezvous"},
     "target": {"errors"},
     "options": {"errors", "launch", "placement", "rendezvous"},
-    "comm": {"errors", "launch", "placement", "rendezvous", "job"},
+    "comm": {"errors", "environment", "launch", "placement", "rendezvous", "job"},
     "parallel": {"errors", "comm"},
     "training": {"errors", "launch", "job", "options", "comm", "parallel"},
     "tools": {
-        *("errors", "launch", "target", "job", "options", "rendezvous", "placement", "comm", "parallel", "training"),
+        *("errors", "environment", "launch", "target", "job", "options", "rendezvous", "placement"),
+        *("comm", "parallel", "training"),
     },
-    "dispatch": {"errors", "target", "job", "comm", "training", "tools"},
+    "dispatch": {"errors", "environment", "target", "job", "comm", "training", "tools"},
     "leaving": {"rendezvous", "job", "comm"},
     "cli": {
         *("errors", "launch", "guard", "rendezvous", "placement", "target", "job", "options", "comm", "tools"),
@@ -55,6 +57,42 @@ def imported(path: Path) -> set[str]:
 def test_layers_look_down_only(path: Path) -> None:
     part = path.relative_to(ROOT / "runner").parts[0].removesuffix(".py")
     assert imported(path) - {part} <= TABLE[part]
+
+
+def changes_environment(node: ast.AST) -> bool:
+    """Whether a statement sets or removes a variable of the own process: by os.environ, or by os.putenv and os.unsetenv."""
+
+    def is_environ(value: ast.AST) -> bool:
+        return ast.unparse(value) in ("os.environ", "environ")
+
+    if isinstance(node, ast.Subscript):
+        return is_environ(node.value) and not isinstance(node.ctx, ast.Load)
+    if isinstance(node, ast.AugAssign):
+        return is_environ(node.target)
+    if isinstance(node, ast.Attribute):
+        changing = node.attr in ("update", "setdefault", "pop", "popitem", "clear")
+        return (changing and is_environ(node.value)) or ast.unparse(node) in ("os.putenv", "os.unsetenv")
+    return False
+
+
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("os.environ['A'] = 'b'", True),
+        ("del os.environ['A']", True),
+        ("os.environ |= more", True),
+        ("os.environ.update(more)", True),
+        ("values = os.environ | {'A': os.environ['B'], 'C': os.environ.get('D')}", False),
+    ],
+)
+def test_a_change_of_the_environment_is_seen(text: str, changes: bool) -> None:
+    assert any(map(changes_environment, ast.walk(ast.parse(text)))) == changes
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT / "runner")))
+def test_the_environment_is_changed_in_one_place(path: Path) -> None:
+    changes = any(map(changes_environment, ast.walk(ast.parse(path.read_text()))))
+    assert changes == (path == ROOT / "runner" / "environment.py")
 
 
 def test_nothing_in_the_runner_imports_a_workload() -> None:

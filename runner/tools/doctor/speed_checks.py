@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.comm.choice import network_backend
 from runner.comm.process_group import start_process_group
+from runner.environment import set_missing
 from runner.job import Job
 from runner.tools.doctor.examine import Team, Verdict, counted, ok, warn, where
 
@@ -36,7 +36,7 @@ def allreduce(job: Job, team: Team) -> Verdict:
         team.gather({})
         return ok("one rank: nothing to reduce")
     # NCCL's own watchdog would end the process, and the report with it.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    set_missing({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
     start_process_group(replace(job, backend=network_backend(job), collective_timeout=_STARTING))
     device = _device(job)
     seconds = {}
