@@ -22,7 +22,6 @@ import functools
 import json
 import re
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -249,19 +248,7 @@ def _wrong(operation: Operation, call: Callable[[], object], data: Buffers) -> i
 
 def _rounds(calls: dict[str, Callable[[], object]], rounds: int, device: Any) -> dict[str, list[float]]:
     """Seconds per call of the slowest rank, per round; the backends are taken in turn."""
-    import torch
-    import torch.distributed as dist
-
-    def timed(call: Callable[[], object], count: int) -> float:
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(count):
-            call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds = torch.tensor([(time.perf_counter() - start) / count], dtype=torch.float64, device=device)
-        dist.all_reduce(seconds, dist.ReduceOp.MAX)
-        return float(seconds.item())
+    from runner.comm.timing import seconds_per_call
 
     # The slowest rank's time is the same on all ranks, and so is what follows from it.
     counts: dict[str, int] = {}
@@ -272,8 +259,8 @@ def _rounds(calls: dict[str, Callable[[], object]], rounds: int, device: Any) ->
                 if backend == "horovod":
                     call()  # it starts anew in each turn, and its first call agrees on more than the others
                 if backend not in counts:
-                    counts[backend] = max(_FEWEST, min(_MOST, int(_ROUND / timed(call, _FEWEST))))
-                found[backend].append(timed(call, counts[backend]))
+                    counts[backend] = max(_FEWEST, min(_MOST, int(_ROUND / seconds_per_call(call, _FEWEST, device))))
+                found[backend].append(seconds_per_call(call, counts[backend], device))
     return found
 
 
