@@ -123,7 +123,7 @@ def _prepare(request: Request, context: LaunchContext, lifeline: Lifeline) -> tu
         mpi_refused=meeting.mpi_refused,
         placements=place(context, topology, request.device, refuse=not is_examined),
         device=request.device,
-        replaced_backend=(request.replace_backend or "").partition("=")[0],
+        replaced_backends=dict([request.replace_backend.split("=")]) if request.replace_backend else {},
         collective_timeout=request.collective_timeout or Job.collective_timeout,
         timeout_is_asked_for=request.collective_timeout is not None,
     )

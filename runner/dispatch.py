@@ -9,10 +9,9 @@ import sys
 import types
 from collections.abc import Sequence
 
-from runner.comm.horovod import prepare_when_imported
 from runner.comm.meeting_point import serve_own_endpoint_only
-from runner.comm.process_group import serve_store, start_process_group
-from runner.comm.registering import limit_when_imported, register_when_imported, why_not
+from runner.comm.process_group import limit_when_imported, prepare_backends, serve_store, start_process_group
+from runner.comm.table import backends
 from runner.comm.variables import settings, torchrun_variables
 from runner.environment import set_variables
 from runner.errors import UsageError
@@ -34,13 +33,13 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
         _run_workload(target.name, arguments, job)
     else:
         set_variables(torchrun_variables(job))
-        if job.replaced_backend and why_not(job):
-            raise UsageError(f"--replace-backend: {why_not(job)}", told_by_all=True)
+        for name in job.replaced_backends.values():
+            if reason := backends()[name].unavailable_reason(job):
+                raise UsageError(f"--replace-backend: {reason}", told_by_all=True)
         serve_store(job)
-        register_when_imported(job, job.replaced_backend)
+        prepare_backends(job)
         limit_when_imported(job)
         serve_own_endpoint_only(job)
-        prepare_when_imported(job)
         if target.kind == "script":
             _run_script(str(target.path), arguments)
         else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from runner.launch.context import LaunchContext
 from runner.placement import Placement
@@ -23,7 +24,9 @@ class Job:
     device: str = "auto"  # as asked for; the placements say what it came to
     backend: str = ""  # of a workload's process group; comm/choice.py chooses it
     backend_why: str = ""
-    replaced_backend: str = ""  # one whose name shall mean mpi4py
+    replaced_backends: Mapping[str, str] = field(
+        default_factory=dict
+    )  # a name that a script says, and what it shall mean
     collective_timeout: float = 1800.0  # seconds
     timeout_is_asked_for: bool = False  # else scripts have torch's own default
 

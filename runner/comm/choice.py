@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runner.comm.registering import NAME, why_not
+from runner.comm.table import backends
 from runner.job import Job
 from runner.placement import Placement
-from runner.rendezvous.mpi import takes_gpu_memory
 
 
 def with_backend(job: Job, wanted: str) -> Job:
@@ -26,29 +25,33 @@ def with_spare_cores(job: Job) -> Job:
     Where there are more than two. A step of ``workloads.mnist`` with two OpenMP threads on two cores took 29 ms, 93 ms
     beside such a thread; with one OpenMP thread 57 ms and 56 ms.
     """
-    if job.backend != NAME:
+    if not backends()[job.backend].takes_a_core:
         return job
     kinds = {placement: _without_a_core(placement, job.backend) for placement in set(job.placements)}
     return replace(job, placements=tuple(kinds[placement] for placement in job.placements))
 
 
+def network_backends() -> dict[str, str]:
+    """For each type of device the backend that needs no MPI: what a script that knows nothing of the runner asks for."""
+    return {device: next(b.name for b in backends().values() if device in b.chosen_on) for device in ("cpu", "cuda")}
+
+
 def network_backend(job: Job) -> str:
-    """The one that needs no MPI: what a script that knows nothing of the runner asks for."""
-    return "nccl" if job.placement.device == "cuda" else "gloo"
+    """The one for the job's device."""
+    return network_backends()[job.placement.device]
 
 
 def _chosen(job: Job, wanted: str) -> tuple[str, str]:
-    on_gpu, by_mpi = job.placement.device == "cuda", job.endpoint.way == "mpi"
-    if wanted == NAME and on_gpu and by_mpi and not takes_gpu_memory():
-        return NAME, "as asked for; through pinned memory of the host, as this MPI takes no GPU's"
     if wanted != "auto":
-        return wanted, "as asked for"
-    if on_gpu:
-        return "nccl", "for GPUs"
-    if job.size == 1:
-        return "gloo", "one rank talks to nobody"
-    problem = why_not(job)
-    return ("gloo", f"{NAME} is faster, but {problem}") if problem else (NAME, "by the MPI that started the job")
+        return wanted, "; ".join(filter(None, ["as asked for", backends()[wanted].remark(job)]))
+    network, *faster = [b for b in backends().values() if job.placement.device in b.chosen_on]
+    problems = []
+    for backend in faster if job.size > 1 else ():
+        problem = backend.unavailable_reason(job)
+        if not problem:
+            return backend.name, backend.why_chosen
+        problems.append(f"{backend.name} is faster, but {problem}")
+    return network.name, "; ".join(problems) or network.why_chosen
 
 
 def _without_a_core(placement: Placement, backend: str) -> Placement:

@@ -6,11 +6,13 @@ import sys
 from datetime import timedelta
 from types import FunctionType
 
-from runner.comm.horovod import prepare_when_imported
+from runner.comm.importing import when_imported
 from runner.comm.keeping import keep
-from runner.comm.registering import NAME, register, why_not
+from runner.comm.table import backends
 from runner.errors import UsageError
 from runner.job import Job
+
+_MODULE = "torch.distributed.distributed_c10d"
 
 
 def serve_store(job: Job) -> None:
@@ -30,6 +32,24 @@ def serve_store(job: Job) -> None:
     keep(store)
 
 
+def prepare_backends(job: Job) -> None:
+    """Have all backends work in this process, which may be yet to import torch. The job's store is served."""
+    for backend in backends().values():
+        backend.prepare(job)
+
+
+def limit_when_imported(job: Job) -> None:
+    """Make the time limit that the user asked for the default of the groups that a program makes."""
+
+    def limit() -> None:
+        # torch reads these two where init_process_group() and new_group() are given no timeout.
+        module, limit = sys.modules[_MODULE], timedelta(seconds=job.collective_timeout)
+        vars(module).update(default_pg_timeout=limit, default_pg_nccl_timeout=limit)
+
+    if job.timeout_is_asked_for:
+        when_imported(_MODULE, limit)
+
+
 def start_process_group(job: Job) -> None:
     """Serve the job's store, and initialise torch.distributed's default group for a workload.
 
@@ -40,31 +60,28 @@ def start_process_group(job: Job) -> None:
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-    backend = job.backend
-    if backend == "nccl" and job.placement.device != "cuda":
-        raise UsageError("--backend nccl needs GPUs; say --backend gloo, or run where GPUs are", told_by_all=True)
-    if backend == NAME and why_not(job):
-        raise UsageError(f"--backend mpi4py: {why_not(job)}; or say --backend gloo", told_by_all=True)
-    if backend != NAME and not dist.is_backend_available(backend):
+    backend = backends()[job.backend]
+    if reason := backend.unavailable_reason(job):
+        raise UsageError(f"--backend {backend.name}: {reason}; or say --backend gloo", told_by_all=True)
+    serve_store(job)
+    prepare_backends(job)
+    if not dist.is_backend_available(backend.name):
         raise UsageError(
-            f"this torch ({torch.__version__}) was built without {backend}; say --backend gloo", told_by_all=True
+            f"this torch ({torch.__version__}) was built without {backend.name}; say --backend gloo", told_by_all=True
         )
-    register(dist.distributed_c10d, job)
     device = None
     if job.placement.device == "cuda":
         device = torch.device(job.placement.torch_device)
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=job.collective_timeout)
-    serve_store(job)
-    prepare_when_imported(job)  # which asks the store, at once if the workload has imported Horovod
     client = TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=timeout)
     dist.init_process_group(
-        backend,
+        backend.name,
         store=PrefixStore("runner", client),
         rank=job.rank,
         world_size=job.size,
         timeout=timeout,
-        device_id=device if backend == "nccl" else None,
+        device_id=device if backend.binds_device else None,
     )
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from runner.comm.horovod import start_horovod
+from runner.comm.horovod.library import start_horovod
 from runner.errors import UsageError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ TABLE: dict[str, set[str]] = {
     "placement": {"errors", "launch"},
     "job": {"launch", "placement", "rendezvous"},
     "target": {"errors"},
-    "options": {"errors", "launch", "placement", "rendezvous"},
+    "options": {"errors", "launch", "placement", "rendezvous", "comm"},
     "comm": {"errors", "environment", "launch", "placement", "rendezvous", "job"},
     "parallel": {"errors", "comm"},
     "training": {"errors", "launch", "job", "options", "comm", "parallel"},

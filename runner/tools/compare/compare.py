@@ -21,13 +21,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.comm.choice import network_backend
+from runner.comm.choice import network_backend, network_backends
 from runner.comm.process_group import start_process_group
+from runner.comm.table import backends
 from runner.errors import UsageError
 from runner.job import Job
 from runner.options import Parser
 from runner.target import find_target
-from runner.tools.backends import why_unusable
 from runner.tools.compare.plot import plot
 from runner.tools.output import check_output
 from runner.tools.table import Column, print_columns
@@ -35,8 +35,10 @@ from runner.tools.table import Column, print_columns
 if TYPE_CHECKING:
     from runner.tools.compare.turns import Turns
 
-KINDS = ("ddp", "horovod", "bare")
-BACKENDS = ("gloo", "mpi4py", "nccl")
+_MEASURED = [backend for backend in backends().values() if backend.is_measured]
+BACKENDS = [backend.name for backend in _MEASURED if backend.is_process_group]
+LIBRARIES = [backend.name for backend in _MEASURED if not backend.is_process_group]  # with a strategy of that name
+KINDS = ("ddp", *LIBRARIES, "bare")
 ALONE = "alone"
 
 
@@ -147,19 +149,24 @@ def _engines(job: Job, wanted: list[str] | None) -> list[tuple[str, str]]:
     """
     network = network_backend(job)
     if wanted is None:
-        named = [("ddp", network), ("ddp", "mpi4py"), ("horovod", ""), ("bare", network)]
-        return [(kind, backend) for kind, backend in named if not why_unusable(job, backend or kind)]
+        faster = [name for name in BACKENDS if name not in network_backends().values()]
+        named = [
+            *(("ddp", name) for name in (network, *faster)),
+            *((name, "") for name in LIBRARIES),
+            ("bare", network),
+        ]
+        return [(kind, backend) for kind, backend in named if not backends()[backend or kind].unavailable_reason(job)]
     engines = []
     for text in wanted:
         kind, _, backend = text.partition(":")
-        if kind not in KINDS or (backend and backend not in BACKENDS) or (kind == "horovod" and backend):
+        if kind not in KINDS or (backend and backend not in BACKENDS) or (kind in LIBRARIES and backend):
             raise UsageError(
                 f"--engines: no engine {text!r}; there are {', '.join(KINDS)}, ddp and bare with a backend: "
                 f"{', '.join(f'ddp:{name}' for name in BACKENDS)}",
                 told_by_all=True,
             )
-        backend = "" if kind == "horovod" else backend or network
-        if problem := why_unusable(job, backend or kind):
+        backend = "" if kind in LIBRARIES else backend or network
+        if problem := backends()[backend or kind].unavailable_reason(job):
             raise UsageError(f"--engines {text}: {problem}", told_by_all=True)
         engines.append((kind, backend))
     return list(dict.fromkeys(engines))

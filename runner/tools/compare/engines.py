@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from runner.comm.horovod import in_turn, start_horovod
+from runner.comm.backend import Buffers, Connection, Finish
+from runner.comm.table import backends
 from runner.errors import UsageError
 from runner.parallel import GradientOptions, load_strategy
 from runner.training.options import TrainingOptions
@@ -41,20 +41,24 @@ class Engine:
 
 
 def build(name: str, backend: str, run: Run, task: Task, options: TrainingOptions) -> Engine:
-    """An engine: ``ddp`` (the runner's), ``bare`` (DDP by hand), ``horovod``, or ``alone`` (nothing is exchanged)."""
+    """An engine: ``ddp`` (the runner's), ``bare`` (DDP by hand), a library's, or ``alone`` (nothing is exchanged).
+
+    Args:
+        backend: of ``ddp`` and ``bare``.
+    """
     model = copy.deepcopy(task.model).to(run.device, getattr(torch, options.dtype))
     if getattr(task.model, "_compiled_call_impl", None) is not None:  # which a copy has lost
         model.compile()
     if name == "alone":
         optimizer, parts = task.optimizer(model.parameters()), options.gradients.micro_batches
         return Engine(model=model, step=lambda x, y: train_step(model, optimizer, task, x, y, parts))
+    connection = backends()[backend or name].start(run.job)
     if name == "bare":
-        return _bare(model, backend, task, options)
-    if name == "horovod":
-        return _horovod(model, run, task, options)
-    group = _group(backend)
-    mesh = DeviceMesh.from_group(group, run.device.type, mesh_dim_names=("data",))
-    return Engine(model=model, step=_step(name, model, mesh, task, options), exchange=_exchange(model, group, options))
+        step = _bare(model, connection, task, options)
+    else:
+        step = _step(name, model, _mesh(run, connection), task, options)
+    exchange = _exchange(model, run, connection, options)
+    return Engine(model=model, step=step, exchange=exchange, turn=connection.turn)
 
 
 def _step(
@@ -65,20 +69,21 @@ def _step(
     return lambda inputs, targets: train_step(wrapped, optimizer, task, inputs, targets, parts)
 
 
-def _group(backend: str) -> dist.ProcessGroup:
-    group = dist.new_group(backend=backend)
-    assert isinstance(group, dist.ProcessGroup), "every rank is a member"
-    return group
+def _mesh(run: Run, connection: Connection) -> DeviceMesh:
+    if connection.group is None:
+        return run.mesh
+    return DeviceMesh.from_group(connection.group, run.device.type, mesh_dim_names=("data",))
 
 
-def _bare(model: nn.Module, backend: str, task: Task, options: TrainingOptions) -> Engine:
+def _bare(
+    model: nn.Module, connection: Connection, task: Task, options: TrainingOptions
+) -> Callable[[Tensor, Tensor], Tensor]:
     """As the tutorials write it."""
     if options.gradients != GradientOptions():
         raise UsageError(
             "--engines bare knows no --micro-batches and no --compression; leave it or them out", told_by_all=True
         )
-    group = _group(backend)
-    wrapped = DistributedDataParallel(model, process_group=group)
+    wrapped = DistributedDataParallel(model, process_group=connection.group)
     optimizer = task.optimizer(wrapped.parameters())
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -88,40 +93,32 @@ def _bare(model: nn.Module, backend: str, task: Task, options: TrainingOptions) 
         optimizer.step()
         return loss.detach()
 
-    return Engine(model=model, step=step, exchange=_exchange(model, group, options))
+    return step
 
 
-def _exchange(model: nn.Module, group: dist.ProcessGroup, options: TrainingOptions) -> Callable[[], object]:
-    buckets = _buckets(model, options)
+def _exchange(model: nn.Module, run: Run, connection: Connection, options: TrainingOptions) -> Callable[[], object]:
+    @functools.cache
+    def starts() -> list[Callable[[], Finish]]:
+        found = []
+        for number, bucket in enumerate(_buckets(model, options)):
+            buffers = Buffers(bucket, bucket, bucket, run.job.rank, run.job.size)
+            operation = connection.operation("allreduce", buffers, f"bucket {number}")
+            assert operation is not None, "every backend has it"
+            assert operation.start is not None
+            found.append(operation.start)
+        return found
 
     def exchange() -> None:
-        for work in [dist.all_reduce(bucket, group=group, async_op=True) for bucket in buckets()]:
-            work.wait()
+        for finish in [start() for start in starts()]:
+            finish()
 
     return exchange
 
 
-def _horovod(model: nn.Module, run: Run, task: Task, options: TrainingOptions) -> Engine:
-    hvd, buckets = start_horovod(run.size, run.device.type), _buckets(model, options)
-
-    def exchange() -> None:
-        handles = [hvd.allreduce_async_(bucket, op=hvd.Sum, name=f"bucket {n}") for n, bucket in enumerate(buckets())]
-        for handle in handles:
-            hvd.synchronize(handle)
-
-    step = _step("horovod", model, run.mesh, task, options)
-    return Engine(model=model, step=step, exchange=exchange, turn=lambda: in_turn(hvd))
-
-
-def _buckets(model: nn.Module, options: TrainingOptions) -> Callable[[], tuple[Tensor, ...]]:
-    """Zeros, as many bytes as the gradients are on the wire, in buckets of DDP's size; made at the first call."""
-
-    @functools.cache
-    def buckets() -> tuple[Tensor, ...]:
-        count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        first = next(model.parameters())
-        dtype = torch.float16 if options.gradients.compression == "fp16" else first.dtype
-        gradients = torch.zeros(count, dtype=dtype, device=first.device)
-        return torch.split(gradients, _BUCKET // gradients.element_size())
-
-    return buckets
+def _buckets(model: nn.Module, options: TrainingOptions) -> tuple[Tensor, ...]:
+    """Zeros, as many bytes as the gradients are on the wire, in buckets of DDP's size."""
+    count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    first = next(model.parameters())
+    dtype = torch.float16 if options.gradients.compression == "fp16" else first.dtype
+    gradients = torch.zeros(count, dtype=dtype, device=first.device)
+    return torch.split(gradients, _BUCKET // gradients.element_size())
