@@ -10,7 +10,8 @@ import types
 from collections.abc import Sequence
 
 from runner.comm.meeting_point import serve_own_endpoint_only
-from runner.comm.process_group import limit_when_imported, prepare_backends, serve_store, start_process_group
+from runner.comm.process_group import limit_when_imported, prepare_backends, start_process_group
+from runner.comm.store import serve_store
 from runner.comm.table import backends
 from runner.comm.variables import settings, torchrun_variables
 from runner.environment import set_variables

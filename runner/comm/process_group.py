@@ -1,4 +1,4 @@
-"""The job's store and default process group."""
+"""The default process group, and what a program needs to make one itself."""
 
 from __future__ import annotations
 
@@ -7,29 +7,12 @@ from datetime import timedelta
 from types import FunctionType
 
 from runner.comm.importing import when_imported
-from runner.comm.keeping import keep
+from runner.comm.store import serve_store
 from runner.comm.table import backends
 from runner.errors import UsageError
 from runner.job import Job
 
 _MODULE = "torch.distributed.distributed_c10d"
-
-
-def serve_store(job: Job) -> None:
-    """On rank 0, make the held socket the job's store, for as long as the process lives."""
-    if job.endpoint.listener is None or job.endpoint.way == "torchrun":
-        return
-    from torch._C._distributed_c10d import TCPStore
-
-    store = TCPStore(
-        job.endpoint.host,
-        job.endpoint.port,
-        is_master=True,
-        master_listen_fd=job.endpoint.listener.detach(),
-        wait_for_workers=False,
-        timeout=timedelta(seconds=job.collective_timeout),
-    )
-    keep(store)
 
 
 def prepare_backends(job: Job) -> None:
