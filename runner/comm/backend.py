@@ -91,6 +91,7 @@ class Backend:
         takes_a_core: a thread of it waits by spinning.
         binds_device: whether a group of it is told its GPU when it is made.
         is_measured: whether bench and compare know it.
+        package: of Python, whose version has to be the same on all ranks; "" where torch's says it.
         title: of its line in the doctor's report, "" for none, and ``patience``: seconds that its rank may take for it.
     """
 
@@ -101,6 +102,7 @@ class Backend:
     takes_a_core = False
     binds_device = False
     is_measured = True
+    package = ""
     title = ""
     patience = 4.0
 

@@ -18,6 +18,7 @@ _MODULE = "horovod.torch"
 class Horovod(Backend):
     name = "horovod"
     is_process_group = False
+    package = "horovod"
     title = "Horovod"
     patience = 15.0
 

@@ -20,6 +20,7 @@ class MPI4Py(Backend):
     chosen_on = ("cpu",)
     why_chosen = "by the MPI that started the job"
     takes_a_core = True
+    package = "mpi4py"
     title = "MPI backend"
 
     def unavailable_reason(self, job: Job) -> str:

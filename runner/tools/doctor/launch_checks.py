@@ -6,13 +6,14 @@ import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
+from runner.comm.table import backends
 from runner.job import Job
 from runner.launch.detect import unused_tasks
 from runner.launch.table import SINGLE
 from runner.rendezvous.handshake import VERSIONS
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, grouped, ok, warn
 
-_PACKAGES = ("torchvision", "numpy", "mpi4py", "horovod")
+_PACKAGES = ("torchvision", "numpy", *(backend.package for backend in backends().values() if backend.package))
 
 
 def launcher(job: Job, team: Team) -> Verdict:
