@@ -66,9 +66,10 @@ class Connection:
     starts_anew = False
 
     def operation(self, name: str, data: Buffers, label: str) -> Operation | None:
-        """One of allreduce (sums ``whole``), allgather (``part`` to ``whole``), reduce_scatter (``whole`` to ``part``),
-        alltoall (``whole`` to ``other``), broadcast (rank 0's ``whole``), sendrecv (``whole`` to the next rank's
-        ``other``); None where the backend has none.
+        """An operation on buffers; None where the backend has none of that name.
+
+        The names: allreduce (sums ``whole``), allgather (``part`` to ``whole``), reduce_scatter (``whole`` to ``part``),
+        alltoall (``whole`` to ``other``), broadcast (rank 0's ``whole``), sendrecv (``whole`` to the next rank's ``other``).
 
         Args:
             label: tells it from others that are under way at the same time.
