@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from runner.comm.job import Job
+from runner.comm.choice import with_backend, with_spare_cores
 from runner.dispatch import dispatch
 from runner.errors import Policy, RunnerError, UsageError, raised_on_all_ranks
 from runner.guard.launcher import launcher_of
 from runner.guard.watch import start_worker
+from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect
 from runner.launch.misfits import idle_tasks, refuse_misfit
@@ -22,10 +23,10 @@ from runner.placement import Placement, Resources, as_record, place_all, resourc
 from runner.rendezvous.agreement import compare_ranks
 from runner.rendezvous.endpoint import allow_open_files
 from runner.rendezvous.record import RankRecord, own_record
-from runner.rendezvous.rendezvous import Rendezvous, rendezvous
+from runner.rendezvous.rendezvous import Rendezvous, choose_way, rendezvous
 from runner.rendezvous.topology import Topology
 from runner.target import Target, find_target
-from runner.tools import examines, tool_names, works_alone
+from runner.tools import examines, shows_training, tool_names, works_alone
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -34,25 +35,26 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         request = parse(sys.argv[1:] if argv is None else argv, tool_names())
         context = detect(os.environ, SINGLE.name if works_alone(request.tool) else request.launcher)
         refuse_misfit(context)
+        way = choose_way(context, request.rendezvous)
     except RunnerError as error:
         refuse_launch(error)
     if warning := idle_tasks(context):
         print(f"runner: {warning}", file=sys.stderr, flush=True)
-    lifeline = start_worker(guard_words(context, request), request.timeout + 10, lambda: launcher_of(context))
+    lifeline = start_worker(guard_words(context, request, way), request.timeout + 10, lambda: launcher_of(context))
     # From here on in the worker.
     job: Job | None = None
     try:
         _prepare_process()
         policy = Policy.DIAGNOSTIC if examines(request.tool) else Policy.STRICT
         target, record = _find(request, context)
-        met = rendezvous(context, record, way=request.rendezvous, timeout=request.timeout, policy=policy)
+        met = rendezvous(context, record, way=way, timeout=request.timeout, policy=policy)
         with raised_on_all_ranks():
             topology = compare_ranks(met.records, policy)
         lifeline.met()
         with raised_on_all_ranks():
             placements = place(context, topology, request.device, policy)
-        job = _job(request, context, met, topology, placements)
         assert target is not None  # else the ranks' records have been refused
+        job = _job(request, target, context, met, topology, placements)
         _warn_of_placement(job, target)
         dispatch(target, request.arguments, job)
         outcome = SUCCESS
@@ -104,20 +106,26 @@ def place(context: LaunchContext, topology: Topology, device: str, policy: Polic
 
 
 def _job(
-    request: Request, context: LaunchContext, met: Rendezvous, topology: Topology, placements: tuple[Placement, ...]
+    request: Request,
+    target: Target,
+    context: LaunchContext,
+    met: Rendezvous,
+    topology: Topology,
+    placements: tuple[Placement, ...],
 ) -> Job:
-    return Job(
+    job = Job(
         context=context,
         topology=topology,
         endpoint=met.endpoint,
         meeting=met.why,
         placements=placements,
         device=request.device,
-        backend=request.backend or "auto",
-        replaced_backend=(request.replace_backend or "").partition("=")[0],
+        replaced_backends=dict([request.replace_backend.split("=")]) if request.replace_backend else {},
         collective_timeout=request.collective_timeout or Job.collective_timeout,
         timeout_is_asked_for=request.collective_timeout is not None,
     )
+    job = with_backend(job, request.backend or "auto")
+    return with_spare_cores(job) if target.kind == "workload" or shows_training(request.tool) else job
 
 
 def _warn_of_placement(job: Job, target: Target) -> None:

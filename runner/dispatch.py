@@ -8,20 +8,18 @@ import os
 import sys
 import types
 from collections.abc import Sequence
-from typing import Any
 
-from runner.comm.environment import settings, torchrun_variables
-from runner.comm.horovod import prepare_when_imported
-from runner.comm.job import Job
 from runner.comm.meeting_point import serve_own_endpoint_only
-from runner.comm.process_group import backend_for, serve_store, start_process_group
-from runner.comm.registering import NAME, limit_when_imported, register_when_imported, why_not
-from runner.errors import UsageError
+from runner.comm.process_group import limit_when_imported, prepare_backends, start_process_group
+from runner.comm.store import serve_store
+from runner.comm.table import backends
+from runner.comm.variables import settings, torchrun_variables
+from runner.environment import set_variables
+from runner.errors import UsageError, raised_on_all_ranks
+from runner.job import Job
+from runner.parallel.mesh import Degrees, lay_out
 from runner.target import Target
 from runner.tools import load_tool, works_alone
-
-# Held until the process ends: when rank 0 drops the store, the other ranks lose theirs.
-_held: list[Any] = []
 
 
 def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
@@ -29,36 +27,42 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
     if not (
         target.kind == "tool" and works_alone(target.name)
     ):  # what such a tool starts has threads and interfaces of its own
-        by_mpi = target.kind == "workload" and backend_for(job)[0] == NAME
-        os.environ.update(settings(job, spare_core=by_mpi))
+        set_variables(settings(job))
     if target.kind == "tool":
         load_tool(target.name)(job, list(arguments))
     elif target.kind == "workload":
         _put_first_on_path(os.getcwd())
         _run_workload(target.name, arguments, job)
     else:
-        os.environ.update(torchrun_variables(job))
-        if job.replaced_backend and why_not(job):
-            raise UsageError(f"--replace-backend: {why_not(job)}", told_by_all=True)
-        _held.append(serve_store(job))
-        register_when_imported(job, job.replaced_backend)
+        set_variables(torchrun_variables(job))
+        _check_replaced(job)
+        serve_store(job)
+        prepare_backends(job)
         limit_when_imported(job)
         serve_own_endpoint_only(job)
-        prepare_when_imported(job)
         if target.kind == "script":
             _run_script(str(target.path), arguments)
         else:
             _run_module(target.name, arguments)
 
 
+@raised_on_all_ranks()
+def _check_replaced(job: Job) -> None:
+    for name in job.replaced_backends.values():
+        if reason := backends()[name].unavailable_reason(job):
+            raise UsageError(f"--replace-backend: {reason}")
+
+
 def _run_workload(name: str, arguments: Sequence[str], job: Job) -> None:
+    layout = lay_out(job.topology, Degrees.of(job.size))  # refused before torch comes in
     main = getattr(importlib.import_module(name), "main", None)
     if not callable(main):
-        raise UsageError(f"module {name} has no main(run, argv), so it is no workload", told_by_all=True)
+        with raised_on_all_ranks():
+            raise UsageError(f"module {name} has no main(run, argv), so it is no workload")
     from runner.training.run import Run
 
-    _held.append(start_process_group(job))
-    main(Run(job=job, workload=name), list(arguments))
+    start_process_group(job)
+    main(Run(job=job, workload=name, layout=layout), list(arguments))
 
 
 def _run_script(path: str, arguments: Sequence[str]) -> None:

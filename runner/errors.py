@@ -32,23 +32,14 @@ class RunnerError(Exception):
 
     exit_code = EXIT_FAILURE
 
-    def __init__(self, message: str, *, fix: str = "", told_by_all: bool = False) -> None:
+    def __init__(self, message: str, *, fix: str = "") -> None:
         """Take what is wrong, and what mends it where that is known."""
         super().__init__(message)
         self.message, self.fix = message, fix
-        self.on_all_ranks = told_by_all  # every rank raises the same, so that rank 0 alone has to print it
+        self.on_all_ranks = False  # every rank raises the same, so that rank 0 alone has to print it
 
     def __str__(self) -> str:
         return f"{self.message}; {self.fix}" if self.fix else self.message
-
-    @property
-    def told_by_all(self) -> bool:
-        """Another name of ``on_all_ranks``."""
-        return self.on_all_ranks
-
-    @told_by_all.setter
-    def told_by_all(self, value: bool) -> None:
-        self.on_all_ranks = value
 
 
 class RendezvousError(RunnerError):

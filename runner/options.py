@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import runner
+from runner.comm.table import process_groups
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.launch.detect import may_speak
 from runner.launch.table import SINGLE, launchers
 from runner.placement import DEVICES
 from runner.rendezvous.rendezvous import WAYS
 
-BACKENDS = ("auto", "gloo", "nccl", "mpi4py", "mpi")
+BACKENDS = ("auto", *process_groups())
 
 DESCRIPTION = """\
 Run a PyTorch program on all ranks that your launcher started (mpirun, srun, torchrun, horovodrun, …), for example

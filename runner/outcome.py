@@ -11,14 +11,14 @@ from typing import NoReturn
 
 import runner.dispatch
 from runner.comm.ended import ended_ranks
-from runner.comm.job import Job
 from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError
 from runner.guard.watch import Lifeline, Words
+from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import may_speak
 from runner.options import Request
 from runner.rendezvous.mpi_library import library_of_launcher
-from runner.rendezvous.rendezvous import choose_way
+from runner.rendezvous.rendezvous import Way
 from runner.rendezvous.topology import ranks_text
 from runner.shutdown import shutdown
 
@@ -73,11 +73,11 @@ def end_worker(outcome: Outcome, lifeline: Lifeline, job: Job | None) -> NoRetur
     shutdown(outcome.code, collective=outcome.is_collective, job=job if outcome.code == EXIT_OK else None)
 
 
-def guard_words(context: LaunchContext, request: Request) -> Words:
+def guard_words(context: LaunchContext, request: Request, way: Way) -> Words:
     """What the guard says of the worker."""
     return Words(
         label=context.label,
-        no_meeting=lambda code: _why_no_rendezvous(context, request, code),
+        no_meeting=lambda code: _why_no_rendezvous(context, request, way, code),
         speaks=context.rank.value == 0,
         # Open MPI 5's mpirun (PRRTE) drops what its ranks say once it has been told to end.
         is_heard_to_the_end="PRTE_LAUNCHED" not in context.environment,
@@ -85,21 +85,17 @@ def guard_words(context: LaunchContext, request: Request) -> Words:
     )
 
 
-def _why_no_rendezvous(context: LaunchContext, request: Request, code: int | None) -> str:
+def _why_no_rendezvous(context: LaunchContext, request: Request, way: Way, code: int | None) -> str:
     """Why a worker was not in time, or has ended with a code and no message of ours."""
-    try:
-        way, *_ = choose_way(context, request.rendezvous)
-    except RunnerError as error:
-        return str(error)
     if code is not None:
         library = library_of_launcher() or "/path/of/your/mpirun's/lib/libmpi.so"
         hint = f"; MPI ended it, perhaps as it is not {context.launcher.title}'s: MPI4PY_LIBMPI={library}"
-        return f"ended with code {code} before the ranks had met{hint if way == 'mpi' else ''}"
+        return f"ended with code {code} before the ranks had met{hint if way.name == 'mpi' else ''}"
     reason = "a rank has not started, or cannot be reached"
-    if way == "mpi":
+    if way.name == "mpi":
         reason = f"MPI_Init or the first MPI collective did not end: {reason}"
     return (
-        f"the {context.size.value} ranks did not meet within {request.timeout:.0f} s (by {way}); {reason}; "
+        f"the {context.size.value} ranks did not meet within {request.timeout:.0f} s (by {way.name}); {reason}; "
         "allow more with --timeout"
     )
 

@@ -19,8 +19,8 @@ from types import FunctionType, ModuleType
 from typing import NoReturn
 
 from runner.comm.ended import tell_end
-from runner.comm.job import Job
 from runner.comm.process_group import stop_process_group
+from runner.job import Job
 from runner.rendezvous.mpi_library import finalize_mpi
 
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)

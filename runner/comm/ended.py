@@ -7,7 +7,8 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from runner.comm.job import Job
+from runner.comm.store import is_served
+from runner.job import Job
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -19,7 +20,7 @@ _NAMED = 8  # ranks, at the most
 
 def tell_end(job: Job) -> None:
     """Let the others know that this rank has come to its end, where that says something: while MPI's end keeps the store."""
-    if job.size > 1 and job.endpoint.way == "mpi" and "torch.distributed" in sys.modules:
+    if _can_tell(job):
         with contextlib.suppress(RuntimeError):
             store = _client(job)
             store.set(f"{_ENDED}/{store.add(_ENDED, 1)}", str(job.rank))
@@ -27,7 +28,7 @@ def tell_end(job: Job) -> None:
 
 def ended_ranks(job: Job) -> list[int]:
     """The first ranks that have told their end."""
-    if job.size == 1 or job.endpoint.way != "mpi" or "torch.distributed" not in sys.modules:
+    if not _can_tell(job):
         return []
     try:
         store = _client(job)
@@ -35,6 +36,10 @@ def ended_ranks(job: Job) -> list[int]:
         return sorted(int(store.get(f"{_ENDED}/{number}")) for number in numbers)
     except RuntimeError:
         return []
+
+
+def _can_tell(job: Job) -> bool:
+    return job.size > 1 and job.endpoint.way == "mpi" and is_served() and "torch.distributed" in sys.modules
 
 
 def _client(job: Job) -> TCPStore:

@@ -11,23 +11,27 @@ from typing import Any
 
 
 def when_imported(module: str, call: Callable[[], None]) -> None:
-    """Call as soon as a module has been imported: now, if it has been."""
+    """Call as soon as a module has been imported: now, if it has been; else after what was asked for before."""
     if module in sys.modules:
         call()
-    else:
-        sys.meta_path.insert(0, _Finder(module, call))
+        return
+    for finder in sys.meta_path:
+        if isinstance(finder, _Finder) and finder.module == module:
+            finder.calls.append(call)
+            return
+    sys.meta_path.insert(0, _Finder(module, call))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds one module, once, in the usual way, and calls at the end of its import."""
 
     def __init__(self, module: str, call: Callable[[], None]) -> None:
-        self._module, self._call = module, call
+        self.module, self.calls = module, [call]
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != self._module:
+        if name != self.module:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
@@ -38,7 +42,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         # Not before: a program may only look whether the module is there.
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-            self._call()
+            for call in self.calls:
+                call()
 
 
 class _CallingLoader(importlib.abc.Loader):

@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 from urllib.parse import urlparse
 
 from runner.comm.importing import when_imported
-from runner.comm.job import Job
+from runner.environment import without_variable
+from runner.job import Job
 
 IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 _MODULE = "torch.distributed.rendezvous"
@@ -44,7 +45,7 @@ def _wrap_handlers(handlers: dict[str, Callable[..., Iterator[Any]]], endpoint: 
     def wrapped(handler: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         def handle(url: str, *arguments: Any, **options: Any) -> Iterator[Any]:
             found = handler(url, *arguments, **options)
-            with _without_the_variable(asked_for(url) != endpoint):
+            with nullcontext() if asked_for(url) == endpoint else without_variable(IS_SERVED):
                 first = next(found)  # which makes the store
             yield first
             yield from found
@@ -59,17 +60,7 @@ def _wrap_launch(module: str) -> None:
     launch = popen._launch
 
     def launch_without_the_variable(self: Any, process: Any) -> None:
-        with _without_the_variable(True):
+        with without_variable(IS_SERVED):
             launch(self, process)
 
     popen._launch = launch_without_the_variable
-
-
-@contextmanager
-def _without_the_variable(is_so: bool) -> Iterator[None]:
-    value = os.environ.pop(IS_SERVED, None) if is_so else None
-    try:
-        yield
-    finally:
-        if value is not None:
-            os.environ[IS_SERVED] = value

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from runner.comm.horovod import start_horovod
-from runner.errors import UsageError
+from runner.comm.horovod.library import start_horovod
+from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel import Setting
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
@@ -28,6 +28,7 @@ class HorovodTrainer(Trainer):
             optimizer.step()
 
 
+@raised_on_all_ranks()
 def horovod(task: Task, setting: Setting) -> Trainer:
     """Leave the model as it is on rank 0, and have the optimizer average the gradients before it steps.
 
@@ -42,7 +43,6 @@ def horovod(task: Task, setting: Setting) -> Trainer:
     if odd is not None:
         raise UsageError(
             f"Horovod takes contiguous weights only, and {odd} is not (channels last?); leave that out, or train by DDP",
-            told_by_all=True,
         )
     hvd = start_horovod(setting.mesh["data"].size(), setting.device.type)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from runner.errors import UsageError
+from runner.errors import UsageError, raised_on_all_ranks
 from runner.rendezvous.topology import Topology
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Degrees:
     tensor: int = 1
 
     @classmethod
+    @raised_on_all_ranks()
     def of(cls, ranks: int, *, shard: int = 1, pipeline: int = 1, tensor: int = 1) -> Degrees:
         """The given degrees, and as many replicas as fill the ranks.
 
@@ -49,7 +50,6 @@ class Degrees:
                 f"shard({shard}) × pipeline({pipeline}) × tensor({tensor}) = {parts} does not divide {ranks} ranks "
                 f"({ranks} = {parts} × {ranks // parts} + {ranks % parts}); start {parts * max(1, ranks // parts)} or "
                 f"{parts * (ranks // parts + 1)}, or take smaller degrees",
-                told_by_all=True,
             )
         return cls(replicate=ranks // parts, shard=shard, pipeline=pipeline, tensor=tensor).checked(ranks)
 
@@ -58,6 +58,7 @@ class Degrees:
         """Ranks that get different samples."""
         return self.replicate * self.shard
 
+    @raised_on_all_ranks()
     def checked(self, ranks: int) -> Degrees:
         """These degrees.
 
@@ -69,7 +70,6 @@ class Degrees:
                 f"replicate({self.replicate}) × shard({self.shard}) × pipeline({self.pipeline}) × tensor({self.tensor}) = "
                 f"{math.prod(astuple(self))} is not the number of ranks ({ranks}); change one of them, or start as many "
                 "ranks",
-                told_by_all=True,
             )
         return self
 
@@ -90,6 +90,7 @@ class Layout:
         return self._positions[rank] // self.degrees.tensor % self.degrees.data
 
 
+@raised_on_all_ranks()
 def lay_out(topology: Topology, degrees: Degrees) -> Layout:
     """Give every rank its place, such that the ranks of a tensor-parallel group are on one host.
 
@@ -110,7 +111,6 @@ def lay_out(topology: Topology, degrees: Degrees) -> Layout:
         raise UsageError(
             f"tensor({degrees.tensor}) does not divide the {len(odd.ranks)} ranks of host {odd.name}, so that a layer would "
             f"be shared across hosts; start a multiple of {degrees.tensor} ranks on each host",
-            told_by_all=True,
         )
     return Layout(degrees, tuple(rank for host in topology.hosts for rank in host.ranks))
 

@@ -13,6 +13,7 @@ from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.environment import set_variables
 from runner.errors import RefusedError, RendezvousError, raised_on_all_ranks
 from runner.launch.context import LaunchContext
 from runner.launch.processes import RANK_STARTERS, executable, launcher_process
@@ -44,7 +45,7 @@ def load_mpi(context: LaunchContext) -> Any:
         RendezvousError: no MPI library was found.
         RefusedError: the library found does not belong to the launcher.
     """
-    os.environ.update(settings_for_mpi(context))
+    set_variables(settings_for_mpi(context))
     try:
         import mpi4py
 

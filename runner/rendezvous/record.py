@@ -42,10 +42,6 @@ class RankRecord:
     store: Sequence[Any] | None = None
     key: str | None = None
 
-    def __getitem__(self, name: str) -> Any:
-        """A field by its name."""
-        return getattr(self, name)
-
 
 def own_record(context: LaunchContext, **more: Any) -> RankRecord:
     """This rank's record.

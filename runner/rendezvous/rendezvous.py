@@ -20,6 +20,16 @@ WAYS = ("auto", "env", "mpi", "file", "hosts")
 _SOCKET_WAYS = {"env": by_environment, "file": by_file, "hosts": by_hosts}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How the ranks are to meet, chosen once."""
+
+    name: str  # env, mpi, file, hosts; single where there is one rank
+    why: str
+    no_mpi: MpiUnavailable | None = None  # why it is not MPI
+    is_asked_for: bool = False  # by --rendezvous
+
+
 @dataclass(frozen=True)
 class Rendezvous:
     """What the ranks know once they have met: all records in rank order, and where the store is."""
@@ -29,29 +39,29 @@ class Rendezvous:
     why: str  # why this way was taken
 
 
-def choose_way(context: LaunchContext, wanted: str = "auto") -> tuple[str, str, MpiUnavailable | None]:
-    """(the way to meet, why, why it is not MPI).
+def choose_way(context: LaunchContext, wanted: str = "auto") -> Way:
+    """The way that is asked for (one of ``WAYS``), or the first that is possible.
 
     Raises:
         RendezvousError: none is possible; the message says what to set or install.
         UsageError: the way asked for is not possible here.
     """
     if context.size.value == 1:
-        return "single", "one rank", None
+        return Way(name="single", why="one rank")
     if wanted != "auto":
         if problem := _impossible(context, wanted):
             with raised_on_all_ranks():  # they have the same command line and launcher
                 raise problem
-        return wanted, "chosen by --rendezvous", None
+        return Way(name=wanted, why="chosen by --rendezvous", is_asked_for=True)
     if context.user_endpoint and not context.launcher.has_store:
-        return "env", "MASTER_ADDR and MASTER_PORT are set", None
+        return Way(name="env", why="MASTER_ADDR and MASTER_PORT are set")
     no_mpi = mpi_unavailable(context)
     if no_mpi is None:
-        return "mpi", f"started by {context.launcher.title}, and mpi4py is installed", None
+        return Way(name="mpi", why=f"started by {context.launcher.title}, and mpi4py is installed")
     if context.on_one_host and context.job_id:
-        return "file", f"one host; no MPI: {no_mpi}", no_mpi
+        return Way(name="file", why=f"one host; no MPI: {no_mpi}", no_mpi=no_mpi)
     if context.hosts and context.job_id:
-        return "hosts", f"the hosts are known; no MPI: {no_mpi}", no_mpi
+        return Way(name="hosts", why=f"the hosts are known; no MPI: {no_mpi}", no_mpi=no_mpi)
     with raised_on_all_ranks():
         raise RendezvousError(
             f"nothing says where {context.size.value} ranks are to meet: {no_mpi}, and neither {context.launcher.title} "
@@ -78,14 +88,13 @@ def rendezvous(
     context: LaunchContext,
     own: RankRecord,
     *,
-    way: str = "auto",
+    way: Way,
     timeout: float = 300.0,
     policy: Policy = Policy.STRICT,
 ) -> Rendezvous:
     """Exchange the records of all ranks, and agree on an endpoint that rank 0 holds.
 
     Args:
-        way: one of ``WAYS``.
         timeout: seconds until all ranks must have come.
         policy: a diagnostic tool meets in another way, if there is one, where MPI proves to be another launcher's; and
             under torchrun, whose store it is, rank 0's socket stays open for the tool.
@@ -94,22 +103,22 @@ def rendezvous(
         RendezvousError: the ranks could not meet.
         UsageError: the way asked for is not possible here.
     """
-    chosen, why, no_mpi = choose_way(context, way)
-    if chosen == "single":
+    why, no_mpi = way.why, way.no_mpi
+    if way.name == "single":
         records, endpoint = Records.of([own]), own_endpoint(listen(loopback=True), "single")
-    elif chosen == "mpi":
+    elif way.name == "mpi":
         try:
             records, endpoint = exchange_by_mpi(context, own)
         except RefusedError as error:
             # srun offers PMI to all, also to an MPI that speaks another: MPI is then of no use, but also not needed.
-            is_needed = way != "auto" or (context.launcher.kind is not Kind.SCHEDULER and policy is Policy.STRICT)
+            is_needed = way.is_asked_for or (context.launcher.kind is not Kind.SCHEDULER and policy is Policy.STRICT)
             if is_needed or not context.job_id or not (context.hosts or context.on_one_host):
                 raise
             no_mpi = MpiUnavailable(NoMpi.WRONG_LIBRARY, error.message, error.fix)
             why = f"the hosts are known; no MPI: {no_mpi}"
             records, endpoint = (by_hosts if context.hosts else by_file)(context, own, timeout)
     else:
-        records, endpoint = _SOCKET_WAYS[chosen](context, own, timeout)
+        records, endpoint = _SOCKET_WAYS[way.name](context, own, timeout)
     if context.launcher.has_store and context.user_endpoint:
         endpoint = _launchers_endpoint(context.user_endpoint, endpoint, policy)
     if len(records.of_field("host_key")[0]) > 1 and is_loopback(endpoint.interface):

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runner.comm.job import Job
+    from runner.job import Job
 
 ToolFunction = Callable[["Job", list[str]], None]
 
@@ -20,11 +20,12 @@ class Tool:
 
     function: str
     meets: bool = True  # False: it needs no ranks but its own, whatever a launcher's variables say
+    shows_training: bool = False  # it shows what a workload would get
     examines: bool = False  # it takes ranks that do not fit together, and tells what is wrong with them
 
 
 TOOLS = {
-    "explain": Tool(function="runner.tools.explain:explain"),
+    "explain": Tool(function="runner.tools.explain:explain", shows_training=True),
     "bench": Tool(function="runner.tools.bench.bench:bench"),
     "compare": Tool(function="runner.tools.compare.compare:compare"),
     "doctor": Tool(function="runner.tools.doctor.doctor:doctor", examines=True),
@@ -41,6 +42,11 @@ def tool_names() -> list[str]:
 def examines(target: str) -> bool:
     """Whether a target is a tool for ranks that other targets would refuse."""
     return target in TOOLS and TOOLS[target].examines
+
+
+def shows_training(target: str) -> bool:
+    """Whether a target is a tool that shows what a workload would get."""
+    return target in TOOLS and TOOLS[target].shows_training
 
 
 def works_alone(target: str) -> bool:

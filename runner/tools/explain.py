@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from runner.comm.environment import settings
-from runner.comm.job import Job
-from runner.comm.process_group import backend_for
+from runner.comm.variables import settings
+from runner.job import Job
 from runner.options import Parser
 from runner.tools.table import console
 
@@ -36,12 +35,12 @@ def facts_of(job: Job) -> dict[str, Any]:
         "launcher": {"name": context.launcher.name, "title": context.launcher.title, "why": context.why},
         "ignored": [{"variables": list(i.names), "why": i.why} for i in context.ignored],
         "size": job.size,
-        "sources": topology.records[0]["sources"],
+        "sources": topology.records[0].sources,
         "rendezvous": {"way": job.endpoint.way, "why": job.meeting},
-        "backend": dict(zip(("name", "why"), backend_for(job), strict=True)),
+        "backend": {"name": job.backend, "why": job.backend_why},
         "endpoint": {"host": job.endpoint.host, "port": job.endpoint.port, "interface": job.endpoint.interface},
         "settings": settings(job),
-        "versions": {name: topology.records[0][name] for name in ("runner", "python", "torch")},
+        "versions": {name: getattr(topology.records[0], name) for name in ("runner", "python", "torch")},
         "hosts": [{"name": host.name, "ranks": list(host.ranks)} for host in topology.hosts],
         "ranks": [_rank_facts(job, rank) for rank in range(job.size)],
     }
@@ -51,14 +50,14 @@ def _rank_facts(job: Job, rank: int) -> dict[str, Any]:
     topology, record, placement = job.topology, job.topology.records[rank], job.placements[rank]
     return {
         "rank": rank,
-        "host": record["host"],
+        "host": record.host,
         "host_index": topology.host_index(rank),
         "local_rank": topology.local_rank(rank),
         "local_size": topology.local_size(rank),
-        "sources": record["sources"],
-        "pid": record["pid"],
+        "sources": record.sources,
+        "pid": record.pid,
         "device": placement.torch_device,
-        "gpus_visible": len(record["resources"]["gpus"]),
+        "gpus_visible": len(record.resources["gpus"]),
         "cores": placement.cores,
         "threads": placement.threads,
         "threads_source": placement.threads_source,

@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner.comm.job import Job
 from runner.errors import RunnerError, UsageError
+from runner.job import Job
 from runner.launch.detect import may_speak
 from runner.options import Parser
 from runner.target import find_target

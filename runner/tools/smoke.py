@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.comm.job import Job
 from runner.errors import UsageError
+from runner.job import Job
 from runner.launch.processes import RANK_STARTERS, launcher_process
 from runner.options import Parser, seconds
 from runner.placement import DEVICES, resources
@@ -56,7 +56,7 @@ def smoke(job: Job, argv: list[str]) -> None:
     """
     options = _parser().parse_args(argv)
     if launcher_process(RANK_STARTERS) is not None:
-        raise UsageError("smoke starts mpirun or srun itself; start it without", told_by_all=True)
+        raise UsageError("smoke starts mpirun or srun itself; start it without")
     way = _way(options)
     device = ["--device", options.device] if options.device != "auto" else []
     try:

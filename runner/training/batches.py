@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, Subset, TensorDataset
 
-from runner.errors import UsageError
+from runner.errors import UsageError, raised_on_all_ranks
 
 
 class ShardSampler(Sampler[int]):
@@ -43,6 +43,7 @@ class ShardSampler(Sampler[int]):
         return (self.length - self.skip) // self.size
 
 
+@raised_on_all_ranks()
 def length_of(data: Dataset[Any]) -> int:
     """How many samples there are.
 
@@ -52,11 +53,11 @@ def length_of(data: Dataset[Any]) -> int:
     if not isinstance(data, Sized):
         raise UsageError(
             f"{type(data).__name__} has no length, which sharing it among ranks needs; give it __len__",
-            told_by_all=True,
         )
     return len(data)
 
 
+@raised_on_all_ranks()
 def train_loader(data: Dataset[Any], sampler: ShardSampler, batch_size: int, workers: int) -> DataLoader[Any]:
     """Batches of full size; an incomplete last one is dropped, as it would weigh its samples more.
 
@@ -68,7 +69,6 @@ def train_loader(data: Dataset[Any], sampler: ShardSampler, batch_size: int, wor
         raise UsageError(
             f"{sampler.length} samples on {sampler.size} ranks are {share} each, less than one batch of {batch_size}; "
             f"take --batch-size {max(share, 1)} or less",
-            told_by_all=True,
         )
     return _loader(data, sampler, batch_size, workers, drop_last=True)
 

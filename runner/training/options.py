@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UsageError
+from runner.errors import UsageError, raised_on_all_ranks
 from runner.numbers import not_negative, positive, positive_float
 from runner.options import Parser, add_runner_options
 from runner.parallel.options import ParallelOptions, add_parallel_options, read_parallel_options
@@ -180,12 +180,13 @@ def _add_step_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
+@raised_on_all_ranks()
 def _step_options(given: argparse.Namespace, data_size: int) -> dict[str, Any]:
     """The fields of ``StepOptions``."""
     batch_size = _batch_per_rank(given, data_size)
     if batch_size % given.micro_batches:
         raise UsageError(
-            f"--micro-batches {given.micro_batches} does not divide a rank's batch of {batch_size}", told_by_all=True
+            f"--micro-batches {given.micro_batches} does not divide a rank's batch of {batch_size}",
         )
     return {
         "batch_size": batch_size,
@@ -204,6 +205,5 @@ def _batch_per_rank(given: argparse.Namespace, data_size: int) -> int:
         raise UsageError(
             f"--global-batch-size {whole} does not divide among {data_size} ranks ({whole} = {data_size} × {each} + {rest}); "
             f"take {data_size * max(each, 1)} or {data_size * (each + 1)}",
-            told_by_all=True,
         )
     return each

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from runner.errors import UsageError
+from runner.errors import UsageError, raised_on_all_ranks
 from runner.training.checkpoint_folder import Saved, Shapes
 from runner.training.options import TrainingOptions
 from runner.training.run import Run
@@ -51,6 +51,7 @@ def check_model(saved: Saved, shapes: Shapes, workload: str, model: nn.Module) -
         )
 
 
+@raised_on_all_ranks()
 def check_settings(saved: Saved, settings: dict[str, Any], optimizer: Optimizer) -> list[str]:
     """See that a run can go on from a checkpoint. Returns what has changed since (``lr 0.001 → 0.1``), group by group last.
 
@@ -66,7 +67,6 @@ def check_settings(saved: Saved, settings: dict[str, Any], optimizer: Optimizer)
                     f"--resume: {saved.path} is from the middle of an epoch over {then['samples']} samples, shuffled by "
                     f"seed {then['seed']}; here are {settings['samples']} samples and seed {settings['seed']}, so its rest "
                     "is not known; give it the same",
-                    told_by_all=True,
                 )
     changes = [
         f"{name} {_text(then[name])} → {_text(now)}"
@@ -124,7 +124,6 @@ def _check_optimizer(saved: Saved, then: dict[str, Any], optimizer: Optimizer) -
         raise UsageError(
             f"--resume: {saved.path} was made {problem}; take the optimizer that it was made with, or train anew without "
             "--resume",
-            told_by_all=True,
         )
 
 

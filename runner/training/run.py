@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from runner.comm.job import Job
-from runner.errors import RunnerError, UsageError
-from runner.parallel.mesh import Degrees, Layout, device_mesh, lay_out
+from runner.errors import RunnerError, UsageError, raised_on_all_ranks
+from runner.job import Job
+from runner.parallel.mesh import Layout, device_mesh
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ class Run:
 
     job: Job
     workload: str  # the module's name
-    degrees: Degrees | None = None  # None is: all ranks are replicas
+    layout: Layout  # which rank has which part of model and data
     # Called with (run, task, options) in the place of fit() and benchmark(), by a tool that trains the task itself.
     train_by: Callable[[Run, Any, Any], Any] | None = None
 
@@ -44,11 +44,6 @@ class Run:
     @property
     def device(self) -> torch.device:
         return torch.device(self.job.placement.torch_device)
-
-    @cached_property
-    def layout(self) -> Layout:
-        """Which rank has which part of model and data."""
-        return lay_out(self.job.topology, self.degrees or Degrees.of(self.size))
 
     @property
     def data_rank(self) -> int:
@@ -91,7 +86,7 @@ class Run:
             try:
                 answer[0] = work()
             except RunnerError as error:
-                error.told_by_all = True
+                error.on_all_ranks = True
                 answer[1] = error
         if self.size > 1:
             dist.broadcast_object_list(answer, src=0, device=self.device)
@@ -115,4 +110,5 @@ class Run:
         if found:
             hosts = self.job.topology.hosts
             where = {rank: f" (host {host.name})" for host in hosts for rank in host.ranks if len(hosts) > 1}
-            raise kind("; ".join(text + where.get(rank, "") for text, rank in found.items()), told_by_all=True)
+            with raised_on_all_ranks():
+                raise kind("; ".join(text + where.get(rank, "") for text, rank in found.items()))

@@ -58,6 +58,17 @@ def test_on_a_narrow_terminal_no_word_is_broken() -> None:
     assert "NCCL_SOCKET_IFNAME='=lo'" in words[1]  # NCCL's "exactly lo", not a slip
 
 
+def test_a_workload_gets_what_explain_shows(tmp_path: Path) -> None:
+    (tmp_path / "shows.py").write_text(
+        "import os, torch.distributed as dist\n"
+        "def main(run, argv): print(run.rank, dist.get_backend(), os.environ['OMP_NUM_THREADS'])\n"
+    )
+    found = facts(2)
+    expected = f"{found['backend']['name']} {found['settings']['OMP_NUM_THREADS']}"
+    seen = ok(runner(2, "shows", cwd=tmp_path)).stdout.splitlines()
+    assert sorted(seen) == [f"{rank} {expected}" for rank in range(2)]
+
+
 def test_by_the_users_endpoint() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

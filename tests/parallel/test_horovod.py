@@ -152,8 +152,8 @@ def test_its_meeting_point_lets_in_the_addresses_that_hosts_have_said() -> None:
 
     from torch._C._distributed_c10d import HashStore
 
-    from runner.comm.horovod import members
-    from runner.comm.horovod_server import serve
+    from runner.comm.horovod.rendezvous import members
+    from runner.comm.horovod.server import serve
 
     store = HashStore()
     store.set_timeout(timedelta(seconds=5))

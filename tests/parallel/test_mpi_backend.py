@@ -63,6 +63,9 @@ def test_workloads_get_it_where_the_ranks_met_by_mpi(tmp_path: Path) -> None:
 def test_a_script_that_asks_for_gloo_gets_it() -> None:
     done = ok(runner(2, "--replace-backend", "gloo=mpi4py", str(SCRIPTS / "backend_names.py"), "gloo"))
     assert sorted(done.stdout.splitlines()) == ["rank 0: mpi4py 2.0", "rank 1: mpi4py 2.0"]
+    limit = ["--collective-timeout", "600"]  # which is also set when the script imports torch
+    done = ok(runner(2, *limit, "--replace-backend", "gloo=mpi4py", str(SCRIPTS / "backend_names.py"), "gloo"))
+    assert sorted(done.stdout.splitlines()) == ["rank 0: mpi4py 2.0", "rank 1: mpi4py 2.0"]
     done = ok(runner(2, str(SCRIPTS / "backend_names.py"), "cpu:mpi4py"))
     assert sorted(done.stdout.splitlines()) == ["rank 0: mpi4py 2.0", "rank 1: mpi4py 2.0"]
 

@@ -53,7 +53,7 @@ def test_before_torch(ranks: int, arguments: list[str], texts: list[str]) -> Non
         (["--data", "digits", "--batch-size", "5000"], ["samples on", "less than one batch of 5000"]),
         (["--data", "digits", "--resume", "nothing.pt"], ["there is no checkpoint nothing.pt"]),
         (["--data", "digits", "--metrics", "/tmp"], ["cannot write /tmp: Is a directory"]),
-        (["--backend", "nccl"], ["--backend nccl needs GPUs"]),
+        (["--backend", "nccl"], ["--backend nccl: no GPU is used"]),
         (["--backend", "mpi"], ["was built without mpi; say --backend gloo"]),
     ],
 )

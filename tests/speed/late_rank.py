@@ -31,7 +31,7 @@ def main(run: Run, argv: list[str]) -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(argv)
     if run.size == 1:
-        raise UsageError("one rank waits for nobody; start with mpirun -np 2", told_by_all=True)
+        raise UsageError("one rank waits for nobody; start with mpirun -np 2")
     groups = {name: dist.new_group(backend=name) for name in BACKENDS}
     found = {name: waited(run, group, given.late) for name, group in groups.items()}
     for name, one in found.items():

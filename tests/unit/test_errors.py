@@ -43,8 +43,8 @@ def test_a_variable_that_is_wrong_on_a_rank_is_told_by_that_rank() -> None:
 
 def test_why_mpi_is_not_used_is_data() -> None:
     slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
-    way, _, no_mpi = choose_way(detect(slurm | {"SLURM_STEP_NODELIST": "node[1-2]"}))
-    assert (way, no_mpi and no_mpi.reason) == ("hosts", NoMpi.NOT_A_RANK)
+    way = choose_way(detect(slurm | {"SLURM_STEP_NODELIST": "node[1-2]"}))
+    assert (way.name, way.no_mpi and way.no_mpi.reason) == ("hosts", NoMpi.NOT_A_RANK)
     with pytest.raises(RendezvousError) as caught:
         choose_way(detect(slurm))
     assert caught.value.fix.startswith("install mpi4py")

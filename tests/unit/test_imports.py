@@ -14,22 +14,27 @@ from tests.launching import ROOT, clean_environment
 # package or module of runner/: what it may import of runner/, itself not counted
 TABLE: dict[str, set[str]] = {
     "errors": set(),
+    "environment": set(),
     "launch": {"errors"},
     "guard": {"errors", "launch"},
-    "rendezvous": {"errors", "launch"},
+    "rendezvous": {"errors", "environment", "launch"},
     "placement": {"errors", "launch"},
+    "job": {"launch", "placement", "rendezvous"},
     "target": {"errors"},
     "numbers": set(),
-    "options": {"errors", "launch", "placement", "rendezvous"},
-    "comm": {"errors", "launch", "placement", "rendezvous"},
+    "options": {"errors", "launch", "placement", "rendezvous", "comm"},
+    "comm": {"errors", "environment", "launch", "placement", "rendezvous", "job"},
     "parallel": {"errors", "numbers", "rendezvous", "comm"},
-    "training": {"errors", "numbers", "launch", "options", "comm", "parallel"},
-    "tools": {"errors", "launch", "target", "options", "rendezvous", "placement", "comm", "parallel", "training"},
-    "dispatch": {"errors", "target", "comm", "training", "tools"},
-    "shutdown": {"rendezvous", "comm"},
-    "outcome": {"errors", "launch", "guard", "rendezvous", "options", "comm", "dispatch", "shutdown"},
+    "training": {"errors", "numbers", "launch", "job", "options", "comm", "parallel"},
+    "tools": {
+        *("errors", "environment", "numbers", "launch", "target", "job", "options", "rendezvous", "placement"),
+        *("comm", "parallel", "training"),
+    },
+    "dispatch": {"errors", "environment", "target", "job", "comm", "parallel", "training", "tools"},
+    "shutdown": {"rendezvous", "job", "comm"},
+    "outcome": {"errors", "launch", "guard", "rendezvous", "job", "options", "comm", "dispatch", "shutdown"},
     "cli": {
-        *("errors", "launch", "guard", "rendezvous", "placement", "target", "options", "comm", "tools"),
+        *("errors", "launch", "guard", "rendezvous", "placement", "target", "job", "options", "comm", "tools"),
         *("dispatch", "outcome"),
     },
     "__init__": set(),
@@ -54,6 +59,42 @@ def imported(path: Path) -> set[str]:
 def test_layers_look_down_only(path: Path) -> None:
     part = path.relative_to(ROOT / "runner").parts[0].removesuffix(".py")
     assert imported(path) - {part} <= TABLE[part]
+
+
+def changes_environment(node: ast.AST) -> bool:
+    """Whether a statement sets or removes a variable of the own process: by os.environ, or by os.putenv and os.unsetenv."""
+
+    def is_environ(value: ast.AST) -> bool:
+        return ast.unparse(value) in ("os.environ", "environ")
+
+    if isinstance(node, ast.Subscript):
+        return is_environ(node.value) and not isinstance(node.ctx, ast.Load)
+    if isinstance(node, ast.AugAssign):
+        return is_environ(node.target)
+    if isinstance(node, ast.Attribute):
+        changing = node.attr in ("update", "setdefault", "pop", "popitem", "clear")
+        return (changing and is_environ(node.value)) or ast.unparse(node) in ("os.putenv", "os.unsetenv")
+    return False
+
+
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("os.environ['A'] = 'b'", True),
+        ("del os.environ['A']", True),
+        ("os.environ |= more", True),
+        ("os.environ.update(more)", True),
+        ("values = os.environ | {'A': os.environ['B'], 'C': os.environ.get('D')}", False),
+    ],
+)
+def test_a_change_of_the_environment_is_seen(text: str, changes: bool) -> None:
+    assert any(map(changes_environment, ast.walk(ast.parse(text)))) == changes
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT / "runner")))
+def test_the_environment_is_changed_in_one_place(path: Path) -> None:
+    changes = any(map(changes_environment, ast.walk(ast.parse(path.read_text()))))
+    assert changes == (path == ROOT / "runner" / "environment.py")
 
 
 def test_nothing_in_the_runner_imports_a_workload() -> None:

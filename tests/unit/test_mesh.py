@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from runner.errors import UsageError
 from runner.parallel.mesh import Degrees, lay_out
+from runner.rendezvous.record import RankRecord
 from runner.rendezvous.topology import Topology, topology_of
 
 
 def topology(hosts: list[int]) -> Topology:
     """Ranks on hosts, by the host of each."""
-    return topology_of([{"host_key": str(host), "host": f"node{host}", "local_rank": None} for host in hosts])
+    return topology_of([RankRecord(host_key=str(host), host=f"node{host}") for host in hosts])
 
 
 def test_replicas_fill_the_ranks() -> None:

@@ -18,38 +18,35 @@ are not what they must be.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import re
 import statistics
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.comm.horovod import in_turn, start_horovod
-from runner.comm.job import Job
-from runner.comm.process_group import network_backend, start_process_group
-from runner.errors import UsageError
+from runner.comm.choice import network_backend
+from runner.comm.process_group import start_process_group
+from runner.comm.table import backends
+from runner.errors import UsageError, raised_on_all_ranks
+from runner.job import Job
 from runner.options import Parser
-from runner.tools.backends import why_unusable
+from runner.tools.bench.bare_mpi import BareMPI
 from runner.tools.bench.busy import busy_loops, description
 from runner.tools.bench.plot import plot
 from runner.tools.output import check_output
 from runner.tools.table import Column, print_columns
 
 if TYPE_CHECKING:
-    from runner.tools.bench.operations import Buffers, Operation
+    from runner.comm.backend import Buffers, Connection, Operation
+    from runner.tools.bench.operations import Measured
 
 NAMES = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "sendrecv")
-BACKENDS = ("gloo", "mpi4py", "horovod", "nccl", "mpi")
+BACKENDS = {backend.name: backend for backend in (*backends().values(), BareMPI()) if backend.is_measured}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _ROUND = 0.05  # seconds that the calls of a round should take together
 _FEWEST, _MOST = 3, 500  # calls in a round
-
-_held: list[Any] = []  # the store, for as long as the process lives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,17 +78,17 @@ def bench(job: Job, argv: list[str]) -> None:
         UsageError: a backend cannot be used here, or a file not be written.
     """
     options = _parser().parse_args(argv)
-    backends = _usable(job, options.backend)
+    usable = _usable(job, options.backend)
     if job.rank == 0:
         check_output(options.json, options.plot)
     found = []
-    for measurement in _measure(job, options, backends):
+    for measurement in _measure(job, options, usable):
         found.append(measurement)
         if job.rank == 0 and options.json:
             with Path(options.json).open("a" if len(found) > 1 else "w") as lines:
                 lines.write(json.dumps(asdict(measurement)) + "\n")
     if job.rank == 0:
-        _print(found, backends)
+        _print(found, usable)
         if options.plot:
             plot(found, options.plot)
         for path in filter(None, (options.json, options.plot)):
@@ -146,6 +143,7 @@ def _size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
+@raised_on_all_ranks()
 def _usable(job: Job, wanted: list[str] | None) -> list[str]:
     """The backends asked for, or all that can be used.
 
@@ -153,141 +151,113 @@ def _usable(job: Job, wanted: list[str] | None) -> list[str]:
         UsageError: one that was asked for cannot be used.
     """
     for name in wanted or ():
-        if problem := why_unusable(job, name):
-            raise UsageError(f"--backend {name}: {problem}", told_by_all=True)
-    return wanted or [name for name in BACKENDS if not why_unusable(job, name)]
+        if problem := BACKENDS[name].unavailable_reason(job):
+            raise UsageError(f"--backend {name}: {problem}")
+    return wanted or [name for name, backend in BACKENDS.items() if not backend.unavailable_reason(job)]
 
 
-def _measure(job: Job, options: argparse.Namespace, backends: list[str]) -> Iterator[Measurement]:
+def _measure(job: Job, options: argparse.Namespace, usable: list[str]) -> Iterator[Measurement]:
     import torch
-    import torch.distributed as dist
 
     from runner.tools.bench.operations import OPERATIONS, buffers
     from runner.tools.bench.overlap import overlap
 
     names = options.operations or ["allreduce"]
+    _check(job, options, names)
+    start_process_group(replace(job, backend=network_backend(job)))
+    connections = {name: BACKENDS[name].start(job) for name in usable}
+    device = torch.device(job.placement.torch_device)
+    with raised_on_all_ranks():
+        for name in names:
+            if not _operations(name, connections, buffers(1, job.rank, job.size, device)):
+                problem = f"{', '.join(usable)} has no {name}; take another operation, or another backend"
+                raise UsageError(problem)
+    with busy_loops(job, load=options.load, awake=options.awake):
+        for name in names:
+            measured = OPERATIONS[name]
+            size = options.min
+            while size <= options.max:
+                data = buffers(max(1, size // 4), job.rank, job.size, device)
+                operations = _operations(name, connections, data)
+                wrong = {}
+                for backend, operation in operations.items():
+                    with connections[backend].turn():
+                        wrong[backend] = _wrong(measured, operation.call, data)
+                rounds = _rounds(operations, connections, options.rounds, device)
+                for backend, operation in operations.items():
+                    done = _measurement(job, name, measured, backend, data, rounds[backend], wrong[backend])
+                    done = replace(done, load=options.load, awake=options.awake)
+                    if options.overlap and operation.start is not None:
+                        with connections[backend].turn():
+                            share = overlap(operation.start, done.seconds, options.rounds, device)
+                        done = replace(done, overlap=share)
+                    yield done
+                size *= options.factor
+
+
+@raised_on_all_ranks()
+def _check(job: Job, options: argparse.Namespace, names: list[str]) -> None:
+    """Refuse what makes no sense.
+
+    Raises:
+        UsageError: there is no such operation, or a number is out of range.
+    """
     unknown = [name for name in names if name not in NAMES]
     if "sendrecv" in names and job.size == 1:
-        raise UsageError("sendrecv takes two ranks; start with mpirun -np 2", told_by_all=True)
-    if "sendrecv" in names and backends == ["horovod"]:
-        raise UsageError("Horovod has no sendrecv; take another operation, or another backend", told_by_all=True)
+        raise UsageError("sendrecv takes two ranks; start with mpirun -np 2")
     if unknown or options.factor < 2 or options.rounds < 1 or options.min > options.max:
         problem = (
             f"no operation {unknown[0]!r}; there are {', '.join(NAMES)}"
             if unknown
             else ("--factor is at least 2, --rounds at least 1, --min at most --max")
         )
-        raise UsageError(problem, told_by_all=True)
-    _held.append(start_process_group(replace(job, backend=network_backend(job))))
-    groups = {name: dist.new_group(backend=name) for name in backends if name not in ("mpi", "horovod")}
-    device = torch.device(job.placement.torch_device)
-    with busy_loops(job, load=options.load, awake=options.awake):
-        for name in names:
-            operation = OPERATIONS[name]
-            size = options.min
-            while size <= options.max:
-                data = buffers(max(1, size // 4), job.rank, job.size, device)
-                with_it = [b for b in backends if b != "horovod" or operation.by_horovod]
-                calls = {b: _call(operation, b, groups.get(b), data) for b in with_it}
-                wrong = {}
-                for backend, call in calls.items():
-                    with _turn(backend):
-                        wrong[backend] = _wrong(operation, call, data)
-                rounds = _rounds(calls, options.rounds, device)
-                for backend in with_it:
-                    done = _measurement(job, name, operation, backend, data, rounds[backend], wrong[backend])
-                    done = replace(done, load=options.load, awake=options.awake)
-                    if options.overlap and backend != "mpi":
-                        start = _start(operation, backend, groups.get(backend), data)
-                        with _turn(backend):
-                            done = replace(done, overlap=overlap(start, done.seconds, options.rounds, device))
-                    yield done
-                size *= options.factor
+        raise UsageError(problem)
 
 
-def _call(operation: Operation, backend: str, group: Any, data: Buffers) -> Callable[[], object]:
-    if backend == "mpi":
-        from mpi4py import MPI
-
-        return operation.by_mpi(data, MPI.COMM_WORLD)
-    if backend == "horovod":
-        start = _start(operation, backend, group, data)
-
-        def call() -> object:
-            finish = start()
-            return finish()
-
-        return call
-    return lambda: operation.by_torch(data, group, False)
+def _operations(name: str, connections: dict[str, Connection], data: Buffers) -> dict[str, Operation]:
+    """An operation by each of the backends that have it."""
+    found = {backend: connection.operation(name, data, "bench") for backend, connection in connections.items()}
+    return {backend: operation for backend, operation in found.items() if operation is not None}
 
 
-def _start(operation: Operation, backend: str, group: Any, data: Buffers) -> Callable[[], Callable[[], object]]:
-    """What starts it, and returns what waits for its end, and returns the result where that is not in a buffer."""
-    by_horovod = operation.by_horovod
-    if backend != "horovod" or by_horovod is None:
-        return lambda: operation.by_torch(data, group, True).wait
-    hvd = start_horovod(data.ranks, data.whole.device.type)
-
-    def finish(handle: int) -> object:
-        output = hvd.synchronize(handle)
-        return output[0] if isinstance(output, tuple) else output  # an alltoall also says what came from whom
-
-    return lambda: functools.partial(finish, by_horovod(data, hvd))
-
-
-def _wrong(operation: Operation, call: Callable[[], object], data: Buffers) -> int:
+def _wrong(measured: Measured, call: Callable[[], object], data: Buffers) -> int:
     """How many elements, over all ranks, are not what they must be."""
     import torch
     import torch.distributed as dist
 
-    data.fill()
+    from runner.tools.bench.operations import fill
+
+    fill(data)
     returned = call()
-    result = returned if isinstance(returned, torch.Tensor) else operation.result(data)
-    wrong = (result != operation.expected(data)).sum().reshape(1).to(torch.int64)
+    result = returned if isinstance(returned, torch.Tensor) else measured.result(data)
+    wrong = (result != measured.expected(data)).sum().reshape(1).to(torch.int64)
     dist.all_reduce(wrong)
     return int(wrong.item())
 
 
-def _rounds(calls: dict[str, Callable[[], object]], rounds: int, device: Any) -> dict[str, list[float]]:
+def _rounds(
+    operations: dict[str, Operation], connections: dict[str, Connection], rounds: int, device: Any
+) -> dict[str, list[float]]:
     """Seconds per call of the slowest rank, per round; the backends are taken in turn."""
-    import torch
-    import torch.distributed as dist
-
-    def timed(call: Callable[[], object], count: int) -> float:
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(count):
-            call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds = torch.tensor([(time.perf_counter() - start) / count], dtype=torch.float64, device=device)
-        dist.all_reduce(seconds, dist.ReduceOp.MAX)
-        return float(seconds.item())
+    from runner.comm.timing import seconds_per_call
 
     # The slowest rank's time is the same on all ranks, and so is what follows from it.
     counts: dict[str, int] = {}
-    found: dict[str, list[float]] = {backend: [] for backend in calls}
+    found: dict[str, list[float]] = {backend: [] for backend in operations}
     for _ in range(rounds):
-        for backend, call in calls.items():
-            with _turn(backend):
-                if backend == "horovod":
-                    call()  # it starts anew in each turn, and its first call agrees on more than the others
+        for backend, operation in operations.items():
+            with connections[backend].turn():
+                if connections[backend].starts_anew:
+                    operation.call()
                 if backend not in counts:
-                    counts[backend] = max(_FEWEST, min(_MOST, int(_ROUND / timed(call, _FEWEST))))
-                found[backend].append(timed(call, counts[backend]))
+                    trial = seconds_per_call(operation.call, _FEWEST, device)
+                    counts[backend] = max(_FEWEST, min(_MOST, int(_ROUND / trial)))
+                found[backend].append(seconds_per_call(operation.call, counts[backend], device))
     return found
 
 
-def _turn(backend: str) -> AbstractContextManager[None]:
-    if backend != "horovod":
-        return nullcontext()
-    import horovod.torch as hvd
-
-    return in_turn(hvd)
-
-
 def _measurement(
-    job: Job, name: str, operation: Operation, backend: str, data: Buffers, seconds: list[float], wrong: int
+    job: Job, name: str, measured: Measured, backend: str, data: Buffers, seconds: list[float], wrong: int
 ) -> Measurement:
     size = data.whole.numel() * data.whole.element_size()
     median = statistics.median(seconds)
@@ -301,12 +271,12 @@ def _measurement(
         slowest=max(seconds),
         mean=statistics.fmean(seconds),
         algorithm_bandwidth=size / median,
-        bus_bandwidth=size / median * operation.bus(job.size),
+        bus_bandwidth=size / median * measured.bus(job.size),
         wrong=wrong,
     )
 
 
-def _print(found: list[Measurement], backends: list[str]) -> None:
+def _print(found: list[Measurement], names: list[str]) -> None:
     first: dict[tuple[str, int], float] = {}
     for m in found:
         first.setdefault((m.operation, m.size), m.seconds)
@@ -325,9 +295,7 @@ def _print(found: list[Measurement], backends: list[str]) -> None:
             ),
             Column(title="algbw\n(GB/s)", cells=[f"{m.algorithm_bandwidth / 1e9:.3f}" for m in rows], spared=3),
             Column(title="busbw\n(GB/s)", cells=[f"{m.bus_bandwidth / 1e9:.3f}" for m in rows]),
-            Column(
-                title=f"{backends[0]}\n÷", cells=[f"{first[(name, m.size)] / m.seconds:.2f}" for m in rows], spared=2
-            ),
+            Column(title=f"{names[0]}\n÷", cells=[f"{first[(name, m.size)] / m.seconds:.2f}" for m in rows], spared=2),
             Column(title="#wrong\n", cells=[str(m.wrong) for m in rows]),
         ]
         if any(m.overlap is not None for m in found):

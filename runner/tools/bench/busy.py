@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from runner.comm.job import Job
-from runner.errors import RunnerError, UsageError
+from runner.errors import RunnerError, UsageError, raised_on_all_ranks
+from runner.job import Job
 
 _PROGRAM = str(Path(__file__).with_name("busy_loop.py"))
 _START = 60.0  # seconds that all loops together may take to start
@@ -31,7 +31,8 @@ def busy_loops(job: Job, *, load: int, awake: bool) -> Iterator[None]:
         RunnerError: a loop did not start.
     """
     if (load or awake) and sys.platform != "linux":
-        raise UsageError("--load and --awake need Linux; leave them out", told_by_all=True)
+        with raised_on_all_ranks():
+            raise UsageError("--load and --awake need Linux; leave them out")
     loops: list[subprocess.Popen[bytes]] = []
     try:
         if job.local_rank == 0 and (load or awake):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
+
+from runner.comm.timing import seconds_per_call
 
 # A product takes a millisecond or so, for little of the work to be Python's: a thread that moves the data in Python needs
 # the interpreter's lock.
@@ -48,7 +48,7 @@ def overlap(start: Callable[[], Callable[[], object]], alone: float, rounds: int
 
     found = []
     for _ in range(rounds):
-        pure, computed, together = (_seconds(call, repeats, device) for call in (collective, work, both))
+        pure, computed, together = (seconds_per_call(call, repeats, device) for call in (collective, work, both))
         found.append((pure + computed - together) / min(pure, computed))
     return max(0.0, min(1.0, statistics.median(found)))
 
@@ -60,22 +60,9 @@ def _product(longest: float, device: torch.device) -> tuple[Callable[[], object]
         one, other, result = (torch.ones(width, width, device=device) for _ in range(3))
         product = functools.partial(torch.mm, one, other, out=result)
         product()  # the first takes longer
-        each = _seconds(product, _TRIALS, device)
+        each = seconds_per_call(product, _TRIALS, device)
         if found is not None and each > longest:
             break
         found = product, each
     assert found is not None
     return found
-
-
-def _seconds(call: Callable[[], object], times: int, device: torch.device) -> float:
-    """The slowest rank's, per call."""
-    dist.barrier()
-    start = time.perf_counter()
-    for _ in range(times):
-        call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    seconds = torch.tensor([(time.perf_counter() - start) / times], dtype=torch.float64, device=device)
-    dist.all_reduce(seconds, dist.ReduceOp.MAX)
-    return float(seconds.item())

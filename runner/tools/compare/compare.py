@@ -19,14 +19,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from runner.comm.job import Job
-from runner.comm.process_group import network_backend, start_process_group
-from runner.errors import UsageError
+from runner.comm.choice import network_backend, network_backends
+from runner.comm.process_group import start_process_group
+from runner.comm.table import backends
+from runner.errors import UsageError, raised_on_all_ranks
+from runner.job import Job
 from runner.options import Parser
+from runner.parallel.mesh import Degrees, lay_out
 from runner.target import find_target
-from runner.tools.backends import why_unusable
 from runner.tools.compare.plot import plot
 from runner.tools.output import check_output
 from runner.tools.table import Column, print_columns
@@ -34,11 +37,11 @@ from runner.tools.table import Column, print_columns
 if TYPE_CHECKING:
     from runner.tools.compare.turns import Turns
 
-KINDS = ("ddp", "horovod", "bare")
-BACKENDS = ("gloo", "mpi4py", "nccl")
+_MEASURED = [backend for backend in backends().values() if backend.is_measured]
+BACKENDS = [backend.name for backend in _MEASURED if backend.is_process_group]
+LIBRARIES = [backend.name for backend in _MEASURED if not backend.is_process_group]  # with a strategy of that name
+KINDS = ("ddp", *LIBRARIES, "bare")
 ALONE = "alone"
-
-_held: list[Any] = []  # the store, for as long as the process lives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,23 +76,15 @@ def compare(job: Job, argv: list[str]) -> None:
     if given.target.startswith("-"):
         parser.error("name the workload first")
     engines = _engines(job, given.engines)
-    sys.path.insert(0, os.getcwd())
-    try:
-        is_workload = find_target(given.target, as_module=False, tools=()).kind == "workload"
-    except UsageError:
-        is_workload = False
-    if not is_workload:
-        raise UsageError(
-            f"no workload {given.target}: compare takes a module with main(run, argv), for example workloads.mnist",
-            told_by_all=True,
-        )
-    module = importlib.import_module(given.target)
+    module = _workload(given.target)
     from runner.tools.compare.turns import Turns
     from runner.training.loop import Result
     from runner.training.run import Run
 
-    _held.append(start_process_group(replace(job, backend=network_backend(job))))
-    Run(job=job, workload=given.target).on_main(lambda: check_output(given.json, given.plot))
+    start_process_group(replace(job, backend=network_backend(job)))
+    layout = lay_out(job.topology, Degrees.of(job.size))
+    plain_run = Run(job=job, workload=given.target, layout=layout)
+    plain_run.on_main(lambda: check_output(given.json, given.plot))
     found: list[Turns] = []
 
     def train_by(run: Run, task: Any, options: Any) -> Result:
@@ -97,9 +92,10 @@ def compare(job: Job, argv: list[str]) -> None:
         found[0].take()
         return Result(given.steps, 0.0, None, None)
 
-    module.main(Run(job=job, workload=given.target, train_by=train_by), rest)
+    module.main(replace(plain_run, train_by=train_by), rest)
     if not found:
-        raise UsageError(f"{given.target} trains without fit(), so its training cannot be taken over", told_by_all=True)
+        with raised_on_all_ranks():
+            raise UsageError(f"{given.target} trains without fit(), so its training cannot be taken over")
     comparisons = _comparisons(found[0])
     if job.rank == 0:
         _print(given.target, job, comparisons)
@@ -109,7 +105,7 @@ def compare(job: Job, argv: list[str]) -> None:
                 "arguments": rest,
                 "ranks": job.size,
                 "hosts": [len(host.ranks) for host in job.topology.hosts],
-                "versions": {name: job.topology.records[0][name] for name in ("runner", "python", "torch")},
+                "versions": {name: getattr(job.topology.records[0], name) for name in ("runner", "python", "torch")},
                 "engines": [asdict(comparison) for comparison in comparisons],
             }
             Path(given.json).write_text(json.dumps(facts, indent=1) + "\n")
@@ -117,6 +113,25 @@ def compare(job: Job, argv: list[str]) -> None:
             plot(f"{given.target}, {job.size} ranks", comparisons[:-1], comparisons[-1], given.plot)
         for path in filter(None, (given.json, given.plot)):
             print(f"wrote {path}")
+
+
+@raised_on_all_ranks()
+def _workload(name: str) -> ModuleType:
+    """The workload's module.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    sys.path.insert(0, os.getcwd())
+    try:
+        is_workload = find_target(name, as_module=False, tools=()).kind == "workload"
+    except UsageError:
+        is_workload = False
+    if not is_workload:
+        raise UsageError(
+            f"no workload {name}: compare takes a module with main(run, argv), for example workloads.mnist"
+        )
+    return importlib.import_module(name)
 
 
 def _parser() -> Parser:
@@ -140,6 +155,7 @@ def _parser() -> Parser:
     return parser
 
 
+@raised_on_all_ranks()
 def _engines(job: Job, wanted: list[str] | None) -> list[tuple[str, str]]:
     """(kind, backend) of each engine: those asked for, or all that can be used.
 
@@ -148,20 +164,24 @@ def _engines(job: Job, wanted: list[str] | None) -> list[tuple[str, str]]:
     """
     network = network_backend(job)
     if wanted is None:
-        named = [("ddp", network), ("ddp", "mpi4py"), ("horovod", ""), ("bare", network)]
-        return [(kind, backend) for kind, backend in named if not why_unusable(job, backend or kind)]
+        faster = [name for name in BACKENDS if name not in network_backends().values()]
+        named = [
+            *(("ddp", name) for name in (network, *faster)),
+            *((name, "") for name in LIBRARIES),
+            ("bare", network),
+        ]
+        return [(kind, backend) for kind, backend in named if not backends()[backend or kind].unavailable_reason(job)]
     engines = []
     for text in wanted:
         kind, _, backend = text.partition(":")
-        if kind not in KINDS or (backend and backend not in BACKENDS) or (kind == "horovod" and backend):
+        if kind not in KINDS or (backend and backend not in BACKENDS) or (kind in LIBRARIES and backend):
             raise UsageError(
                 f"--engines: no engine {text!r}; there are {', '.join(KINDS)}, ddp and bare with a backend: "
                 f"{', '.join(f'ddp:{name}' for name in BACKENDS)}",
-                told_by_all=True,
             )
-        backend = "" if kind == "horovod" else backend or network
-        if problem := why_unusable(job, backend or kind):
-            raise UsageError(f"--engines {text}: {problem}", told_by_all=True)
+        backend = "" if kind in LIBRARIES else backend or network
+        if problem := backends()[backend or kind].unavailable_reason(job):
+            raise UsageError(f"--engines {text}: {problem}")
         engines.append((kind, backend))
     return list(dict.fromkeys(engines))
 

@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from runner.comm.horovod import in_turn, start_horovod
-from runner.errors import UsageError
+from runner.comm.backend import Buffers, Connection, Finish
+from runner.comm.table import backends
+from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel import Setting, load_strategy
 from runner.parallel.options import ParallelOptions
 from runner.parallel.task import Task
@@ -43,21 +43,27 @@ class Engine:
 
 
 def build(name: str, backend: str, run: Run, task: Task, options: TrainingOptions) -> Engine:
-    """An engine: ``ddp`` (the runner's), ``bare`` (DDP by hand), ``horovod``, or ``alone`` (nothing is exchanged)."""
+    """An engine: ``ddp`` (the runner's), ``bare`` (DDP by hand), a library's, or ``alone`` (nothing is exchanged).
+
+    Args:
+        backend: of ``ddp`` and ``bare``.
+    """
     task = _copied(task)
     device, dtype = run.device, getattr(torch, options.dtype)
     if name == "alone":
         model = task.build(device, dtype)
         trainer = Trainer(task, model, task.optimizer(model.parameters()), options.parallel)
         return Engine(model=model, step=trainer.step)
+    connection = backends()[backend or name].start(run.job)
     if name == "bare":
-        return _bare(task.build(device, dtype), backend, task, options)
-    if name == "horovod":
-        return _horovod(run, task, options)
-    group = _group(backend)
-    mesh = DeviceMesh.from_group(group, run.device.type, mesh_dim_names=("data",))
-    trainer = load_strategy(name)(task, Setting(device=device, dtype=dtype, mesh=mesh, options=options.parallel))
-    return Engine(model=trainer.model, step=trainer.step, exchange=_exchange(trainer.model, group, options))
+        model = task.build(device, dtype)
+        step = _bare(model, connection, task, options)
+    else:
+        setting = Setting(device=device, dtype=dtype, mesh=_mesh(run, connection), options=options.parallel)
+        trainer = load_strategy(name)(task, setting)
+        model, step = trainer.model, trainer.step
+    exchange = _exchange(model, run, connection, options)
+    return Engine(model=model, step=step, exchange=exchange, turn=connection.turn)
 
 
 def _copied(task: Task) -> Task:
@@ -70,20 +76,22 @@ def _copied(task: Task) -> Task:
     return replace(task, model=model)
 
 
-def _group(backend: str) -> dist.ProcessGroup:
-    group = dist.new_group(backend=backend)
-    assert isinstance(group, dist.ProcessGroup), "every rank is a member"
-    return group
+def _mesh(run: Run, connection: Connection) -> DeviceMesh:
+    if connection.group is None:
+        return run.mesh
+    return DeviceMesh.from_group(connection.group, run.device.type, mesh_dim_names=("data",))
 
 
-def _bare(model: nn.Module, backend: str, task: Task, options: TrainingOptions) -> Engine:
+@raised_on_all_ranks()
+def _bare(
+    model: nn.Module, connection: Connection, task: Task, options: TrainingOptions
+) -> Callable[[Tensor, Tensor], Tensor]:
     """As the tutorials write it."""
     if options.parallel != ParallelOptions(strategy=options.parallel.strategy):
         raise UsageError(
-            "--engines bare knows no --micro-batches, --compression and --clip-norm; leave them out", told_by_all=True
+            "--engines bare knows no --micro-batches, --compression and --clip-norm; leave them out",
         )
-    group = _group(backend)
-    wrapped = DistributedDataParallel(model, process_group=group)
+    wrapped = DistributedDataParallel(model, process_group=connection.group)
     optimizer = task.optimizer(wrapped.parameters())
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -93,41 +101,32 @@ def _bare(model: nn.Module, backend: str, task: Task, options: TrainingOptions) 
         optimizer.step()
         return loss.detach()
 
-    return Engine(model=model, step=step, exchange=_exchange(model, group, options))
+    return step
 
 
-def _exchange(model: nn.Module, group: dist.ProcessGroup, options: TrainingOptions) -> Callable[[], object]:
-    buckets = _buckets(model, options)
+def _exchange(model: nn.Module, run: Run, connection: Connection, options: TrainingOptions) -> Callable[[], object]:
+    @functools.cache
+    def starts() -> list[Callable[[], Finish]]:
+        found = []
+        for number, bucket in enumerate(_buckets(model, options)):
+            buffers = Buffers(bucket, bucket, bucket, run.job.rank, run.job.size)
+            operation = connection.operation("allreduce", buffers, f"bucket {number}")
+            assert operation is not None, "every backend has it"
+            assert operation.start is not None
+            found.append(operation.start)
+        return found
 
     def exchange() -> None:
-        for work in [dist.all_reduce(bucket, group=group, async_op=True) for bucket in buckets()]:
-            work.wait()
+        for finish in [start() for start in starts()]:
+            finish()
 
     return exchange
 
 
-def _horovod(run: Run, task: Task, options: TrainingOptions) -> Engine:
-    setting = Setting(device=run.device, dtype=getattr(torch, options.dtype), mesh=run.mesh, options=options.parallel)
-    trainer = load_strategy("horovod")(task, setting)
-    hvd, buckets = start_horovod(run.size, run.device.type), _buckets(trainer.model, options)
-
-    def exchange() -> None:
-        handles = [hvd.allreduce_async_(bucket, op=hvd.Sum, name=f"bucket {n}") for n, bucket in enumerate(buckets())]
-        for handle in handles:
-            hvd.synchronize(handle)
-
-    return Engine(model=trainer.model, step=trainer.step, exchange=exchange, turn=lambda: in_turn(hvd))
-
-
-def _buckets(model: nn.Module, options: TrainingOptions) -> Callable[[], tuple[Tensor, ...]]:
-    """Zeros, as many bytes as the gradients are on the wire, in buckets of DDP's size; made at the first call."""
-
-    @functools.cache
-    def buckets() -> tuple[Tensor, ...]:
-        count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        first = next(model.parameters())
-        dtype = torch.float16 if options.parallel.compression == "fp16" else first.dtype
-        gradients = torch.zeros(count, dtype=dtype, device=first.device)
-        return torch.split(gradients, _BUCKET // gradients.element_size())
-
-    return buckets
+def _buckets(model: nn.Module, options: TrainingOptions) -> tuple[Tensor, ...]:
+    """Zeros, as many bytes as the gradients are on the wire, in buckets of DDP's size."""
+    count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    first = next(model.parameters())
+    dtype = torch.float16 if options.parallel.compression == "fp16" else first.dtype
+    gradients = torch.zeros(count, dtype=dtype, device=first.device)
+    return torch.split(gradients, _BUCKET // gradients.element_size())

@@ -6,13 +6,14 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runner.comm.timing import largest, seconds_per_call, synchronize
 from runner.launch.processes import on_terminal
 from runner.parallel.task import Task, to_device
 from runner.tools.compare.engines import Engine, build
@@ -90,15 +91,16 @@ class Turns:
             self.exchange[name] = statistics.median(self._exchanges[name] or [0.0])
 
     def _turn(self, name: Name) -> None:
+        device = self._run.device
         torch.set_rng_state(self._random[name])
         if name not in self._built:
-            before = _reset_peak(self._run.device)
+            before = _reset_peak(device)
             engine = build(*name, self._run, self._task, self._options)
             batches = self._batches()
             self._built[name] = engine, batches
             for _ in range(_WARM_UP):
                 engine.step(*next(batches))
-            (rise,) = self._most(float(_peak(self._run.device) - before))
+            (rise,) = largest([float(_peak(device) - before)], device)
             self.memory[name] = int(rise)
         engine, batches = self._built[name]
         with engine.turn():
@@ -107,23 +109,15 @@ class Turns:
             for _ in range(self._each):
                 start = time.perf_counter()
                 loss = engine.step(*next(batches))
-                self._finish()
+                synchronize(device)
                 own.append(time.perf_counter() - start)
             if engine.exchange is not None:
-                times = [self._timed(engine.exchange) for _ in range(_EXCHANGES)]
+                times = [seconds_per_call(engine.exchange, 1, device) for _ in range(_EXCHANGES)]
                 self._exchanges[name].append(statistics.median(times))
-        self._seconds[name].append(self._most(*own))
+        self._seconds[name].append(largest(own, device))
         self._random[name] = torch.get_rng_state()
         (total,) = self._run.sum(float(loss))
         self.losses[name] = total / self._run.size
-
-    def _timed(self, call: Callable[[], object]) -> float:
-        """Seconds, of the slowest rank."""
-        dist.barrier()
-        start = time.perf_counter()
-        call()
-        self._finish()
-        return self._most(time.perf_counter() - start)[0]
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches without end, the same for every engine."""
@@ -138,17 +132,6 @@ class Turns:
     def _weights(self, name: Name) -> Tensor:
         state = self._built[name][0].model.parameters()
         return torch.cat([parameter.detach().double().reshape(-1) for parameter in state])
-
-    def _finish(self) -> None:
-        if self._run.device.type == "cuda":
-            torch.cuda.synchronize(self._run.device)
-
-    def _most(self, *numbers: float) -> list[float]:
-        """The largest of each number over all ranks."""
-        largest = torch.tensor(numbers, dtype=torch.float64, device=self._run.device)
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-        found: list[float] = largest.tolist()
-        return found
 
 
 def _reset_peak(device: torch.device) -> int:

@@ -12,7 +12,8 @@ import sys
 import time
 from typing import Any
 
-from runner.comm.job import Job
+from runner.comm.table import backends
+from runner.job import Job
 from runner.options import Parser
 from runner.rendezvous.control_channel import ControlChannel
 from runner.tools.doctor import (
@@ -44,8 +45,11 @@ CHECKS = (
     Check(name="working folder", function=file_checks.working_folder, within=8.0),
     Check(name="torch", function=software_checks.torch_import, within=60.0),
     Check(name="GPUs", function=gpu_checks.gpus, within=20.0, after=("torch",)),
-    Check(name="MPI backend", function=software_checks.mpi_backend, after=("torch",)),
-    Check(name="Horovod", function=software_checks.horovod, within=15.0, after=("torch",)),
+    *(
+        Check(name=known.title, function=software_checks.backend(known), within=known.patience, after=("torch",))
+        for known in backends().values()
+        if known.title
+    ),
     Check(name="allreduce", function=speed_checks.allreduce, within=12.0, after=("torch",)),
     Check(name="links", function=speed_checks.links, within=10.0, after=("torch", "allreduce")),
 )
@@ -70,7 +74,7 @@ def doctor(job: Job, argv: list[str]) -> None:
     start = time.monotonic()
     first = job.topology.records[0]
     found: list[tuple[Check, Verdict]] = []
-    with ControlChannel(job.rank, job.size, job.endpoint, f"doctor of {first['host_key']}/{first['pid']}") as exchange:
+    with ControlChannel(job.rank, job.size, job.endpoint, f"doctor of {first.host_key}/{first.pid}") as exchange:
         for check in options.only:
             if job.rank == 0:
                 show_progress(f"checking {check.name} …")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.comm.job import Job
+from runner.job import Job
 from runner.rendezvous.control_channel import ControlChannel
 from runner.rendezvous.topology import Topology, ranks_text
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runner.comm.job import Job
+from runner.job import Job
 from runner.tools.doctor.examine import Team, Verdict, fail, ok, warn
 
 _SLOW_OPEN = 0.02  # seconds; a local disk takes some 20 µs, a healthy parallel file system about 1 ms

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runner.comm.job import Job
+from runner.job import Job
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, grouped, ok, warn, where
 
 # Variables by which schedulers and users say that there are GPUs for this process.
@@ -16,14 +16,14 @@ _NO_GPUS = ("", "-1", "0x0", "NoDevFiles", "(null)")
 
 def gpus(job: Job, team: Team) -> Verdict:
     """Whether each rank has a GPU of its own that torch can use, and NCCL and drivers are the same everywhere."""
-    seen = job.topology.records[job.rank]["resources"]["gpus"]
+    seen = job.topology.records[job.rank].resources["gpus"]
     own: dict[str, Any] = {"promised": "", "driver": "", "mig": False, "torch": "", "nccl": ""}
     if seen and job.device != "cpu":
         own.update(_driver(seen), **_torch(job.placement.torch_device))
     else:
         names = [name for name in _PROMISES if os.environ.get(name, "") not in _NO_GPUS]
         own["promised"] = f"{names[0]}={os.environ[names[0]]}" if names else ""
-    return judge_gpus(job, [record["resources"]["gpus"] for record in job.topology.records], team.gather(own))
+    return judge_gpus(job, [record.resources["gpus"] for record in job.topology.records], team.gather(own))
 
 
 def judge_gpus(job: Job, seen: Sequence[Sequence[str]], found: Sequence[dict[str, Any]]) -> Verdict:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.comm.job import Job
+from runner.job import Job
 from runner.launch.slurm_lists import expand_hosts
 from runner.placement import control_groups, cores_of
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, ok, warn, where
@@ -30,7 +30,7 @@ def cores(job: Job, team: Team) -> Verdict:
         return warn(bound.problem, bound.fix)
     texts = []
     for host in job.topology.hosts:
-        records = [job.topology.records[rank]["resources"] for rank in host.ranks]
+        records = [job.topology.records[rank].resources for rank in host.ranks]
         usable = len({core for record in records for core in cores_of(record["cores"])})
         usable = min([usable, *(max(1, int(record["quota"])) for record in records if record["quota"])])
         threads = sum(job.placements[rank].threads for rank in host.ranks)

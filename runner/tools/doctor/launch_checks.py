@@ -6,14 +6,15 @@ import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-from runner.comm.job import Job
+from runner.comm.table import backends
+from runner.job import Job
 from runner.launch.detect import unused_tasks
 from runner.launch.table import SINGLE
 from runner.rendezvous.agreement import VERSIONS
 from runner.rendezvous.endpoint import NoMpi
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, grouped, ok, warn
 
-_PACKAGES = ("torchvision", "numpy", "mpi4py", "horovod")
+_PACKAGES = ("torchvision", "numpy", *(backend.package for backend in backends().values() if backend.package))
 
 
 def launcher(job: Job, team: Team) -> Verdict:
@@ -77,7 +78,7 @@ def versions(job: Job, team: Team) -> Verdict:
     """Whether all ranks have the same Python, torch and packages."""
     found = team.gather({name: _version(name) for name in _PACKAGES})
     for rank, record in enumerate(job.topology.records):
-        found[rank] = {name: record[name] for name in VERSIONS} | found[rank]
+        found[rank] = {name: getattr(record, name) for name in VERSIONS} | found[rank]
     differing = [name for name in found[0] if len({versions[name] for versions in found}) > 1]
     if differing:
         texts = [f"{name}: {grouped([v[name] or 'none' for v in found], job.topology)}" for name in differing]

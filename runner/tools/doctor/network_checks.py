@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from runner.comm.job import Job
 from runner.errors import RendezvousError
+from runner.job import Job
 from runner.rendezvous.client import answers, connect
 from runner.rendezvous.endpoint import listen, port_of
 from runner.rendezvous.interfaces import own_addresses

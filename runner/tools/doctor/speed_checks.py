@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -10,8 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from runner.comm.job import Job
-from runner.comm.process_group import network_backend, start_process_group
+from runner.comm.choice import network_backend
+from runner.comm.process_group import start_process_group
+from runner.environment import set_missing
+from runner.job import Job
 from runner.tools.doctor.examine import Team, Verdict, counted, ok, warn, where
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ _SLOW = 0.05  # GB/s
 _STARTING = 8.0  # seconds, for each step of the group's start
 _TOO_LATE = 0.1  # seconds that an allreduce of 4 KiB may take
 
-_held: list[Any] = []  # the store, for as long as the process lives
-
 
 def allreduce(job: Job, team: Team) -> Verdict:
     """Start the group that a script would get, sum, and time it."""
@@ -37,8 +36,8 @@ def allreduce(job: Job, team: Team) -> Verdict:
         team.gather({})
         return ok("one rank: nothing to reduce")
     # NCCL's own watchdog would end the process, and the report with it.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    _held.append(start_process_group(replace(job, backend=network_backend(job), collective_timeout=_STARTING)))
+    set_missing({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
+    start_process_group(replace(job, backend=network_backend(job), collective_timeout=_STARTING))
     device = _device(job)
     seconds = {}
     for title, size in _SIZES.items():
@@ -47,13 +46,12 @@ def allreduce(job: Job, team: Team) -> Verdict:
         if not bool((data == job.size).all()):
             raise ValueError(f"an allreduce of {title} gave {data[0].item()}, not {job.size}")
         seconds[title] = _per_call(partial(dist.all_reduce, data.zero_()), device)
-    found = team.gather(seconds)
-    slowest = {title: max(one[title] for one in found) for title in _SIZES}
+    team.gather("")
     # nccl-tests, PERFORMANCE.md: every byte crosses the busiest link 2 (n - 1) / n times.
-    bus = _SIZES["4 MiB"] / slowest["4 MiB"] * 2 * (job.size - 1) / job.size / 1e9
-    text = f"{dist.get_backend()}: " + ", ".join(f"{title} {s * 1000:.2g} ms" for title, s in slowest.items())
+    bus = _SIZES["4 MiB"] / seconds["4 MiB"] * 2 * (job.size - 1) / job.size / 1e9
+    text = f"{dist.get_backend()}: " + ", ".join(f"{title} {s * 1000:.2g} ms" for title, s in seconds.items())
     text += f" ({bus:.2g} GB/s on the bus)"
-    if bus < _SLOW or slowest["4 KiB"] > _TOO_LATE:
+    if bus < _SLOW or seconds["4 KiB"] > _TOO_LATE:
         return warn(
             text, "the check of links names the slow one; look at the interface chosen, and at cores that ranks share"
         )
@@ -61,22 +59,12 @@ def allreduce(job: Job, team: Team) -> Verdict:
 
 
 def _per_call(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds per call: as many calls as fit in a fifth of a second, three at least where they are fast."""
-    import torch
-    import torch.distributed as dist
+    """Seconds per call of the slowest rank: as many calls as fit in a fifth of a second, 50 at most."""
+    from runner.comm.timing import seconds_per_call
 
-    def timed(count: int) -> float:
-        start = time.monotonic()
-        for _ in range(count):
-            call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return (time.monotonic() - start) / count
-
-    once = torch.tensor([timed(1)], device=device)
-    dist.all_reduce(once, dist.ReduceOp.MAX)  # all ranks have to make the same number of calls
-    count = min(50, int(0.2 / once.item()))
-    return timed(count) if count else once.item()
+    once = seconds_per_call(call, 1, device)  # the same on all ranks, so that they make the same number of calls
+    count = min(50, int(0.2 / once))
+    return seconds_per_call(call, count, device) if count else once
 
 
 def links(job: Job, team: Team) -> Verdict:
@@ -135,8 +123,9 @@ def _rounds(size: int) -> list[list[tuple[int, int]]]:
 
 
 def _there_and_back(rank: int, low: int, high: int, data: torch.Tensor) -> float:
-    import torch
     import torch.distributed as dist
+
+    from runner.comm.timing import synchronize
 
     start = time.monotonic()
     for sender, receiver in ((low, high), (high, low)):
@@ -144,8 +133,7 @@ def _there_and_back(rank: int, low: int, high: int, data: torch.Tensor) -> float
             dist.send(data, receiver)
         else:
             dist.recv(data, sender)
-    if data.is_cuda:
-        torch.cuda.synchronize(data.device)  # this thread's current device may be another
+    synchronize(data.device)
     return time.monotonic() - start
 
 

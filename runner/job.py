@@ -1,8 +1,9 @@
-"""All that is known about the job once its ranks have met."""
+"""All that is known about the job once its ranks have met, and what has been decided for it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from runner.launch.context import LaunchContext
 from runner.placement import Placement
@@ -16,12 +17,15 @@ class Job:
 
     context: LaunchContext
     topology: Topology
-    endpoint: Endpoint
-    meeting: str  # why the ranks met the way they did
+    endpoint: Endpoint  # its ``way`` is how the ranks met
+    meeting: str  # why the ranks met that way
     placements: tuple[Placement, ...]  # of all ranks
     device: str = "auto"  # as asked for; the placements say what it came to
-    backend: str = "auto"
-    replaced_backend: str = ""  # one whose name shall mean mpi4py
+    backend: str = ""  # of a workload's process group; comm/choice.py chooses it
+    backend_why: str = ""
+    replaced_backends: Mapping[str, str] = field(
+        default_factory=dict
+    )  # a name that a script says, and what it shall mean
     collective_timeout: float = 1800.0  # seconds
     timeout_is_asked_for: bool = False  # else scripts have torch's own default
 

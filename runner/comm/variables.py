@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import hashlib
 
-from runner.comm.job import Job
 from runner.comm.meeting_point import IS_SERVED
+from runner.job import Job
 
 
-def settings(job: Job, *, spare_core: bool = False) -> dict[str, str]:
+def settings(job: Job) -> dict[str, str]:
     """What every target runs with: threads, and the interface for the backends' own connections.
 
     What the user set is kept.
-
-    Args:
-        spare_core: leave one core to a thread that waits by spinning, where there are more than two. (A step of
-            ``workloads.mnist`` with two OpenMP threads on two cores took 29 ms, 93 ms beside such a thread; with
-            one OpenMP thread 57 ms and 56 ms.)
     """
-    threads = job.placement.threads
-    wanted = {"OMP_NUM_THREADS": str(threads - 1 if spare_core and threads > 2 else threads)}
+    wanted = {"OMP_NUM_THREADS": str(job.placement.threads)}
     if job.endpoint.interface:
         wanted["GLOO_SOCKET_IFNAME"] = job.endpoint.interface
         wanted["NCCL_SOCKET_IFNAME"] = f"={job.endpoint.interface}"  # "=": this name, not all that begin so
@@ -41,7 +35,7 @@ def torchrun_variables(job: Job) -> dict[str, str]:
         local_rank, local_size = job.placement.device_index or 0, 1
         group, groups = job.rank, job.size
     first = job.topology.records[0]
-    run_id = hashlib.sha256(f"{first['host_key']}/{first['pid']}/{job.endpoint.port}".encode()).hexdigest()[:16]
+    run_id = hashlib.sha256(f"{first.host_key}/{first.pid}/{job.endpoint.port}".encode()).hexdigest()[:16]
     numbers = {
         "RANK": job.rank,
         "WORLD_SIZE": job.size,

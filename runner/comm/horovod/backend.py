@@ -1,0 +1,56 @@
+"""Horovod: a library beside torch.distributed, with a process world and operations of its own."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.util import find_spec
+
+from runner.comm.backend import Backend, Connection, Finding
+from runner.comm.horovod.library import WITHOUT_CUDA, in_turn, start_horovod
+from runner.comm.horovod.rendezvous import finds_ranks_itself, prepare_rendezvous
+from runner.comm.importing import when_imported
+from runner.job import Job
+
+_MODULE = "horovod.torch"
+
+
+class Horovod(Backend):
+    name = "horovod"
+    is_process_group = False
+    package = "horovod"
+    title = "Horovod"
+    patience = 15.0
+
+    def unavailable_reason(self, job: Job) -> str:
+        """As for any backend; but where the job computes on GPUs it has to be loaded, and torch with it."""
+        if find_spec("horovod") is None:
+            return "it is not installed: make horovod"
+        if job.placement.device == "cpu":
+            return ""
+        import horovod.torch as hvd
+
+        return "" if hvd.cuda_built() or hvd.rocm_built() else WITHOUT_CUDA
+
+    def prepare(self, job: Job) -> None:
+        """Have ``hvd.init()`` find the other ranks."""
+        if not finds_ranks_itself(job) and find_spec("horovod") is not None:
+            when_imported(_MODULE, lambda: prepare_rendezvous(job))
+
+    def start(self, job: Job) -> Connection:
+        from runner.comm.horovod.operations import HorovodConnection
+
+        hvd = start_horovod(job.size, job.placement.device)
+        with in_turn(hvd):  # at whose end it rests
+            return HorovodConnection(hvd)
+
+    def examine(self, job: Job) -> Finding:
+        if find_spec("horovod") is None:
+            return Finding("not installed")
+        try:
+            hvd = importlib.import_module(_MODULE)
+            built = [name for name in ("mpi", "gloo", "nccl") if getattr(hvd, f"{name}_built")()]
+            version = sys.modules["horovod"].__version__
+        except Exception as error:  # a library that is not there, a symbol that torch has no more
+            return Finding("", problem=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        return Finding(f"{version}, with {', '.join(built) or 'no controller'}")

@@ -1,0 +1,62 @@
+"""The library ``horovod.torch``: loaded, started, and at rest while others are measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from runner.errors import RefusedError, UsageError, raised_on_all_ranks
+
+WITHOUT_CUDA = (
+    "this Horovod was built without CUDA, and the job computes on GPUs; where a CUDA toolkit is (CUDA_HOME) make horovod "
+    "builds it with NCCL"
+)
+_HOW = "make horovod builds and installs it (python envs/build_horovod.py in another environment)"
+
+
+@raised_on_all_ranks()
+def start_horovod(size: int, device: str) -> Any:
+    """Import ``horovod.torch`` and initialise it. Returns the module.
+
+    Args:
+        size: how many ranks there are.
+        device: the type of the device that they compute on, cpu or cuda.
+
+    Raises:
+        UsageError: it is not installed, does not load, or was built without the device.
+        RefusedError: it sees another number of ranks.
+    """
+    if find_spec("horovod") is None:
+        raise UsageError(f"Horovod is not installed; {_HOW}")
+    try:
+        import horovod.torch as hvd
+    except Exception as error:  # a symbol that this torch has not, a library that is not there
+        reason = " ".join(str(error).split())
+        raise UsageError(f"Horovod does not load ({reason[:200]}); {_HOW}") from None
+    if device == "cuda" and not (hvd.cuda_built() or hvd.rocm_built()):
+        raise UsageError(f"{WITHOUT_CUDA}; or say --device cpu")
+    hvd.init()
+    if hvd.size() != size:
+        raise RefusedError(
+            f"Horovod sees {hvd.size()} ranks, and there are {size}: it was built for another MPI; {_HOW}",
+        )
+    return hvd
+
+
+@contextmanager
+def in_turn(hvd: Any) -> Iterator[None]:
+    """Have Horovod run in here and not outside: its thread asks the other ranks every millisecond, and slows the others.
+
+    Its gloo meets once only, so with that it goes on.
+    """
+    can_rest = os.environ.get("HOROVOD_CONTROLLER") != "gloo"
+    if can_rest:
+        hvd.init()
+    try:
+        yield
+    finally:
+        if can_rest:
+            hvd.shutdown()

@@ -1,0 +1,46 @@
+"""Horovod's operations. It has no sendrecv."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from runner.comm.backend import Buffers, Connection, Operation
+from runner.comm.horovod.library import in_turn
+
+# Of buffers, Horovod's module and a name: start it. Returns Horovod's handle.
+_OPERATIONS: dict[str, Callable[[Buffers, Any, str], Any]] = {
+    "allreduce": lambda b, hvd, name: hvd.allreduce_async_(b.whole, op=hvd.Sum, name=name),
+    "allgather": lambda b, hvd, name: hvd.allgather_async(b.part, name=name),
+    "reduce_scatter": lambda b, hvd, name: hvd.reducescatter_async(b.whole, op=hvd.Sum, name=name),
+    "alltoall": lambda b, hvd, name: hvd.alltoall_async(b.whole, name=name),
+    "broadcast": lambda b, hvd, name: hvd.broadcast_async_(b.whole, 0, name=name),
+}
+
+
+class HorovodConnection(Connection):
+    """Horovod's world, at rest outside of its turns."""
+
+    starts_anew = True  # its first call in a turn agrees on more than the others
+
+    def __init__(self, hvd: Any) -> None:
+        self._hvd = hvd
+
+    def turn(self) -> AbstractContextManager[None]:
+        return in_turn(self._hvd)
+
+    def operation(self, name: str, data: Buffers, label: str) -> Operation | None:
+        run, hvd = _OPERATIONS.get(name), self._hvd
+        if run is None:
+            return None
+
+        def finish(handle: Any) -> object:
+            output = hvd.synchronize(handle)
+            return output[0] if isinstance(output, tuple) else output  # an alltoall also says what came from whom
+
+        return Operation(
+            call=lambda: finish(run(data, hvd, label)),
+            start=lambda: functools.partial(finish, run(data, hvd, label)),
+        )

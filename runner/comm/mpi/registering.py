@@ -1,0 +1,70 @@
+"""The backend mpi4py, made known to torch.distributed as soon as a program imports it, and not before."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+from runner.comm.backend import Backend, Finding
+from runner.comm.importing import when_imported
+from runner.job import Job
+from runner.rendezvous.mpi_library import load_mpi, takes_gpu_memory, threads_may_call
+
+_MODULE = "torch.distributed.distributed_c10d"
+_NEEDED = (2, 14)  # the first torch that lets Python derive a c10d Backend
+
+
+class MPI4Py(Backend):
+    name = "mpi4py"
+    chosen_on = ("cpu",)
+    why_chosen = "by the MPI that started the job"
+    takes_a_core = True
+    package = "mpi4py"
+    title = "MPI backend"
+
+    def unavailable_reason(self, job: Job) -> str:
+        version = job.topology.records[0].torch
+        if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < _NEEDED:
+            return f"it needs torch 2.14 or newer, and this is {version or 'none'}"
+        if job.endpoint.way != "mpi" and job.size > 1:
+            return f"the ranks did not meet by MPI ({job.meeting}); start them with an mpirun"
+        if not threads_may_call():
+            return "this MPI lets one thread call it at a time (no MPI_THREAD_MULTIPLE)"
+        return ""
+
+    def remark(self, job: Job) -> str:
+        if job.placement.device == "cuda" and job.endpoint.way == "mpi" and not takes_gpu_memory():
+            return "through pinned memory of the host, as this MPI takes no GPU's"
+        return ""
+
+    def prepare(self, job: Job) -> None:
+        """Have ``init_process_group("mpi4py")`` work, also by the name of a backend that it is to replace."""
+        when_imported(_MODULE, lambda: self._register(sys.modules[_MODULE], job))
+
+    def examine(self, job: Job) -> Finding:
+        import torch.distributed as dist
+
+        if dist.is_mpi_available():
+            return Finding("this torch was built with MPI: --backend mpi")
+        problem = self.unavailable_reason(job)
+        if problem:
+            return Finding(f"not in this torch; mpi4py does not stand in for it: {problem}")
+        return Finding("not in this torch; mpi4py stands in for it on CPUs")
+
+    def _register(self, module: Any, job: Job) -> None:
+        """Register the backend with ``torch.distributed.distributed_c10d``."""
+
+        def create_as(name: str, options: Any, _: object = None) -> Any:
+            problem = self.unavailable_reason(job)
+            if problem:
+                raise RuntimeError(f"backend mpi4py: {problem}")
+            load_mpi(job.context)  # one rank has had nobody to meet by it
+            from runner.comm.mpi.creating import create
+
+            crowded = any(placement.is_crowded for placement in job.placements)
+            return create(options, name, crowded=crowded)
+
+        for name in (self.name, *(name for name, by in job.replaced_backends.items() if by == self.name)):
+            create = partial(create_as, name)
+            module.Backend.register_backend(name, create, extended_api=True, devices=["cpu", "cuda"])

@@ -1,0 +1,34 @@
+"""The job's store, which rank 0 serves at the endpoint."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+from runner.comm.keeping import keep
+from runner.job import Job
+
+_is_served = threading.Event()
+
+
+def serve_store(job: Job) -> None:
+    """On rank 0, make the held socket the job's store, for as long as the process lives. All ranks come here."""
+    _is_served.set()
+    if job.endpoint.listener is None or job.endpoint.way == "torchrun":
+        return
+    from torch._C._distributed_c10d import TCPStore
+
+    store = TCPStore(
+        job.endpoint.host,
+        job.endpoint.port,
+        is_master=True,
+        master_listen_fd=job.endpoint.listener.detach(),
+        wait_for_workers=False,
+        timeout=timedelta(seconds=job.collective_timeout),
+    )
+    keep(store)
+
+
+def is_served() -> bool:
+    """Whether rank 0 serves it, or will: else a client would wait at a socket that nobody looks after."""
+    return _is_served.is_set()

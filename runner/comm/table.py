@@ -1,0 +1,30 @@
+"""The backends, by the name a user types. Others come from packages with an entry point ``runner.backends``.
+
+Adding one is a file or a folder beside this one, with an object of a kind of ``Backend``, and a line here.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib.metadata import entry_points
+
+from runner.comm.backend import Backend
+from runner.comm.gloo import Gloo
+from runner.comm.horovod.backend import Horovod
+from runner.comm.mpi.registering import MPI4Py
+from runner.comm.nccl import NCCL
+from runner.comm.torch_mpi import TorchMPI
+
+_BACKENDS: tuple[Backend, ...] = (Gloo(), MPI4Py(), Horovod(), NCCL(), TorchMPI())
+
+
+@functools.cache
+def backends() -> dict[str, Backend]:
+    """All of them, those of other packages included."""
+    others: list[Backend] = [point.load()() for point in entry_points(group="runner.backends")]
+    return {backend.name: backend for backend in (*_BACKENDS, *others)}
+
+
+def process_groups() -> list[str]:
+    """The names of those of which torch.distributed makes groups."""
+    return [name for name, backend in backends().items() if backend.is_process_group]
