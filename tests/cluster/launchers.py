@@ -154,6 +154,21 @@ def sbatch_intelmpi(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -
     return _batch(vc, _slurm_shape(vc, slots), f"{exports}\n{line}")
 
 
+def by_ssh(vc: Cluster) -> dict[str, str]:
+    """What points the MPIs to the stand-in for ssh, and to the hosts' interface, where their options do not."""
+    return {
+        "OMPI_MCA_plm_rsh_agent": vc.agent,
+        "OMPI_MCA_oob_tcp_if_include": "eth0",
+        "PRTE_MCA_plm_ssh_agent": vc.agent,
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": vc.agent,
+        "HYDRA_IFACE": "eth0",
+        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC": vc.agent,
+        "I_MPI_HYDRA_IFACE": "eth0",
+    }
+
+
 LAUNCHERS: dict[str, Launch] = {
     "openmpi4": openmpi4,
     "openmpi5": openmpi5,

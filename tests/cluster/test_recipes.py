@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cluster.launchers import BIN, INTEL, INTEL_MPIRUN
+from tests.cluster.launchers import BIN, INTEL, INTEL_MPIRUN, by_ssh
 from tests.cluster.test_job_scripts import submit
 from tests.cluster.virtual import Cluster
 from tests.launching import RUNNER, SCRIPTS, ok
@@ -66,16 +66,11 @@ def test_a_torchrun_on_each_of_two_nodes(vc: Cluster) -> None:
             ],
             {"PRTE_MCA_prte_if_include": "eth0"},
         ),
-        ([INTEL_MPIRUN, "-n", "4", "-ppn", "2", "-hosts", "node1,node2"], {"I_MPI_HYDRA_IFACE": "eth0"} | INTEL),
+        ([INTEL_MPIRUN, "-n", "4", "-ppn", "2", "-hosts", "node1,node2"], INTEL),
     ],
     ids=["Open MPI", "Intel MPI"],
 )
 def test_mpirun_on_named_hosts(vc: Cluster, launcher: list[str], environment: dict[str, str], tmp_path: Path) -> None:
-    agents = {
-        "PRTE_MCA_plm_ssh_agent": vc.agent,
-        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
-        "I_MPI_HYDRA_BOOTSTRAP_EXEC": vc.agent,
-    }
     command = [*launcher, *RUNNER, str(RECIPES / "snapshots.py"), str(tmp_path / "snapshot.pt"), "2"]
-    text = ok(vc.run("node1", command, **agents, **environment)).stdout
+    text = ok(vc.run("node1", command, **by_ssh(vc), **environment)).stdout
     trained(text, tmp_path / "snapshot.pt", [0, 1, 0, 1])

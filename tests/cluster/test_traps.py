@@ -15,6 +15,7 @@ import pytest
 from tests.cluster.launchers import BIN, LAUNCHERS, PREFIXES
 from tests.cluster.virtual import Cluster, cluster
 from tests.launching import RUNNER, SCRIPTS, ok, own_lines, packages_without
+from tests.results import hosts
 
 TRAINING = str(SCRIPTS / "ddp_training.py")
 
@@ -25,10 +26,6 @@ def explained(
     done = ok(LAUNCHERS[name](vc, slots, [*wrapper, *RUNNER, *options, "explain", "--json"]))
     found: dict[str, Any] = json.loads(done.stdout)
     return found
-
-
-def hosts(found: dict[str, Any]) -> dict[str, list[int]]:
-    return {host["name"]: host["ranks"] for host in found["hosts"]}
 
 
 def test_rank_0_is_not_on_the_first_host(vc: Cluster) -> None:

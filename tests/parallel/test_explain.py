@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.launching import RUNNER, mpirun, mpirun_path, ok, packages_without, run, runner
+from tests.launching import RUNNER, mpirun, mpirun_path, ok, packages_without, run, runner, torchrun
 from tests.terminal import on_terminal
 
 HOST = socket.gethostname()
@@ -81,8 +81,7 @@ def test_by_a_host_list(tmp_path: Path) -> None:
 
 
 def test_under_torchrun_with_its_store() -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    found = json.loads(ok(run(*torchrun, "-m", "runner", "explain", "--json")).stdout)
+    found = json.loads(ok(torchrun(2, *RUNNER[1:], "explain", "--json")).stdout)
     assert (found["launcher"]["name"], found["rendezvous"]["way"]) == ("torchrun", "torchrun")
     assert [rank["local_rank"] for rank in found["ranks"]] == [0, 1]
 

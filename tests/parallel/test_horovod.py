@@ -9,17 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import ROOT, RUNNER, SCRIPTS, mpirun, ok, own_lines, packages_without, run, runner
+from tests.launching import ROOT, RUNNER, SCRIPTS, mpirun, ok, own_lines, packages_without, run, runner, torchrun
+from tests.results import losses
 
 SCRIPT = str(SCRIPTS / "horovod_training.py")
 BIN = Path(sys.executable).parent
 HOROVODRUN = [str(BIN / "horovodrun"), "-np", "2"]
 PATH = {"PATH": f"{BIN}:/usr/bin:/bin:/usr/sbin:/sbin"}
 SHORT = ["--data", "digits", "--dtype", "float64"]
-
-
-def losses(folder: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_it_has_both_controllers() -> None:
@@ -196,12 +193,8 @@ def test_the_launch_script() -> None:
 
 
 def test_under_torchrun(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = ok(
-        run(
-            *torchrun, *RUNNER[1:], "workloads.mnist", *SHORT, "--strategy", "horovod", "--max-steps", "5", cwd=tmp_path
-        )
-    )
+    options = [*SHORT, "--strategy", "horovod", "--max-steps", "5"]
+    done = ok(torchrun(2, *RUNNER[1:], "workloads.mnist", *options, cwd=tmp_path))
     assert done.stdout.count("done: 5 steps") == 1
 
 

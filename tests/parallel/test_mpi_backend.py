@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.launching import RUNNER, SCRIPTS, mpirun, mpirun_path, ok, own_lines, run, runner
+from tests.launching import RUNNER, SCRIPTS, mpirun, mpirun_path, ok, own_lines, run, runner, torchrun
+from tests.results import losses
 
 EVERYTHING = str(SCRIPTS / "every_operation.py")
 
@@ -39,10 +39,6 @@ def test_pytorchs_ways_to_be_parallel_run_on_it(tmp_path: Path) -> None:
     done = ok(runner(2, str(SCRIPTS / "parallelisms.py"), "mpi4py", str(tmp_path)))
     for what in ("ddp", "ddp with a hook", "fsdp2", "tensor parallel", "dtensor", "checkpoint", "pipeline"):
         assert {f"rank {rank}: {what}" for rank in range(2)} <= set(done.stdout.splitlines())
-
-
-def losses(folder: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_training_gives_what_gloo_gives(tmp_path: Path) -> None:
@@ -271,8 +267,7 @@ def test_a_message_from_anybody_says_whose_it_is() -> None:
 
 
 def test_it_is_refused_where_there_is_no_mpi(tmp_path: Path) -> None:
-    torchrun = [RUNNER[0], "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = run(*torchrun, *RUNNER[1:], "workloads.linear", "--backend", "mpi4py", cwd=tmp_path)
+    done = torchrun(2, *RUNNER[1:], "workloads.linear", "--backend", "mpi4py", cwd=tmp_path)
     assert done.returncode != 0
     assert "--backend mpi4py: the ranks did not meet by MPI" in own_lines(done)[0]
     done = runner(2, "--rendezvous", "file", "--replace-backend", "gloo=mpi4py", str(SCRIPTS / "ddp_training.py"))

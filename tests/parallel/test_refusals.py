@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.launching import RUNNER, SCRIPTS, mpirun, mpirun_path, own_lines, run, runner
-
-
-def refused(done: subprocess.CompletedProcess[str], *texts: str) -> None:
-    """One line with these texts, and exit code 2."""
-    assert done.returncode == 2, done.stderr
-    lines = own_lines(done)
-    assert len(lines) == 1, done.stderr
-    for text in texts:
-        assert text in lines[0]
-    assert "Traceback" not in done.stderr
+from tests.results import refused
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

@@ -21,6 +21,7 @@ from tests.launching import (
     own_lines,
     run,
     runner,
+    torchrun,
 )
 
 NUMBERS_OF_RANKS = [1, 2, 4]
@@ -58,8 +59,9 @@ def test_a_script_finds_what_torchrun_gives(ranks: int, tmp_path: Path) -> None:
 
 def test_torchrun_itself_gives_the_same() -> None:
     """The variables' names and the values that do not name a host or a port are those of torchrun."""
-    torchrun = [RUNNER[0], "-m", "torch.distributed.run", "--nproc-per-node", "2", script("torchrun_variables")]
-    theirs = sorted(json_lines(ok(run(*torchrun)).stdout), key=lambda rank: rank["variables"]["RANK"])
+    theirs = sorted(
+        json_lines(ok(torchrun(2, script("torchrun_variables"))).stdout), key=lambda rank: rank["variables"]["RANK"]
+    )
     ours = sorted(
         json_lines(ok(runner(2, script("torchrun_variables"))).stdout), key=lambda rank: rank["variables"]["RANK"]
     )
@@ -217,8 +219,7 @@ def test_output_appears_as_it_is_printed(tmp_path: Path) -> None:
 def test_lines_of_several_ranks_do_not_run_into_one_another(tmp_path: Path) -> None:
     """Python unbuffered, as torchrun starts it, writes a line's end by itself."""
     (tmp_path / "prints.py").write_text("for _ in range(5000): print('x' * 50)\n")
-    torchrun = [RUNNER[0], "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = ok(run(*torchrun, "-m", "runner", "prints.py", cwd=tmp_path))
+    done = ok(torchrun(2, *RUNNER[1:], "prints.py", cwd=tmp_path))
     assert set(done.stdout.splitlines()) == {"x" * 50}
 
 
@@ -243,8 +244,7 @@ def test_a_single_process_needs_no_launcher() -> None:
 
 
 def test_under_torchrun_its_own_store_and_variables_are_kept() -> None:
-    torchrun = [RUNNER[0], "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = ok(run(*torchrun, "-m", "runner", script("ways_to_initialise"), "own-store"))
+    done = ok(torchrun(2, *RUNNER[1:], script("ways_to_initialise"), "own-store"))
     assert sorted(done.stdout.splitlines()) == ["own-store: rank 0: 3", "own-store: rank 1: 3"]
 
 
