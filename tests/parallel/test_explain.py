@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.launching import RUNNER, mpirun, mpirun_path, ok, packages_without, run, runner, torchrun
+from tests.launching import RUNNER, free_port, mpirun, mpirun_path, ok, packages_without, run, runner, torchrun
 from tests.terminal import on_terminal
 
 HOST = socket.gethostname()
@@ -59,9 +59,7 @@ def test_on_a_narrow_terminal_no_word_is_broken() -> None:
 
 
 def test_by_the_users_endpoint() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     found = facts(2, MASTER_ADDR="localhost", MASTER_PORT=str(port))
     assert found["rendezvous"]["way"] == "env"
     assert found["backend"]["name"] == "gloo"
