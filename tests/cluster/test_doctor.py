@@ -214,7 +214,7 @@ def test_local_ranks_in_another_order(vc: Cluster) -> None:
     """Open MPI 5 numbers them so; here it is done by hand."""
     swapped = ["bash", "-c", 'export RANK=$SLURM_PROCID LOCAL_RANK=$((1 - SLURM_LOCALID)); exec "$@"', "bash", "env"]
     gone = [f"--unset=SLURM_{name}" for name in ("PROCID", "STEP_ID", "LOCALID")]
-    by_hand = ["WORLD_SIZE=2", f"MASTER_ADDR={vc.address('node1')}", "MASTER_PORT=29555"]
+    by_hand = ["WORLD_SIZE=2", f"MASTER_ADDR={vc.address('node1')}", f"MASTER_PORT={vc.free_port('node1')}"]
     found = doctor(vc, "host names,clocks,working folder", slots=[2], wrapper=[*swapped, *gone, *by_hand])
     assert {check["status"] for check in found.values()} == {"ok"}, found
 

@@ -47,7 +47,7 @@ def test_explain_tells_the_truth(vc: Cluster, name: str, shape: str) -> None:
 
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_an_unmodified_torchrun_script(vc: Cluster, name: str) -> None:
-    assert launch(vc, name, [1, 1], str(SCRIPTS / "ddp_training.py")).count("same True") == 2
+    assert launch(vc, name, [1, 1], str(SCRIPTS / "ddp_allreduce.py")).count("of 2: 2") == 2
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)

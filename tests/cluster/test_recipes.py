@@ -38,14 +38,15 @@ def test_python_in_a_batch_script(vc: Cluster, tmp_path: Path) -> None:
 
 def test_torchrun_on_one_node(vc: Cluster, tmp_path: Path) -> None:
     target = ["-m", "runner", str(RECIPES / "snapshots.py"), str(tmp_path / "snapshot.pt"), "2"]
-    text = submit(vc, RECIPES / "one_node_torchrun.sh", ["--nodes=1", "--ntasks=2"], TORCHRUN, "2", *target)
+    shape = ["--nodes=1", "--ntasks=2"]
+    text = submit(vc, RECIPES / "one_node_torchrun.sh", shape, TORCHRUN, "2", *target, PORT=str(vc.free_port("node1")))
     trained(text, tmp_path / "snapshot.pt", [0, 1])
 
 
 def test_a_torchrun_on_each_of_two_nodes(vc: Cluster) -> None:
     shape = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
     target = ["-m", "runner", str(RECIPES / "sharded_and_split.py")]
-    text = submit(vc, RECIPES / "two_nodes_torchrun.sh", shape, TORCHRUN, *target)
+    text = submit(vc, RECIPES / "two_nodes_torchrun.sh", shape, TORCHRUN, *target, PORT=str(vc.free_port("node1")))
     assert ranks(text) == [f"rank {rank}: replica {rank // 2} split {rank % 2} falls True" for rank in range(4)]
 
 

@@ -83,13 +83,8 @@ def test_weight_decay_moves_the_weights_no_more_than_under_ddp(trained: Path) ->
     assert losses(trained / "horovod" / "decay") == pytest.approx(losses(trained / "ddp" / "decay"), rel=1e-9)
 
 
-def test_a_workload_that_imports_it_first(tmp_path: Path) -> None:
-    (tmp_path / "early.py").write_text(
-        "import importlib.util\nassert importlib.util.find_spec('horovod.torch')\n"
-        "import horovod.torch as hvd\n"
-        "def main(run, argv):\n    hvd.init()\n    run.say(f'{hvd.size()} ranks')\n"
-    )
-    done = ok(runner(2, "--rendezvous", "file", "early", cwd=tmp_path, timeout=60))
+def test_a_workload_that_imports_it_first() -> None:
+    done = ok(runner(2, "--rendezvous", "file", "horovod_imported_first", cwd=SCRIPTS, timeout=60))
     assert done.stdout == "2 ranks\n"
 
 
@@ -208,14 +203,8 @@ def test_under_torchrun(tmp_path: Path) -> None:
     assert done.stdout.count("done: 5 steps") == 1
 
 
-def test_a_rank_that_fails_ends_the_job(tmp_path: Path) -> None:
-    (tmp_path / "fails.py").write_text(
-        "import horovod.torch as hvd, torch\nhvd.init()\n"
-        "for step in range(100):\n"
-        "    if step == 3 and hvd.rank() == 1: raise ValueError('no more data')\n"
-        "    hvd.allreduce(torch.ones(4), name='x')\n"
-    )
-    done = runner(2, "fails.py", cwd=tmp_path, timeout=60)
+def test_a_rank_that_fails_ends_the_job() -> None:
+    done = runner(2, str(SCRIPTS / "horovod_fails.py"), timeout=60)
     assert done.returncode == 1
     assert any("rank 1 of 2" in line and "no more data" in line for line in own_lines(done))
 

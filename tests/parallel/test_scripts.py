@@ -161,43 +161,25 @@ def test_exit_codes_pass_through(ranks: int, how: str, code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_forked_child_may_end_as_it_likes(code: int, tmp_path: Path) -> None:
-    (tmp_path / "forks.py").write_text(
-        "import os, sys, time\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        f"pid = os.fork()\nif pid == 0:\n    sys.exit({code})\n"
-        "print('child', os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
-        "time.sleep(2.5)\ndist.barrier()\nprint('parent done')\n"
-    )
-    done = ok(runner(2, "forks.py", cwd=tmp_path, timeout=60))
+def test_a_forked_child_may_end_as_it_likes(code: int) -> None:
+    done = ok(runner(2, script("forks"), str(code), timeout=60))
     assert done.stdout.count(f"child {code}") == 2
     assert done.stdout.count("parent done") == 2
 
 
 def test_a_script_is_compiled_and_found_as_python_does(tmp_path: Path) -> None:
     """Its annotations are not strings, its folder is that of the file itself, and __file__ is absolute."""
-    (tmp_path / "real").mkdir()
-    (tmp_path / "real" / "sibling.py").write_text("x = 1\n")
-    (tmp_path / "real" / "train.py").write_text(
-        "import dataclasses, os, sibling\n@dataclasses.dataclass\nclass A:\n    lr: float = 1.0\n"
-        "print([f.type for f in dataclasses.fields(A)], os.path.isabs(__file__))\n"
-    )
-    (tmp_path / "link.py").symlink_to(tmp_path / "real" / "train.py")
+    (tmp_path / "link.py").symlink_to(SCRIPTS / "linked" / "train.py")
     assert ok(runner(1, "link.py", cwd=tmp_path)).stdout == "[<class 'float'>] True\n"
 
 
-def test_a_signal_arrives_once(tmp_path: Path) -> None:
+def test_a_signal_arrives_once() -> None:
     """Open MPI forwards SIGUSR1 to each rank's whole process group."""
-    (tmp_path / "counts.py").write_text(
-        "import signal, time\nn = []\nsignal.signal(signal.SIGUSR1, lambda *_: n.append(1))\nprint('ready')\n"
-        "end = time.monotonic() + 30\nwhile not n and time.monotonic() < end: time.sleep(0.05)\n"
-        "time.sleep(1)\nprint('heard', len(n))\n"
-    )
     import signal
     import subprocess
 
     with subprocess.Popen(
-        [mpirun_path(), "-np", "1", *RUNNER, "counts.py"],
-        cwd=tmp_path,
+        [mpirun_path(), "-np", "1", *RUNNER, script("counts_signals")],
         env=clean_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
