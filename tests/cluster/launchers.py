@@ -14,7 +14,7 @@ from tests.cluster.virtual import Cluster
 from tests.launching import ROOT, clean_environment
 
 BIN = Path(sys.executable).parent
-PREFIXES = ROOT / ".venv" / "mpi"
+PREFIXES = (ROOT / ".venv").resolve() / "mpi"
 INTEL_MPIRUN = str(PREFIXES / "intelmpi" / "bin" / "mpirun")
 INTEL = {  # what Intel's setvars.sh would set
     "I_MPI_ROOT": str(PREFIXES / "intelmpi"),
