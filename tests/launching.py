@@ -89,6 +89,14 @@ def mpirun(
     return run(mpirun_path(), "-np", str(ranks), *command, cwd=cwd, timeout=timeout, **environment)
 
 
+def torchrun(
+    ranks: int, *program: str, cwd: Path | None = None, timeout: float = 120, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``torchrun --nproc-per-node RANKS PROGRAM`` on this host; for the runner the program is ``*RUNNER[1:]``."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *program]
+    return run(*command, cwd=cwd, timeout=timeout, **environment)
+
+
 def runner(
     ranks: int, *arguments: str, cwd: Path | None = None, timeout: float = 120, **environment: str
 ) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from tests.cluster.virtual import Cluster
 from tests.launching import ROOT, clean_environment
 
 BIN = Path(sys.executable).parent
-PREFIXES = ROOT / ".venv" / "mpi"
+PREFIXES = (ROOT / ".venv").resolve() / "mpi"
 INTEL_MPIRUN = str(PREFIXES / "intelmpi" / "bin" / "mpirun")
 INTEL = {  # what Intel's setvars.sh would set
     "I_MPI_ROOT": str(PREFIXES / "intelmpi"),
@@ -92,12 +92,12 @@ def srun_pmi2(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subp
 
 def torchrun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """torchrun, started on each host by hand."""
-    processes = []
+    processes, port = [], vc.free_port("node1")
     for index in range(len(slots)):
         host = vc.hosts[index]
         processes.append(
             subprocess.Popen(
-                vc.command(host, _torchrun(vc, slots, index, program)),
+                vc.command(host, _torchrun(vc, slots, index, port, program)),
                 env=clean_environment() | {"GLOO_SOCKET_IFNAME": "eth0"},
                 cwd=vc.folder,
                 stdin=subprocess.DEVNULL,
@@ -119,7 +119,7 @@ def srun_torchrun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> 
         f"--nproc-per-node={slots[0]}",
         "--rdzv-id=$SLURM_JOB_ID",
     ]
-    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=$address:1234", *_without_python(program)]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=$address:{vc.free_port('node1')}", *_without_python(program)]
     line = " ".join(word if "$" in word else shlex.quote(word) for word in command)
     script = f"""
         address=$(srun --nodes=1 --ntasks=1 -w "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)" hostname --ip-address)
@@ -152,6 +152,21 @@ def sbatch_intelmpi(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -
     exports = "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
     line = f"{INTEL_MPIRUN} -n {sum(slots)} {shlex.join(program)}"
     return _batch(vc, _slurm_shape(vc, slots), f"{exports}\n{line}")
+
+
+def by_ssh(vc: Cluster) -> dict[str, str]:
+    """What points the MPIs to the stand-in for ssh, and to the hosts' interface, where their options do not."""
+    return {
+        "OMPI_MCA_plm_rsh_agent": vc.agent,
+        "OMPI_MCA_oob_tcp_if_include": "eth0",
+        "PRTE_MCA_plm_ssh_agent": vc.agent,
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": vc.agent,
+        "HYDRA_IFACE": "eth0",
+        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC": vc.agent,
+        "I_MPI_HYDRA_IFACE": "eth0",
+    }
 
 
 LAUNCHERS: dict[str, Launch] = {
@@ -200,9 +215,9 @@ def _slurm_shape(vc: Cluster, slots: Sequence[int]) -> list[str]:
     return [*shape, f"--ntasks-per-node={slots[0]}"] if even else shape
 
 
-def _torchrun(vc: Cluster, slots: Sequence[int], index: int, program: Sequence[str]) -> list[str]:
+def _torchrun(vc: Cluster, slots: Sequence[int], index: int, port: int, program: Sequence[str]) -> list[str]:
     options = [f"--nnodes={len(slots)}", f"--node-rank={index}", f"--nproc-per-node={slots[index]}"]
-    options += [f"--master-addr={vc.address('node1')}", "--master-port=29600"]
+    options += [f"--master-addr={vc.address('node1')}", f"--master-port={port}"]
     return [str(BIN / "torchrun"), *options, *_without_python(program)]
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cluster.launchers import BIN, DEBIAN_MPIRUN, INTEL, INTEL_MPIRUN, PREFIXES
+from tests.cluster.launchers import BIN, DEBIAN_MPIRUN, INTEL, INTEL_MPIRUN, PREFIXES, by_ssh
 from tests.cluster.virtual import Cluster
 from tests.launching import ROOT, RUNNER, ok, own_lines
+from tests.results import hosts, json_object
 
 FOLDER = ROOT / "mpi_scripts"
 PYTHON = {"PYTHON": RUNNER[0], "TORCHRUN": str(BIN / "torchrun")}
@@ -39,12 +38,6 @@ def finished(vc: Cluster, job: str, output: Path) -> str:
     return text
 
 
-def hosts(text: str) -> dict[str, list[int]]:
-    found: dict[str, Any]
-    found, _ = json.JSONDecoder().raw_decode(text, text.index("{"))  # torchrun may have a last word in the same file
-    return {host["name"]: host["ranks"] for host in found["hosts"]}
-
-
 @pytest.mark.parametrize(
     ("script", "environment"),
     [
@@ -64,7 +57,7 @@ def test_by_sbatch_on_two_nodes(vc: Cluster, script: str, environment: dict[str,
         else ["--ntasks-per-node=2", "--cpus-per-task=1"]
     )
     text = submit(vc, FOLDER / script, shape, "explain", "--json", **environment)
-    assert hosts(text) == {"node1": [0, 1], "node2": [2, 3]}
+    assert hosts(json_object(text)) == {"node1": [0, 1], "node2": [2, 3]}
 
 
 def test_a_job_trains_and_ends_with_the_targets_exit_code(vc: Cluster, tmp_path: Path) -> None:
@@ -90,7 +83,7 @@ def test_what_jobscript_writes_is_submitted_and_runs(vc: Cluster, mpi: str, envi
     job = answer.split()[-1]
     assert answer == f"Submitted batch job {job}\n"
     text = finished(vc, job, vc.folder / f"train-{job}.out")
-    assert hosts(text) == {"node1": [0, 1], "node2": [2, 3]}
+    assert hosts(json_object(text)) == {"node1": [0, 1], "node2": [2, 3]}
 
 
 def test_a_request_that_slurm_refuses(vc: Cluster) -> None:
@@ -116,24 +109,9 @@ def test_a_request_that_slurm_refuses(vc: Cluster) -> None:
 )
 def test_by_ssh_on_two_hosts(vc: Cluster, script: str, environment: dict[str, str]) -> None:
     done = ok(
-        vc.run("node1", [str(FOLDER / script), "explain", "--json"], RANKS="4", **PYTHON, **_ssh(vc), **environment)
+        vc.run("node1", [str(FOLDER / script), "explain", "--json"], RANKS="4", **PYTHON, **by_ssh(vc), **environment)
     )
-    assert hosts(done.stdout) == {"node1": [0, 1], "node2": [2, 3]}
-
-
-def _ssh(vc: Cluster) -> dict[str, str]:
-    """What points the MPIs to the stand-in for ssh, and to the hosts' interface."""
-    return {
-        "OMPI_MCA_plm_rsh_agent": vc.agent,
-        "OMPI_MCA_oob_tcp_if_include": "eth0",
-        "PRTE_MCA_plm_ssh_agent": vc.agent,
-        "HYDRA_LAUNCHER": "ssh",
-        "HYDRA_LAUNCHER_EXEC": vc.agent,
-        "HYDRA_IFACE": "eth0",
-        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
-        "I_MPI_HYDRA_BOOTSTRAP_EXEC": vc.agent,
-        "I_MPI_HYDRA_IFACE": "eth0",
-    }
+    assert hosts(json_object(done.stdout)) == {"node1": [0, 1], "node2": [2, 3]}
 
 
 def test_all_scripts_are_executable_and_name_no_host() -> None:

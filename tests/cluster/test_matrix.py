@@ -1,4 +1,7 @@
-"""Every launcher, on one host and on two, with real programs."""
+"""Every launcher starts ranks on one host and on two: who they are, a script written for torchrun, a few steps of training.
+
+What they compute is tested under one launcher, in tests/parallel.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tests.cluster.virtual import Cluster
 from tests.launching import RUNNER, SCRIPTS, ok
 
 # torchrun, started by srun once per node, has the same number of workers on each.
-SHAPES = {"one host": [2], "two hosts": [2, 2], "uneven": [3, 1]}
+SHAPES = {"one host": [2], "two hosts": [4, 4], "uneven": [3, 1]}
 CELLS = [(name, shape) for name in LAUNCHERS for shape in SHAPES if (name, shape) != ("srun-torchrun", "uneven")]
 
 
@@ -39,35 +42,13 @@ def test_explain_tells_the_truth(vc: Cluster, name: str, shape: str) -> None:
         assert (endpoint["host"], endpoint["interface"]) == here
 
 
-@pytest.mark.parametrize("shape", ["one host", "two hosts"])
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_an_unmodified_torchrun_script(vc: Cluster, name: str, shape: str) -> None:
-    slots = SHAPES[shape]
-    text = launch(vc, name, slots, str(SCRIPTS / "ddp_training.py"))
-    assert text.count("same True") == sum(slots)
+def test_an_unmodified_torchrun_script(vc: Cluster, name: str) -> None:
+    assert launch(vc, name, [1, 1], str(SCRIPTS / "ddp_allreduce.py")).count("of 2: 2") == 2
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_mnist_reaches_its_accuracy(vc: Cluster, name: str, tmp_path: Path) -> None:
-    options = ["--data", "digits", "--checkpoint-dir", str(tmp_path)]
-    text = launch(vc, name, [2], "workloads.mnist", *options)
-    assert "done: " in text
-    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last["val_accuracy"] >= 0.97
-
-
-@pytest.mark.parametrize("name", LAUNCHERS)
-def test_mnist_learns_on_two_hosts(vc: Cluster, name: str, tmp_path: Path) -> None:
-    """Some steps only: MPI spins while it waits, and the virtual hosts share this machine's cores."""
-    options = ["--data", "digits", "--max-steps", "60", "--checkpoint-dir", str(tmp_path)]
-    assert "done: 60 steps" in launch(vc, name, [2, 2], "workloads.mnist", *options)
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert losses[-1] < losses[0] / 2
-
-
-@pytest.mark.parametrize("name", LAUNCHERS)
-def test_eight_ranks_over_two_hosts(vc: Cluster, name: str, tmp_path: Path) -> None:
-    options = ["--data", "digits", "--max-steps", "10", "--checkpoint-dir", str(tmp_path)]
-    text = launch(vc, name, [4, 4], "workloads.mnist", *options)
-    assert "done: 10 steps" in text
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 10
+def test_a_few_steps_of_mnist(vc: Cluster, name: str, tmp_path: Path) -> None:
+    options = ["--data", "digits", "--max-steps", "5", "--checkpoint-dir", str(tmp_path)]
+    assert "done: 5 steps" in launch(vc, name, [2, 2], "workloads.mnist", *options)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5

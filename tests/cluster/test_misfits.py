@@ -86,7 +86,7 @@ def test_torchruns_that_are_each_alone(vc: Cluster, starter: list[str]) -> None:
     (line,) = own_lines(done)
     for text in ("started 2 torchruns", "each is alone", "--nnodes=2", "--launcher torchrun"):
         assert text in line
-    together = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node1:29511", "--rdzv-id=7"]
+    together = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=node1:{vc.free_port('node1')}", "--rdzv-id=7"]
     done = ok(vc.run("node1", [*torchrun, *together, "-m", "runner", COMPUTES]))
     assert sorted(line for line in done.stdout.splitlines() if line.startswith("rank")) == [
         "rank 0: 499500",

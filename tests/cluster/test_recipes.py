@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cluster.launchers import BIN, INTEL, INTEL_MPIRUN
+from tests.cluster.launchers import BIN, INTEL, INTEL_MPIRUN, by_ssh
 from tests.cluster.test_job_scripts import submit
 from tests.cluster.virtual import Cluster
 from tests.launching import RUNNER, SCRIPTS, ok
@@ -38,14 +38,15 @@ def test_python_in_a_batch_script(vc: Cluster, tmp_path: Path) -> None:
 
 def test_torchrun_on_one_node(vc: Cluster, tmp_path: Path) -> None:
     target = ["-m", "runner", str(RECIPES / "snapshots.py"), str(tmp_path / "snapshot.pt"), "2"]
-    text = submit(vc, RECIPES / "one_node_torchrun.sh", ["--nodes=1", "--ntasks=2"], TORCHRUN, "2", *target)
+    shape = ["--nodes=1", "--ntasks=2"]
+    text = submit(vc, RECIPES / "one_node_torchrun.sh", shape, TORCHRUN, "2", *target, PORT=str(vc.free_port("node1")))
     trained(text, tmp_path / "snapshot.pt", [0, 1])
 
 
 def test_a_torchrun_on_each_of_two_nodes(vc: Cluster) -> None:
     shape = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
     target = ["-m", "runner", str(RECIPES / "sharded_and_split.py")]
-    text = submit(vc, RECIPES / "two_nodes_torchrun.sh", shape, TORCHRUN, *target)
+    text = submit(vc, RECIPES / "two_nodes_torchrun.sh", shape, TORCHRUN, *target, PORT=str(vc.free_port("node1")))
     assert ranks(text) == [f"rank {rank}: replica {rank // 2} split {rank % 2} falls True" for rank in range(4)]
 
 
@@ -66,16 +67,11 @@ def test_a_torchrun_on_each_of_two_nodes(vc: Cluster) -> None:
             ],
             {"PRTE_MCA_prte_if_include": "eth0"},
         ),
-        ([INTEL_MPIRUN, "-n", "4", "-ppn", "2", "-hosts", "node1,node2"], {"I_MPI_HYDRA_IFACE": "eth0"} | INTEL),
+        ([INTEL_MPIRUN, "-n", "4", "-ppn", "2", "-hosts", "node1,node2"], INTEL),
     ],
     ids=["Open MPI", "Intel MPI"],
 )
 def test_mpirun_on_named_hosts(vc: Cluster, launcher: list[str], environment: dict[str, str], tmp_path: Path) -> None:
-    agents = {
-        "PRTE_MCA_plm_ssh_agent": vc.agent,
-        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
-        "I_MPI_HYDRA_BOOTSTRAP_EXEC": vc.agent,
-    }
     command = [*launcher, *RUNNER, str(RECIPES / "snapshots.py"), str(tmp_path / "snapshot.pt"), "2"]
-    text = ok(vc.run("node1", command, **agents, **environment)).stdout
+    text = ok(vc.run("node1", command, **by_ssh(vc), **environment)).stdout
     trained(text, tmp_path / "snapshot.pt", [0, 1, 0, 1])

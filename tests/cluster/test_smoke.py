@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.launchers import PREFIXES
+from tests.cluster.launchers import PREFIXES, by_ssh
 from tests.cluster.virtual import Cluster
 from tests.launching import RUNNER, ok, own_lines
 
@@ -17,8 +17,8 @@ def jobs(text: str) -> dict[str, dict[str, Any]]:
     return {job["name"]: job for job in json.loads(text)["jobs"]}
 
 
-def ssh(vc: Cluster) -> dict[str, str]:
-    return {"MPIRUN": MPICH, "HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": vc.agent, "HYDRA_IFACE": "eth0"}
+def mpich(vc: Cluster) -> dict[str, str]:
+    return by_ssh(vc) | {"MPIRUN": MPICH}
 
 
 def test_in_an_allocation_of_slurm(vc: Cluster) -> None:
@@ -35,7 +35,7 @@ def test_with_the_node_file_of_a_pbs_job(vc: Cluster, tmp_path: Path) -> None:
     nodes = tmp_path / "nodes"
     nodes.write_text("node1\nnode2\n")
     done = ok(
-        vc.run("node1", [*RUNNER, "smoke", "--json"], cwd=tmp_path, PBS_NODEFILE=str(nodes), PBS_JOBID="7", **ssh(vc))
+        vc.run("node1", [*RUNNER, "smoke", "--json"], cwd=tmp_path, PBS_NODEFILE=str(nodes), PBS_JOBID="7", **mpich(vc))
     )
     found = jobs(done.stdout)
     assert "MPICH: 2 ranks, 1 on node1, 1 on node2" in found["explain"]["detail"]
@@ -45,7 +45,7 @@ def test_with_the_node_file_of_a_pbs_job(vc: Cluster, tmp_path: Path) -> None:
 def test_with_a_host_file(vc: Cluster, tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("# ours\nnode1 slots=2\nnode2:1 # the small one\n")
-    done = ok(vc.run("node1", [*RUNNER, "smoke", "--hostfile", str(hosts)], cwd=tmp_path, **ssh(vc)))
+    done = ok(vc.run("node1", [*RUNNER, "smoke", "--hostfile", str(hosts)], cwd=tmp_path, **mpich(vc)))
     assert "MPICH: 3 ranks, 2 on node1, 1 on node2" in done.stdout
     assert "warn: ranks: 3: 2 on node1, 1 on node2: uneven" in " ".join(done.stdout.split())
 
@@ -58,7 +58,7 @@ def test_bad_host_files(vc: Cluster, tmp_path: Path) -> None:
         ("# nobody\n", "lists no host"),
     ):
         hosts.write_text(text)
-        done = vc.run("node1", [*RUNNER, "smoke", "--hostfile", str(hosts)], **ssh(vc))
+        done = vc.run("node1", [*RUNNER, "smoke", "--hostfile", str(hosts)], **mpich(vc))
         assert done.returncode == 2
         (line,) = own_lines(done)
         assert wanted in line
@@ -71,7 +71,7 @@ def test_a_host_that_does_not_answer(vc: Cluster, tmp_path: Path) -> None:
     waits.write_text("#!/bin/bash\nexec sleep 300\n")
     waits.chmod(0o755)
     hosts.write_text("node1\nnode2\n")
-    settings = ssh(vc) | {"HYDRA_LAUNCHER_EXEC": str(waits)}
+    settings = mpich(vc) | {"HYDRA_LAUNCHER_EXEC": str(waits)}
     done = vc.run("node1", [*RUNNER, "smoke", "--limit", "3", "--hostfile", str(hosts)], **settings)
     assert done.returncode == 1
     assert "not done after 3 s" in done.stdout

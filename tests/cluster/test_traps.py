@@ -15,8 +15,9 @@ import pytest
 from tests.cluster.launchers import BIN, LAUNCHERS, PREFIXES
 from tests.cluster.virtual import Cluster, cluster
 from tests.launching import RUNNER, SCRIPTS, ok, own_lines, packages_without
+from tests.results import hosts
 
-TRAINING = str(SCRIPTS / "ddp_training.py")
+SUM = str(SCRIPTS / "ddp_allreduce.py")  # "rank R of N: N" on each rank
 
 
 def explained(
@@ -25,10 +26,6 @@ def explained(
     done = ok(LAUNCHERS[name](vc, slots, [*wrapper, *RUNNER, *options, "explain", "--json"]))
     found: dict[str, Any] = json.loads(done.stdout)
     return found
-
-
-def hosts(found: dict[str, Any]) -> dict[str, list[int]]:
-    return {host["name"]: host["ranks"] for host in found["hosts"]}
 
 
 def test_rank_0_is_not_on_the_first_host(vc: Cluster) -> None:
@@ -46,14 +43,14 @@ def test_cyclic_mapping(vc: Cluster) -> None:
     command = ["srun", "--nodes=2", "--ntasks-per-node=2", "--distribution=cyclic", *RUNNER]
     found = json.loads(ok(vc.run("node1", [*command, "explain", "--json"])).stdout)
     assert hosts(found) == {"node1": [0, 2], "node2": [1, 3]}
-    assert ok(vc.run("node1", [*command, TRAINING])).stdout.count("same True") == 4
+    assert ok(vc.run("node1", [*command, SUM])).stdout.count("of 4: 4") == 4
 
 
 @pytest.mark.parametrize("name", ["mpich", "srun"])
 def test_a_host_name_that_does_not_resolve(vc: Cluster, name: str) -> None:
     nameless = ["unshare", "--uts", "bash", "-c", 'hostname "ghost-$(hostname)"; exec "$@"', "bash"]
-    done = ok(LAUNCHERS[name](vc, [2, 2], [*nameless, *RUNNER, TRAINING]))
-    assert done.stdout.count("same True") == 4
+    done = ok(LAUNCHERS[name](vc, [1, 1], [*nameless, *RUNNER, SUM]))
+    assert done.stdout.count("of 2: 2") == 2
 
 
 def test_an_interface_that_leads_nowhere() -> None:
@@ -61,23 +58,23 @@ def test_an_interface_that_leads_nowhere() -> None:
     with cluster(2, networks=2) as vc:
         vc.network("-n", "switch", "link", "set", "node2-0", "down")
         mpirun = [str(PREFIXES / "mpich" / "bin" / "mpiexec"), "-launcher", "ssh", "-launcher-exec", vc.agent]
-        mpirun += ["-iface", "eth1", "-hosts", "node1:2,node2:2", "-n", "4"]
+        mpirun += ["-iface", "eth1", "-hosts", "node1:1,node2:1", "-n", "2"]
         settings = {"FI_TCP_IFACE": "eth1", "FI_PROVIDER": "tcp"}
         found = json.loads(ok(vc.run("node1", [*mpirun, *RUNNER, "explain", "--json"], **settings)).stdout)
         assert (found["endpoint"]["host"], found["endpoint"]["interface"]) == (vc.address("node1", 1), "eth1")
         assert found["settings"]["GLOO_SOCKET_IFNAME"] == "eth1"
-        assert ok(vc.run("node1", [*mpirun, *RUNNER, TRAINING], **settings)).stdout.count("same True") == 4
+        assert ok(vc.run("node1", [*mpirun, *RUNNER, SUM], **settings)).stdout.count("of 2: 2") == 2
 
 
 def test_ipv6_only() -> None:
     with cluster(2, family=6) as vc:
-        ranks = []
+        ranks, port = [], vc.free_port("node1")
         for rank, host in enumerate(vc.hosts):
-            by_hand = [f"RANK={rank}", "WORLD_SIZE=2", "LOCAL_RANK=0", "MASTER_ADDR=node1", "MASTER_PORT=29700"]
-            ranks.append((host, ["env", *by_hand, *RUNNER, TRAINING]))
+            by_hand = [f"RANK={rank}", "WORLD_SIZE=2", "LOCAL_RANK=0", "MASTER_ADDR=node1", f"MASTER_PORT={port}"]
+            ranks.append((host, ["env", *by_hand, *RUNNER, SUM]))
         with ThreadPoolExecutor(2) as pool:
             for done in pool.map(lambda rank: vc.run(*rank), ranks):
-                assert "same True" in ok(done).stdout
+                assert "of 2: 2" in ok(done).stdout
 
 
 def test_the_users_interface_is_kept(vc: Cluster) -> None:
@@ -110,9 +107,9 @@ def test_without_mpi4py_or_a_host_list_it_says_what_to_do(vc: Cluster) -> None:
 @pytest.mark.parametrize("name", ["srun", "openmpi5"])
 def test_two_jobs_at_once_on_the_same_hosts(vc: Cluster, name: str) -> None:
     with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(LAUNCHERS[name], vc, [1, 1], [*RUNNER, TRAINING]) for _ in range(2)]
+        jobs = [pool.submit(LAUNCHERS[name], vc, [1, 1], [*RUNNER, SUM]) for _ in range(2)]
         for job in jobs:
-            assert ok(job.result()).stdout.count("same True") == 2
+            assert ok(job.result()).stdout.count("of 2: 2") == 2
 
 
 def test_a_working_folder_that_the_hosts_do_not_share(vc: Cluster) -> None:
@@ -147,7 +144,7 @@ def test_data_is_fetched_once_on_every_file_system(vc: Cluster) -> None:
     assert sorted(log.read_text().split()) == ["0", "2"]
     log.unlink()
     shared = ["env", f"PYTHONPATH={SCRIPTS}", *RUNNER, "fetches_once", str(folder), str(log)]
-    ok(LAUNCHERS["mpich"](vc, [2, 2], shared))
+    ok(LAUNCHERS["mpich"](vc, [1, 1], shared))
     assert log.read_text().split() == ["0"]
 
 
@@ -168,8 +165,6 @@ def test_more_ranks_than_slots(vc: Cluster, name: str) -> None:
     openmpi5 = [str(BIN / "mpirun"), "--prefix", str(BIN.parent), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
     openmpi5 += ["--mca", "btl_tcp_if_include", "eth0", "--host", "node1:2,node2:1"]
     start = {"openmpi5": openmpi5, "mpich": [str(PREFIXES / "mpich" / "bin" / "mpiexec"), "-hosts", "node1:2,node2:1"]}
-    done = ok(vc.run("node1", [*start[name], *mpirun[name], "-np", "6", *RUNNER, TRAINING]))
-    assert done.stdout.count("same True") == 6
     found = json.loads(
         ok(vc.run("node1", [*start[name], *mpirun[name], "-np", "6", *RUNNER, "explain", "--json"])).stdout
     )
@@ -202,18 +197,29 @@ def test_srun_offers_pmi_that_mpi_does_not_speak(vc: Cluster) -> None:
 
 def test_an_exception_on_one_host_ends_the_job_on_both(vc: Cluster) -> None:
     for name in ("openmpi4", "openmpi5", "mpich", "intelmpi", "srun"):
-        done = LAUNCHERS[name](vc, [2, 2], [*RUNNER, str(SCRIPTS / "one_rank_raises.py")])
+        done = LAUNCHERS[name](vc, [1, 1], [*RUNNER, str(SCRIPTS / "one_rank_raises_alone.py")])
         assert done.returncode != 0, name
-        assert "rank 3 of 4 on host node2 failed: ValueError: the loss exploded" in own_lines(done)[0], name
+        assert "rank 1 of 2 on host node2 failed: ValueError: the loss exploded" in own_lines(done)[0], name
 
 
-def test_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_hosts_have_shared_memory_of_their_own() -> None:
+    with cluster(2) as made:
+        ok(made.run("node1", ["touch", "/dev/shm/mine"]))
+        found = {host: made.run(host, ["ls", "/dev/shm"]).stdout for host in made.hosts}
+        assert found == {"node1": "mine\n", "node2": ""}
+        ssh = [made.agent, "node1", "ls /dev/shm"]
+        assert ok(made.run("node2", ssh)).stdout == "mine\n"
+    assert not Path("/dev/shm/mine").exists()
+
+
+def test_nothing_is_left_behind() -> None:
     with cluster(2, slurm=True) as made:
         folder, prefix = made.folder, made.prefix
         made.run("node1", ["bash", "-c", "sleep 300 >/dev/null 2>&1 & disown"])
         assert made.processes("node1")
         pids = [pid for host in made.hosts for pid in made.processes(host)]
     assert not folder.exists()
+    assert str(folder) not in Path("/proc/mounts").read_text()
     assert not Path(f"/var/run/netns/{prefix}node1").exists()
     assert not Path(f"/etc/netns/{prefix}node1").exists()
     # A process that its parent has not asked about yet is gone all the same.

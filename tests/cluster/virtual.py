@@ -7,8 +7,8 @@ or, for rehearsing a job script before the queue (``make cluster-up``, ``cluster
 
     python -m tests.cluster.virtual up | down | shell | list
 
-Each host is a network namespace with a host name and an /etc/hosts of its own; all share the machine's files. The
-switch between them is a bridge in one more namespace, so nothing appears in the machine's own network, and deleting
+Each host is a network namespace with a host name, an /etc/hosts and a /dev/shm of its own, so that messages between
+hosts do not go by shared memory; all other files they share with the machine. The switch between them is a bridge in one more namespace, so nothing appears in the machine's own network, and deleting
 the namespaces deletes all. Needs root and Debian's iproute2; for Slurm also slurm-wlm and munge (make cluster-deps).
 """
 
@@ -34,7 +34,7 @@ AGENT = """#!/bin/bash
 while [[ $1 == -* ]]; do case $1 in -l|-p|-o|-i) shift 2 ;; *) shift ;; esac; done
 host=${{1##*@}}; shift
 case $host in {known}) ;; *) echo "ssh: Could not resolve hostname $host" >&2; exit 255 ;; esac
-exec ip netns exec "{prefix}$host" unshare --uts bash -c "hostname $host; $*"
+exec ip netns exec "{prefix}$host" unshare --uts bash -c "mount --bind {folder}/shm-$host /dev/shm; hostname $host; $*"
 """
 
 SLURM_CONF = """
@@ -98,8 +98,9 @@ class Cluster:
         return f"10.{77 + network}.{self.number}.{index}"
 
     def command(self, host: str, command: Sequence[str]) -> list[str]:
-        """The command line that runs a command on a host, with its host name, from this machine."""
-        script = f"hostname {host}; exec {shlex.join(command)}"
+        """The command line that runs a command on a host, with its name and shared memory, from this machine."""
+        # ip netns exec gives each command a mount namespace, from which nothing comes back.
+        script = f"mount --bind {self.folder}/shm-{host} /dev/shm; hostname {host}; exec {shlex.join(command)}"
         return ["ip", "netns", "exec", self.prefix + host, "unshare", "--uts", "bash", "-c", script]
 
     def run(
@@ -132,6 +133,11 @@ class Cluster:
             process.communicate()
             raise
         return subprocess.CompletedProcess(list(command), process.returncode, output, errors)
+
+    def free_port(self, host: str) -> int:
+        """A port that nothing listens on there."""
+        code = "import socket; print(socket.create_server(('', 0)).getsockname()[1])"
+        return int(self.run(host, [sys.executable, "-c", code]).stdout)
 
     def network(self, *arguments: str) -> None:
         """``ip`` in one of the cluster's namespaces: ``vc.network("-n", "node1", "link", …)``."""
@@ -172,13 +178,13 @@ def up(hosts: int = 2, *, slurm: bool = False, family: int = 4, networks: int = 
     if problem:
         raise ClusterError(problem)
     _reap()
-    _remove_stale_memory()
     number, folder = _take_number()
     names = tuple(f"node{index}" for index in range(1, hosts + 1))
     made = Cluster(number, names, family, folder)
     pid = os.getpid() if owner is None else owner
     (folder / "owner").write_text(f"{pid} {_started(pid)}")
     try:
+        _make_memory(made)
         _make_network(made, networks)
         if slurm:
             _start_slurm(made)
@@ -189,7 +195,7 @@ def up(hosts: int = 2, *, slurm: bool = False, family: int = 4, networks: int = 
 
 
 def down(number: int) -> None:
-    """Take a cluster down: its processes, then its namespaces with all that is in them, then its files."""
+    """Take a cluster down: its processes, then its namespaces with all that is in them, then its memory and files."""
     prefix = f"vc{number}-"
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     namespaces = [line.split()[0] for line in listed.splitlines() if line.startswith(prefix)]
@@ -205,6 +211,8 @@ def down(number: int) -> None:
     for namespace in namespaces:
         subprocess.run(["ip", "netns", "delete", namespace], check=False)
         shutil.rmtree(f"/etc/netns/{namespace}", ignore_errors=True)
+    for memory in (STATE / str(number)).glob("shm-*"):
+        subprocess.run(["umount", "--lazy", memory], check=False)
     shutil.rmtree(STATE / str(number), ignore_errors=True)
     for folder in (STATE, Path("/etc/netns")):
         with contextlib.suppress(OSError):
@@ -247,20 +255,6 @@ def _take_number() -> tuple[int, Path]:
     raise ClusterError(f"{STATE} holds 250 clusters; take some down")
 
 
-def _remove_stale_memory() -> None:
-    """Shared memory that an MPICH left behind when it was killed.
-
-    MPICH names it after the job, and the jobs of every cluster count from 1: the next job of that name could not start.
-    """
-    mapped = ""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            mapped += maps.read_text()
-    for segment in Path("/dev/shm").glob("mpich_shm_*"):
-        if str(segment) not in mapped:
-            segment.unlink(missing_ok=True)
-
-
 def _reap() -> None:
     for number in running():
         pid, started = _owner(STATE / str(number))
@@ -276,8 +270,15 @@ def _started(pid: int) -> str:
         return "gone"
 
 
+def _make_memory(made: Cluster) -> None:
+    for host in made.hosts:
+        memory = made.folder / f"shm-{host}"
+        memory.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=1777", "none", memory], check=True)
+
+
 def _make_network(made: Cluster, networks: int) -> None:
-    (made.folder / "ssh").write_text(AGENT.format(known="|".join(made.hosts), prefix=made.prefix))
+    (made.folder / "ssh").write_text(AGENT.format(known="|".join(made.hosts), prefix=made.prefix, folder=made.folder))
     (made.folder / "ssh").chmod(0o755)
     switch = f"{made.prefix}switch"
     _ip("netns", "add", switch)

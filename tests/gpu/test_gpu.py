@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import SCRIPTS, ok, runner
+from tests.results import losses
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -15,10 +16,6 @@ def test_every_operation_on_its_tensors(ranks: int) -> None:
     # Two ranks may share a GPU where NCCL is not asked; the runner gives each its own, so here the script takes it itself.
     done = ok(runner(ranks, "--device", "cpu", str(SCRIPTS / "every_operation.py"), "cuda", timeout=600))
     assert done.stdout.count("checks") == ranks
-
-
-def losses(folder: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_training_gives_what_the_cpu_gives(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.launching import RUNNER, mpirun, mpirun_path, ok, packages_without, run, runner
+from tests.launching import RUNNER, free_port, mpirun, mpirun_path, ok, packages_without, run, runner, torchrun
 from tests.terminal import on_terminal
 
 HOST = socket.gethostname()
@@ -70,9 +70,7 @@ def test_a_workload_gets_what_explain_shows(tmp_path: Path) -> None:
 
 
 def test_by_the_users_endpoint() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     found = facts(2, MASTER_ADDR="localhost", MASTER_PORT=str(port))
     assert found["rendezvous"]["way"] == "env"
     assert found["backend"]["name"] == "gloo"
@@ -92,8 +90,7 @@ def test_by_a_host_list(tmp_path: Path) -> None:
 
 
 def test_under_torchrun_with_its_store() -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    found = json.loads(ok(run(*torchrun, "-m", "runner", "explain", "--json")).stdout)
+    found = json.loads(ok(torchrun(2, *RUNNER[1:], "explain", "--json")).stdout)
     assert (found["launcher"]["name"], found["rendezvous"]["way"]) == ("torchrun", "torchrun")
     assert [rank["local_rank"] for rank in found["ranks"]] == [0, 1]
 

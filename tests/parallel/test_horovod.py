@@ -9,7 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import ROOT, RUNNER, SCRIPTS, mpirun, ok, own_lines, packages_without, run, runner
+from tests.launching import (
+    ROOT,
+    RUNNER,
+    SCRIPTS,
+    free_port,
+    mpirun,
+    ok,
+    own_lines,
+    packages_without,
+    run,
+    runner,
+    torchrun,
+)
+from tests.results import losses
 
 SCRIPT = str(SCRIPTS / "horovod_training.py")
 BIN = Path(sys.executable).parent
@@ -18,57 +31,60 @@ PATH = {"PATH": f"{BIN}:/usr/bin:/bin:/usr/sbin:/sbin"}
 SHORT = ["--data", "digits", "--dtype", "float64"]
 
 
-def losses(folder: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+OPTIONS = {
+    "plain": [],
+    "in parts": ["--micro-batches", "4"],
+    "fp16": ["--compression", "fp16"],
+}
+STRATEGIES = ("ddp", "horovod")
 
 
-def test_it_has_both_controllers() -> None:
-    text = ok(run(HOROVODRUN[0], "--check-build", **PATH)).stdout
-    assert [
-        line.split("]")[0][-1]
-        for line in map(str.rstrip, text.splitlines())
-        if line.endswith(("PyTorch", "MPI", "Gloo"))
-    ] == ["X"] * 5
+def in_turn(*trainings: list[str]) -> None:
+    """Trainings one after the other in one job of two ranks."""
+    words = [word for training in trainings for word in ("then", *training)]
+    ok(runner(2, "in_turn", *words, cwd=SCRIPTS))
 
 
-@pytest.mark.parametrize("options", [[], ["--micro-batches", "4"], ["--compression", "fp16"]], ids=" ".join)
-def test_the_strategy_gives_what_ddp_gives(tmp_path: Path, options: list[str]) -> None:
-    for strategy in ("ddp", "horovod"):
-        where = ["--strategy", strategy, "--checkpoint-dir", str(tmp_path / strategy)]
-        ok(runner(2, "workloads.mnist", *SHORT, *options, "--max-steps", "20", *where))
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with some steps by each strategy: of mnist with each of the options, and with weight decay."""
+    folder = tmp_path_factory.mktemp("trained")
+    trainings = {name: ["workloads.mnist", *SHORT, "--max-steps", "20", *options] for name, options in OPTIONS.items()}
+    trainings["decay"] = ["decaying", "--dtype", "float64", "--max-steps", "5"]
+    in_turn(
+        *(
+            [*training, "--strategy", strategy, "--checkpoint-dir", str(folder / strategy / name)]
+            for strategy in STRATEGIES
+            for name, training in trainings.items()
+        )
+    )
+    return folder
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_strategy_gives_what_ddp_gives(name: str, trained: Path) -> None:
     # Half precision has 11 bits, and the two round in different places.
-    assert losses(tmp_path / "horovod") == pytest.approx(
-        losses(tmp_path / "ddp"), rel=1e-2 if "fp16" in options else 1e-5
-    )
+    tolerance = 1e-2 if name == "fp16" else 1e-5
+    assert losses(trained / "horovod" / name) == pytest.approx(losses(trained / "ddp" / name), rel=tolerance)
 
 
-def test_compression_is_used(tmp_path: Path) -> None:
-    for options in (["--compression", "none"], ["--compression", "fp16"]):
-        for strategy in ("ddp", "horovod"):
-            where = ["--strategy", strategy, "--checkpoint-dir", str(tmp_path / strategy / options[-1])]
-            ok(runner(2, "workloads.linear", "--dtype", "float64", *options, "--max-steps", "5", *where))
-    for strategy in ("ddp", "horovod"):
-        assert losses(tmp_path / strategy / "fp16") != losses(tmp_path / strategy / "none")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_gradients_accumulated_over_parts_are_those_of_the_batch(strategy: str, trained: Path) -> None:
+    whole, in_parts = (losses(trained / strategy / name) for name in ("plain", "in parts"))
+    assert in_parts == pytest.approx(whole, rel=1e-9 if strategy == "ddp" else 1e-5)
 
 
-def test_weight_decay_moves_the_weights_no_more_than_under_ddp(tmp_path: Path) -> None:
-    source = (ROOT / "workloads" / "linear.py").read_text()
-    assert "torch.optim.SGD(parameters, lr=options.lr)" in source
-    decaying = "torch.optim.AdamW(parameters, lr=options.lr, weight_decay=5.0)"
-    (tmp_path / "decay.py").write_text(source.replace("torch.optim.SGD(parameters, lr=options.lr)", decaying))
-    for strategy in ("ddp", "horovod"):
-        where = ["--strategy", strategy, "--checkpoint-dir", str(tmp_path / strategy)]
-        ok(runner(2, "decay", "--dtype", "float64", "--max-steps", "5", *where, cwd=tmp_path))
-    assert losses(tmp_path / "horovod") == pytest.approx(losses(tmp_path / "ddp"), rel=1e-9)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_compression_is_used(strategy: str, trained: Path) -> None:
+    assert losses(trained / strategy / "fp16") != losses(trained / strategy / "plain")
 
 
-def test_a_workload_that_imports_it_first(tmp_path: Path) -> None:
-    (tmp_path / "early.py").write_text(
-        "import importlib.util\nassert importlib.util.find_spec('horovod.torch')\n"
-        "import horovod.torch as hvd\n"
-        "def main(run, argv):\n    hvd.init()\n    run.say(f'{hvd.size()} ranks')\n"
-    )
-    done = ok(runner(2, "--rendezvous", "file", "early", cwd=tmp_path, timeout=60))
+def test_weight_decay_moves_the_weights_no_more_than_under_ddp(trained: Path) -> None:
+    assert losses(trained / "horovod" / "decay") == pytest.approx(losses(trained / "ddp" / "decay"), rel=1e-9)
+
+
+def test_a_workload_that_imports_it_first() -> None:
+    done = ok(runner(2, "--rendezvous", "file", "horovod_imported_first", cwd=SCRIPTS, timeout=60))
     assert done.stdout == "2 ranks\n"
 
 
@@ -91,22 +107,17 @@ def test_bench_by_it(tmp_path: Path) -> None:
     assert {m["wrong"] for m in found} == {0}
 
 
-def test_gradients_accumulated_over_parts_are_those_of_the_batch(tmp_path: Path) -> None:
-    for parts in ("1", "4"):
-        where = ["--micro-batches", parts, "--checkpoint-dir", str(tmp_path / parts)]
-        ok(runner(2, "workloads.mnist", *SHORT, "--max-steps", "20", *where))
-    assert losses(tmp_path / "4") == pytest.approx(losses(tmp_path / "1"), rel=1e-9)
-
-
 def test_a_training_by_one_strategy_goes_on_by_the_other(tmp_path: Path) -> None:
-    for folder, first, second in (("a", "ddp", "horovod"), ("b", "horovod", "ddp"), ("c", "ddp", "ddp")):
-        where = ["--checkpoint-dir", str(tmp_path / folder)]
-        ok(runner(2, "workloads.linear", "--dtype", "float64", "--epochs", "2", "--strategy", first, *where))
-        ok(
-            runner(
-                2, "workloads.linear", "--dtype", "float64", "--epochs", "4", "--strategy", second, "--resume", *where
+    by = {"a": ("ddp", "horovod"), "b": ("horovod", "ddp"), "c": ("ddp", "ddp")}
+    for part, more in enumerate((["--epochs", "2"], ["--epochs", "4", "--resume"])):
+        options = ["workloads.linear", "--dtype", "float64", *more]
+        in_turn(
+            *(
+                [*options, "--strategy", strategies[part], "--checkpoint-dir", str(tmp_path / folder)]
+                for folder, strategies in by.items()
             )
         )
+    assert len(losses(tmp_path / "c")) == 4 * 32
     assert losses(tmp_path / "a") == pytest.approx(losses(tmp_path / "c"), rel=1e-9)
     assert losses(tmp_path / "b") == pytest.approx(losses(tmp_path / "c"), rel=1e-9)
 
@@ -123,15 +134,8 @@ def test_what_is_evaluated_is_what_is_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["mpi", "file", "env"])
 def test_its_own_scripts_run_unmodified(way: str) -> None:
     """By the MPI that started them; without one by Horovod's gloo, which the runner tells where to meet."""
-    done = ok(
-        runner(
-            2,
-            "--rendezvous",
-            way,
-            SCRIPT,
-            **({} if way != "env" else {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29631"}),
-        )
-    )
+    endpoint = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if way == "env" else {}
+    done = ok(runner(2, "--rendezvous", way, SCRIPT, **endpoint))
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 2, local {rank} of 2: same True" for rank in range(2)]
     assert done.stderr == ""
 
@@ -182,8 +186,6 @@ def test_its_meeting_point_lets_in_the_addresses_that_hosts_have_said() -> None:
 
 @pytest.mark.parametrize("controller", ["--gloo", "--mpi"])
 def test_under_horovodrun(controller: str, tmp_path: Path) -> None:
-    done = ok(run(*HOROVODRUN, controller, *RUNNER, SCRIPT, cwd=tmp_path, **PATH))
-    assert done.stdout.count("same True") == 2
     options = [*SHORT, "--strategy", "horovod", "--max-steps", "5"]
     done = ok(run(*HOROVODRUN, controller, *RUNNER, "workloads.mnist", *options, cwd=tmp_path, **PATH))
     assert done.stdout.count("done: 5 steps") == 1
@@ -196,23 +198,13 @@ def test_the_launch_script() -> None:
 
 
 def test_under_torchrun(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = ok(
-        run(
-            *torchrun, *RUNNER[1:], "workloads.mnist", *SHORT, "--strategy", "horovod", "--max-steps", "5", cwd=tmp_path
-        )
-    )
+    options = [*SHORT, "--strategy", "horovod", "--max-steps", "5"]
+    done = ok(torchrun(2, *RUNNER[1:], "workloads.mnist", *options, cwd=tmp_path))
     assert done.stdout.count("done: 5 steps") == 1
 
 
-def test_a_rank_that_fails_ends_the_job(tmp_path: Path) -> None:
-    (tmp_path / "fails.py").write_text(
-        "import horovod.torch as hvd, torch\nhvd.init()\n"
-        "for step in range(100):\n"
-        "    if step == 3 and hvd.rank() == 1: raise ValueError('no more data')\n"
-        "    hvd.allreduce(torch.ones(4), name='x')\n"
-    )
-    done = runner(2, "fails.py", cwd=tmp_path, timeout=60)
+def test_a_rank_that_fails_ends_the_job() -> None:
+    done = runner(2, str(SCRIPTS / "horovod_fails.py"), timeout=60)
     assert done.returncode == 1
     assert any("rank 1 of 2" in line and "no more data" in line for line in own_lines(done))
 

@@ -50,6 +50,31 @@ work.wait()
 follow.wait()
 dist.all_reduce(torch.ones(4))
 
+# Tensors made in inference mode, written by whatever thread ends the call.
+with torch.inference_mode():
+    parts, total = [torch.empty(4) for _ in range(2)], torch.ones(4, dtype=torch.bfloat16)
+    works = [dist.all_gather(parts, torch.ones(4), async_op=True), dist.all_reduce(total, async_op=True)]
+    for work in works:
+        work.get_future().wait()
+if parts[1].sum() != 4 or total.sum() != 8:
+    sys.exit(f"rank {rank}: in inference mode came {parts[1]} and {total}")
+
+# A wait that is given up, of a call that goes on.
+tensor = torch.ones(4)
+if rank == 1:
+    time.sleep(2.5)
+work = dist.all_reduce(tensor, async_op=True)
+if rank == 0:
+    try:
+        work.wait(datetime.timedelta(seconds=1))
+        sys.exit("a wait of 1 s went on for longer")
+    except dist.DistBackendError as error:
+        if "all_reduce: Timed out waiting 1000ms for rank 1" not in str(error):
+            raise
+work.wait()
+if not (work.is_completed() and work.is_success()) or tensor[0] != 2:
+    sys.exit(f"rank {rank}: a call that was waited for twice gave {tensor[0]:g}")
+
 # Groups that are destroyed while a thread is in one of their calls: they end once that is done. (Which thread goes on first
 # then is nobody's promise.)
 for _ in range(20):

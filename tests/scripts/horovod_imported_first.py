@@ -1,0 +1,11 @@
+"""A workload that imports Horovod before the runner has started it."""
+
+import importlib.util
+
+assert importlib.util.find_spec("horovod.torch")
+import horovod.torch as hvd  # noqa: E402
+
+
+def main(run, argv):
+    hvd.init()
+    run.say(f"{hvd.size()} ranks")

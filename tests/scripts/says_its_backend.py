@@ -1,0 +1,9 @@
+"""A workload that says which backend it was given."""
+
+import torch.distributed as dist
+
+from runner.training.run import Run
+
+
+def main(run: Run, argv: list[str]) -> None:
+    run.say(dist.get_backend())
