@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pty
+import shutil
 import struct
 import subprocess
 import sys
@@ -16,15 +17,12 @@ import numpy as np
 import pytest
 
 from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok, own_lines, run, runner
-
-
-def metrics(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+from tests.results import metrics
 
 
 def test_mnist_on_digits_reaches_97_percent(tmp_path: Path) -> None:
     done = ok(runner(2, "workloads.mnist", "--data", "digits", cwd=tmp_path, timeout=200))
-    lines = metrics(tmp_path / "runs" / "mnist" / "metrics.jsonl")
+    lines = metrics(tmp_path / "runs" / "mnist")
     assert list(lines[0]) == ["step", "epoch", "loss", "lr", "samples_per_s", "val_loss", "val_accuracy"]
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     assert lines[-1]["val_accuracy"] >= 0.97
@@ -70,7 +68,7 @@ def test_mnist_on_disk_is_taken(tmp_path: Path) -> None:
     write_mnist(tmp_path / "data")
     done = ok(runner(2, "workloads.mnist", "--epochs", "4", cwd=tmp_path))
     assert "digits" not in done.stdout
-    lines = metrics(tmp_path / "runs" / "mnist" / "metrics.jsonl")
+    lines = metrics(tmp_path / "runs" / "mnist")
     assert len(lines) == 4 * 640 // 32
     assert lines[-1]["val_accuracy"] == 1.0
 
@@ -79,7 +77,7 @@ def test_linear_saves_and_resumes(tmp_path: Path) -> None:
     ok(runner(2, "workloads.linear", "--epochs", "2", "--batch-size", "64", cwd=tmp_path))
     done = ok(runner(2, "workloads.linear", "--epochs", "4", "--batch-size", "64", "--resume", cwd=tmp_path))
     assert "going on from runs/linear/step-32," in done.stdout
-    lines = metrics(tmp_path / "runs" / "linear" / "metrics.jsonl")
+    lines = metrics(tmp_path / "runs" / "linear")
     assert [line["epoch"] for line in lines] == [epoch for epoch in range(1, 5) for _ in range(2048 // 64 // 2)]
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert lines[-1]["val_loss"] is None
@@ -109,7 +107,7 @@ def fingerprints(ranks: int, folder: Path, *arguments: str) -> tuple[list[dict[s
     done = ok(runner(ranks, "fingerprint", *options, cwd=SCRIPTS))
     found = [json.loads(line.partition(" ")[2]) for line in done.stdout.splitlines() if line.startswith("fingerprint")]
     assert len(found) == ranks
-    return found, metrics(folder / "metrics.jsonl")
+    return found, metrics(folder)
 
 
 def test_same_numbers_on_1_2_and_4_ranks(tmp_path: Path) -> None:
@@ -128,15 +126,17 @@ def test_same_numbers_on_1_2_and_4_ranks(tmp_path: Path) -> None:
     assert curves[0][-1]["loss"] < curves[0][0]["loss"]
 
 
-@pytest.mark.parametrize("ranks_after", [1, 4])
-def test_a_resumed_training_continues_the_same_curve(ranks_after: int, tmp_path: Path) -> None:
-    """Stopped in the middle of the second epoch, on two ranks, and taken up again."""
+def test_a_resumed_training_continues_the_same_curve(tmp_path: Path) -> None:
+    """Stopped in the middle of the second epoch, on two ranks, and taken up on one, two and four."""
     _, whole = fingerprints(2, tmp_path / "whole")
-    fingerprints(2, tmp_path / "parts", "--max-steps", "25")
-    _, parts = fingerprints(ranks_after, tmp_path / "parts", "--resume")
-    assert [line["step"] for line in parts] == [line["step"] for line in whole]
-    assert [line["loss"] for line in parts] == pytest.approx([line["loss"] for line in whole], rel=1e-9)
-    assert parts[-1]["val_loss"] == pytest.approx(whole[-1]["val_loss"], rel=1e-9)
+    fingerprints(2, tmp_path / "2", "--max-steps", "25")
+    for ranks in (1, 4):
+        shutil.copytree(tmp_path / "2", tmp_path / str(ranks))
+    for ranks in (1, 2, 4):
+        _, parts = fingerprints(ranks, tmp_path / str(ranks), "--resume")
+        assert [line["step"] for line in parts] == [line["step"] for line in whole]
+        assert [line["loss"] for line in parts] == pytest.approx([line["loss"] for line in whole], rel=1e-9)
+        assert parts[-1]["val_loss"] == pytest.approx(whole[-1]["val_loss"], rel=1e-9)
 
 
 def test_the_learning_rate_can_be_scaled(tmp_path: Path) -> None:
