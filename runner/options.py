@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import runner
 from runner.comm.table import process_groups
 from runner.errors import UsageError, raised_on_all_ranks
-from runner.launch.detect import may_speak
+from runner.launch.detect import is_reporting
 from runner.launch.table import SINGLE, launchers
 from runner.placement import DEVICES
 from runner.rendezvous.rendezvous import WAYS
@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"{message} (see {self.prog} --help)")
 
     def print_help(self, file: object = None) -> None:
-        if may_speak(os.environ):
+        if is_reporting(os.environ):
             super().print_help()
 
 

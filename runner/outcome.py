@@ -15,7 +15,7 @@ from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError
 from runner.guard.watch import Lifeline, Words
 from runner.job import Job
 from runner.launch.context import LaunchContext
-from runner.launch.detect import may_speak
+from runner.launch.detect import is_reporting
 from runner.options import Request
 from runner.rendezvous.mpi_library import library_of_launcher
 from runner.rendezvous.rendezvous import Way
@@ -24,7 +24,7 @@ from runner.shutdown import shutdown
 
 # What gloo, NCCL and the store say on the ranks that are left when one has gone.
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "ncclRemoteError")
-_UNHEARD = 2.0  # seconds after which a rank says itself what rank 0 should have said
+_UNREPORTED = 2.0  # seconds after which a rank says itself what rank 0 should have said
 _INTERRUPTED = 130  # 128 + SIGINT
 
 
@@ -42,7 +42,7 @@ SUCCESS = Outcome(code=EXIT_OK, is_collective=True)
 
 def refuse_launch(error: RunnerError) -> NoReturn:
     """End a process that cannot start, from before its rank is known."""
-    _say_once(error, may_speak(os.environ), "")
+    _say_once(error, is_reporting(os.environ), "")
     sys.exit(error.exit_code)
 
 
@@ -80,7 +80,7 @@ def guard_words(context: LaunchContext, request: Request, way: Way) -> Words:
         no_meeting=lambda code: _why_no_rendezvous(context, request, way, code),
         speaks=context.rank.value == 0,
         # Open MPI 5's mpirun (PRRTE) drops what its ranks say once it has been told to end.
-        is_heard_to_the_end="PRTE_LAUNCHED" not in context.environment,
+        is_shown_to_the_end="PRTE_LAUNCHED" not in context.environment,
         to_go_on="go on from its last checkpoint with --resume" if request.may_be_workload else "",
     )
 
@@ -105,7 +105,7 @@ def _say_once(error: RunnerError, first: bool, label: str) -> None:
     if not first:
         # Whoever ends first has the launcher end the others, so rank 0 is given time to speak. MPI's end waits for it.
         if not (error.on_all_ranks and "mpi4py.MPI" in sys.modules):
-            time.sleep(_UNHEARD)
+            time.sleep(_UNREPORTED)
         if error.on_all_ranks:
             return
     print(f"runner: {label}{error}", file=sys.stderr, flush=True)
@@ -126,7 +126,7 @@ def _tell_failure(error: BaseException, context: LaunchContext, job: Job | None)
     cause = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
     own = _skip_runner(error.__traceback__)
     if any(sign in str(error) for sign in _ECHOES):
-        time.sleep(_UNHEARD)  # another rank has failed, and its own message should come first
+        time.sleep(_UNREPORTED)  # another rank has failed, and its own message should come first
         cause = _who_has_ended(job) + cause
     print(f"runner: {context.label} failed: {cause}", file=sys.stderr, flush=True)
     sys.excepthook(type(error), error.with_traceback(own), own)  # the program's own, where it has set one

@@ -36,7 +36,7 @@ _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher is gon
 # first would make an error of a checkpoint on SIGTERM. What it has started hears SIGTERM when it has ended.
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 _TELLS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-_HEARD = (*_ENDS, *_TELLS, signal.SIGCHLD)
+_WATCHED = (*_ENDS, *_TELLS, signal.SIGCHLD)
 _EVENT = struct.Struct("=iqi")  # a signal, the process that sent it, and how (si_code: above 0 the kernel did)
 
 
@@ -50,7 +50,7 @@ class Words:
     ]  # of a worker that has not met the others in time (None), or ended (its code)
     speaks: bool  # of what all ranks know: one of them does
     to_go_on: str  # how a job that was ended can go on; "" where that is not known
-    is_heard_to_the_end: bool = True  # the launcher shows what its ranks say also after it was told to end
+    is_shown_to_the_end: bool = True  # the launcher shows what its ranks say also after it was told to end
 
 
 class Lifeline:
@@ -88,14 +88,14 @@ def start_worker(words: Words, meet_within: float, launcher: Callable[[], int] =
     # gives what is typed to the group in its foreground.
     has_own_group = not os.isatty(0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored nobody is told how a child has ended
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)  # so that none falls between the fork and the watch
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)  # so that none falls between the fork and the watch
     worker = os.fork()
     if worker == 0:
         os.close(pipe_out)
         die_with(parent)
         if has_own_group:
             os.setpgid(0, 0)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         return Lifeline(pipe_in)
     os.close(pipe_in)
     adopt_orphans()
@@ -128,19 +128,19 @@ class _Guard:
         is_killed = False
         while True:
             status = self._status()
-            said = _read(self._pipe)  # only now: the last word of a worker that has ended counts
-            if said == b"" and self._pipe in sources:
+            message = _read(self._pipe)  # only now: the last word of a worker that has ended counts
+            if message == b"" and self._pipe in sources:
                 sources.remove(self._pipe)
-            if said and _MET in said:
+            if message and _MET in message:
                 deadline, self._met = None, True
-            if said and _ENDING in said:
-                self._verdict = said[said.index(_ENDING) + 1]
+            if message and _ENDING in message:
+                self._verdict = message[message.index(_ENDING) + 1]
                 deadline = time.monotonic() + GRACE
             if status is not None:
                 return self._exit_code(status)
             if self._events in ready:
                 for event in _EVENT.iter_unpack(os.read(self._events, 256 * _EVENT.size)):
-                    self._heard(*event)
+                    self._receive(*event)
             if self._end_of_launcher in ready:
                 sources = [end for end in sources if end != self._end_of_launcher]
                 self._verdict, deadline = EXIT_FAILURE, time.monotonic() + _ORPHANED
@@ -165,7 +165,7 @@ class _Guard:
                     return ended[1]
         return None
 
-    def _heard(self, number: int, sender: int, code: int) -> None:
+    def _receive(self, number: int, sender: int, code: int) -> None:
         if number == signal.SIGCHLD or (code > 0 and not self._group.is_own):
             return  # what is typed on a terminal its whole group has heard, the worker too
         is_new = number not in self._passed_on
@@ -202,7 +202,7 @@ class _Guard:
         return code
 
     def _say(self, text: str, *, last: bool = False) -> None:
-        output = error_output_of(self._launcher) if last and not self._words.is_heard_to_the_end else None
+        output = error_output_of(self._launcher) if last and not self._words.is_shown_to_the_end else None
         with contextlib.suppress(OSError):  # the launcher that took the output may be gone
             print(f"runner: {self._words.label}: {text}", file=output or sys.stderr, flush=True)
 
@@ -211,10 +211,10 @@ def _hear(events: int) -> None:
     """Hand on every signal to this process, and who sent it, which a handler would not be told."""
     while True:
         if hasattr(signal, "sigwaitinfo"):
-            heard = signal.sigwaitinfo(_HEARD)
-            event = heard.si_signo, heard.si_pid, heard.si_code
+            received = signal.sigwaitinfo(_WATCHED)
+            event = received.si_signo, received.si_pid, received.si_code
         else:  # not Linux
-            event = signal.sigwait(_HEARD), 0, 0
+            event = signal.sigwait(_WATCHED), 0, 0
         os.write(events, _EVENT.pack(*event))
 
 

@@ -77,7 +77,7 @@ def is_marked(row: Launcher, environment: Mapping[str, str]) -> bool:
     )
 
 
-def may_speak(environment: Mapping[str, str]) -> bool:
+def is_reporting(environment: Mapping[str, str]) -> bool:
     """Whether this process should print an error found before its rank is known: no variable gives it a rank above 0."""
     try:
         rows = launchers()

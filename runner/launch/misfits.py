@@ -17,7 +17,7 @@ def refuse_misfit(context: LaunchContext) -> None:
 
     Raises:
         LaunchError: which launch it is, and how it is meant to be.
-        SystemExit: the same, on a process that has an older brother to say it.
+        SystemExit: the same, on a process that has a sibling which reports it.
     """
     if context.is_chosen:
         return

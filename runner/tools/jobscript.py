@@ -24,7 +24,7 @@ from pathlib import Path
 
 from runner.errors import RunnerError, UsageError
 from runner.job import Job
-from runner.launch.detect import may_speak
+from runner.launch.detect import is_reporting
 from runner.options import Parser
 from runner.target import find_target
 from runner.tools import tool_names, works_alone
@@ -159,7 +159,7 @@ def jobscript(job: Job, argv: list[str]) -> None:
         UsageError: the scheduler or the MPI is not there, or refuses the request.
     """
     options = _parser().parse_args(argv)
-    if not may_speak(os.environ):
+    if not is_reporting(os.environ):
         return  # started by an mpirun: one script is enough
     if options.scheduler is None:
         options.scheduler = _scheduler_here()

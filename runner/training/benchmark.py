@@ -7,13 +7,12 @@ published ones: the mean over iterations, plus or minus 1.96 standard deviations
 from __future__ import annotations
 
 import statistics
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from runner.comm.timing import own_seconds_per_call
 from runner.parallel import Setting, load_strategy
 from runner.parallel.task import Task, to_device
 from runner.training.batches import ShardSampler, train_loader
@@ -53,13 +52,7 @@ def benchmark(run: Run, task: Task, options: StepOptions, protocol: Protocol) ->
 
     def train(batches: int) -> float:
         """Seconds per batch."""
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(batches):
-            trainer.step(inputs, targets)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return (time.perf_counter() - start) / batches
+        return own_seconds_per_call(lambda: trainer.step(inputs, targets), batches, device)
 
     run.say(f"batch size: {options.batch_size} per rank, {run.size} ranks on {device.type}")
     train(protocol.warmup_batches)

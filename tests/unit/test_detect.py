@@ -10,7 +10,7 @@ import pytest
 
 from runner.errors import LaunchError
 from runner.launch.context import LaunchContext
-from runner.launch.detect import detect, may_speak, unused_tasks
+from runner.launch.detect import detect, is_reporting, unused_tasks
 from runner.launch.misfits import idle_tasks, refuse_misfit
 from runner.launch.table import LAUNCHERS, Launcher
 from tests.launching import RUNNER, ok, own_lines, run
@@ -145,10 +145,10 @@ def test_malformed_values_are_refused(change: dict[str, str], message: str) -> N
 
 
 def test_one_rank_speaks_before_ranks_are_known() -> None:
-    assert not may_speak(captured("openmpi4"))
-    assert may_speak(captured("openmpi4") | {"OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"})
-    assert may_speak({})
-    assert may_speak(captured("slurm-batch-shell") | {"SLURM_PROCID": "0"})
+    assert not is_reporting(captured("openmpi4"))
+    assert is_reporting(captured("openmpi4") | {"OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"})
+    assert is_reporting({})
+    assert is_reporting(captured("slurm-batch-shell") | {"SLURM_PROCID": "0"})
 
 
 def test_jobs_have_names_of_their_own() -> None:

@@ -97,7 +97,7 @@ class Staged:
         dtype: the copy's, where it is not the tensor's.
         before: makes what is copied out of the tensor; what comes back goes through ``after``.
         width: how many numbers ``before`` makes of one, in a last dimension of their own.
-        keep: False: the tensor stays as it is.
+        copy_back: False: the tensor stays as it is.
         receive_only: the tensor's own values are not needed.
     """
 
@@ -109,13 +109,13 @@ class Staged:
         before: Callable[[Tensor], Tensor] | None = None,
         after: Callable[[Tensor], Tensor] | None = None,
         width: int = 1,
-        keep: bool = True,
+        copy_back: bool = True,
         receive_only: bool = False,
     ) -> None:
-        self._tensor, self._after, self._keep = tensor, after, keep
+        self._tensor, self._after, self._copy_back = tensor, after, copy_back
         dtype = dtype or tensor.dtype
         is_same = dtype == tensor.dtype and width == 1 and (before is None or receive_only)
-        self._is_own = keep and is_same and is_plain(tensor)
+        self._is_own = copy_back and is_same and is_plain(tensor)
         if self._is_own:
             self._data = tensor.detach() if tensor.requires_grad else tensor
         else:
@@ -128,7 +128,7 @@ class Staged:
         return self._data
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None or not self._keep:
+        if kind is not None or not self._copy_back:
             return
         result = self._after(self._data) if self._after else self._data
         if not self._is_own:
@@ -153,7 +153,7 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([sendable(part).reshape(-1).view(torch.uint8) for part in parts])
 
 
-def hand_out(data: Tensor, parts: Sequence[Tensor]) -> None:
+def scatter_into(data: Tensor, parts: Sequence[Tensor]) -> None:
     """Copy consecutive bytes into tensors."""
     start = 0
     for part in parts:

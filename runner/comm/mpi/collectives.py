@@ -17,9 +17,9 @@ from runner.comm.mpi.buffers import (
     as_parts,
     blocks_in_pieces,
     check_same,
-    hand_out,
     joined,
     pieces,
+    scatter_into,
     scratch,
     sendable,
     split_bytes,
@@ -43,7 +43,7 @@ def allreduce(comm: MPI.Intracomm, blocking: Blocking, tensors: Sequence[Tensor]
 def reduce(comm: MPI.Intracomm, tensor: Tensor, reduction: Reduction, root: int) -> Steps:
     is_root = comm.rank == root
     # What MPI leaves in the others' buffers is not theirs.
-    with staged(tensor, reduction, keep=is_root) as data:
+    with staged(tensor, reduction, copy_back=is_root) as data:
         for part in pieces(data):
             buffer = as_numbers(part, reduction.datatype)
             if is_root:
@@ -84,7 +84,7 @@ def allgather(comm: MPI.Intracomm, outputs: Sequence[Sequence[Tensor]], inputs: 
         data = scratch([sum(sizes)], torch.uint8, own)
         source = sendable(own)
         yield comm.Iallgatherv(as_bytes(source), as_parts(data, sizes))
-        hand_out(data, parts)
+        scatter_into(data, parts)
 
 
 def gather(comm: MPI.Intracomm, outputs: Sequence[Sequence[Tensor]], own: Tensor, root: int) -> Steps:
@@ -96,7 +96,7 @@ def gather(comm: MPI.Intracomm, outputs: Sequence[Sequence[Tensor]], own: Tensor
     sizes = [part.nbytes for part in parts]
     data = scratch([sum(sizes)], torch.uint8, own)
     yield comm.Igatherv(as_bytes(source), as_parts(data, sizes), root)
-    hand_out(data, parts)
+    scatter_into(data, parts)
 
 
 def scatter(comm: MPI.Intracomm, output: Tensor, inputs: Sequence[Sequence[Tensor]], root: int) -> Steps:
@@ -158,7 +158,7 @@ def alltoall(comm: MPI.Intracomm, outputs: Sequence[Tensor], inputs: Sequence[Te
     sent, received = ([part.nbytes for part in parts] for parts in (inputs, outputs))
     data = scratch([sum(received)], torch.uint8, inputs[0])
     yield comm.Ialltoallv(as_parts(source, sent), as_parts(data, received))
-    hand_out(data, outputs)
+    scatter_into(data, outputs)
 
 
 def barrier(comm: MPI.Intracomm) -> Steps:
@@ -187,16 +187,16 @@ def sparse_allreduce(comm: MPI.Intracomm, tensors: Sequence[Tensor], reductions:
             tensor.copy_(total)
 
 
-def staged(tensor: Tensor, reduction: Reduction, *, keep: bool = True, receive_only: bool = False) -> Staged:
+def staged(tensor: Tensor, reduction: Reduction, *, copy_back: bool = True, receive_only: bool = False) -> Staged:
     """A tensor as MPI can reduce it."""
     if reduction.is_direct:
-        return Staged(tensor, keep=keep, receive_only=receive_only)
+        return Staged(tensor, copy_back=copy_back, receive_only=receive_only)
     return Staged(
         tensor,
         reduction.dtype,
         before=reduction.before,
         after=reduction.after,
         width=reduction.width,
-        keep=keep,
+        copy_back=copy_back,
         receive_only=receive_only,
     )

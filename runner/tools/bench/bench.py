@@ -31,6 +31,7 @@ from runner.comm.process_group import start_process_group
 from runner.comm.table import backends
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
+from runner.numbers import not_negative
 from runner.options import Parser
 from runner.tools.bench.bare_mpi import BareMPI
 from runner.tools.bench.busy import busy_loops, description
@@ -96,8 +97,6 @@ def bench(job: Job, argv: list[str]) -> None:
 
 
 def _parser() -> Parser:
-    from runner.training.options import not_negative
-
     parser = Parser(prog="python -m runner bench", description=__doc__)
     parser.add_argument("operations", nargs="*", metavar="OPERATION", help=f"{', '.join(NAMES)} (default: allreduce)")
     parser.add_argument(

@@ -27,6 +27,7 @@ from runner.comm.process_group import start_process_group
 from runner.comm.table import backends
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
+from runner.numbers import positive
 from runner.options import Parser
 from runner.parallel.mesh import Degrees, lay_out
 from runner.target import find_target
@@ -135,8 +136,6 @@ def _workload(name: str) -> ModuleType:
 
 
 def _parser() -> Parser:
-    from runner.training.options import positive
-
     parser = Parser(
         prog="python -m runner compare",
         description=__doc__,

@@ -50,8 +50,8 @@ class Team:
     """
 
     def __init__(self) -> None:
-        self.said: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self.heard: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
+        self.outbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
 
     def share(self, value: Any) -> list[Any]:
         """The values of all ranks, on all ranks. They are such as JSON can carry."""
@@ -62,8 +62,8 @@ class Team:
         return self._ask("gather", value)
 
     def _ask(self, what: str, value: Any) -> list[Any]:
-        self.said.put((what, value))
-        values = self.heard.get()
+        self.outbox.put((what, value))
+        values = self.inbox.get()
         if values is None:
             raise _Ended
         return values
@@ -96,7 +96,7 @@ def examine(check: Check, job: Job, exchange: ControlChannel) -> Verdict | None:
     is_judging = False  # rank 0 has all it needs; the others are done
     while True:
         try:
-            what, value = team.said.get(timeout=max(0.0, deadline - time.monotonic()))
+            what, value = team.outbox.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             what, value = "problem", f"not done after {within:g} s"
         if what == "verdict":
@@ -110,12 +110,12 @@ def examine(check: Check, job: Job, exchange: ControlChannel) -> Verdict | None:
         is_judging = job.rank == 0 and what == "gather"
         problems = _problems(values, job.topology)
         if job.rank == 0 and problems:
-            team.heard.put(None)
+            team.inbox.put(None)
             return fail(f"the check itself failed: {problems}", "look at those ranks; the other checks may say why")
         if job.rank != 0 and (what != "share" or problems or not values):
-            team.heard.put(None)
+            team.inbox.put(None)
             return None
-        team.heard.put([value for _, value in values])
+        team.inbox.put([value for _, value in values])
         step += 1
 
 
@@ -126,9 +126,9 @@ def _perform(check: Check, job: Job, team: Team) -> None:
         return
     except BaseException as error:  # a tool for broken machines: whatever it is, it is one line of the report
         text = " ".join(str(error).split())[:300]
-        team.said.put(("problem", f"{type(error).__name__}: {text}" if text else type(error).__name__))
+        team.outbox.put(("problem", f"{type(error).__name__}: {text}" if text else type(error).__name__))
     else:
-        team.said.put(("verdict", verdict))
+        team.outbox.put(("verdict", verdict))
 
 
 def _problems(values: Sequence[Any], topology: Topology) -> str:

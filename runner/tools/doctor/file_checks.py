@@ -34,10 +34,10 @@ def working_folder(job: Job, team: Team) -> Verdict:
             f"rank 0 works in {first_folder}, but {', '.join(elsewhere)}",
             "start the job in a folder that is there on every host (home, project or scratch), or share it",
         )
-    blind = [name for name, one in hosts.items() if not one["sees"]]
-    if blind and not first_problem:
+    without_view = [name for name, one in hosts.items() if not one["sees"]]
+    if without_view and not first_problem:
         return fail(
-            f"{', '.join(blind)} does not see what rank 0 writes in {first_folder}",
+            f"{', '.join(without_view)} does not see what rank 0 writes in {first_folder}",
             "work in a folder that the hosts share; checkpoints and data are written by one host and read by others",
         )
     closed = {name: one["problem"] for name, one in hosts.items() if one["problem"]}

@@ -133,17 +133,17 @@ def reach(job: Job, team: Team) -> Verdict:
     if job.size == 1:
         return ok("one rank: there is nobody to reach")
     chosen = [one[2] for one in servers]
-    blind, astray = _judge_reach(found, chosen, job)
-    if blind:
+    unreachable, elsewhere = _judge_reach(found, chosen, job)
+    if unreachable:
         return fail(
-            _first(blind),
+            _first(unreachable),
             "open TCP between the hosts (firewall, routes, VLAN), or choose an interface that all of them share: "
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME",
         )
     used = f"every rank reaches rank 0 and the next rank by {', '.join(dict.fromkeys(chosen))}"
-    if astray:
+    if elsewhere:
         return warn(
-            f"{used}; but {_first(astray)}",
+            f"{used}; but {_first(elsewhere)}",
             f"the runner keeps gloo and NCCL on {chosen[0]}; tell MPI too (Open MPI: --mca btl_tcp_if_include {chosen[0]}; "
             f"Hydra: -iface {chosen[0]})",
         )
@@ -163,17 +163,17 @@ def _chosen(job: Job, addresses: Sequence[tuple[str, str]]) -> str:
 
 def _judge_reach(found: Sequence[Any], chosen: Sequence[str], job: Job) -> tuple[list[str], list[str]]:
     """What is not reached on the interfaces chosen, and what is not on others."""
-    blind, astray = [], []
+    unreachable, elsewhere = [], []
     for rank, tries in enumerate(found):
         for goal in sorted({goal for goal, *_ in tries} or ({0} - {rank})):
             answered = {i: any(a for g, j, _, a in tries if (g, j) == (goal, i)) for g, i, *_ in tries if g == goal}
             path = f"{where([rank], job.topology)} does not reach {where([goal], job.topology)}"
             if chosen[goal] not in answered:
-                blind.append(f"{path}: that has no address on {chosen[goal] or 'any interface'}")
+                unreachable.append(f"{path}: that has no address on {chosen[goal] or 'any interface'}")
             elif not answered[chosen[goal]]:
-                blind.append(f"{path} on {chosen[goal]}")
-            astray += [f"{path} on {i}" for i, reached in answered.items() if not reached and i != chosen[goal]]
-    return blind, astray
+                unreachable.append(f"{path} on {chosen[goal]}")
+            elsewhere += [f"{path} on {i}" for i, reached in answered.items() if not reached and i != chosen[goal]]
+    return unreachable, elsewhere
 
 
 def clocks(job: Job, team: Team) -> Verdict:
