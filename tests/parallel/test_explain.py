@@ -27,6 +27,7 @@ def facts(ranks: int, *options: str, **environment: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.mpi4py
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_under_mpirun(ranks: int) -> None:
     found = facts(ranks)
@@ -58,6 +59,7 @@ def test_on_a_narrow_terminal_no_word_is_broken() -> None:
     assert "NCCL_SOCKET_IFNAME='=lo'" in words[1]  # NCCL's "exactly lo", not a slip
 
 
+@pytest.mark.mpi4py
 def test_by_the_users_endpoint() -> None:
     port = free_port()
     found = facts(2, MASTER_ADDR="localhost", MASTER_PORT=str(port))
