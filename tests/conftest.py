@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,12 +41,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: order.get(item.path.parent.name, 9))
     _mark_fast(items, everything=not config.option.file_or_dir)
     needs = {
-        "the virtual cluster": (lambda path: "cluster" in path.parts, missing(slurm=True) or _missing_mpi()),
-        "Horovod": (lambda path: path.stem == "test_horovod", _missing_horovod()),
-        _OF_GPUS: (lambda path: "gpu" in path.parts, "" if resources(os.environ).gpus else "there is none"),
+        "the virtual cluster": (lambda item: "cluster" in item.path.parts, missing(slurm=True) or _missing_mpi()),
+        "Horovod": (lambda item: item.path.stem == "test_horovod", _missing_horovod()),
+        "the backend mpi4py": (lambda item: item.get_closest_marker("mpi4py"), _missing_backend()),
+        _OF_GPUS: (lambda item: "gpu" in item.path.parts, "" if resources(os.environ).gpus else "there is none"),
     }
     for what, (belongs, reason) in needs.items():
-        without = [item for item in items if reason and belongs(item.path)]
+        without = [item for item in items if reason and belongs(item)]
         if without:
             items[:] = [item for item in items if item not in without]
             config.hook.pytest_deselected(items=without)
@@ -92,6 +94,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 def _missing_horovod() -> str:
     return "" if find_spec("horovod") else "it is not installed: make horovod"
+
+
+def _missing_backend() -> str:
+    here = version("torch")
+    return "" if tuple(map(int, here.split(".")[:2])) >= (2, 14) else f"torch {here} is older than 2.14"
 
 
 def _missing_mpi() -> str:

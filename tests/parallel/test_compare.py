@@ -14,6 +14,7 @@ SMALL = ["workloads.mnist", "--data", "digits", "--steps", "8", "--rounds", "2"]
 RESNET = ["--image-size", "32", "--batch-size", "2"]
 
 
+@pytest.mark.mpi4py
 def test_engines_train_the_same_model(tmp_path: Path) -> None:
     options = ["--dtype", "float64", "--json", "found.json", "--plot", "found.png"]
     done = ok(runner(2, "compare", *SMALL, *options, "--engines", "ddp:gloo,ddp:mpi4py,bare", cwd=tmp_path))
@@ -87,6 +88,7 @@ def test_resnet_compiles(tmp_path: Path) -> None:
     assert "total images/s on 1 rank(s)" in done.stdout
 
 
+@pytest.mark.mpi4py
 def test_resnet_can_be_compared(tmp_path: Path) -> None:
     done = ok(
         runner(

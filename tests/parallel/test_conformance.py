@@ -14,6 +14,8 @@ from tests.conformance.page import complaints, page, summary
 from tests.launching import ROOT
 from tests.launching import run as run_command
 
+pytestmark = pytest.mark.mpi4py
+
 QUICK = (
     *("test_get_rank", "test_broadcast", "test_all_reduce_sum", "test_all_gather", "test_barrier_timeout_full_group"),
     *("test_all_gather_object_subgroup", "test_sparse_all_reduce_sum", "test_isend_torch_profiler", "test_irecv"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.launching import RUNNER, free_port, mpirun, mpirun_path, ok, packages_without, run, runner, torchrun
+from tests.launching import RUNNER, SCRIPTS, free_port, mpirun, mpirun_path, ok, packages_without, run, runner, torchrun
 from tests.terminal import on_terminal
 
 HOST = socket.gethostname()
@@ -27,6 +27,7 @@ def facts(ranks: int, *options: str, **environment: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.mpi4py
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_under_mpirun(ranks: int) -> None:
     found = facts(ranks)
@@ -58,17 +59,14 @@ def test_on_a_narrow_terminal_no_word_is_broken() -> None:
     assert "NCCL_SOCKET_IFNAME='=lo'" in words[1]  # NCCL's "exactly lo", not a slip
 
 
-def test_a_workload_gets_what_explain_shows(tmp_path: Path) -> None:
-    (tmp_path / "shows.py").write_text(
-        "import os, torch.distributed as dist\n"
-        "def main(run, argv): print(run.rank, dist.get_backend(), os.environ['OMP_NUM_THREADS'])\n"
-    )
+def test_a_workload_gets_what_explain_shows() -> None:
     found = facts(2)
     expected = f"{found['backend']['name']} {found['settings']['OMP_NUM_THREADS']}"
-    seen = ok(runner(2, "shows", cwd=tmp_path)).stdout.splitlines()
+    seen = ok(runner(2, "shows_its_settings", cwd=SCRIPTS)).stdout.splitlines()
     assert sorted(seen) == [f"{rank} {expected}" for rank in range(2)]
 
 
+@pytest.mark.mpi4py
 def test_by_the_users_endpoint() -> None:
     port = free_port()
     found = facts(2, MASTER_ADDR="localhost", MASTER_PORT=str(port))

@@ -9,6 +9,8 @@ import pytest
 
 from tests.launching import RUNNER, SCRIPTS, mpirun, mpirun_path, ok, own_lines, run, runner, torchrun
 
+pytestmark = pytest.mark.mpi4py
+
 EVERYTHING = str(SCRIPTS / "every_operation.py")
 
 
