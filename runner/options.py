@@ -1,4 +1,4 @@
-"""The runner's command line. Its options come before the target; with a workload also after its name."""
+"""The runner's command line. Its options come before the target; for a workload they may also follow its name."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
     )
     parser.add_argument("--version", action="version", version=f"runner {runner.__version__}")
     parser.add_argument("-m", dest="as_module", action="store_true", help="the target is a module, run as a program")
-    # One positional for target and arguments: argparse would drop a "--" that follows a target of its own.
+    # One positional for target and arguments: if they were two, argparse would drop a "--" that follows the target.
     parser.add_argument(
         "command",
         metavar="TARGET [ARGS...]",

@@ -34,7 +34,7 @@ class Outcome:
 
     code: int
     is_collective: bool  # all ranks end like this, so they can leave the process group and MPI together
-    is_bounded: bool = True  # the guard kills it if its exit takes long; not after the program's sys.exit()
+    is_bounded: bool = True  # the guard kills a worker whose exit takes long; not after the program's sys.exit()
 
 
 SUCCESS = Outcome(code=EXIT_OK, is_collective=True)

@@ -70,7 +70,7 @@ def _let_go() -> None:
 
 
 def _let_go_of_signals() -> None:
-    """Replace the program's signal handlers, which need its names: ignore what only informs it, else the default."""
+    """Remove the program's signal handlers, which need its names: informing signals are ignored, others have the default."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             told = number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)

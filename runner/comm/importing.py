@@ -11,7 +11,7 @@ from typing import Any
 
 
 def when_imported(module: str, call: Callable[[], None]) -> None:
-    """Call a function as soon as a module is imported: now, if it is; else then, in the order of these requests."""
+    """Call a function when a module has been imported, or now if it has been; several in the order of their requests."""
     if module in sys.modules:
         call()
         return

@@ -24,7 +24,7 @@ def largest(numbers: list[float], device: torch.device) -> list[float]:
 
 
 def own_seconds_per_call(call: Callable[[], object], calls: int, device: torch.device) -> float:
-    """Mean seconds per call on this rank, over so many calls, which all ranks begin together. Collective."""
+    """Mean seconds per call on this rank, over a number of calls, which all ranks begin together. Collective."""
     dist.barrier()
     start = time.perf_counter()
     for _ in range(calls):

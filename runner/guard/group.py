@@ -36,7 +36,7 @@ class Group:
             self._sweeper = _start_sweeper(worker, but)
 
     def end(self, grace: float) -> None:
-        """After the worker's end: send SIGTERM to the remaining processes, and SIGKILL after so many seconds."""
+        """After the worker's end: send SIGTERM to the remaining processes, and SIGKILL after ``grace`` seconds."""
         if self.is_own:
             _end_group(self._worker, grace)
             with contextlib.suppress(OSError):

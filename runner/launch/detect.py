@@ -36,7 +36,7 @@ def detect(environment: Mapping[str, str], launcher: str | None = None) -> Launc
 
     Args:
         environment: the process's variables.
-        launcher: a name from the table, or ``single``, to use whatever the variables say.
+        launcher: a name from the table, or ``single``; it replaces the detection.
 
     Raises:
         LaunchError: a set of variables is incomplete, malformed, or contradicts another one.

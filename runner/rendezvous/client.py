@@ -26,7 +26,7 @@ class Client:
         self.connection.close()
 
     def send(self, message: Any, within: float) -> None:
-        """Send a message to rank 0, within so many seconds.
+        """Send a message to rank 0 within ``within`` seconds.
 
         Raises:
             OSError: rank 0 has ended, or does not read.
@@ -35,7 +35,7 @@ class Client:
         self.connection.sendall(self._sent_stream.pack(message))
 
     def receive(self, within: float) -> Any:
-        """Rank 0's next message, within so many seconds.
+        """Wait ``within`` seconds for rank 0's next message, and return it.
 
         Raises:
             ProtocolError: rank 0 has closed the connection, or the message was changed on the way.

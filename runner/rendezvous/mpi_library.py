@@ -81,7 +81,7 @@ def _finalise_politely() -> None:
     """Make MPI_Finalize(), whoever calls it, first wait with pauses until all ranks have called it.
 
     MPI_Finalize() itself waits for all ranks without a pause. Where ranks share a core, that takes the core from ranks that
-    have not come so far: seen with Intel MPI and Linux 6.18, eight ranks on two cores, where two of them did not run for
+    have not got there: seen with Intel MPI and Linux 6.18, eight ranks on two cores, where two of them did not run for
     minutes. MPI_Finalize() begins by deleting the attributes of MPI_COMM_SELF, when all of MPI can still be used (MPI 3.1,
     8.7.1).
     """

@@ -37,7 +37,7 @@ class Peer:
         self._sent_stream: Stream | None = None
 
     def send(self, message: Any, within: float) -> bool:
-        """Send a message to a rank that has proved itself. Returns whether it was sent within so many seconds."""
+        """Send a message to a rank that has proved itself. Returns whether it was sent within ``within`` seconds."""
         assert self._sent_stream is not None
         try:
             self.connection.settimeout(within)
@@ -119,7 +119,7 @@ class Server:
         return [peer for peer in self._peers if peer.rank is not None]
 
     def receive(self, within: float) -> Iterator[tuple[Peer, Any]]:
-        """The messages that have arrived, each with its sender; waits for the first at most so many seconds.
+        """The messages that have arrived, each with its sender. Waits at most ``within`` seconds for something to arrive.
 
         Raises:
             RendezvousError: this process may not open as many files as there are ranks.

@@ -48,7 +48,7 @@ class Blocking:
                 request.Free()
 
     def is_faster(self, call: str, size: int) -> bool:
-        """Whether a blocking call with so many bytes is worth an agreement."""
+        """Whether a blocking call with ``size`` bytes is worth an agreement."""
         return size >= self._faster.get(call, _NEVER)
 
     def is_agreed(self) -> Generator[Request, None, bool]:

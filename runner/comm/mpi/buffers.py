@@ -65,7 +65,7 @@ def _memory(tensor: Tensor) -> MPI.buffer:
 
 @functools.cache
 def _block(size: int) -> MPI.Datatype:
-    """A datatype of so many bytes, for buffers with more bytes than an int counts."""
+    """A datatype of ``size`` bytes, for buffers with more bytes than an int counts."""
     piece = min(LARGEST_CALL, size)
     pieces, rest = divmod(size, piece)
     whole = MPI.BYTE.Create_contiguous(piece)

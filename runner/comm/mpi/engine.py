@@ -35,7 +35,7 @@ _LOOK = 0.2  # seconds between two checks of time limits and of ranks that have 
 _GRACE = 3.0  # seconds that a call gets after one of its ranks has left, whose data may still be on its way
 _SWEEPS = 0.1  # the fraction of the time that may be spent on messages that no thread waits for
 _FEW_MESSAGES = 64
-_AT_ONCE = 1e-3  # a wait that begins within so many seconds after its call begins at once
+_AT_ONCE = 1e-3  # seconds after a call's begin in which a wait for it counts as AT_ONCE
 _LINGERS = 5e-3  # seconds after a call for which a thread keeps watch, if the program waits at once
 _HEARTBEAT = 1.0  # seconds that a thread sleeps at most: another thread's blocking call has a time limit, too
 

@@ -68,7 +68,7 @@ class Members:
         return min((self._left[rank][1] for rank in self._missed(task)), default=math.inf)
 
     def too_late(self, task: Task, limit: float) -> DistBackendError:
-        """The error that a task was not done within so many seconds."""
+        """The error that a task was not done within ``limit`` seconds."""
         waited = f"{task.what}: Timed out waiting {limit * 1000:.0f}ms"
         return DistBackendError(f"{waited} for {self._missing(task)}; {_HINT}")
 

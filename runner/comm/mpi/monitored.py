@@ -60,7 +60,7 @@ class MonitoredBarrier:
             self._comm.Isend(_NOTHING, rank, tag).Free()
 
     def _comes(self, done: Callable[[], bool], limit: float) -> bool:
-        """Whether ``done`` returns True within so many seconds."""
+        """Whether ``done`` returns True within ``limit`` seconds."""
         patience = Patience(self._cores.own())
         while not done():
             if patience.pause() > limit:

@@ -65,7 +65,7 @@ class Task:
             self.deadline = time.monotonic() + self.limit
 
     def move_on(self, looks: int = 1) -> bool:
-        """Progress it as far as possible without waiting, with so many tests of a request. Returns whether it has ended."""
+        """Progress it without waiting, with ``looks`` tests of a request at most. Returns whether it has ended."""
         while True:
             # A signal handler's exception goes to the program. If raised in a test the task goes on, in a step it fails.
             try:
