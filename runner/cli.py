@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if warning := idle_tasks(context):
         print(f"runner: {warning}", file=sys.stderr, flush=True)
     lifeline = start_worker(guard_words(context, request, way), request.timeout + 10, lambda: launcher_of(context))
-    # From here on in the worker.
+    # start_worker() has forked: from here on this is the worker.
     job: Job | None = None
     try:
         _prepare_process()
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         lifeline.met()
         with raised_on_all_ranks():
             placements = place(context, topology, request.device, policy)
-        assert target is not None  # else the ranks' records have been refused
+        assert target is not None  # otherwise compare_ranks() has refused the records
         job = _job(request, target, context, met, topology, placements)
         _warn_of_placement(job, target)
         dispatch(target, request.arguments, job)
@@ -65,15 +65,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _prepare_process() -> None:
     for stream in (sys.stdout, sys.stderr):
-        # A launcher's pipe would hold lines back until the end; unbuffered (torchrun starts ranks so) would cut them
-        # in two writes, and lines of several ranks would run into one another.
+        # Block buffering, the default for a launcher's pipe, holds lines back until the end. Without buffering (as
+        # torchrun starts ranks) a line takes two writes, and the lines of several ranks mix.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True, write_through=False)
     allow_open_files()
 
 
 def _find(request: Request, context: LaunchContext) -> tuple[Target | None, RankRecord]:
-    """The target, and this rank's record; no target where there is none here, which the record says."""
+    """The target (None if it is not found), and this rank's record, which holds the problem if there is one."""
     problem = target = None
     try:
         target = find_target(request.target, as_module=request.as_module, tools=tool_names())
@@ -92,7 +92,7 @@ def _find(request: Request, context: LaunchContext) -> tuple[Target | None, Rank
 
 
 def place(context: LaunchContext, topology: Topology, device: str, policy: Policy) -> tuple[Placement, ...]:
-    """Every rank's placement. Ranks with the same one share it."""
+    """The placements of all ranks, in rank order. Hosts with equal resources share their ``Placement`` objects."""
     kinds, index = topology.records.of_field("resources")
     numbers = index or [0] * topology.size
     hosts = [(host.name, [numbers[rank] for rank in host.ranks]) for host in topology.hosts]

@@ -23,10 +23,10 @@ from runner.tools import load_tool, works_alone
 
 
 def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
-    """Run the target on this rank. What it raises, it raises here."""
+    """Run the target on this rank. Its exceptions pass through."""
     if not (
         target.kind == "tool" and works_alone(target.name)
-    ):  # what such a tool starts has threads and interfaces of its own
+    ):  # such a tool starts jobs that get threads and interfaces of their own
         set_variables(settings(job))
     if target.kind == "tool":
         load_tool(target.name)(job, list(arguments))
@@ -54,7 +54,7 @@ def _check_replaced(job: Job) -> None:
 
 
 def _run_workload(name: str, arguments: Sequence[str], job: Job) -> None:
-    layout = lay_out(job.topology, Degrees.of(job.size))  # refused before torch comes in
+    layout = lay_out(job.topology, Degrees.of(job.size))  # refuses before torch is imported
     main = getattr(importlib.import_module(name), "main", None)
     if not callable(main):
         with raised_on_all_ranks():
@@ -106,6 +106,6 @@ def _new_main() -> types.ModuleType:
 
 
 def _put_first_on_path(folder: str) -> None:
-    """Python puts the script's folder, or the working folder, first; unless told not to (``-P``)."""
+    """Put a folder first on ``sys.path``, as Python does with the script's or working folder (unless run with ``-P``)."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder

@@ -1,4 +1,4 @@
-"""The one place that changes this process's environment. What is set here is seen by MPI, torch and the user's program."""
+"""The one place that changes this process's environment, which MPI, torch and the user's program read."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from contextlib import contextmanager
 
 
 def set_variables(variables: Mapping[str, str]) -> None:
-    """Set all of them, whatever was there."""
+    """Set all of these variables, also those that have a value."""
     os.environ.update(variables)
 
 
 def set_missing(variables: Mapping[str, str]) -> None:
-    """Set those that are not there yet: what the user has set is kept."""
+    """Set those of these variables that are not set yet; what the user has set is kept."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
 
 
 @contextmanager
 def without_variable(name: str) -> Iterator[None]:
-    """Unset one in here, and put it back as it was."""
+    """Unset a variable inside the block, and restore it afterwards."""
     value = os.environ.pop(name, None)
     try:
         yield

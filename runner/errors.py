@@ -1,12 +1,12 @@
 """The errors that end a run, and the exit codes they end it with.
 
-    RunnerError          1   something failed that is nobody's typing mistake
+    RunnerError          1   a failure that is not a mistake in the request
     ├── RendezvousError  1   the ranks could not meet in time
     └── UsageError       2   what the user asked for cannot be done; the message says the fix
         ├── LaunchError  2   the launcher's variables are missing or contradict each other
         └── RefusedError 2   the ranks met and do not fit together
 
-Printed, each is one line: what is wrong with the values at hand, "; ", the fix.
+Each is printed as one line: what is wrong, with the values at hand, then "; " and the fix.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ EXIT_USAGE = 2
 
 
 class Policy(enum.Enum):
-    """What becomes of ranks that do not fit together."""
+    """How ranks that do not fit together are treated."""
 
     STRICT = enum.auto()  # they are refused
-    DIAGNOSTIC = enum.auto()  # a tool takes them, and says what is wrong with them
+    DIAGNOSTIC = enum.auto()  # a tool accepts them, and reports what is wrong
 
 
 class RunnerError(Exception):
@@ -33,10 +33,10 @@ class RunnerError(Exception):
     exit_code = EXIT_FAILURE
 
     def __init__(self, message: str, *, fix: str = "") -> None:
-        """Take what is wrong, and what mends it where that is known."""
+        """``message`` says what is wrong, ``fix`` how to correct it ("" if that is not known)."""
         super().__init__(message)
         self.message, self.fix = message, fix
-        self.on_all_ranks = False  # every rank raises the same, so that rank 0 alone has to print it
+        self.on_all_ranks = False  # every rank raises the same error, so only rank 0 prints it
 
     def __str__(self) -> str:
         return f"{self.message}; {self.fix}" if self.fix else self.message
@@ -53,16 +53,16 @@ class UsageError(RunnerError):
 
 
 class LaunchError(UsageError):
-    """The launcher's variables are half set, malformed or contradictory."""
+    """The launcher's variables are incomplete, malformed or contradictory."""
 
 
 class RefusedError(UsageError):
-    """The ranks met, compared notes, and must not run together."""
+    """The ranks have exchanged their records, and must not run together."""
 
 
 @contextmanager
 def raised_on_all_ranks() -> Iterator[None]:
-    """A phase in which every rank does the same with the same data, so that all raise an error if one does."""
+    """A phase in which all ranks do the same with the same data: if one raises an error, all raise it."""
     try:
         yield
     except RunnerError as error:

@@ -1,4 +1,4 @@
-"""All that is known about the job once its ranks have met, and what has been decided for it."""
+"""What is known about the job after the rendezvous, and what has been decided for it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ class Job:
     endpoint: Endpoint  # its ``way`` is how the ranks met
     meeting: str  # why the ranks met that way
     placements: tuple[Placement, ...]  # of all ranks
-    device: str = "auto"  # as asked for; the placements say what it came to
+    device: str = "auto"  # as asked for; the placements say which one is used
     backend: str = ""  # of a workload's process group; comm/choice.py chooses it
     backend_why: str = ""
-    replaced_backends: Mapping[str, str] = field(
-        default_factory=dict
-    )  # a name that a script says, and what it shall mean
+    replaced_backends: Mapping[str, str] = field(default_factory=dict)  # the name in the script: the backend it gets
     collective_timeout: float = 1800.0  # seconds
-    timeout_is_asked_for: bool = False  # else scripts have torch's own default
+    timeout_is_asked_for: bool = False  # if not, scripts have torch's own default
 
     @property
     def placement(self) -> Placement:

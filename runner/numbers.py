@@ -1,4 +1,4 @@
-"""Numbers as options give them."""
+"""Numbers in options, checked for their range; the functions are argparse types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user can say to the runner, on either side of a workload's name or before any other target."""
+"""The runner's command line. Its options come before the target; for a workload they may also follow its name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ scheduler's host list): no port, host name or interface has to be given. Exit co
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Fills paragraphs; lines that are set in are examples and stay as they are."""
+    """Fills paragraphs; indented lines are examples and stay as they are."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         lines = text.strip().replace("``", "").splitlines()
@@ -54,7 +54,7 @@ class _Formatter(argparse.HelpFormatter):
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, and whose help is printed by one rank.
 
-    Options are said in full: a script's own must not be taken for the beginning of another.
+    Options cannot be abbreviated: a workload's own option must not match the beginning of one of the runner's.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**(ours | options))
 
     def error(self, message: str) -> NoReturn:
-        with raised_on_all_ranks():  # they have the same arguments
+        with raised_on_all_ranks():  # all ranks have the same arguments
             raise UsageError(f"{message} (see {self.prog} --help)")
 
     def print_help(self, file: object = None) -> None:
@@ -72,23 +72,23 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The command line, read."""
+    """The parsed command line."""
 
     target: str
     as_module: bool
-    may_be_workload: bool  # and no tool, script or module
+    may_be_workload: bool  # neither a tool nor a script nor a module
     arguments: tuple[str, ...]
     launcher: str | None
     rendezvous: str
     device: str
-    backend: str | None  # None where nothing was said, here and below
+    backend: str | None  # None if not given, here and below
     replace_backend: str | None
     timeout: float
     collective_timeout: float | None
 
     @property
     def tool(self) -> str:
-        """The target, unless it is to be a module whatever its name."""
+        """The target's name, where it may be a tool; "" after ``-m``, which always names a module."""
         return "" if self.as_module else self.target
 
 
@@ -104,7 +104,7 @@ def seconds(text: str) -> float:
 
 
 def add_runner_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say where and how a job runs; the same on both sides of a workload's name."""
+    """Add the options that say where and how a job runs: before a target, and also after a workload's name."""
     names = [row.name for row in launchers()] + [SINGLE.name]
     group = parser.add_argument_group("runner", "how the job runs")
     group.add_argument(
@@ -148,10 +148,10 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
     """Read the runner's command line.
 
     Args:
-        tools: names of targets whose options are their own, whatever they are called.
+        tools: the names of the tools. A tool parses everything after its name itself.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the command line is invalid.
         SystemExit: help or the version was asked for, and printed.
     """
     parser = Parser(
@@ -162,7 +162,7 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
     )
     parser.add_argument("--version", action="version", version=f"runner {runner.__version__}")
     parser.add_argument("-m", dest="as_module", action="store_true", help="the target is a module, run as a program")
-    # One positional for both: argparse would take a "--" that follows the target for its own.
+    # One positional for target and arguments: if they were two, argparse would drop a "--" that follows the target.
     parser.add_argument(
         "command",
         metavar="TARGET [ARGS...]",
@@ -177,7 +177,7 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
     target, *arguments = command
     may_be_workload = _may_be_workload(target) and target not in tools and not known.as_module
     if may_be_workload:
-        # A workload shares the runner's options, so they may also stand after its name, and win there.
+        # A workload also accepts the runner's options after its name; they override those before it.
         shared = Parser(prog=f"python -m runner {target}", add_help=False)
         add_runner_options(shared)
         shared.parse_known_args(arguments, known)
@@ -196,7 +196,7 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
     )
 
 
-# Options that mean something for some kinds of targets only, and what to say with the others.
+# (option, kind of target on which it has no effect): what the error says.
 _IDLE = {
     (
         "backend",
@@ -214,7 +214,7 @@ def refuse_idle_options(request: Request, kind: str, name: str) -> None:
     """Refuse an option that would have no effect on this kind of target.
 
     Raises:
-        UsageError: there is one; the message says what has the effect.
+        UsageError: there is one; the message says what to use instead.
     """
     for (option, of_kind), why in _IDLE.items():
         if (

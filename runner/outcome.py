@@ -1,4 +1,4 @@
-"""How a run ends: which rank says what, with which exit code, and what is said of the end by its guard."""
+"""How a run ends: its exit code, which rank prints what, and what the guard prints."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ from runner.rendezvous.rendezvous import Way
 from runner.rendezvous.topology import ranks_text
 from runner.shutdown import shutdown
 
-# What gloo, NCCL and the store say on the ranks that are left when one has gone.
+# Errors of gloo, NCCL and the store on the other ranks when one has ended.
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "ncclRemoteError")
-_UNREPORTED = 2.0  # seconds after which a rank says itself what rank 0 should have said
+_UNREPORTED = 2.0  # seconds that a rank waits so that another rank's message comes first
 _INTERRUPTED = 130  # 128 + SIGINT
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How the worker's part has ended."""
+    """How the worker ends."""
 
     code: int
-    is_collective: bool  # all ranks come to this end, so that they can leave their group and MPI together
-    is_bounded: bool = True  # the guard ends the process where its end takes long; not where the program chose to end
+    is_collective: bool  # all ranks end like this, so they can leave the process group and MPI together
+    is_bounded: bool = True  # the guard kills a worker whose exit takes long; not after the program's sys.exit()
 
 
 SUCCESS = Outcome(code=EXIT_OK, is_collective=True)
 
 
 def refuse_launch(error: RunnerError) -> NoReturn:
-    """End a process that cannot start, from before its rank is known."""
+    """Print why a process cannot start, and end it; its rank is not known yet."""
     _say_once(error, is_reporting(os.environ), "")
     sys.exit(error.exit_code)
 
 
 def outcome_of(error: BaseException, context: LaunchContext, job: Job | None) -> Outcome:
-    """What an exception of the worker comes to. Says so, where that is this rank's to say."""
+    """The outcome of an exception in the worker. Prints a message, if this rank has to."""
     if isinstance(error, SystemExit):
         code = _exit_code_of(error)
         if code != EXIT_OK and context.size.value > 1:
             print(f"runner: {context.label} ended with code {code}", file=sys.stderr, flush=True)
-        # On purpose: the program's exit handlers may take what they need.
+        # The program chose to end, so its exit handlers have no time limit.
         return Outcome(code=code, is_collective=code == EXIT_OK, is_bounded=False)
     if isinstance(error, KeyboardInterrupt):
         return Outcome(code=_INTERRUPTED, is_collective=False)
@@ -65,28 +65,28 @@ def outcome_of(error: BaseException, context: LaunchContext, job: Job | None) ->
 
 
 def end_worker(outcome: Outcome, lifeline: Lifeline, job: Job | None) -> NoReturn:
-    """End this process, and let its guard know."""
+    """Tell the guard how this process ends, and end it."""
     if os.getpid() != lifeline.worker:
-        shutdown(outcome.code, collective=False)  # a child that the program has forked: group and MPI are its parent's
+        shutdown(outcome.code, collective=False)  # a forked child: process group and MPI belong to its parent
     if outcome.code != EXIT_OK and outcome.is_bounded:
         lifeline.failed(outcome.code)  # from here on the guard bounds every wait
     shutdown(outcome.code, collective=outcome.is_collective, job=job if outcome.code == EXIT_OK else None)
 
 
 def guard_words(context: LaunchContext, request: Request, way: Way) -> Words:
-    """What the guard says of the worker."""
+    """What the guard prints about the worker."""
     return Words(
         label=context.label,
         no_meeting=lambda code: _why_no_rendezvous(context, request, way, code),
         speaks=context.rank.value == 0,
-        # Open MPI 5's mpirun (PRRTE) drops what its ranks say once it has been told to end.
+        # Open MPI 5's mpirun (PRRTE) drops its ranks' output once it has been told to end.
         is_shown_to_the_end="PRTE_LAUNCHED" not in context.environment,
         to_go_on="go on from its last checkpoint with --resume" if request.may_be_workload else "",
     )
 
 
 def _why_no_rendezvous(context: LaunchContext, request: Request, way: Way, code: int | None) -> str:
-    """Why a worker was not in time, or has ended with a code and no message of ours."""
+    """Why the worker did not meet the others in time (``code`` is None), or ended without a message of the runner's."""
     if code is not None:
         library = library_of_launcher() or "/path/of/your/mpirun's/lib/libmpi.so"
         hint = f"; MPI ended it, perhaps as it is not {context.launcher.title}'s: MPI4PY_LIBMPI={library}"
@@ -101,9 +101,9 @@ def _why_no_rendezvous(context: LaunchContext, request: Request, way: Way, code:
 
 
 def _say_once(error: RunnerError, first: bool, label: str) -> None:
-    """Print one line. Where all ranks know it rank 0 says it; the others step in if the job goes on without it."""
+    """Print one line, on the first rank at once, on others later; an error of all ranks only on the first rank."""
     if not first:
-        # Whoever ends first has the launcher end the others, so rank 0 is given time to speak. MPI's end waits for it.
+        # When a rank ends the launcher ends the others, so give rank 0 time to print. MPI_Finalize() waits for it anyway.
         if not (error.on_all_ranks and "mpi4py.MPI" in sys.modules):
             time.sleep(_UNREPORTED)
         if error.on_all_ranks:
@@ -112,7 +112,7 @@ def _say_once(error: RunnerError, first: bool, label: str) -> None:
 
 
 def _exit_code_of(leaving: SystemExit) -> int:
-    """What Python makes of ``sys.exit``'s argument."""
+    """The exit code that Python derives from ``sys.exit``'s argument."""
     if leaving.code is None:
         return EXIT_OK
     if isinstance(leaving.code, int):
@@ -122,14 +122,14 @@ def _exit_code_of(leaving: SystemExit) -> int:
 
 
 def _tell_failure(error: BaseException, context: LaunchContext, job: Job | None) -> None:
-    """One line that names rank, host and cause, then the program's own part of the traceback."""
+    """Print one line with rank, host and cause, then the program's own part of the traceback."""
     cause = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
     own = _skip_runner(error.__traceback__)
     if any(sign in str(error) for sign in _ECHOES):
         time.sleep(_UNREPORTED)  # another rank has failed, and its own message should come first
         cause = _who_has_ended(job) + cause
     print(f"runner: {context.label} failed: {cause}", file=sys.stderr, flush=True)
-    sys.excepthook(type(error), error.with_traceback(own), own)  # the program's own, where it has set one
+    sys.excepthook(type(error), error.with_traceback(own), own)  # the program's own hook, if it has set one
     sys.stderr.flush()
 
 
@@ -145,8 +145,8 @@ def _who_has_ended(job: Job | None) -> str:
 
 
 def _skip_runner(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame that is not the runner's own way to the target."""
-    # It begins in the command line's main().
+    """The traceback without the runner's own frames above the target."""
+    # Its first frame is the command line's main().
     way = {trace.tb_frame.f_code.co_filename, runner.dispatch.__file__} if trace is not None else set()
     start = trace
     while start is not None and (

@@ -20,7 +20,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one rank may use, as it sees it itself; plain data, to be exchanged.
+    """What one rank may use, as it sees it itself: plain data, part of its record.
 
     ``cores`` are the cores it may run on, as Linux lists them (``0-3,8``); ``host_cores`` how many the host has; ``quota`` the CPU time a
     container allows, in cores; ``gpus`` one name per visible GPU, the same name for the same GPU;
@@ -67,7 +67,7 @@ def resources(environment: Mapping[str, str]) -> Resources:
     affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     # OpenMP allows a list, one number per nesting level.
     threads = environment.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    # In a Slurm job the host is what the job has of it.
+    # In a Slurm job only the job's share of the host counts.
     allotted = environment.get("SLURM_CPUS_ON_NODE", "")
     host_cores = os.cpu_count() or len(affinity)
     return Resources(
@@ -118,14 +118,14 @@ def place_all(
     device: str,
     policy: Policy,
 ) -> list[list[Placement]]:
-    """The placements of all ranks, host by host: worked out alike on all ranks, so that all of them know of a refusal.
+    """The placements of all ranks, host by host. All ranks compute all of them, so all raise the same error.
 
     Hosts whose ranks have the same resources are placed once.
 
     Args:
-        hosts: the name of each, and for each of its ranks, in the order of local ranks, the number of its resources.
-        kinds: those resources.
-        policy: for a diagnostic tool a host with more ranks than GPUs computes on its cores.
+        hosts: the name of each and, in the order of local ranks, the index of each rank's resources in ``kinds``.
+        kinds: the distinct resources.
+        policy: for a diagnostic tool, a host with more ranks than GPUs computes on its CPUs.
 
     Raises:
         UsageError: a GPU is asked for and none is visible.
@@ -150,8 +150,7 @@ def place_all(
 def _gpu_indices(launcher: Launcher, host: str, sharers: Sequence[Resources], device: str) -> list[int | None]:
     """For each rank the first GPU it sees that no rank before it has taken, as an index among those it sees.
 
-    One rule for every way of handing out GPUs: all ranks see all of them, each sees its own, or some of
-    them overlap.
+    This rule fits whether all ranks see all GPUs, each sees its own, or the sets overlap.
     """
     gpus = {gpu for sharer in sharers for gpu in sharer.gpus}
     if device == "cpu" or (device == "auto" and not gpus):
@@ -177,7 +176,7 @@ def _gpu_indices(launcher: Launcher, host: str, sharers: Sequence[Resources], de
 
 
 def _threads(own: Resources, sharing: int, on_host: int) -> tuple[int, str]:
-    """Cores that the rank may use ÷ ranks that share them; what the user set goes first."""
+    """(threads, their source): cores that the rank may use ÷ ranks that share them, unless the user has set a number."""
     if own.user_threads is not None:
         return own.user_threads, "OMP_NUM_THREADS"
     cores = own.mask.bit_count()
@@ -190,7 +189,7 @@ def _threads(own: Resources, sharing: int, on_host: int) -> tuple[int, str]:
 
 
 def _sharing(sharers: Sequence[Resources]) -> dict[int, int]:
-    """For each set of cores, how many ranks have some of them: worked out once per set, not per rank."""
+    """For each core mask, how many ranks have a core of it: computed once per mask, not once per rank."""
     ranks = Counter(sharer.mask for sharer in sharers)
     return {own: sum(count for other, count in ranks.items() if other & own) for own in ranks}
 
@@ -219,7 +218,7 @@ def _binding_problem(launcher: Launcher, own: Resources, on_host: int) -> tuple[
 
 
 def control_groups() -> list[Path]:
-    """The folders of this process's control group (version 2) and those above it; none where there is none."""
+    """The folders of this process's control group (version 2) and of those above it; empty if it has none."""
     try:
         group = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
     except OSError:

@@ -1,8 +1,8 @@
-"""The end of a worker: the program's exit handlers, the groups, open files, and out.
+"""The end of a worker: exit handlers, process groups, open files, then the exit itself.
 
-The interpreter's own teardown is left out. A gloo thread that asks for the interpreter's lock while it is being
-torn down is ended inside a destructor, which aborts the process: seen in most runs of torch 2.13 and 2.14 that
-leave a group or a DDP model behind. What teardown does for users, it does here first.
+The interpreter's own teardown is skipped. A gloo thread that asks for the interpreter's lock during teardown is ended
+inside a destructor, which aborts the process: seen in most runs of torch 2.13 and 2.14 that leave a group or a DDP
+model behind. What teardown does for users is done here first.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def shutdown(code: int, *, collective: bool, job: Job | None = None) -> NoReturn
     """End this process.
 
     Args:
-        collective: leave the process group and MPI. MPI waits for the other ranks there, so only where all of
-            them come to this point: never after an exception on one.
-        job: where the ranks have met: this one's end is told, so that one that goes on waiting for it can name it.
+        collective: leave the process group and MPI. MPI_Finalize() waits for the other ranks, so this is allowed only
+            if all of them come here: never after an exception on one.
+        job: if given, this rank's end is recorded in its store, so that a rank that still waits for this one can name it.
     """
     _flush_files()  # first: what follows may take longer than the guard allows
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons, as teardown begins
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for non-daemon threads, as teardown does first
     atexit._run_exitfuncs()
     if collective:
         if job is not None:
@@ -49,19 +49,20 @@ def shutdown(code: int, *, collective: bool, job: Job | None = None) -> NoReturn
 
         ctypes.PyDLL(None).exit(
             code
-        )  # C's exit: its handlers run, with the lock that some need, and the interpreter stays
+        )  # C's exit: it runs C's handlers, with the lock that some need, and does not tear the interpreter down
     os._exit(code)
 
 
 def _let_go() -> None:
-    """Drop what the program's own names hold.
+    """Delete the program's global names.
 
-    That closes compressed and temporary files, and the connections of a group that a DDP model still has: a rank that
-    waits for this one in a collective ends then, and not after the group's time limit, while MPI's end waits for it.
+    This closes compressed and temporary files, and the connections of a group that a DDP model still holds. So a rank
+    that waits for this one in a collective fails now and not after the group's time limit, for which MPI_Finalize()
+    would wait.
     """
-    threading.excepthook = lambda _: None  # daemon threads, which Python's own end would stop, miss the names
+    threading.excepthook = lambda _: None  # daemon threads, which teardown would stop, fail without the names
     names = sys.modules["__main__"].__dict__
-    for are_last in (False, True):  # what a destructor uses goes after what is destroyed
+    for are_last in (False, True):  # modules, functions and classes last: destructors use them
         for name in reversed(list(names)):
             if are_last or not isinstance(names[name], ModuleType | FunctionType | type):
                 del names[name]
@@ -69,7 +70,7 @@ def _let_go() -> None:
 
 
 def _let_go_of_signals() -> None:
-    """The program's handlers need its names: from now on what it was told is ignored, and what ends it ends it."""
+    """Remove the program's signal handlers, which need its names: informing signals are ignored, others have the default."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             told = number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
@@ -77,9 +78,9 @@ def _let_go_of_signals() -> None:
 
 
 def _flush_files() -> None:
-    """Write out the files that the program has not closed."""
+    """Flush the files that the program has not closed."""
     for thing in gc.get_objects():
-        # (isinstance() would ask objects that warn when they are looked at.)
+        # (isinstance() reads __class__, about which some objects warn.)
         if issubclass(type(thing), _BUFFERED):
             with contextlib.suppress(Exception):
                 thing.flush()

@@ -1,7 +1,7 @@
-"""What is to be run: a tool, a script, a module, or a workload; found and read, not yet imported.
+"""The target: a tool, a script, a module or a workload; found and read, not yet imported.
 
 Modules are found without importing their packages, so that a wrong name, or a rank whose copy of the code
-differs, is refused before torch comes in.
+differs, is refused before torch is imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from runner.errors import UsageError
 
 @dataclass(frozen=True)
 class Target:
-    """A thing to run. ``digest`` is of its source text, "" for a tool."""
+    """What to run. ``digest`` is a hash of its source, "" for a tool."""
 
     kind: str  # tool, script, module, workload
     name: str
@@ -70,11 +70,11 @@ def find_target(name: str, *, as_module: bool, tools: Iterable[str]) -> Target:
 
 
 def _refuse_idle(name: str, path: Path, instead: Callable[[], str]) -> None:
-    """Refuse a workload that is given as a program: it would define its ``main``, do nothing, and end well."""
+    """Refuse a workload given as a script or module: it would define ``main``, never call it, and exit with 0."""
     try:
         tree = _parse(path)
     except SyntaxError:
-        return  # Python will tell
+        return  # Python reports it when it runs the file
     main = _main_of(tree)
     if not isinstance(main, ast.FunctionDef) or main.decorator_list or not _takes_two(main):
         return
@@ -97,7 +97,7 @@ def _workload_of(path: Path) -> str:
 
 
 def _refuse_programs(name: str, path: Path) -> None:
-    """Refuse a module whose ``main`` cannot be called with (run, argv), as far as its text tells."""
+    """Refuse a module whose ``main`` cannot be called with (run, argv), as far as its source shows."""
     if path.suffix != ".py":
         return
     try:
@@ -118,7 +118,7 @@ def _module_file(name: str, *, run_as_main: bool) -> Path | None:
     spec: importlib.machinery.ModuleSpec | None = None
     for part in name.split("."):
         try:
-            # By its last name alone: with a dotted one, a package without __init__ asks for its parent's import.
+            # Only the last part of the name: with a dotted name, a package without __init__ imports its parent.
             spec = importlib.machinery.PathFinder.find_spec(part, list(search) if search is not None else None)
         except (ImportError, ValueError):
             return None
@@ -143,7 +143,7 @@ def _editable(name: str) -> importlib.machinery.ModuleSpec | None:
 
 def _parse(path: Path) -> ast.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the text: they are shown when it is run
+        warnings.simplefilter("ignore")  # they are shown when the source is run
         try:
             return ast.parse(path.read_bytes())
         except OSError as error:
@@ -153,12 +153,12 @@ def _parse(path: Path) -> ast.Module:
 
 
 def _main_of(tree: ast.Module) -> ast.AST | None:
-    """What binds the name ``main`` in a module's own scope, the last where there are several."""
+    """The node that binds ``main`` in a module's own scope; the last one if there are several."""
     return next((node for node in reversed(list(_own_scope(tree))) if _is_main(node)), None)
 
 
 def _takes_two(main: ast.AST) -> bool:
-    """Whether it can be called with two positional arguments; True where only the import will tell."""
+    """Whether it can be called with two positional arguments; True where only the import can tell."""
     if not isinstance(main, ast.FunctionDef) or main.decorator_list:
         return True
     takes = main.args
@@ -172,7 +172,7 @@ def _signature(main: ast.FunctionDef) -> str:
 
 
 def _own_scope(node: ast.AST) -> Iterator[ast.AST]:
-    """What is below a node (the branches of an if or a try), but not in a function's or a class's own scope."""
+    """All nodes below a node (so in the branches of an if or a try), except those in the scope of a function or class."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
@@ -182,7 +182,7 @@ def _own_scope(node: ast.AST) -> Iterator[ast.AST]:
 def _is_main(node: ast.AST) -> bool:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return node.name == "main"
-    if isinstance(node, ast.alias):  # "import *" may bring one; the import will tell
+    if isinstance(node, ast.alias):  # "import *" may bind it, which only the import can tell
         return (node.asname or node.name) in ("main", "*")
     return isinstance(node, ast.Name) and node.id == "main" and isinstance(node.ctx, ast.Store)
 
@@ -206,7 +206,7 @@ def _workloads() -> list[str]:
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    """A hint at what may have been meant; ``.py`` and the packages, which names share, make none of them near."""
+    """A hint at similar names. ``.py`` and package names are left out: many names share them."""
 
     def own(name: str) -> str:
         return name.removesuffix(".py").rpartition(".")[2]
@@ -218,7 +218,7 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def _places() -> str:
-    """The first folders in which modules are looked for, but for the standard library's."""
+    """The first three folders in which modules are looked for, without the standard library's."""
     library = os.path.dirname(os.__file__)
     places = dict.fromkeys(os.path.abspath(entry) for entry in sys.path if os.path.isdir(entry or "."))
     return ", ".join([place for place in places if place not in (library, f"{library}/lib-dynload")][:3])

@@ -1,7 +1,7 @@
-"""A backend: what ranks talk by. One object of this kind says all that the runner asks of it, and its import is cheap.
+"""The base class of backends, the ways in which ranks communicate. Importing a backend's class is cheap.
 
-``runner.comm.table`` lists them. What is here suits a backend that torch.distributed has itself; another one replaces what
-it does differently.
+``runner.comm.table`` lists the backends. The methods here fit a backend that torch.distributed itself has; another backend
+overrides what it does differently.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-Finish = Callable[
-    [], object
-]  # waits for the end of what was started; returns a tensor where the result is in a new one
+# Waits for an operation that was started; returns a tensor if the result is in a new one.
+Finish = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """What an operation works on: ``whole`` and ``other`` of one size, ``part`` a rank's share of it."""
+    """An operation's tensors: ``whole`` and ``other`` have the same size, ``part`` is a rank's share of it."""
 
     whole: Tensor
     other: Tensor
@@ -38,8 +37,8 @@ class Operation:
     """An operation on some buffers.
 
     Attributes:
-        call: do it. Returns a tensor where the result is in a new one.
-        start: start it, where that is possible; returns what waits for its end.
+        call: runs it. Returns a tensor if the result is in a new one.
+        start: starts it and returns a function that waits for its end; None if it cannot run asynchronously.
     """
 
     call: Callable[[], object]
@@ -48,7 +47,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rank finds out about a backend; ``problem`` where it is installed and does not work."""
+    """What a rank reports about a backend; ``problem`` if it is installed but does not work."""
 
     text: str
     problem: str = ""
@@ -58,8 +57,8 @@ class Connection:
     """All ranks, connected by a backend.
 
     Attributes:
-        group: torch.distributed's, where it is one.
-        starts_anew: its first call in a turn takes longer than the others.
+        group: the torch.distributed process group, if it has one.
+        starts_anew: the first call in a turn takes longer than the others.
     """
 
     group: ProcessGroup | None = None
@@ -72,12 +71,12 @@ class Connection:
         alltoall (``whole`` to ``other``), broadcast (rank 0's ``whole``), sendrecv (``whole`` to the next rank's ``other``).
 
         Args:
-            label: tells it from others that are under way at the same time.
+            label: distinguishes it from other operations that run at the same time.
         """
         raise NotImplementedError
 
     def turn(self) -> AbstractContextManager[None]:
-        """In here it is used. Outside it must not slow others."""
+        """The block in which the connection is used. Outside such blocks it must not slow other backends."""
         return nullcontext()
 
 
@@ -85,15 +84,16 @@ class Backend:
     """A backend of torch.distributed, or a library beside it.
 
     Attributes:
-        name: that a user types.
-        is_process_group: whether torch.distributed makes groups of it; else it is a library, trained by the strategy of
-            its name.
-        chosen_on: the types of device on which a workload may get it without asking for it, and ``why_chosen``.
-        takes_a_core: a thread of it waits by spinning.
-        binds_device: whether a group of it is told its GPU when it is made.
-        is_measured: whether bench and compare know it.
-        package: of Python, whose version has to be the same on all ranks; "" where torch's says it.
-        title: of its line in the doctor's report, "" for none, and ``patience``: seconds that its rank may take for it.
+        name: the name that a user types.
+        is_process_group: whether torch.distributed makes groups with it; if not, it is a library, used by the strategy of
+            the same name.
+        chosen_on: the device types on which a workload may get it without asking for it; ``why_chosen`` is the reason shown.
+        takes_a_core: whether one of its threads waits by spinning.
+        binds_device: whether its groups are given their GPU when they are made.
+        is_measured: whether bench and compare include it.
+        package: the Python package whose version must be the same on all ranks; "" if torch's version covers it.
+        title: the title of its line in the doctor's report, "" for no line.
+        patience: seconds that a rank may take for that line.
     """
 
     name = ""
@@ -108,21 +108,21 @@ class Backend:
     patience = 4.0
 
     def unavailable_reason(self, job: Job) -> str:
-        """Why the job cannot use it, or an empty string: the same on all ranks. Imports no torch."""
+        """Why the job cannot use it, or an empty string; the same on all ranks. Does not import torch."""
         return ""
 
     def remark(self, job: Job) -> str:
-        """What there is to know where it is used as asked for."""
+        """What the user should know if it is used because ``--backend`` asked for it; "" for nothing."""
         return ""
 
     def prepare(self, job: Job) -> None:
-        """Have it work in a program that may be yet to import torch, or the library. The job's store is served."""
+        """Make it work in a program that may import torch, or the library, later. The job's store is served already."""
 
     def start(self, job: Job) -> Connection:
-        """Connect all ranks; torch.distributed's default group is there. Collective.
+        """Connect all ranks. Needs torch.distributed's default group. Collective.
 
         Raises:
-            RunnerError: that is not possible.
+            RunnerError: the ranks cannot be connected.
         """
         from runner.comm.torch_operations import TorchConnection
 

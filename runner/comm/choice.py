@@ -1,4 +1,4 @@
-"""Which backend a workload's process group gets, and what that takes of a rank's cores. Decided once, before torch is imported."""
+"""Choose the backend of a workload's process group, and the cores that it takes, once, before torch is imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runner.placement import Placement
 
 
 def with_backend(job: Job, wanted: str) -> Job:
-    """The job with the backend of its process group, and why it is that.
+    """The job with the backend of its process group, and the reason for it.
 
     Args:
         wanted: a backend's name, or "auto".
@@ -20,10 +20,10 @@ def with_backend(job: Job, wanted: str) -> Job:
 
 
 def with_spare_cores(job: Job) -> Job:
-    """The job with a core less per rank for its program where a thread of the backend waits by spinning.
+    """The job with one OpenMP thread less per rank, if a thread of the backend waits by spinning.
 
-    Where there are more than two. A step of ``workloads.mnist`` with two OpenMP threads on two cores took 29 ms, 93 ms
-    beside such a thread; with one OpenMP thread 57 ms and 56 ms.
+    Ranks with one or two threads keep them. A step of ``workloads.mnist`` with two OpenMP threads on two cores took 29 ms,
+    and 93 ms beside such a spinning thread; with one OpenMP thread 57 ms and 56 ms.
     """
     if not backends()[job.backend].takes_a_core:
         return job
@@ -32,12 +32,12 @@ def with_spare_cores(job: Job) -> Job:
 
 
 def network_backends() -> dict[str, str]:
-    """For each type of device the backend that needs no MPI: what a script that knows nothing of the runner asks for."""
+    """For each device type the backend that needs no MPI, which a script not written for the runner asks for."""
     return {device: next(b.name for b in backends().values() if device in b.chosen_on) for device in ("cpu", "cuda")}
 
 
 def network_backend(job: Job) -> str:
-    """The one for the job's device."""
+    """The backend that needs no MPI, for the job's device."""
     return network_backends()[job.placement.device]
 
 

@@ -1,4 +1,4 @@
-"""Which ranks have come to their end: told in the job's store, so that one that goes on waiting can name them."""
+"""Record in the job's store which ranks have ended, so that a rank that still waits for them can name them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from runner.job import Job
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
-_ENDED = "runner/ended"  # in the job's store: how many ranks have ended, and, behind a slash and a number, which
+_ENDED = "runner/ended"  # key of the number of ended ranks; "runner/ended/1" is the first of them
 _TELLING = timedelta(seconds=5)
 _NAMED = 8  # ranks, at the most
 
 
 def tell_end(job: Job) -> None:
-    """Let the others know that this rank has come to its end, where that says something: while MPI's end keeps the store."""
+    """Record that this rank has ended. Only where MPI_Finalize() keeps rank 0, which serves the store, until all end."""
     if _can_tell(job):
         with contextlib.suppress(RuntimeError):
             store = _client(job)
@@ -27,7 +27,7 @@ def tell_end(job: Job) -> None:
 
 
 def ended_ranks(job: Job) -> list[int]:
-    """The first ranks that have told their end."""
+    """The first ranks that have recorded their end, at most 8."""
     if not _can_tell(job):
         return []
     try:

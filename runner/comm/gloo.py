@@ -8,4 +8,4 @@ from runner.comm.backend import Backend
 class Gloo(Backend):
     name = "gloo"
     chosen_on = ("cpu",)
-    why_chosen = "one rank talks to nobody"  # where there are more, and not MPI, what keeps from that is said
+    why_chosen = "one rank talks to nobody"  # with several ranks, the reason shown is why MPI is not used

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def when_imported(module: str, call: Callable[[], None]) -> None:
-    """Call as soon as a module has been imported: now, if it has been; else after what was asked for before."""
+    """Call a function when a module has been imported, or now if it has been; several in the order of their requests."""
     if module in sys.modules:
         call()
         return
@@ -23,7 +23,7 @@ def when_imported(module: str, call: Callable[[], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module, once, in the usual way, and calls at the end of its import."""
+    """Finds one module in the usual way, and runs the calls once, at the end of its import."""
 
     def __init__(self, module: str, call: Callable[[], None]) -> None:
         self.module, self.calls = module, [call]
@@ -39,7 +39,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
     def _is_imported(self) -> None:
-        # Not before: a program may only look whether the module is there.
+        # Removed only after the import: find_spec() is also called by programs that only check whether the module exists.
         if self in sys.meta_path:
             sys.meta_path.remove(self)
             for call in self.calls:
@@ -47,13 +47,13 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _CallingLoader(importlib.abc.Loader):
-    """Another loader, and a call at the end of what it does."""
+    """A loader that wraps another one, and makes a call after it has executed the module."""
 
     def __init__(self, loader: importlib.abc.Loader, call: Callable[[], None]) -> None:
         self._loader, self._call = loader, call
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # get_source and its kin, which tracebacks and inspect ask for
+        return getattr(self._loader, name)  # get_source and others, which tracebacks and inspect use
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)

@@ -1,4 +1,4 @@
-"""What lives until the process ends, whoever made it: when rank 0 drops the store, the other ranks lose theirs."""
+"""Keep objects alive until the process ends: if rank 0 dropped the store, the other ranks would lose it, too."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ _kept: list[object] = []
 
 
 def keep(thing: object) -> None:
-    """Hold something until the process ends."""
+    """Keep an object alive until the process ends."""
     _kept.append(thing)

@@ -1,9 +1,9 @@
-"""The meeting point of ``init_process_group()``: the runner's store, as long as it is the runner's that is asked for.
+"""Let ``init_process_group()`` join the runner's store, and only that one, as a client.
 
-torchrun tells its workers by TORCHELASTIC_USE_AGENT_STORE that a store is served at MASTER_ADDR and MASTER_PORT, so that
-all ranks join it as clients; so does the runner. But the variable has to count for that store alone: a script that sets
-MASTER_ADDR and MASTER_PORT itself, and processes that it spawns by multiprocessing, which are no ranks of the job, would
-wait for a store that nobody serves.
+By TORCHELASTIC_USE_AGENT_STORE torchrun tells its workers that a store is served at MASTER_ADDR and MASTER_PORT, so that
+all ranks join it as clients; the runner does the same. But the variable must apply to that store only: otherwise a script
+that sets MASTER_ADDR and MASTER_PORT itself, or processes that it spawns by multiprocessing, which are not ranks of the
+job, would wait for a store that no process serves.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from runner.job import Job
 
 IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 _MODULE = "torch.distributed.rendezvous"
-# What starts the processes of multiprocessing that do not share this one's modules.
+# The modules by which multiprocessing starts processes that do not inherit this one's modules.
 _SPAWNING = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver")
 
 
 def serve_own_endpoint_only(job: Job) -> None:
-    """Have the variable count for the runner's store alone, in a program that is yet to import torch."""
+    """Make the variable apply to the runner's store only, in a program that imports torch later."""
     if job.context.launcher.has_store:
         return
     endpoint = job.endpoint.host, str(job.endpoint.port)
@@ -46,7 +46,7 @@ def _wrap_handlers(handlers: dict[str, Callable[..., Iterator[Any]]], endpoint: 
         def handle(url: str, *arguments: Any, **options: Any) -> Iterator[Any]:
             found = handler(url, *arguments, **options)
             with nullcontext() if asked_for(url) == endpoint else without_variable(IS_SERVED):
-                first = next(found)  # which makes the store
+                first = next(found)  # this makes the store
             yield first
             yield from found
 

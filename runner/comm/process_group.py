@@ -1,4 +1,4 @@
-"""The default process group, and what a program needs to make one itself."""
+"""Start and stop the default process group, and prepare for a program that makes one itself."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MODULE = "torch.distributed.distributed_c10d"
 
 
 def prepare_backends(job: Job) -> None:
-    """Have all backends work in this process, which may be yet to import torch. The job's store is served."""
+    """Make all backends work in this process, which may import torch later. The job's store is served already."""
     for backend in backends().values():
         backend.prepare(job)
 
 
 def limit_when_imported(job: Job) -> None:
-    """Make the time limit that the user asked for the default of the groups that a program makes."""
+    """Make the user's ``--collective-timeout``, if given, the default time limit of the groups that a program makes."""
 
     def limit() -> None:
         # torch reads these two where init_process_group() and new_group() are given no timeout.
@@ -38,7 +38,7 @@ def start_process_group(job: Job) -> None:
     """Serve the job's store, and initialise torch.distributed's default group for a workload.
 
     Raises:
-        UsageError: the backend asked for is not there.
+        UsageError: the backend asked for is not available.
     """
     import torch
     import torch.distributed as dist
@@ -70,7 +70,7 @@ def start_process_group(job: Job) -> None:
 
 
 def stop_process_group() -> None:
-    """Destroy the default group if there is one. For success only: after an exception it may wait for ever."""
+    """Destroy the default group, if there is one. Only after success: after an exception this may wait for ever."""
     if "torch.distributed" in sys.modules:
         import torch.distributed as dist
 
@@ -80,10 +80,10 @@ def stop_process_group() -> None:
 
 
 def _forget_group() -> None:
-    """Drop torch's own last references to the group, so that its connections close while this process goes on.
+    """Drop torch's own last references to the group, so that its connections close before this process ends.
 
-    The functions of ``torch.distributed.nn.functional`` have the group of the moment of their import, which DDP brings
-    about, as their arguments' default (torch 2.14).
+    The functions of ``torch.distributed.nn.functional``, which DDP imports, have the group at the time of that import as
+    a default argument (torch 2.14).
     """
     functions = vars(sys.modules.get("torch.distributed.nn.functional", object))
     for function in [value for value in functions.values() if isinstance(value, FunctionType)]:

@@ -12,7 +12,7 @@ _is_served = threading.Event()
 
 
 def serve_store(job: Job) -> None:
-    """On rank 0, make the held socket the job's store, for as long as the process lives. All ranks come here."""
+    """On rank 0, serve the job's store on the held socket until the process ends. Called on all ranks."""
     _is_served.set()
     if job.endpoint.listener is None or job.endpoint.way == "torchrun":
         return
@@ -30,5 +30,5 @@ def serve_store(job: Job) -> None:
 
 
 def is_served() -> bool:
-    """Whether rank 0 serves it, or will: else a client would wait at a socket that nobody looks after."""
+    """Whether rank 0 serves the store, or is about to; if not, a client would wait for an answer in vain."""
     return _is_served.is_set()

@@ -1,6 +1,6 @@
 """The backends, by the name a user types. Others come from packages with an entry point ``runner.backends``.
 
-Adding one is a file or a folder beside this one, with an object of a kind of ``Backend``, and a line here.
+To add one, write a file or a folder beside this one with a subclass of ``Backend``, and add an object of it here.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _BACKENDS: tuple[Backend, ...] = (Gloo(), MPI4Py(), Horovod(), NCCL(), TorchMPI(
 
 @functools.cache
 def backends() -> dict[str, Backend]:
-    """All of them, those of other packages included."""
+    """All backends by name, including those of other packages."""
     others: list[Backend] = [point.load()() for point in entry_points(group="runner.backends")]
     return {backend.name: backend for backend in (*_BACKENDS, *others)}
 
 
 def process_groups() -> list[str]:
-    """The names of those of which torch.distributed makes groups."""
+    """The names of the backends with which torch.distributed makes groups."""
     return [name for name, backend in backends().items() if backend.is_process_group]

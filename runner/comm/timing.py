@@ -1,4 +1,4 @@
-"""How long calls take on all ranks: the device has done its work, and the slowest rank counts."""
+"""Measure how long calls take on all ranks, including the device's work; the slowest rank counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def largest(numbers: list[float], device: torch.device) -> list[float]:
 
 
 def own_seconds_per_call(call: Callable[[], object], calls: int, device: torch.device) -> float:
-    """Seconds that a call takes on this rank, in the mean over so many, which all ranks begin together. Collective."""
+    """Mean seconds per call on this rank, over a number of calls, which all ranks begin together. Collective."""
     dist.barrier()
     start = time.perf_counter()
     for _ in range(calls):
@@ -34,5 +34,5 @@ def own_seconds_per_call(call: Callable[[], object], calls: int, device: torch.d
 
 
 def seconds_per_call(call: Callable[[], object], calls: int, device: torch.device) -> float:
-    """Those of the slowest rank, so the same on all ranks. Collective."""
+    """Mean seconds per call on the slowest rank; the same on all ranks. Collective."""
     return largest([own_seconds_per_call(call, calls, device)], device)[0]

@@ -1,4 +1,4 @@
-"""torch's own MPI backend, in a torch that was built from source with it; mpi4py stands in for it."""
+"""torch's own MPI backend, for a torch that was built from source with MPI; the backend mpi4py replaces it elsewhere."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from runner.comm.backend import Backend
 
 class TorchMPI(Backend):
     name = "mpi"
-    is_measured = False  # bench calls the bare MPI by this name
+    is_measured = False  # in bench this name means MPI without torch

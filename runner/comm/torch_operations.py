@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from runner.comm.backend import Buffers, Connection, Operation
 
-# torch 2.14 has given them these names.
+# The first names are torch 2.14's.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
@@ -27,7 +27,7 @@ def _ring(b: Buffers, group: Any, later: bool) -> Any:
     return works if later else works.wait()
 
 
-# Do it with buffers and a group; or only start it, and return what is to be waited for.
+# Functions of the buffers and a group, that run the operation, or (third argument) start it and return its work.
 _OPERATIONS: dict[str, Callable[[Buffers, Any, bool], Any]] = {
     "allreduce": lambda b, group, later: dist.all_reduce(b.whole, group=group, async_op=later),
     "allgather": lambda b, group, later: _all_gather(b.whole, b.part, group=group, async_op=later),

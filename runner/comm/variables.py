@@ -1,4 +1,4 @@
-"""The variables that a program started by torchrun finds, made for a job of any launcher."""
+"""The variables that torchrun sets for its workers, made for a job of any launcher."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from runner.job import Job
 
 
 def settings(job: Job) -> dict[str, str]:
-    """What every target runs with: threads, and the interface for the backends' own connections.
+    """Variables for every target: the number of threads, and the interface for the backends' own connections.
 
-    What the user set is kept.
+    Those that the user has set are left out.
     """
     wanted = {"OMP_NUM_THREADS": str(job.placement.threads)}
     if job.endpoint.interface:
         wanted["GLOO_SOCKET_IFNAME"] = job.endpoint.interface
-        wanted["NCCL_SOCKET_IFNAME"] = f"={job.endpoint.interface}"  # "=": this name, not all that begin so
+        wanted["NCCL_SOCKET_IFNAME"] = f"={job.endpoint.interface}"  # "=": this exact name, not a prefix
     users = dict(job.context.environment)
     if job.placement.threads_source != "OMP_NUM_THREADS":
-        users.pop("OMP_NUM_THREADS", None)  # not a number of threads, if it is set at all
+        users.pop("OMP_NUM_THREADS", None)  # if set, it is not a number of threads
     return {name: value for name, value in wanted.items() if not users.get(name)}
 
 
@@ -30,8 +30,8 @@ def torchrun_variables(job: Job) -> dict[str, str]:
     local_rank, local_size = job.local_rank, job.topology.local_size(job.rank)
     group, groups = job.topology.host_index(job.rank), len(job.topology.hosts)
     if _have_gpus_of_their_own(job):
-        # Scripts take LOCAL_RANK for a device's index, so every rank is shown as a group of one worker, as torchrun
-        # would show it if it were started in such a task.
+        # Scripts use LOCAL_RANK as the device's index, so every rank becomes a group of one worker, as if torchrun
+        # had been started once per task.
         local_rank, local_size = job.placement.device_index or 0, 1
         group, groups = job.rank, job.size
     first = job.topology.records[0]
@@ -53,12 +53,12 @@ def torchrun_variables(job: Job) -> dict[str, str]:
         "ROLE_NAME": "default",
         "MASTER_ADDR": job.endpoint.host,
         "TORCHELASTIC_RUN_ID": run_id,
-        # The store is there already, so init_process_group() on rank 0 joins it like the others.
+        # The runner serves the store already, so init_process_group() on rank 0 joins it like the others.
         IS_SERVED: "True",
     }
 
 
 def _have_gpus_of_their_own(job: Job) -> bool:
-    """Whether some rank's device is not the one that its local rank counts to: the same answer on all ranks."""
+    """Whether some rank's device index is not its local rank; the same answer on all ranks."""
     indices = [placement.device_index for placement in job.placements]
     return any(index is not None and index != job.topology.local_rank(rank) for rank, index in enumerate(indices))

@@ -1,4 +1,4 @@
-"""The worker's process group: what it has started ends with it, whoever ends first."""
+"""The worker's Unix process group: the processes that the worker has started end with it, even if the guard dies first."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Group:
-    """The processes that are part of a job because its worker has started them.
+    """The worker and the processes that it has started.
 
-    Where the worker has a process group of its own, another process watches the guard: a launcher that kills the guard
-    alone would leave the group behind. (The worker itself is the kernel's to end, see ``die_with``.)
+    If the worker has a process group of its own, a second process (the sweeper) watches the guard: a launcher that kills
+    only the guard would leave the group behind. (The kernel ends the worker itself, see ``die_with``.)
     """
 
     def __init__(self, worker: int, *, is_own: bool, but: tuple[int, ...]) -> None:
         """Call in the guard, right after the fork.
 
         Args:
-            is_own: the worker leads a group of its own; else it is in the guard's, on a terminal.
-            but: file descriptors that are the guard's alone.
+            is_own: the worker leads a group of its own; otherwise it is in the guard's, on a terminal.
+            but: file descriptors that only the guard may hold.
         """
         self._worker, self.is_own = worker, is_own
         if is_own:
-            with contextlib.suppress(OSError):  # the worker does the same: whoever comes first
+            with contextlib.suppress(OSError):  # the worker does the same; one of the two is first
                 os.setpgid(worker, worker)
             self._sweeper = _start_sweeper(worker, but)
 
     def end(self, grace: float) -> None:
-        """After the worker's end: SIGTERM to those that are left, and SIGKILL after so many seconds."""
+        """After the worker's end: send SIGTERM to the remaining processes, and SIGKILL after ``grace`` seconds."""
         if self.is_own:
             _end_group(self._worker, grace)
             with contextlib.suppress(OSError):
@@ -46,13 +46,13 @@ class Group:
 
 
 def adopt_orphans() -> None:
-    """Have processes whose parent ends become children of this one (Linux), so that they can be found and reaped."""
+    """Make descendants whose parent ends children of this process (Linux), so that they can be found and reaped."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the guard dies, however it dies (Linux)."""
+    """Have the kernel kill this process when its parent, the guard, dies for any reason (Linux)."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -61,15 +61,15 @@ def die_with(parent: int) -> None:
 
 
 def _start_sweeper(group: int, but: tuple[int, ...]) -> int:
-    """Fork a process that kills the group when this one has ended without a word. Returns the pipe for the word."""
+    """Fork a process that kills the group if this one ends before it writes to the pipe. Returns the pipe."""
     pipe_out, pipe_in = os.pipe()
     if os.fork():
         os.close(pipe_out)
         return pipe_in
-    os.setsid()  # out of reach of what is sent to the guard's group
+    os.setsid()  # so that signals to the guard's group do not reach it
     os.close(pipe_in)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2, *but):  # a launcher waits until nobody holds its pipes any more
+    for descriptor in (0, 1, 2, *but):  # a launcher waits until no process holds its pipes
         os.dup2(nothing, descriptor)
     if not os.read(pipe_out, 4):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -84,14 +84,14 @@ def _end_group(group: int, grace: float) -> None:
             os.killpg(group, number)
             while time.monotonic() < deadline:
                 _reap()
-                os.killpg(group, 0)  # is anybody left?
+                os.killpg(group, 0)  # raises ProcessLookupError when the group is empty
                 time.sleep(0.02)
         except (ProcessLookupError, PermissionError):
             return
 
 
 def _end_children(grace: float) -> None:
-    """The same where the guard is in the group itself: its own children, and theirs, that are in it."""
+    """The same where the guard itself is in the group: end only the guard's descendants that are in it."""
     import psutil
 
     own = os.getpgrp()

@@ -1,4 +1,4 @@
-"""The launcher above a rank, as its guard watches it; and who a process is, for messages."""
+"""The launcher process above a rank, which its guard watches; and the description of a process for messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runner.launch.processes import launcher_process
 
 
 def launcher_of(context: LaunchContext) -> int:
-    """The process whose end leaves the ranks of this host without a launcher; 0 where there is none, or none is seen."""
+    """The id of the process whose end leaves this host's ranks without a launcher; 0 if there is none or it is not seen."""
     if not context.launcher.has_process:
         return 0
     if context.launcher.is_parent:
@@ -23,7 +23,7 @@ def launcher_of(context: LaunchContext) -> int:
 
 
 def end_of(process: int) -> int | None:
-    """A file descriptor that can be read once the process has ended; None where the system has no such thing."""
+    """A file descriptor that becomes readable when the process ends; None where the system has none (not Linux)."""
     try:
         return os.pidfd_open(process) if process else None
     except (AttributeError, OSError):
@@ -31,21 +31,21 @@ def end_of(process: int) -> int | None:
 
 
 def error_output_of(process: int) -> TextIO | None:
-    """Where a process of this user writes its errors; None where that cannot be opened, or where the process would write
-    over what is added: in a file that it does not append to."""
+    """The standard error of another process of this user, opened to append; None if that is not possible, or if it is a
+    file that the process does not append to itself, and so would overwrite what is added."""
     path = f"/proc/{process}/fd/2"
     try:
         flags = int(re.findall(r"flags:\s*(\d+)", Path(f"/proc/{process}/fdinfo/2").read_text())[0], 8)
         if stat.S_ISREG(os.stat(path).st_mode) and not flags & os.O_APPEND:
             return None
-        # (A pipe that nobody reads would keep a writer waiting.)
+        # (O_NONBLOCK: opening or writing to a pipe that nobody reads would block.)
         return open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK), "w")
     except (OSError, IndexError):
         return None
 
 
 def described(process: int) -> str:
-    """``bash (process 4711)``, as far as it can be seen from here."""
+    """``bash (process 4711)``; without the name if it cannot be read."""
     try:
         return f"{Path(f'/proc/{process}/comm').read_text().strip()} (process {process})"
     except OSError:

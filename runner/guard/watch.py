@@ -1,9 +1,9 @@
-"""A tiny parent for the worker: forked before torch or MPI is imported, it outlives whatever happens to it.
+"""The guard: a small parent process of the worker that outlives it. The fork is before torch and MPI are imported.
 
-The launcher knows the parent. The parent passes signals on, bounds the waits that the worker cannot
-bound itself (``MPI_Init``, a collective before the ranks have met, an interpreter that hangs while it
-shuts down), and ends with the worker's exit code, which is what makes a launcher end the job. With the
-worker ends its process group: whatever the program has started and not put in a session of its own.
+The guard is the process that the launcher has started. It passes signals on, bounds the waits that the worker cannot
+bound itself (``MPI_Init``, a collective before the ranks have met, an interpreter that hangs while it shuts down), and
+ends with the worker's exit code, which makes a launcher end the job. When the worker ends, the guard also ends the
+worker's process group: all that the program has started and not put in a session of its own.
 """
 
 from __future__ import annotations
@@ -23,34 +23,33 @@ from runner.errors import EXIT_FAILURE, EXIT_USAGE
 from runner.guard.group import Group, adopt_orphans, die_with
 from runner.guard.launcher import described, end_of, error_output_of
 
-# What the worker tells its guard, one byte each.
-_MET = b"m"  # the ranks have met: the wait is over
-_ENDING = b"e"  # followed by the exit code: the worker is on its way out
+# The worker's messages to its guard, one byte each.
+_MET = b"m"  # the ranks have met
+_ENDING = b"e"  # the worker is about to end; the exit code follows
 
-# After a worker has failed, its exit handlers get this long before it is killed; what it has started gets as long
-# after SIGTERM (seconds).
+# Seconds that a failed worker's exit handlers get before it is killed, and that its child processes get between
+# SIGTERM and SIGKILL.
 GRACE = 2.0
-_ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher is gone
+_ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended
 
-# These end a job; the others tell the program something. Either kind is the worker's alone to hear: data loaders that end
-# first would make an error of a checkpoint on SIGTERM. What it has started hears SIGTERM when it has ended.
+# The first end a job; the others inform the program. Both are passed to the worker only: if SIGTERM ended its data
+# loaders, a checkpoint on SIGTERM would fail. Its child processes get SIGTERM after it has ended.
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 _TELLS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 _WATCHED = (*_ENDS, *_TELLS, signal.SIGCHLD)
-_EVENT = struct.Struct("=iqi")  # a signal, the process that sent it, and how (si_code: above 0 the kernel did)
+_EVENT = struct.Struct("=iqi")  # a signal, the process that sent it, and si_code (above 0: the kernel sent it)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """What the guard says, and when."""
+    """The texts that the guard prints, and when it prints them."""
 
     label: str  # how messages name this process
-    no_meeting: Callable[
-        [int | None], str
-    ]  # of a worker that has not met the others in time (None), or ended (its code)
-    speaks: bool  # of what all ranks know: one of them does
-    to_go_on: str  # how a job that was ended can go on; "" where that is not known
-    is_shown_to_the_end: bool = True  # the launcher shows what its ranks say also after it was told to end
+    # The message about a worker that has not met the others in time (None), or has ended before (its exit code).
+    no_meeting: Callable[[int | None], str]
+    speaks: bool  # whether this rank prints what concerns all ranks: one of them does
+    to_go_on: str  # how to resume a job that was ended; "" if that is not known
+    is_shown_to_the_end: bool = True  # the launcher shows its ranks' output also after it was told to end
 
 
 class Lifeline:
@@ -58,14 +57,14 @@ class Lifeline:
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
-        self.worker = os.getpid()  # whose child, where the program forks one, has the lifeline too
+        self.worker = os.getpid()  # a forked child has the lifeline too, but another process id
 
     def met(self) -> None:
-        """The ranks have met; stop the clock."""
+        """Tell the guard that the ranks have met: the time limit ends."""
         self._tell(_MET)
 
     def failed(self, code: int) -> None:
-        """The worker ends with this code, soon; kill it if it does not."""
+        """Tell the guard that the worker is about to end with this code, and is to be killed if it does not."""
         self._tell(_ENDING + bytes([code & 0xFF]))
 
     def _tell(self, message: bytes) -> None:
@@ -78,17 +77,17 @@ def start_worker(words: Words, meet_within: float, launcher: Callable[[], int] =
 
     Args:
         meet_within: seconds until the worker must have met the other ranks.
-        launcher: tells, in the parent, the process without which the ranks shall not go on; 0 for none.
+        launcher: called in the parent; returns the id of the process whose end also ends the ranks, 0 for none.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     pipe_out, pipe_in = os.pipe()
     parent = os.getpid()
-    # Launchers signal a rank's whole process group: the worker should hear it once, from its guard. A terminal, though,
-    # gives what is typed to the group in its foreground.
+    # Launchers signal a rank's whole process group, and the worker should get each signal once, from its guard: so it has
+    # a group of its own. Not on a terminal, whose input goes to the foreground group only.
     has_own_group = not os.isatty(0)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored nobody is told how a child has ended
-    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)  # so that none falls between the fork and the watch
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored a child's exit status is lost
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)  # so that no signal is lost between the fork and the watch
     worker = os.fork()
     if worker == 0:
         os.close(pipe_out)
@@ -112,7 +111,7 @@ class _Guard:
     def __init__(self, worker: int, pipe: int, group: Group, words: Words, launcher: int) -> None:
         self._worker, self._pipe, self._group, self._words, self._launcher = worker, pipe, group, words, launcher
         self._end_of_launcher = end_of(launcher)
-        self._verdict: int | None = None  # the exit code, where it is known before the worker's end
+        self._verdict: int | None = None  # the exit code, if it is known before the worker's end
         self._met = False
         self._passed_on: set[int] = set()
         self._ignored = {number for number in _ENDS if signal.getsignal(number) == signal.SIG_IGN}  # nohup
@@ -122,13 +121,13 @@ class _Guard:
         threading.Thread(target=_hear, args=(events,), daemon=True).start()
 
     def watch(self, deadline: float | None) -> int:
-        """Until the worker has ended. Returns the exit code."""
+        """Watch the worker until it has ended. Returns the exit code."""
         sources = [end for end in (self._events, self._pipe, self._end_of_launcher) if end is not None]
         ready: list[int] = []
         is_killed = False
         while True:
             status = self._status()
-            message = _read(self._pipe)  # only now: the last word of a worker that has ended counts
+            message = _read(self._pipe)  # after _status(), so that a worker's last message is read
             if message == b"" and self._pipe in sources:
                 sources.remove(self._pipe)
             if message and _MET in message:
@@ -152,13 +151,13 @@ class _Guard:
                 if self._verdict is None:
                     self._verdict = EXIT_FAILURE
                     self._say(self._words.no_meeting(None))
-                elif is_killed:  # the kernel keeps it, as a file system that does not answer has it do
+                elif is_killed:  # not even SIGKILL ends it, for example in a file system that hangs
                     return self._verdict
                 self._signal(signal.SIGKILL)
                 is_killed, deadline = True, time.monotonic() + GRACE
 
     def _status(self) -> int | None:
-        """How the worker has ended, if it has. Orphans that the guard has adopted are let go."""
+        """The worker's exit status, if it has ended. Reaps the orphans that the guard has adopted."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 if ended[0] == self._worker:
@@ -167,7 +166,7 @@ class _Guard:
 
     def _receive(self, number: int, sender: int, code: int) -> None:
         if number == signal.SIGCHLD or (code > 0 and not self._group.is_own):
-            return  # what is typed on a terminal its whole group has heard, the worker too
+            return  # the terminal has sent it to the whole group, and so to the worker
         is_new = number not in self._passed_on
         self._passed_on.add(number)
         self._signal(number)
@@ -179,7 +178,7 @@ class _Guard:
             os.kill(self._worker, number)
 
     def _say_ended(self, name: str, sender: int) -> None:
-        """Who ends this rank. What a launcher does to all ranks one of them says."""
+        """Print who ends this rank. If the launcher ends all ranks, only one of them prints it."""
         to_go_on = f"; {self._words.to_go_on}" if self._words.to_go_on and self._met else ""
         if self._launcher and sender in (os.getppid(), self._launcher):
             if self._words.speaks:
@@ -193,10 +192,10 @@ class _Guard:
             return self._verdict
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
-            if -code not in self._passed_on or -code in _TELLS:  # of the others it has been said who sent them
+            if -code not in self._passed_on or -code in _TELLS:  # for the others the sender was printed
                 self._say(f"killed by {_name(-code)}")
             return 128 - code
-        # Before the meeting only a library ends the process without the runner's own word: MPI_Init does.
+        # Before the ranks have met, only a library such as MPI_Init() ends the process without a message of the runner.
         if not self._met and 0 < code < 128 and code != EXIT_USAGE and not self._passed_on:
             self._say(self._words.no_meeting(code))
         return code
@@ -208,7 +207,7 @@ class _Guard:
 
 
 def _hear(events: int) -> None:
-    """Hand on every signal to this process, and who sent it, which a handler would not be told."""
+    """Write every signal to this process to a pipe, with its sender, which a signal handler would not know."""
     while True:
         if hasattr(signal, "sigwaitinfo"):
             received = signal.sigwaitinfo(_WATCHED)
@@ -226,7 +225,7 @@ def _name(number: int) -> str:
 
 
 def _read(pipe: int) -> bytes | None:
-    """What is in the pipe: None where there is nothing, b"" where nobody can write to it any more."""
+    """The pipe's content: None if it is empty, b"" if no process can write to it any more."""
     try:
         return os.read(pipe, 64)
     except BlockingIOError:

@@ -33,13 +33,13 @@ class Ignored:
 class LaunchContext:
     """Who this process is, according to its launcher.
 
-    ``local_rank`` and ``local_size`` are what the launcher says, or None where it says nothing; what
-    holds is measured later, by exchange.
+    ``local_rank`` and ``local_size`` are what the launcher says, or None if it says nothing. The actual
+    topology is measured later, from the ranks' records.
     """
 
     launcher: Launcher
     why: str
-    is_chosen: bool = False  # by the user, against whatever the variables say
+    is_chosen: bool = False  # by the user, whatever the variables say
     rank: Value
     size: Value
     local_rank: Value | None
@@ -49,7 +49,7 @@ class LaunchContext:
 
     @property
     def host(self) -> str:
-        """This host's own name (two virtual hosts on one machine have two)."""
+        """This host's own name (virtual hosts on one machine have different ones)."""
         return socket.gethostname()
 
     @property
@@ -64,10 +64,10 @@ class LaunchContext:
 
     @property
     def job_id(self) -> str | None:
-        """A name that all ranks of this job, and of no other job, have in common; None where nothing gives one.
+        """A name that is the same on all ranks of this job and different in other jobs; None if there is none.
 
-        It is the launcher's own identifiers; on one host, else, the launcher process that all ranks
-        descend from; and on several hosts the scheduler's job.
+        It is made of the launcher's own identifiers. If these are missing, it is made of the launcher process
+        above all ranks (on one host) or of the scheduler's job (on several).
         """
         names = self.launcher.job or ("",)
         if not all(self.environment.get(name) for name in names):
@@ -81,7 +81,7 @@ class LaunchContext:
 
     @property
     def hosts(self) -> list[str]:
-        """The job's hosts as launcher or scheduler list them, without repetition; empty where none does."""
+        """The job's hosts as the launcher or the scheduler lists them, each once; empty if neither does."""
         for name in filter(None, (self.launcher.hosts, *HOST_LISTS)):
             text = self.environment.get(name, "")
             if not text:
@@ -97,7 +97,7 @@ class LaunchContext:
 
     @property
     def user_endpoint(self) -> tuple[str, int] | None:
-        """``MASTER_ADDR`` and ``MASTER_PORT`` where both are set.
+        """``MASTER_ADDR`` and ``MASTER_PORT`` if both are set.
 
         Raises:
             LaunchError: the port is not one.

@@ -16,7 +16,7 @@ from runner.launch.table import LAUNCHERS, SINGLE, TASK_COUNTS, Launcher, launch
 
 @dataclass(frozen=True)
 class _Reading:
-    """One launcher's variables, read completely."""
+    """The values of one launcher's variables."""
 
     launcher: Launcher
     rank: Value
@@ -32,11 +32,11 @@ class _Reading:
 
 
 def detect(environment: Mapping[str, str], launcher: str | None = None) -> LaunchContext:
-    """Say which launcher started this process and what it says about it.
+    """Find the launcher that started this process, and what its variables say.
 
     Args:
         environment: the process's variables.
-        launcher: a name from the table that wins over everything that is set, or ``single``.
+        launcher: a name from the table, or ``single``; it replaces the detection.
 
     Raises:
         LaunchError: a set of variables is incomplete, malformed, or contradicts another one.
@@ -69,7 +69,7 @@ def detect(environment: Mapping[str, str], launcher: str | None = None) -> Launc
 
 
 def is_marked(row: Launcher, environment: Mapping[str, str]) -> bool:
-    """Whether the variables that mark a launcher are there, and do not mean a step without ranks."""
+    """Whether the variables that mark a launcher are set, and do not mean a step without ranks."""
     return (
         all(_name_of(mark, environment) in environment for mark in row.requires)
         and not any(name in environment for name in row.excludes)
@@ -81,14 +81,14 @@ def is_reporting(environment: Mapping[str, str]) -> bool:
     """Whether this process should print an error found before its rank is known: no variable gives it a rank above 0."""
     try:
         rows = launchers()
-    except LaunchError:  # which is what is to be said
+    except LaunchError:  # this is the error to be printed
         rows = LAUNCHERS
     ranks = [environment.get(row.rank, "") for row in rows if not row.is_set_in_batch or is_marked(row, environment)]
     return not any(rank.isdecimal() and int(rank) > 0 for rank in ranks)
 
 
 def unused_tasks(environment: Mapping[str, str]) -> int:
-    """The tasks of the scheduler's job, where it has several and no launcher started this process as one; else 0."""
+    """The number of tasks of the scheduler's job, if it has several and this process is none of them; else 0."""
     if any(is_marked(row, environment) for row in launchers()):
         return 0
     tasks = 0
@@ -115,7 +115,7 @@ def _shown(cell: str, environment: Mapping[str, str]) -> str:
 
 
 def _value(cell: str, environment: Mapping[str, str]) -> Value | None:
-    """The number in a cell of the table, or None where nothing is set."""
+    """The number that a cell of the table refers to, or None if the variable is not set."""
     if not cell:
         return None
     indexed = re.fullmatch(r"(\w+)\[(\w+)\]", cell)
@@ -161,9 +161,9 @@ def _half_set(row: Launcher, environment: Mapping[str, str]) -> LaunchError:
 
 
 def _refuse_half_set(environment: Mapping[str, str]) -> None:
-    """A rank or a size without the rest of its set would make N processes that each train alone."""
+    """Refuse a rank or a size without the rest of its set: with it, N processes would each train alone."""
     for row in launchers():
-        # An endpoint alone (MASTER_ADDR, MASTER_PORT) is no rank, so the marks do not count here.
+        # An endpoint alone (MASTER_ADDR, MASTER_PORT) is no rank, so ``requires`` does not count here.
         cells = (row.rank, row.size) if row.half_set_is_an_error else ()
         if any(_name_of(cell, environment) in environment for cell in cells):
             raise _half_set(row, environment)
@@ -183,7 +183,7 @@ def _ignored(winner: _Reading, others: list[_Reading], environment: Mapping[str,
     read = {other.launcher.name for other in (winner, *others)}
     for row in launchers():
         stray = [name for name in row.stray if name in environment]
-        # (torchrun's are those that users set by hand.)
+        # (Not if they are the winner's own: torchrun sets the variables that users also set by hand.)
         if stray and row.name not in read and winner.launcher.rank not in row.stray:
             found.append(Ignored(tuple(stray), row.stray_note.format(title=winner.launcher.title)))
     return found

@@ -1,4 +1,4 @@
-"""Launches whose variables read well and that nobody means: ranks that would each train alone, or wait for nobody."""
+"""Refuse launches whose variables are valid but cannot be meant: ranks that would each train alone, or wait for ever."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from runner.launch.table import SINGLE, launchers
 
 
 def refuse_misfit(context: LaunchContext) -> None:
-    """Refuse a launch in which this process would not train with the ranks that were started; --launcher settles it.
+    """Refuse a launch in which this process would not train with the other ranks, unless --launcher was given.
 
     Raises:
-        LaunchError: which launch it is, and how it is meant to be.
-        SystemExit: the same, on a process that has a sibling which reports it.
+        LaunchError: it is such a launch; the message says how to start the ranks instead.
+        SystemExit: the same, where a sibling process reports it.
     """
     if context.is_chosen:
         return
@@ -49,7 +49,7 @@ def _refuse_lost_ranks() -> None:
         line = [os.getpid(), *(process.pid for process in ancestors())]
         own_branch = line[line.index(parent.pid) - 1]  # this process, or the shell around it
         if own_branch != min((child.pid for child in parent.children()), default=own_branch):
-            time.sleep(1)  # the first to end has the others ended too, and that one is to speak
+            time.sleep(1)  # the first end makes the launcher end all, and the reporting sibling prints first
             raise SystemExit(EXIT_USAGE)
         raise LaunchError(
             f"{parent.name()} (process {parent.pid}) started this process, but none of its rank variables is set, so "
@@ -59,7 +59,7 @@ def _refuse_lost_ranks() -> None:
 
 
 def _refuse_shell_of_srun(context: LaunchContext) -> None:
-    """Refuse to be rank 0 in a shell that is one of several tasks: those of the others have ended at once."""
+    """Refuse to be one rank of several in the shell of srun --pty: the other tasks' shells have ended at once."""
     if context.size.value > 1 and context.launcher.pty in context.environment and typed_in_a_shell():
         raise LaunchError(
             f"this shell is task {context.rank.value} of the {context.size.value} of srun --pty, and the other tasks run "
@@ -77,7 +77,7 @@ def _refuse_torchruns_alone(context: LaunchContext) -> None:
     if row is None or environment.get(context.launcher.agents) != "1":
         return
     if row.pty and row.pty in environment:
-        return  # a torchrun in the shell of srun --pty: its workers have no terminal by which to tell
+        return  # torchrun in the shell of srun --pty: allowed, as its workers have no terminal to check
     size = detect(environment, row.name).size
     if size.value > 1:
         raise LaunchError(

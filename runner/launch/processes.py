@@ -1,4 +1,4 @@
-"""The launcher's processes above this one: which mpirun it was, and whether a person watches its output."""
+"""The launcher's processes above this one: which mpirun it was, and whether its output goes to a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAUNCHER_PROCESSES = frozenset(
     }
 )
 
-# Those of them that pass on whole lines only: Open MPI 5's (PRRTE), whatever it was called by.
+# Those of them that forward whole lines only: Open MPI 5's (PRRTE), under whatever name it was started.
 _HOLD_LINES = frozenset({"prterun", "prted", "prte"})
 
 # Those of them whose every child is a rank. Slurm's also start batch scripts and shells.
@@ -27,7 +27,7 @@ RANK_STARTERS = LAUNCHER_PROCESSES - {"slurmstepd", "srun", "flux-shell"}
 
 
 def ancestors() -> Iterator[psutil.Process]:
-    """This process's parents, nearest first, as far as they can be seen from here."""
+    """This process's ancestors, nearest first, as far as they are visible."""
     import psutil
 
     try:
@@ -45,7 +45,7 @@ def launcher_process(names: frozenset[str] = LAUNCHER_PROCESSES) -> psutil.Proce
 
 
 def is_one_of(process: psutil.Process, names: frozenset[str]) -> bool:
-    """Whether a process has one of these names, or runs a program of such a name (mpirun.openmpi is orterun)."""
+    """Whether a process, or the program that it runs, has one of these names (mpirun.openmpi runs orterun)."""
     import psutil
 
     try:
@@ -55,7 +55,7 @@ def is_one_of(process: psutil.Process, names: frozenset[str]) -> bool:
 
 
 def executable(process: psutil.Process) -> str:
-    """The path of a process's program, or an empty string where it may not be seen."""
+    """The path of a process's program, or an empty string if it may not be read."""
     import psutil
 
     try:
@@ -65,10 +65,10 @@ def executable(process: psutil.Process) -> str:
 
 
 def typed_in_a_shell() -> bool:
-    """Whether an interactive shell started this process, or a program that did: its job control makes process groups.
+    """Whether this process descends from an interactive shell: the shell's job control puts it in a group of its own.
 
-    What a terminal's session leader starts without a shell stays in the leader's group, and a launcher's ranks have no
-    terminal.
+    A process that a terminal's session leader starts without a shell stays in the leader's group, and a launcher's ranks
+    have no terminal.
     """
     if os.getpgrp() == os.getsid(0):
         return False
@@ -80,12 +80,12 @@ def typed_in_a_shell() -> bool:
 
 
 def on_terminal(*, in_place: bool = False) -> bool:
-    """Whether a person reads this process's output on a terminal as it appears.
+    """Whether this process's output appears on a terminal at once.
 
-    Open MPI gives its ranks a pseudo-terminal whatever its own output is, so the launchers above are asked too.
+    Open MPI gives its ranks a pseudo-terminal whatever its own output is, so the launchers above are checked too.
 
     Args:
-        in_place: whether also a line that has not ended yet appears, as what is redrawn in its place needs.
+        in_place: whether unfinished lines must appear, too, as a line that is redrawn in place needs.
     """
     if not os.isatty(1):
         return False

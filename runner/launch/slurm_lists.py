@@ -9,7 +9,7 @@ def expand_counts(text: str) -> list[int]:
     """``2(x3),1`` → ``[2, 2, 2, 1]``.
 
     Raises:
-        ValueError: the text is not of that form.
+        ValueError: the text does not have that form.
     """
     counts: list[int] = []
     for item in text.split(","):

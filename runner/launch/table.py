@@ -1,12 +1,12 @@
-"""The launchers we know, in the order in which they are looked for: one row each.
+"""The known launchers, one row each, in the order in which they are looked for.
 
 A cell names the variable that holds the value. ``A|B`` is the first of the two that is set;
 ``LIST[INDEX]`` is the element INDEX of a list in Slurm's short form (``2(x3),1``).
-Adding a launcher is a row here and a captured environment in ``tests/data/launchers``; or a row in another package, which
-names it by an entry point ``runner.launchers``. Nothing outside the table asks for a launcher's name.
+To add a launcher, add a row here and a captured environment in ``tests/data/launchers``; or a row in another package,
+which names it by an entry point ``runner.launchers``. No code outside the table depends on a launcher's name.
 
 Order: launchers that run inside another one's tasks come first (torchrun under srun, mpirun in a
-Slurm allocation). MPI goes before Slurm because ``mpirun`` inside a batch job hands every rank the
+Slurm allocation). MPI comes before Slurm because under ``mpirun`` inside a batch job every rank inherits the
 batch step's ``SLURM_PROCID=0``.
 """
 
@@ -37,32 +37,32 @@ class Launcher:
     name: str
     title: str
     kind: Kind
-    # How it is told.
-    requires: tuple[str, ...]  # all are set: it is this launcher
-    excludes: tuple[str, ...] = ()  # none is set, or it is another one
+    # How it is recognised.
+    requires: tuple[str, ...]  # variables that must all be set
+    excludes: tuple[str, ...] = ()  # variables that must not be set
     not_a_rank: Mapping[str, frozenset[str]] = field(default_factory=dict)  # values that mean "not one of my ranks"
     nested_in: frozenset[Kind] = frozenset()  # launchers that may have started this one, and are then ignored
     half_set_is_an_error: bool = True  # False where the variables are also set outside a rank
-    is_set_in_batch: bool = False  # a batch script, too, has a rank, which what it starts inherits
-    stray: tuple[str, ...] = ()  # of its variables, those that are often set where it is not the launcher,
-    stray_note: str = ""  # and what they are then; {title} is the launcher
-    # What it says.
+    is_set_in_batch: bool = False  # its batch scripts, too, have a rank, and the processes they start inherit it
+    stray: tuple[str, ...] = ()  # those of its variables that are often set where it is not the launcher,
+    stray_note: str = ""  # and what they mean then; {title} is the launcher
+    # What its variables say.
     rank: str
     size: str
     local_rank: str = ""
     local_size: str = ""
-    job: tuple[str, ...] = ()  # together they name the job, alike on all its ranks
-    mpi: tuple[str, ...] = ()  # one is set: MPI_Init will find the other ranks
+    job: tuple[str, ...] = ()  # variables that together name the job, the same on all its ranks
+    mpi: tuple[str, ...] = ()  # if one of these is set, MPI_Init finds the other ranks
     hosts: str = ""  # variable with the job's hosts, or with the name of a file that lists them
-    first_host_has_no_ranks: bool = False  # of those: it is where the job was started
+    first_host_has_no_ranks: bool = False  # the first of these hosts is only where the job was started
     has_store: bool = False  # it serves a store at MASTER_ADDR and MASTER_PORT
-    agents: str = ""  # variable with how many of its agents know one another; several that do not are several jobs
+    agents: str = ""  # variable with the number of its agents that form one job
     pty: str = ""  # variable that is set in a shell that is one of its tasks
-    # What it is.
-    has_process: bool = True  # a process of it is above the ranks, and its end is to be theirs
-    is_parent: bool = False  # that process is the ranks' parent; else it has a name of ``LAUNCHER_PROCESSES``
+    # Its process, and settings.
+    has_process: bool = True  # one of its processes is above the ranks, and the ranks end with it
+    is_parent: bool = False  # that process is the ranks' parent; else it is found by ``LAUNCHER_PROCESSES``
     without_fabric: Mapping[str, str] = field(default_factory=dict)  # settings for one host without a fast network
-    # What to say to it.
+    # What messages advise.
     ranks_per_host: str = ""  # the flag that starts N ranks on each host
     unbind: str = ""  # the flag or setting that lets a rank use all its cores
     bind_numa: str = ""  # the flag or setting that keeps a rank on one NUMA node
@@ -261,11 +261,11 @@ LAUNCHERS: tuple[Launcher, ...] = (
 
 # Variables of schedulers that name the job, and those that list its hosts (or name a file that does).
 SCHEDULER_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
-# (Open MPI starts its daemons by srun in a step that leaves out the first host, so the job's list, not the step's.)
+# (The job's list, not the step's: Open MPI starts its daemons by srun in a step without the first host.)
 HOST_LISTS = ("SLURM_JOB_NODELIST", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE")
 
-# Variables with the number of the job's tasks, or with the name of a file that has a line for each. (Slurm leaves out
-# the first where only --nodes was asked for, which makes a task per node.)
+# Variables with the number of the job's tasks, or with the name of a file that has a line for each. (Slurm does not set
+# the first if only --nodes was given, which means one task per node.)
 TASK_COUNTS = ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES", "PBS_NODEFILE", "LSB_DJOB_NUMPROC")
 
 # How a process that no launcher started is described.
@@ -276,10 +276,10 @@ SINGLE = Launcher(
 
 @functools.cache
 def launchers() -> tuple[Launcher, ...]:
-    """All rows: those of other packages first.
+    """All rows, those of other packages first.
 
     Raises:
-        LaunchError: an entry point ``runner.launchers`` gives no row.
+        LaunchError: an entry point ``runner.launchers`` does not load or is not a ``Launcher``.
     """
     return (*map(_load, entry_points(group="runner.launchers")), *LAUNCHERS)
 
@@ -288,7 +288,7 @@ def _load(point: EntryPoint) -> Launcher:
     try:
         row = point.load()
         problem = "" if isinstance(row, Launcher) else f"it is a {type(row).__name__}, not a Launcher"
-    except Exception as error:  # whatever another package's code raises
+    except Exception as error:  # another package's code may raise anything
         problem = f"{type(error).__name__}: {error}"
     if problem:
         raise LaunchError(

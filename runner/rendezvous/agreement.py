@@ -1,4 +1,4 @@
-"""What the ranks refuse about each other before anything is trained."""
+"""Compare the records of all ranks, and refuse ranks that must not run together, before anything is trained."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runner.rendezvous.record import RankRecord
 from runner.rendezvous.records import Records
 from runner.rendezvous.topology import Topology, ranks_text, topology_of
 
-# What must be equal on all ranks, and how messages call it.
+# The fields that must be equal on all ranks, and their names in messages.
 _EQUAL = {
     "size": "the number of ranks",
     "launcher": "the launcher",
@@ -25,10 +25,10 @@ VERSIONS = ("python", "torch", "runner")
 
 
 def compare_ranks(everyone: Sequence[RankRecord], policy: Policy = Policy.STRICT) -> Topology:
-    """Compare all ranks' records, and say where everybody is.
+    """Compare all ranks' records, and return the topology that they show.
 
     Args:
-        policy: a diagnostic tool takes ranks of different versions.
+        policy: a diagnostic tool accepts ranks with different versions.
 
     Raises:
         RefusedError: ranks differ in something that must be equal, or one of them has a problem of its own.

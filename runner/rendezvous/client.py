@@ -1,4 +1,4 @@
-"""The other ranks' side of a connection to rank 0."""
+"""A connection to rank 0, as the other ranks use it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CHUNK = 1 << 20
 
 
 class Client:
-    """A connection to rank 0 on which both sides have proved to be of the job."""
+    """A connection to rank 0 on which both sides have proved that they belong to the job."""
 
     def __init__(self, connection: socket.socket, sent: Stream, received: Stream) -> None:
         self.connection = connection
@@ -26,19 +26,19 @@ class Client:
         self.connection.close()
 
     def send(self, message: Any, within: float) -> None:
-        """Send a message to rank 0, within so many seconds.
+        """Send a message to rank 0 within ``within`` seconds.
 
         Raises:
-            OSError: rank 0 is gone, or does not read.
+            OSError: rank 0 has ended, or does not read.
         """
         self.connection.settimeout(within)
         self.connection.sendall(self._sent_stream.pack(message))
 
     def receive(self, within: float) -> Any:
-        """Rank 0's next message, within so many seconds.
+        """Wait ``within`` seconds for rank 0's next message, and return it.
 
         Raises:
-            ProtocolError: rank 0 is gone, or somebody stands between.
+            ProtocolError: rank 0 has closed the connection, or the message was changed on the way.
             OSError: the connection failed, or the time is over.
         """
         deadline = time.monotonic() + within
@@ -50,12 +50,15 @@ class Client:
 
 
 def connect(family: socket.AddressFamily, address: Any, key: bytes, rank: int, within: float) -> Client:
-    """Connect to rank 0 at this address, and prove to one another to be of the job.
+    """Connect to rank 0 at this address; both sides prove that they belong to the job.
+
+    Args:
+        within: seconds.
 
     Raises:
-        ProtocolError: something else answers there.
+        ProtocolError: another program answers there.
         WrongJobError: a runner answers that does not know the job's key.
-        OSError: it cannot be reached, or does not answer in so many seconds.
+        OSError: the address cannot be reached, or does not answer in time.
     """
     connection = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -68,7 +71,7 @@ def connect(family: socket.AddressFamily, address: Any, key: bytes, rank: int, w
 
 
 def answers(family: socket.AddressFamily, address: Any, key: bytes, within: float) -> bool:
-    """Whether this job's rank 0 is what listens at an address."""
+    """Whether this job's rank 0 listens at an address."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as connection:
             _greeted(connection, address, key, within)
@@ -92,7 +95,7 @@ def _greeted(connection: socket.socket, address: Any, key: bytes, within: float)
 
 
 def _chunk(connection: socket.socket, size: int, deadline: float) -> bytes:
-    """What comes next, but not after the deadline: a peer that says one byte a second does not prolong it."""
+    """The next bytes. The deadline holds for the whole message: a peer that sends a byte a second does not extend it."""
     connection.settimeout(max(0.01, deadline - time.monotonic()))
     chunk = connection.recv(size)
     if not chunk:

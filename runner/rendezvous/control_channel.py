@@ -1,7 +1,7 @@
-"""Values that the ranks tell each other after the rendezvous, also when MPI or torch are what is broken.
+"""Gather values from all ranks after the rendezvous, without MPI or torch, which may be what is broken.
 
-Every rank keeps a connection to rank 0, by the socket that rank 0 holds at the endpoint. A rank that is silent or
-gone holds the others up once, for as long as it was given, and never for ever.
+Every rank keeps a connection to rank 0, through the socket that rank 0 holds at the endpoint. A rank that is silent or
+has ended delays the others once, by the time limit at most.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runner.rendezvous.server import Server
 from runner.rendezvous.topology import ranks_text
 
 _CONNECTING = 10.0  # seconds
-# The others wait this much longer than rank 0, who waits for them (seconds).
+# The other ranks wait this much longer than rank 0, which waits for them (seconds).
 _SLACK = 5.0
 
 
@@ -31,11 +31,11 @@ class ControlChannel:
         """Connect to rank 0, or wait for all others there.
 
         Raises:
-            RendezvousError: rank 0 cannot be reached; on rank 0: some rank has not come.
+            RendezvousError: rank 0 cannot be reached; on rank 0: some rank has not connected.
         """
         self.rank, self.size = rank, size
-        self.silent: set[int] = set()  # on rank 0: those that are waited for no longer
-        self._inbox: dict[int, list[Any]] = {}  # by rank, what has come and not been asked for yet
+        self.silent: set[int] = set()  # on rank 0: ranks that it no longer waits for
+        self._inbox: dict[int, list[Any]] = {}  # by rank: messages received and not read yet
         self._stack = ExitStack()
         if size == 1:
             return
@@ -58,20 +58,20 @@ class ControlChannel:
         """Every rank's value, in rank order, None for a rank that has sent nothing in time.
 
         Args:
-            topic: what it is about; of a rank that is late, what belongs to earlier topics is passed over.
+            topic: names this call; late values of earlier topics are dropped.
             value: whatever JSON can carry, but not None.
             within: seconds that rank 0 waits for the others.
-            to_all: whether ranks other than 0 are told, too; else they get an empty list.
+            to_all: whether ranks other than 0 get the values, too; otherwise they get an empty list.
 
         Raises:
-            RendezvousError: rank 0 is gone or silent.
+            RendezvousError: rank 0 has ended or is silent.
         """
         if self.size == 1:
             return [value]
         if self.rank == 0:
             values = self._collect(topic, value, within)
             answer = text_of({"topic": topic, "values": values if to_all else []})
-            for peer in list(self._server.ranks.values()):  # one that is gone is found silent by the next topic
+            for peer in list(self._server.ranks.values()):  # a rank that has ended is silent at the next topic
                 peer.send(answer, _SLACK)
             return values
         deadline = time.monotonic() + within + _SLACK
@@ -90,7 +90,7 @@ class ControlChannel:
         while True:
             for rank, messages in self._inbox.items():
                 found.update((rank, message["value"]) for message in messages if message["topic"] == topic)
-                messages.clear()  # what belongs to earlier topics is of no use any more
+                messages.clear()  # drops those of earlier topics
             waited_for = set(self._server.ranks) - set(found) - self.silent
             if not waited_for or time.monotonic() > deadline:
                 break
@@ -105,7 +105,7 @@ class ControlChannel:
 
     def _wait_for_all(self) -> None:
         deadline = time.monotonic() + _CONNECTING + _SLACK
-        while len(self._server.seen) < self.size - 1:  # one that has come and gone is not waited for
+        while len(self._server.seen) < self.size - 1:  # a rank that has connected and ended counts
             if time.monotonic() > deadline:
                 absent = sorted(set(range(1, self.size)) - self._server.seen)
                 self._stack.close()

@@ -1,4 +1,4 @@
-"""Where the ranks meet, and the socket that is held there."""
+"""The address of the job's store, and the socket that rank 0 holds there."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 
 
 class NoMpi(enum.Enum):
-    """What keeps the ranks from meeting by MPI."""
+    """What prevents a rendezvous by MPI."""
 
     NOT_A_RANK = enum.auto()  # the launcher started no MPI ranks
-    NOT_INSTALLED = enum.auto()  # mpi4py
-    WRONG_LIBRARY = enum.auto()  # mpi4py has loaded another MPI's than the launcher's
+    NOT_INSTALLED = enum.auto()  # mpi4py is missing
+    WRONG_LIBRARY = enum.auto()  # mpi4py has loaded another MPI than the launcher's
 
 
 @dataclass(frozen=True)
 class MpiUnavailable:
-    """Why MPI was not used to meet, and what mends that."""
+    """Why MPI was not used for the rendezvous, and how to change that."""
 
     reason: NoMpi
     message: str
@@ -32,27 +32,26 @@ class MpiUnavailable:
 class Endpoint:
     """The address and port of the job's store, as this rank reaches it.
 
-    ``listener`` is rank 0's bound and listening socket, None on other ranks. It becomes the store; where the store
-    is torchrun's own, it stays what it is, and ``rank_0`` says where it is reached.
+    ``listener`` is rank 0's bound and listening socket, None on other ranks. The store is served on it; where torchrun
+    serves the store, the socket stays as it is, and ``rank_0`` is its address.
     """
 
     host: str
     port: int
-    interface: str  # this rank's interface towards it; "" where none could be told
+    interface: str  # this rank's interface towards it; "" if unknown
     way: str  # how it was agreed on: env, mpi, file, hosts, torchrun, single
-    key: bytes = field(default=b"", repr=False)  # by which the job's ranks know one another
+    key: bytes = field(default=b"", repr=False)  # by which the job's ranks recognise one another
     listener: socket.socket | None = None
     rank_0: tuple[str, int] | None = None
-    mpi_unavailable: MpiUnavailable | None = None  # None also where it was not asked for
+    mpi_unavailable: MpiUnavailable | None = None  # None also where MPI was not considered
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
 
-_OPEN_FILES = (
-    1 << 20
-)  # enough for any job; some kernels allow a thousand times as many, which old programs count through
+# Enough for any job. Some kernels allow a thousand times as many, and old programs loop over all of them.
+_OPEN_FILES = 1 << 20
 
 
 def allow_open_files() -> None:
@@ -64,9 +63,9 @@ def allow_open_files() -> None:
 
 
 def listen(*, loopback: bool, port: int = 0) -> socket.socket:
-    """A socket that listens on a port that the kernel chose (0) or the caller did.
+    """A socket that listens on a given port, or on one that the kernel chooses (0).
 
-    On loopback only, or on all addresses of IPv4 and IPv6, as far as the host has them.
+    It listens on loopback only, or on all addresses of IPv4 and IPv6 that the host has.
 
     Raises:
         OSError: the port is taken, or may not be used.

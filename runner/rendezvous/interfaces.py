@@ -7,7 +7,7 @@ import ipaddress
 import socket
 from collections.abc import Mapping
 
-# Bridges and tunnels of containers and virtual machines: up on every host, and leading nowhere.
+# Bridges and tunnels of containers and virtual machines: they are up, but lead to no other host of the job.
 _VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "lxc", "tun", "tap", "veth")
 
 
@@ -15,7 +15,7 @@ def own_addresses(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     """(interface, address) pairs that may be reached from other hosts, best first.
 
     First the interfaces that the user named in ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME``, then by
-    the speed of the link, so that a fabric goes before the management network. Loopback and link-local
+    link speed, so that a fabric comes before the management network. Loopback and link-local
     addresses, interfaces that are down, and virtual bridges are left out.
     """
     import psutil
@@ -54,7 +54,7 @@ def is_loopback(interface: str) -> bool:
 
 
 def interface_towards(host: str) -> str:
-    """The interface by which this host would send to an address or name; "" where that cannot be told."""
+    """The interface by which this host would send to an address or name; "" if unknown."""
     import psutil
 
     with contextlib.suppress(OSError):

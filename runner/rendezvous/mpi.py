@@ -26,8 +26,8 @@ _PROBE_TIMEOUT = 3.0  # seconds to connect to one address of rank 0
 def exchange_by_mpi(context: LaunchContext, own: RankRecord) -> tuple[Records, Endpoint]:
     """Exchange the records, and agree on an address of rank 0.
 
-    Rank 0 receives every record once and tells all what differs between them, so that no rank holds, or handles, as many
-    records as there are ranks. With it goes the job's key, which only MPI carries.
+    Rank 0 gathers the records and broadcasts them packed (equal values once), so that no other rank handles one record per
+    rank. The job's key goes with them; only MPI carries it.
 
     Raises:
         RendezvousError: no address of rank 0 is reachable from every host.
@@ -57,7 +57,7 @@ def _reachable_by_all(
     leaders: set[int],
     records: Records,
 ) -> str:
-    """The first of rank 0's addresses that one rank of every host has connected to."""
+    """The first of rank 0's addresses to which one rank of every host has connected."""
     reached: list[str] | None = None
     if world.rank in leaders and world.rank != 0:
         reached = [address for _, address in addresses if _answers(address, port, key)]
@@ -65,7 +65,7 @@ def _reachable_by_all(
     if listener is not None:
         with Server(listener, key, world.size, largest=0) as server:
             while not done.Test():
-                list(server.receive(0.005))  # nobody sends a message: the answer to a greeting is enough
+                list(server.receive(0.005))  # clients send no message: the answer to their greeting is enough
     done.Wait()
     reports = world.gather(reached)
     common, problem = world.bcast(None if reports is None else _judged(reports, addresses, records))
@@ -78,7 +78,7 @@ def _reachable_by_all(
 def _judged(
     reports: list[list[str] | None], addresses: list[tuple[str, str]], records: Records
 ) -> tuple[str | None, str]:
-    """(the address that all who tried have reached, what to say if there is none)."""
+    """(the first address that all ranks that tried have reached, or None; the error message if there is none)."""
     common = [address for _, address in addresses if all(r is None or address in r for r in reports)]
     if common:
         return common[0], ""
@@ -93,6 +93,6 @@ def _judged(
 
 
 def _answers(address: str, port: int, key: bytes) -> bool:
-    """Whether this job's rank 0 is what listens there."""
+    """Whether this job's rank 0 listens there."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return answers(family, (address, port), key, _PROBE_TIMEOUT)

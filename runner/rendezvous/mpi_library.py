@@ -1,4 +1,4 @@
-"""MPI's library and its lifetime: which one mpi4py loads, what it can do, and how it is left."""
+"""The MPI library and its lifetime: which one mpi4py loads, what it can do, and how it is finalised."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from runner.rendezvous.endpoint import MpiUnavailable, NoMpi
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_SHORTEST_NAP, _LONGEST_NAP = 50e-6, 5e-3  # seconds between two looks whether all ranks have come to their end
+_SHORTEST_NAP, _LONGEST_NAP = 50e-6, 5e-3  # seconds between two tests whether all ranks have reached their end
 
 # Directories that show a fabric: InfiniBand, RoCE and EFA; Slingshot; Omni-Path; usNIC.
 _FABRICS = ("/sys/class/infiniband/*", "/sys/class/cxi/*", "/sys/class/hfi1/*", "/sys/class/infiniband_verbs/*")
 
 
 def mpi_unavailable(context: LaunchContext) -> MpiUnavailable | None:
-    """Why MPI cannot be used to meet; None where it can, as far as that is known before it is tried."""
+    """Why the rendezvous cannot use MPI; None if it can, as far as is known before MPI_Init."""
     if not any(context.environment.get(name) for name in context.launcher.mpi):
         message = f"{context.launcher.title} did not start this process as an MPI rank"
         return MpiUnavailable(NoMpi.NOT_A_RANK, message)
@@ -49,7 +49,7 @@ def load_mpi(context: LaunchContext) -> Any:
     try:
         import mpi4py
 
-        mpi4py.rc.finalize = False  # after an exception finalising waits for the others, for ever
+        mpi4py.rc.finalize = False  # after an exception MPI_Finalize() would wait for the others for ever
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
@@ -64,7 +64,7 @@ def load_mpi(context: LaunchContext) -> Any:
 
 
 def _check_world(world: MPI.Intracomm, library_version: str, context: LaunchContext) -> None:
-    """Refuse an MPI that is not the launcher's: with it each rank is alone in a world."""
+    """Refuse an MPI that is not the launcher's: with it each rank is alone in a world of its own."""
     if (world.size, world.rank) != (context.size.value, context.rank.value):
         version = library_version.split(",")[0].strip().rstrip("\0")
         wanted = library_of_launcher() or "/path/of/your/mpirun's/lib/libmpi.so"
@@ -78,11 +78,12 @@ def _check_world(world: MPI.Intracomm, library_version: str, context: LaunchCont
 
 @functools.cache
 def _finalise_politely() -> None:
-    """Have this rank come to MPI_Finalize(), whoever calls it, when all ranks have.
+    """Make MPI_Finalize(), whoever calls it, first wait with pauses until all ranks have called it.
 
-    MPI_Finalize() waits for all ranks without a pause. Where ranks share a core that takes it from those that are not so
-    far: seen with Intel MPI and Linux 6.18, eight ranks on two cores, where two of them did not run for minutes. Before it
-    does anything it deletes the attributes of MPI_COMM_SELF, while all of MPI can still be used (MPI 3.1, 8.7.1).
+    MPI_Finalize() itself waits for all ranks without a pause. Where ranks share a core, that takes the core from ranks that
+    have not got there: seen with Intel MPI and Linux 6.18, eight ranks on two cores, where two of them did not run for
+    minutes. MPI_Finalize() begins by deleting the attributes of MPI_COMM_SELF, when all of MPI can still be used (MPI 3.1,
+    8.7.1).
     """
     from mpi4py import MPI
 
@@ -96,37 +97,37 @@ def _finalise_politely() -> None:
 
 
 def threads_may_call() -> bool:
-    """Whether the MPI that is loaded lets several threads call it at once."""
+    """Whether the loaded MPI lets several threads call it at once."""
     MPI = sys.modules.get("mpi4py.MPI")
     return MPI is None or bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
-# How MPIs say whether they take addresses of a GPU's memory (mpi-ext.h of Open MPI and of MPICH).
+# The functions by which MPIs say whether they accept addresses of GPU memory (mpi-ext.h of Open MPI and of MPICH).
 _QUESTIONS = ("MPIX_Query_cuda_support", "MPIX_Query_rocm_support", "MPIX_Query_hip_support")
 
 
 def takes_gpu_memory() -> bool:
-    """Whether the MPI that is loaded says that it does; one that has no word for it does not."""
+    """Whether the loaded MPI says that it accepts GPU memory; False if it has none of these functions."""
     MPI = sys.modules.get("mpi4py.MPI")
     return MPI is not None and _says_yes(MPI.__file__)
 
 
 @functools.cache
 def _says_yes(module: str) -> bool:
-    library = ctypes.CDLL(module)  # with what it is linked to, the MPI
+    library = ctypes.CDLL(module)  # finds symbols also in the libraries it is linked to: MPI's
     return any(hasattr(library, question) and getattr(library, question)() for question in _QUESTIONS)
 
 
-# Set where a thread is in an MPI call that will not end: finalising would wait for it, for ever.
+# Set where a thread is in an MPI call that will not end: MPI_Finalize() would wait for it for ever.
 abandoned = threading.Event()
 
 
 def finalize_mpi() -> bool:
-    """Finalise MPI, if this process has initialised it and nobody has finalised it.
+    """Finalise MPI, if this process has initialised it and not finalised it.
 
     Returns:
-        Whether the library has more to do in its C exit handlers. MPICH and its kin take leave of their process
-        manager there; a process that skips them counts as killed.
+        Whether the library needs its C exit handlers. MPICH and its derivatives disconnect from their process manager
+        there; a process that skips them counts as killed.
     """
     MPI = sys.modules.get("mpi4py.MPI")
     if MPI is None or not MPI.Is_initialized() or abandoned.is_set():
@@ -137,12 +138,12 @@ def finalize_mpi() -> bool:
 
 
 def settings_for_mpi(context: LaunchContext) -> dict[str, str]:
-    """Variables to set before mpi4py is imported; none that the user has set.
+    """Variables to set before mpi4py is imported, without those that the user has set.
 
-    * ``MPI4PY_LIBMPI``: mpi4py's wheels fit any MPI and take the virtual environment's, or the loader's
-      first. Under the mpirun of another installation that gives N worlds of one rank each.
-    * ``OMPI_MCA_btl``, ``OMPI_MCA_mtl`` on a single host without a fabric: Open MPI 5 else spends a second
-      of MPI_Init probing for one. (On several hosts all must decide alike, so there it may probe.)
+    * ``MPI4PY_LIBMPI``: mpi4py's wheels work with any MPI and load the virtual environment's, or else the first on
+      the loader's path. Under the mpirun of another installation that gives N worlds of one rank each.
+    * ``OMPI_MCA_btl``, ``OMPI_MCA_mtl`` on a single host without a fabric: otherwise Open MPI 5 spends a second
+      of MPI_Init probing for one. (On several hosts all ranks must decide alike, so there it may probe.)
     """
     environment = context.environment
     settings = {}
@@ -157,7 +158,7 @@ def settings_for_mpi(context: LaunchContext) -> dict[str, str]:
 
 
 def library_of_launcher() -> str | None:
-    """The MPI library that belongs to the launcher process above this one; None where that cannot be told."""
+    """The MPI library that belongs to the launcher process above this one; None if unknown."""
     starter = launcher_process(RANK_STARTERS)
     program = executable(starter) if starter is not None else ""
     if not program:
@@ -166,7 +167,7 @@ def library_of_launcher() -> str | None:
     if prefix == Path("/usr"):
         return _of_the_system(program)
     for folder in ("lib", "lib64", "lib/release"):
-        for name in ("libmpi.so.40", "libmpi.so.12"):  # Open MPI; MPICH, Intel MPI and their kin
+        for name in ("libmpi.so.40", "libmpi.so.12"):  # Open MPI; MPICH, Intel MPI and other derivatives of MPICH
             library = prefix / folder / name
             if library.is_file():
                 return str(library)

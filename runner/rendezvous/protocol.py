@@ -1,9 +1,9 @@
-"""What goes over a socket between two processes of a job: the proofs that they are, then JSON messages.
+"""The protocol between two processes of a job: a handshake that authenticates both, then JSON messages.
 
-Both sides prove that they know the job's key, by HMACs over nonces that either has just chosen; the key itself never
-goes over the wire. A client has sent 60 bytes of a fixed form before anything else of it is read as a message. Each
-message has a MAC that fits one place in one direction of one connection, so that nobody between the two can change,
-repeat or leave out a message unnoticed.
+Both sides prove that they know the job's key, by HMACs over two fresh nonces, one from each side; the key itself is
+never sent. A client sends 60 bytes of a fixed form before anything else from it is read as a message. Each message has
+a MAC that is valid at one position in one direction of one connection, so that nobody in between can change, repeat or
+drop a message unnoticed.
 
     client → server    MAGIC, the client's nonce
     server → client    MAGIC, the server's nonce, HMAC(key, "host", both nonces)
@@ -27,16 +27,16 @@ GREETING = len(_MAGIC) + _NONCE  # bytes that a client sends first
 ANSWER = GREETING + _MAC
 PROOF = _RANK.size + _MAC
 
-# A record is a kilobyte or two; the answer holds what differs between ranks. Whatever claims to be larger is another protocol's.
+# A record is a kilobyte or two; the answer holds what differs between ranks. A larger length comes from another protocol.
 LARGEST = 1 << 28
 
 
 class ProtocolError(Exception):
-    """What came over the socket is not of this protocol."""
+    """The bytes received are not of this protocol."""
 
 
 class WrongJobError(ProtocolError):
-    """The peer speaks the protocol and does not know the job's key."""
+    """The peer speaks the protocol, but does not know the job's key."""
 
 
 def greeting() -> bytes:
@@ -45,7 +45,7 @@ def greeting() -> bytes:
 
 
 class Handshake:
-    """One connection's proofs, as either side makes and checks them."""
+    """The proofs of one connection, made and checked by either side."""
 
     def __init__(self, key: bytes, greeting: bytes, answer: bytes = b"") -> None:
         """Take the client's greeting; on the client's side also the server's answer.
@@ -99,15 +99,15 @@ class Stream:
         self._key, self._number = key, 0
 
     def pack(self, message: Any) -> bytes:
-        """The bytes of the next message; of one for many, give its text, made once."""
+        """The bytes of the next message: an object, or its ``text_of`` where many connections send the same."""
         text = message if isinstance(message, bytes) else text_of(message)
         return _LENGTH.pack(len(text)) + self._mac(text) + text
 
     def take(self, received: bytearray, largest: int = LARGEST) -> tuple[bool, Any]:
-        """(complete, message): the next message is taken out of what has come, if all of it has.
+        """(complete, message): removes the next message from the received bytes, if it is complete.
 
         Raises:
-            ProtocolError: it is too large, not by the one who proved the key, or no JSON.
+            ProtocolError: it is too large, its MAC is wrong, or it is not JSON.
         """
         start = _LENGTH.size + _MAC
         if len(received) < _LENGTH.size:

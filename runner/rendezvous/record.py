@@ -17,9 +17,9 @@ from runner.launch.context import LaunchContext
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
-    """What a rank tells the others: plain data that JSON can carry.
+    """What a rank sends to the others: plain data that JSON can carry.
 
-    A field that the record of another version lacks has its default here.
+    A field that is missing in another version's record has its default.
     """
 
     rank: int = -1
@@ -28,7 +28,7 @@ class RankRecord:
     launcher: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)  # the variables that rank, size, … were read from
     host: str = ""
-    host_key: str = ""  # tells apart hosts of one name
+    host_key: str = ""  # distinguishes hosts of the same name
     pid: int = 0
     python: str = ""  # versions
     torch: str = ""
@@ -47,7 +47,7 @@ def own_record(context: LaunchContext, **more: Any) -> RankRecord:
     """This rank's record.
 
     Args:
-        more: the fields that the launcher, the host and the software do not tell.
+        more: the fields that do not follow from the launcher, the host and the software.
     """
     return RankRecord(
         rank=context.rank.value,
@@ -70,7 +70,7 @@ def own_record(context: LaunchContext, **more: Any) -> RankRecord:
 
 
 def torch_version() -> str:
-    """The version of the torch that ``import torch`` would bring, read from its files; "" where there is none."""
+    """The version of torch that would be imported, read from its files; "" if there is none."""
     spec = find_spec("torch")
     for folder in spec.submodule_search_locations or () if spec else ():
         try:
@@ -83,7 +83,7 @@ def torch_version() -> str:
 
 
 def _host_key(host: str) -> str:
-    """Tells hosts apart, also two virtual ones on one machine (by network), or of one name (by boot)."""
+    """A key that differs between hosts: by boot id for hosts of one name, by network for virtual hosts on one machine."""
     parts = [host]
     for path, read in (("/proc/sys/kernel/random/boot_id", Path.read_text), ("/proc/self/ns/net", os.readlink)):
         try:

@@ -1,7 +1,7 @@
 """The exchange of records over sockets, for jobs without MPI.
 
-Every rank connects to rank 0, both prove to be of the job, the rank sends its record, and receives all records when the
-last rank has come.
+Every rank connects to rank 0, both prove that they belong to the job, the rank sends its record, and it receives all
+records when the last rank has connected.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from runner.rendezvous.server import Peer, Server
 from runner.rendezvous.topology import ranks_text
 
 _LARGEST_RECORD = 1 << 20  # bytes
-_ANSWERING = 10.0  # seconds in which a rank takes the answer
+_ANSWERING = 10.0  # seconds for sending the answer
 _CONNECTING = 2.0  # seconds for one address
-_FIRST_NOTICE, _NEXT_NOTICES = 10.0, 30.0  # seconds of silence before rank 0 says whom it waits for
+_FIRST_NOTICE, _NEXT_NOTICES = 10.0, 30.0  # seconds before rank 0 prints which ranks it waits for
 
 
 @dataclass(frozen=True)
 class Exchanged:
-    """All records, and the addresses that rank 0 was reached by, most used first."""
+    """All records, and the addresses at which rank 0 was reached, most used first."""
 
     records: Records
     reached_by: list[str]
 
 
 def serve_records(listener: socket.socket, own: RankRecord, size: int, key: bytes, timeout: float) -> Exchanged:
-    """Collect every rank's record on rank 0, and answer each with all of them.
+    """Collect the records of all ranks on rank 0, and send all of them to each rank.
 
     Raises:
         RendezvousError: ranks were missing when the time was over.
@@ -77,8 +77,8 @@ def serve_records(listener: socket.socket, own: RankRecord, size: int, key: byte
 def _enter(peer: Peer, record: Any, records: dict[int, Flat]) -> None:
     rank = peer.rank
     if rank is None or not is_flat(record) or record.get("rank", rank) != rank:
-        return  # it knows the key and sends nonsense: another version's; it will be missed
-    # One that was not answered in time connects again: the same process, not another.
+        return  # it knows the key but sends no record, so it is of another version; it counts as absent
+    # A rank that was not answered in time connects again: then it is the same process, not a second one.
     if rank in records and not _is_same_process(records[rank], record):
         raise RefusedError(
             f"two processes are rank {rank} of the same job: process {records[rank].get('pid')} on "
@@ -94,7 +94,7 @@ def _is_same_process(one: Flat, other: Flat) -> bool:
 
 def _answer(server: Server, answer: dict[str, Any]) -> None:
     text, deadline = text_of(answer), time.monotonic() + _ANSWERING
-    for peer in server.proved():  # where sending fails the rank has died; its own launcher sees to it
+    for peer in server.proved():  # if this fails the rank has died, which its launcher handles
         peer.send(text, max(0.1, deadline - time.monotonic()))
 
 
@@ -108,14 +108,14 @@ def exchange_records(
     """Find rank 0 at one of the candidate addresses, send it this rank's record, and wait for all records.
 
     Args:
-        candidates: makes the socket addresses to try, anew for every round.
-        whom: what is looked for, for messages.
+        candidates: yields the socket addresses to try; called again for every round.
+        whom: how messages describe what is looked for.
 
     Returns:
-        What the ranks have exchanged, and the socket address that led to rank 0.
+        What the ranks have exchanged, and the socket address at which rank 0 answered.
 
     Raises:
-        RendezvousError: nobody of this job answered in time, or rank 0 went away.
+        RendezvousError: no process of this job answered in time, or rank 0 ended.
         RefusedError: rank 0 refused the job.
     """
     start = time.monotonic()
@@ -136,7 +136,7 @@ def exchange_records(
 
 
 def _wait_for_answer(client: Client, start: float, timeout: float) -> Exchanged:
-    # Rank 0 gives up at its own deadline and says who is absent; wait a little longer than that.
+    # Rank 0 gives up at its own deadline and prints which ranks are absent; wait a little longer than that.
     try:
         answer = client.receive(max(1.0, timeout + 5.0 - (time.monotonic() - start)))
     except (OSError, ProtocolError):
@@ -180,7 +180,7 @@ def _is_inet(peer: Peer) -> bool:
 
 
 def _plain(address: str) -> str:
-    """An IPv4 address that a dual-stack socket shows as ``::ffff:10.0.0.1``, in its usual form."""
+    """An address with IPv4 in its usual form, also where a dual-stack socket shows it as ``::ffff:10.0.0.1``."""
     return address.removeprefix("::ffff:") if "." in address else address
 
 

@@ -1,6 +1,6 @@
-"""The records of all ranks: flat, typed, and what is alike on many ranks held once.
+"""The records of all ranks, stored by field: a value that many ranks share is stored once.
 
-At 10,000 ranks a list of dicts is 58 MB on every rank; most of what is in it is the same everywhere, or on every host.
+At 10,000 ranks a list of dicts is 58 MB on every rank, though most values are the same on all ranks, or on a host.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any, overload
 
 from runner.rendezvous.record import RankRecord
 
-# What goes over the wire for a rank: numbers and texts as they are, all else as JSON text.
+# A rank's record as it is sent: numbers and texts as they are, all else as JSON text.
 Flat = dict[str, str | int | float | None]
 
 _MOST_FIELDS = 64
 _FIELDS = tuple(field.name for field in fields(RankRecord))
-_JSON = "json:"  # before a text that is to be read
+_JSON = "json:"  # prefix of JSON text
 
 
 def flat(record: RankRecord) -> Flat:
-    """A record with every field a number, a text or None."""
+    """The record with every field as a number, a text or None."""
     return {name: _flat(getattr(record, name)) for name in _FIELDS}
 
 
 def is_flat(value: Any) -> bool:
-    """Whether something that came over the wire is a rank's flat record."""
+    """Whether a received value is a rank's flat record."""
     return (
         isinstance(value, dict)
         and len(value) <= _MOST_FIELDS
@@ -54,9 +54,9 @@ class Records(Sequence[RankRecord]):
     """All ranks' records, in rank order."""
 
     def __init__(self, size: int, columns: Mapping[str, tuple[Sequence[Any], Sequence[int] | None]]) -> None:
-        """Take for each field its distinct values and, where there are several, the number of each rank's."""
+        """``columns``: for each field its distinct values and each rank's index into them; None if there is one value."""
         self._size = size
-        # (Where all are different they are numbered in order.)
+        # (If all ranks differ the index is 0, 1, 2, ….)
         self._columns = {
             name: (_compact([_whole(v) for v in values]), range(size) if 1 < len(values) == size else index)
             for name, (values, index) in columns.items()
@@ -69,7 +69,7 @@ class Records(Sequence[RankRecord]):
 
     @classmethod
     def received(cls, message: Any) -> Records:
-        """What ``message`` was made of."""
+        """The records that ``packed()`` made ``message`` of."""
         columns = {
             name: (values, _unpacked(packed) if packed else None)
             for name, (values, packed) in message["fields"].items()
@@ -95,7 +95,7 @@ class Records(Sequence[RankRecord]):
         return (self[rank] for rank in range(self._size))
 
     def of_field(self, field: str) -> tuple[Sequence[Any], Sequence[int] | None]:
-        """A field's distinct values, and the number of each rank's among them; None where all have the first."""
+        """A field's distinct values, and each rank's index into them; None if all ranks have the first."""
         return self._columns.get(field, ([None], None))
 
     def column(self, field: str) -> list[Any]:
@@ -113,14 +113,14 @@ class Records(Sequence[RankRecord]):
 
 
 def _compact(values: list[Any]) -> Sequence[Any]:
-    """Numbers that differ from rank to rank (processes) take eight bytes each, not thirty-six."""
+    """Store whole numbers, such as process ids, in eight bytes each and not in thirty-six."""
     if all(type(value) is int and -(2**63) <= value < 2**63 for value in values):
         return array("q", values)
     return values
 
 
 def packed(records: Sequence[Flat]) -> dict[str, Any]:
-    """What tells a rank of all records, in plain data. (At 10,000 ranks some 100 KB, of 15 MB.)"""
+    """All records as plain data to send, equal values once. (At 10,000 ranks some 100 KB instead of 15 MB.)"""
     fields = {
         name: (values, base64.b64encode(zlib.compress(array("I", index), 1)).decode() if index else "")
         for name, (values, index) in _columns(records).items()

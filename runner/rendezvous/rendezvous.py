@@ -22,17 +22,17 @@ _SOCKET_WAYS = {"env": by_environment, "file": by_file, "hosts": by_hosts}
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How the ranks are to meet, chosen once."""
+    """The way of the rendezvous, chosen once."""
 
     name: str  # env, mpi, file, hosts; single where there is one rank
     why: str
-    no_mpi: MpiUnavailable | None = None  # why it is not MPI
+    no_mpi: MpiUnavailable | None = None  # why MPI is not used
     is_asked_for: bool = False  # by --rendezvous
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What the ranks know once they have met: all records in rank order, and where the store is."""
+    """The result of the rendezvous: all records in rank order, and where the store is."""
 
     records: Records
     endpoint: Endpoint
@@ -71,7 +71,7 @@ def choose_way(context: LaunchContext, wanted: str = "auto") -> Way:
 
 
 def _impossible(context: LaunchContext, way: str) -> RunnerError | None:
-    """Why the way that is asked for cannot be gone."""
+    """The error if the way asked for is not possible here."""
     if way == "env" and context.user_endpoint is None:
         return UsageError("--rendezvous env needs MASTER_ADDR and MASTER_PORT, both of them")
     if way == "hosts" and not context.hosts:
@@ -95,9 +95,9 @@ def rendezvous(
     """Exchange the records of all ranks, and agree on an endpoint that rank 0 holds.
 
     Args:
-        timeout: seconds until all ranks must have come.
-        policy: a diagnostic tool meets in another way, if there is one, where MPI proves to be another launcher's; and
-            under torchrun, whose store it is, rank 0's socket stays open for the tool.
+        timeout: seconds until all ranks must have met.
+        policy: for a diagnostic tool, another way is tried where MPI proves to be another launcher's; and under torchrun,
+            which serves the store, rank 0's own socket stays open for the tool.
 
     Raises:
         RendezvousError: the ranks could not meet.
@@ -110,7 +110,7 @@ def rendezvous(
         try:
             records, endpoint = exchange_by_mpi(context, own)
         except RefusedError as error:
-            # srun offers PMI to all, also to an MPI that speaks another: MPI is then of no use, but also not needed.
+            # srun offers its kind of PMI also to an MPI of another kind: then MPI is of no use, but is not needed either.
             is_needed = way.is_asked_for or (context.launcher.kind is not Kind.SCHEDULER and policy is Policy.STRICT)
             if is_needed or not context.job_id or not (context.hosts or context.on_one_host):
                 raise
@@ -122,14 +122,14 @@ def rendezvous(
     if context.launcher.has_store and context.user_endpoint:
         endpoint = _launchers_endpoint(context.user_endpoint, endpoint, policy)
     if len(records.of_field("host_key")[0]) > 1 and is_loopback(endpoint.interface):
-        # A host may know its own name as 127.0.1.1 (Debian's /etc/hosts): good to reach itself, not to be reached.
+        # A host may resolve its own name to 127.0.1.1 (Debian's /etc/hosts), which other hosts cannot reach.
         others = own_addresses(context.environment)
         endpoint = replace(endpoint, interface=others[0][0] if others else "")
     return Rendezvous(records, replace(endpoint, mpi_unavailable=no_mpi), why)
 
 
 def _launchers_endpoint(store: tuple[str, int], met: Endpoint, policy: Policy) -> Endpoint:
-    """The launcher (torchrun) has a store already, and that one is used."""
+    """The endpoint of the store that the launcher (torchrun) serves already."""
     host, port = store
     if met.listener is not None and policy is Policy.STRICT:
         met.listener.close()

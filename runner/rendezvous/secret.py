@@ -1,8 +1,8 @@
-"""The secret by which the ranks of a job know one another where no MPI carries one.
+"""The secret by which the ranks of a job recognise one another where MPI cannot carry a key.
 
-It is a file that only its owner can read, in a home folder that the job's hosts share, made at its first use; or what
-``RUNNER_SECRET`` says. Where there is neither (no home folder that can be written, or ``RUNNER_SECRET`` set to nothing)
-whoever knows the job's name passes for one of its ranks: docs/trust.md says whom one trusts then.
+It is the value of ``RUNNER_SECRET``, or else a file that only its owner can read, made at first use in a home folder that
+the job's hosts share. Without either (the home folder cannot be written, or ``RUNNER_SECRET`` is empty), anybody who
+knows the job's name can pass for one of its ranks: docs/trust.md says whom one trusts then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BYTES = 32
 
 
 def job_key(context: LaunchContext) -> bytes:
-    """The job's key: alike on all its ranks, and another one for every job.
+    """The job's key: the same on all its ranks, and a different one for every job.
 
     Raises:
         UsageError: others can read the file with the secret.
@@ -39,7 +39,7 @@ def job_key(context: LaunchContext) -> bytes:
 
 
 def derived(key: bytes, purpose: str) -> bytes:
-    """A key for one purpose, from which the other keys cannot be told (HMAC-SHA-256, RFC 2104)."""
+    """A key for one purpose, from which other keys cannot be computed (HMAC-SHA-256, RFC 2104)."""
     return hmac.digest(key, purpose.encode(), "sha256")
 
 
@@ -58,7 +58,7 @@ def _secret(context: LaunchContext) -> bytes:
         return b""
     try:
         return _make(path)
-    except OSError:  # a home folder that is not there, or that cannot be written
+    except OSError:  # the home folder does not exist or cannot be written
         return b""
 
 
@@ -79,7 +79,7 @@ def _read(path: Path) -> bytes:
 
 
 def _make(path: Path) -> bytes:
-    """Make the file, unless another rank is faster; on a network file system, too, it appears as a whole."""
+    """Make the file, unless another rank is faster. It appears complete, also on a network file system."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".secret-{os.urandom(8).hex()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

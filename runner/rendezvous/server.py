@@ -1,7 +1,7 @@
-"""Rank 0's side of all connections: it accepts them, has each prove to be a rank of this job, and reads messages.
+"""Rank 0's side of all connections: it accepts them, checks that each peer is a rank of this job, and reads messages.
 
-The port can be reached by others: port scanners, another job's ranks, attackers. Whatever a peer does ends its own
-connection and nothing else. A silent one is disconnected after a while, or as soon as its place is needed.
+Others can reach the port: port scanners, another job's ranks, attackers. Whatever a peer does can end its own
+connection only. A silent peer is disconnected after a time limit, or as soon as its place is needed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from runner.errors import RendezvousError
 from runner.rendezvous.protocol import GREETING, PROOF, Handshake, ProtocolError, Stream
 
-_PROVING = 10.0  # seconds in which a peer proves to be of the job
-_RECEIVING = 60.0  # seconds in which a message that has begun is complete
+_PROVING = 10.0  # seconds in which a peer must prove that it belongs to the job
+_RECEIVING = 60.0  # seconds in which a message that has begun must be complete
 _CHUNK = 1 << 16
 _AT_ONCE = 256  # connections accepted before the others are read again
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -29,7 +29,7 @@ class Peer:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.rank: int | None = None  # once it has proved it
+        self.rank: int | None = None  # None until the peer has proved it
         self.deadline: float | None = time.monotonic() + _PROVING
         self.received = bytearray()
         self.handshake: Handshake | None = None
@@ -37,7 +37,7 @@ class Peer:
         self._sent_stream: Stream | None = None
 
     def send(self, message: Any, within: float) -> bool:
-        """Send a message to a rank that has proved itself. Returns whether that was done in so many seconds."""
+        """Send a message to a rank that has proved itself. Returns whether it was sent within ``within`` seconds."""
         assert self._sent_stream is not None
         try:
             self.connection.settimeout(within)
@@ -48,11 +48,11 @@ class Peer:
         return True
 
     def prove(self, key: bytes) -> bool:
-        """Go on with the handshake as far as what has come allows. Returns whether it is done.
+        """Continue the handshake with the bytes received so far. Returns whether it is done.
 
         Raises:
-            ProtocolError: the peer is none of this job's.
-            OSError: it cannot be answered.
+            ProtocolError: the peer does not belong to this job.
+            OSError: the answer cannot be sent.
         """
         if self.handshake is None and len(self.received) >= GREETING:
             self.handshake = Handshake(key, bytes(self.received[:GREETING]))
@@ -67,10 +67,10 @@ class Peer:
         return True
 
     def take(self, largest: int) -> tuple[bool, Any]:
-        """(complete, message) of what has come.
+        """(complete, message) from the bytes received so far.
 
         Raises:
-            ProtocolError: it is no message.
+            ProtocolError: they are not a message.
         """
         assert self._received_stream is not None
         complete, message = self._received_stream.take(self.received, largest)
@@ -82,18 +82,18 @@ class Peer:
 
 
 class Server:
-    """A listening socket and its connections. The socket stays open, and is blocking again, when the server ends."""
+    """A listening socket and its connections. When the server ends the socket stays open, and is blocking again."""
 
     def __init__(self, listener: socket.socket, key: bytes, size: int, largest: int) -> None:
-        """Serve ranks 1 to ``size`` - 1, whose messages have ``largest`` bytes at the most."""
-        self.ranks: dict[int, Peer] = {}  # the last that has proved each rank
-        self.seen: set[int] = set()  # ranks that have been here, also those that are gone
-        self.unproved = 0  # peers that spoke the protocol, and went without a proof
+        """Serve ranks 1 to ``size`` - 1, whose messages have at most ``largest`` bytes."""
+        self.ranks: dict[int, Peer] = {}  # for each rank the last peer that has proved it
+        self.seen: set[int] = set()  # ranks that have connected, also those that have disconnected
+        self.unproved = 0  # peers that spoke the protocol and disconnected without a proof
         self._listener, self._key, self._size, self._largest = listener, key, size, largest
         self._peers: dict[Peer, None] = {}  # oldest first
         self._selector = selectors.DefaultSelector()
         self._is_open = False
-        self._looked = time.monotonic()  # for those that are late
+        self._looked = time.monotonic()  # when the peers' deadlines were last checked
 
     def __enter__(self) -> Server:
         self._is_open = True
@@ -108,18 +108,18 @@ class Server:
         self._selector.close()
 
     def stop_accepting(self) -> None:
-        """Keep the connections, and leave the listening socket to its next use."""
+        """Keep the connections, and release the listening socket for its next use."""
         if self._is_open:
             self._is_open = False
             self._selector.unregister(self._listener)
             self._listener.setblocking(True)
 
     def proved(self) -> list[Peer]:
-        """All peers that have proved a rank, also where two have proved the same."""
+        """All peers that have proved a rank, also if two have proved the same one."""
         return [peer for peer in self._peers if peer.rank is not None]
 
     def receive(self, within: float) -> Iterator[tuple[Peer, Any]]:
-        """The messages of ranks, and who sent each; ends when all that has come is told, or nothing has in so many seconds.
+        """The messages that have arrived, each with its sender. Waits at most ``within`` seconds for something to arrive.
 
         Raises:
             RendezvousError: this process may not open as many files as there are ranks.
@@ -140,7 +140,7 @@ class Server:
         for _ in range(_AT_ONCE):
             try:
                 connection, _ = self._listener.accept()
-            except OSError as error:  # nobody is left, one has gone again, or there is no room
+            except OSError as error:  # none is waiting, one has disconnected, or there is no room
                 if error.errno in _NO_ROOM:
                     self._make_room(error)
                 return
@@ -168,7 +168,7 @@ class Server:
                 fix=f"raise the limit of {socket.gethostname()} (ulimit -Hn), or start with mpi4py and an mpirun",
             )
         else:
-            time.sleep(0.05)  # the host's own shortage
+            time.sleep(0.05)  # the host, not this process, is short of files or memory
 
     def _read(self, peer: Peer) -> Iterator[tuple[Peer, Any]]:
         try:

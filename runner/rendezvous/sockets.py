@@ -1,4 +1,4 @@
-"""The ways to meet without MPI: rank 0 listens where the others can find it, and they exchange records by sockets."""
+"""The rendezvous without MPI: rank 0 listens where the others can find it, and they exchange records over sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from runner.rendezvous.secret import derived, job_key
 
 
 def own_endpoint(listener: socket.socket, way: str, reached_by: str = "", key: bytes = b"") -> Endpoint:
-    """Rank 0's endpoint at the socket that it holds."""
+    """Rank 0's endpoint, at the socket that it holds."""
     address = reached_by or listener.getsockname()[0]
     return Endpoint(
         host=address,
@@ -36,7 +36,7 @@ def own_endpoint(listener: socket.socket, way: str, reached_by: str = "", key: b
 
 
 def by_environment(context: LaunchContext, own: RankRecord, timeout: float) -> tuple[Records, Endpoint]:
-    """Rank 0 listens at the endpoint that the user set; the others go there."""
+    """Rank 0 listens at the endpoint that the user set, and the others connect to it."""
     assert context.user_endpoint is not None  # the way was chosen for it
     address, port = context.user_endpoint
     key = job_key(context)
@@ -63,7 +63,7 @@ def by_environment(context: LaunchContext, own: RankRecord, timeout: float) -> t
 
 
 def by_file(context: LaunchContext, own: RankRecord, timeout: float) -> tuple[Records, Endpoint]:
-    """Rank 0 listens on a socket file whose name all ranks of the job can work out."""
+    """Rank 0 listens on a socket file whose name all ranks of the job can compute."""
     path = _socket_file(context)
     known = derived(b"", str(path))  # the folder keeps others out
     if context.rank.value == 0:
@@ -79,14 +79,14 @@ def by_file(context: LaunchContext, own: RankRecord, timeout: float) -> tuple[Re
     candidates = [(family, str(path))]
     exchanged, _ = exchange_records(lambda: iter(candidates), own, known, timeout, f"rank 0 at {path}")
     first = exchanged.records[0]
-    assert first.store is not None  # rank 0 is of this runner
+    assert first.store is not None  # this runner's rank 0 always sends it
     assert first.key is not None
     address, port = first.store
     return exchanged.records, _others_endpoint(address, port, "file", bytes.fromhex(first.key))
 
 
 def by_hosts(context: LaunchContext, own: RankRecord, timeout: float) -> tuple[Records, Endpoint]:
-    """Rank 0 takes the first free of a few ports made from the job's name; the others look there on the known hosts."""
+    """Rank 0 takes the first free of a few ports computed from the job's name; the others try them on the known hosts."""
     ports, key = candidate_ports(context.job_id or ""), job_key(context)
     if context.rank.value == 0:
         listener = _first_free(ports, context)
@@ -109,10 +109,10 @@ def _others_endpoint(address: str, port: int, way: str, key: bytes) -> Endpoint:
 
 
 def candidate_ports(job: str, count: int = 8) -> list[int]:
-    """A run of ports for a job, below the range from which kernels take ephemeral ports (32768 on Linux).
+    """Consecutive ports for a job, below the range from which kernels take ephemeral ports (32768 on Linux).
 
-    Jobs on one host rarely get the same run, and where they do, rank 0 takes the next port and the
-    job's key tells them apart.
+    Jobs on one host rarely get the same ports. If they do, rank 0 takes the next free port, and the
+    job's key distinguishes the jobs.
     """
     first, last = 15000, 32000
     digest = int.from_bytes(hashlib.sha256(job.encode()).digest()[:8], "big")
@@ -125,7 +125,7 @@ def _resolve(name: str, ports: list[int]) -> Iterator[tuple[socket.AddressFamily
         try:
             found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
         except socket.gaierror:
-            return  # another host, or another round, may do
+            return  # another host, or a later round, may resolve
         for family, _, _, _, address in found:
             yield family, address
 

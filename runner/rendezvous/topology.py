@@ -1,4 +1,4 @@
-"""Who runs where, as measured by exchange: never computed from a rank and a number of ranks per host."""
+"""Which rank runs on which host, as their records show; never computed from a number of ranks per host."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Topology:
 
 
 def topology_of(everyone: Sequence[RankRecord]) -> Topology:
-    """The topology that the records of all ranks, in rank order, show.
+    """The topology shown by the records of all ranks, in rank order.
 
-    A launcher's local ranks are kept where those of a host are 0, 1, 2, …; otherwise ranks are counted.
+    The launcher's local ranks are kept if those of a host are 0, 1, 2, …; otherwise they are numbered by rank.
     """
     records = everyone if isinstance(everyone, Records) else Records.of(everyone)
     by_host: dict[str, list[int]] = {}

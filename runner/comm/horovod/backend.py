@@ -1,4 +1,4 @@
-"""Horovod: a library beside torch.distributed, with a process world and operations of its own."""
+"""Horovod: a library beside torch.distributed, with its own world of ranks and its own operations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Horovod(Backend):
     patience = 15.0
 
     def unavailable_reason(self, job: Job) -> str:
-        """As for any backend; but where the job computes on GPUs it has to be loaded, and torch with it."""
+        """As for any backend; but if the job computes on GPUs this imports Horovod, and torch with it."""
         if find_spec("horovod") is None:
             return "it is not installed: make horovod"
         if job.placement.device == "cpu":
@@ -41,7 +41,7 @@ class Horovod(Backend):
         from runner.comm.horovod.operations import HorovodConnection
 
         hvd = start_horovod(job.size, job.placement.device)
-        with in_turn(hvd):  # at whose end it rests
+        with in_turn(hvd):  # at the end of the block Horovod stops until its next turn
             return HorovodConnection(hvd)
 
     def examine(self, job: Job) -> Finding:
@@ -51,6 +51,6 @@ class Horovod(Backend):
             hvd = importlib.import_module(_MODULE)
             built = [name for name in ("mpi", "gloo", "nccl") if getattr(hvd, f"{name}_built")()]
             version = sys.modules["horovod"].__version__
-        except Exception as error:  # a library that is not there, a symbol that torch has no more
+        except Exception as error:  # a missing library, a symbol that this torch does not have
             return Finding("", problem=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
         return Finding(f"{version}, with {', '.join(built) or 'no controller'}")

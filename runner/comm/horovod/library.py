@@ -1,4 +1,4 @@
-"""The library ``horovod.torch``: loaded, started, and at rest while others are measured."""
+"""Load and start the library ``horovod.torch``, and stop it while other backends are measured."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def start_horovod(size: int, device: str) -> Any:
         device: the type of the device that they compute on, cpu or cuda.
 
     Raises:
-        UsageError: it is not installed, does not load, or was built without the device.
-        RefusedError: it sees another number of ranks.
+        UsageError: it is not installed, does not load, or was built without support for the device.
+        RefusedError: it sees a different number of ranks.
     """
     if find_spec("horovod") is None:
         raise UsageError(f"Horovod is not installed; {_HOW}")
     try:
         import horovod.torch as hvd
-    except Exception as error:  # a symbol that this torch has not, a library that is not there
+    except Exception as error:  # a symbol that this torch does not have, a missing library
         reason = " ".join(str(error).split())
         raise UsageError(f"Horovod does not load ({reason[:200]}); {_HOW}") from None
     if device == "cuda" and not (hvd.cuda_built() or hvd.rocm_built()):
@@ -48,9 +48,9 @@ def start_horovod(size: int, device: str) -> Any:
 
 @contextmanager
 def in_turn(hvd: Any) -> Iterator[None]:
-    """Have Horovod run in here and not outside: its thread asks the other ranks every millisecond, and slows the others.
+    """Run Horovod inside the block only: its thread polls the other ranks every millisecond, which slows other backends.
 
-    Its gloo meets once only, so with that it goes on.
+    With its gloo controller Horovod can be initialised only once, so it keeps running.
     """
     can_rest = os.environ.get("HOROVOD_CONTROLLER") != "gloo"
     if can_rest:

@@ -10,7 +10,7 @@ from typing import Any
 from runner.comm.backend import Buffers, Connection, Operation
 from runner.comm.horovod.library import in_turn
 
-# Of buffers, Horovod's module and a name: start it. Returns Horovod's handle.
+# Functions of the buffers, Horovod's module and a name, that start the operation and return Horovod's handle.
 _OPERATIONS: dict[str, Callable[[Buffers, Any, str], Any]] = {
     "allreduce": lambda b, hvd, name: hvd.allreduce_async_(b.whole, op=hvd.Sum, name=name),
     "allgather": lambda b, hvd, name: hvd.allgather_async(b.part, name=name),
@@ -21,9 +21,9 @@ _OPERATIONS: dict[str, Callable[[Buffers, Any, str], Any]] = {
 
 
 class HorovodConnection(Connection):
-    """Horovod's world, at rest outside of its turns."""
+    """Horovod's world, stopped outside of its turns."""
 
-    starts_anew = True  # its first call in a turn agrees on more than the others
+    starts_anew = True  # in the first call of a turn the ranks negotiate more than in later ones
 
     def __init__(self, hvd: Any) -> None:
         self._hvd = hvd
@@ -38,7 +38,7 @@ class HorovodConnection(Connection):
 
         def finish(handle: Any) -> object:
             output = hvd.synchronize(handle)
-            return output[0] if isinstance(output, tuple) else output  # an alltoall also says what came from whom
+            return output[0] if isinstance(output, tuple) else output  # alltoall also returns the sizes received
 
         return Operation(
             call=lambda: finish(run(data, hvd, label)),

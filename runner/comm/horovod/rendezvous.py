@@ -1,9 +1,8 @@
-"""How Horovod's ranks find one another: by the job's MPI, or by its own gloo with the ranks that have met.
+"""How Horovod's ranks find one another: by the job's MPI, or by Horovod's gloo controller.
 
-Started by horovodrun, or where MPI started the ranks, Horovod finds its way itself. Anywhere else (srun without PMI, torchrun,
-one host without MPI) every process would take itself for the only one; so, as soon as a program imports it, rank 0 runs
-Horovod's rendezvous server (server.py says whom it trusts) and all ranks get the variables that horovodrun would
-have set.
+Under horovodrun, or if MPI started the ranks, Horovod finds the ranks itself. Anywhere else (srun without PMI, torchrun,
+one host without MPI) every process would take itself for the only rank. So, as soon as a program imports Horovod, rank 0
+runs Horovod's rendezvous server (server.py says whom it trusts), and all ranks get the variables that horovodrun would set.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from runner.job import Job
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-_KEY = "horovod"  # under which the port of rank 0's server is in the job's store, and with a host's index its addresses
+_KEY = "horovod"  # in the job's store: the port of rank 0's server; followed by a host's index: that host's addresses
 
 
 def finds_ranks_itself(job: Job) -> bool:
@@ -29,7 +28,7 @@ def finds_ranks_itself(job: Job) -> bool:
 
 
 def prepare_rendezvous(job: Job) -> None:
-    """Serve Horovod's rendezvous on rank 0, and set what tells this rank of it. Needs the job's store, and Horovod."""
+    """Serve Horovod's rendezvous on rank 0, and set this rank's variables for it. Needs the job's store, and Horovod."""
     from horovod.runner.common.util.hosts import SlotInfo
     from horovod.runner.util.network import get_local_host_addresses
     from torch._C._distributed_c10d import TCPStore
@@ -45,7 +44,7 @@ def prepare_rendezvous(job: Job) -> None:
     timeout = timedelta(seconds=job.collective_timeout)
     store = TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=timeout)
     on_one_host = len(job.topology.hosts) == 1
-    # Said before this rank knows where the server is, so that it is known there when this rank comes.
+    # Before this rank reads the server's port, so that the server knows this host's addresses when it connects.
     store.set(f"{_KEY} {job.topology.host_index(job.rank)}", " ".join(get_local_host_addresses()))
     if job.rank == 0:
         server = serve(slots, on_one_host, members(store, len(job.topology.hosts)))
@@ -64,7 +63,7 @@ def prepare_rendezvous(job: Job) -> None:
 
 
 def members(store: Store, hosts: int) -> Callable[[str], bool]:
-    """Whether an address is one of the job's hosts', by what these have said in its store."""
+    """A function that says whether an address belongs to one of the job's hosts, as these have written in its store."""
     known: set[str] = set()
     silent = set(range(hosts))
 

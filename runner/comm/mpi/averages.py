@@ -1,7 +1,7 @@
-"""The mean of 64-bit integers over ranks, right where their sum does not fit into 64 bits.
+"""The mean of 64-bit integers over ranks, correct also where their sum does not fit into 64 bits.
 
-Each rank splits its numbers into what the number of ranks goes into and what is left over. The sums of both fit, and
-together they are the mean.
+Each rank divides its numbers by the number of ranks. The sums of the quotients and of the remainders fit into 64 bits, and
+give the mean.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ _ALL_BUT_THE_SIGN = (1 << 63) - 1
 
 
 def split(numbers: Tensor, size: int) -> Tensor:
-    """(quotient, remainder ≥ 0) of int64 or uint64 numbers by the number of ranks, in a last dimension of 2."""
-    bits = numbers.view(torch.int64)  # torch divides no uint64
+    """(quotient, remainder ≥ 0) of int64 or uint64 numbers divided by the number of ranks, in a last dimension of 2."""
+    bits = numbers.view(torch.int64)  # torch cannot divide uint64
     if numbers.dtype == torch.int64:
         quotients = bits.div(size, rounding_mode="floor")
         remainders = bits - quotients * size
@@ -27,7 +27,7 @@ def split(numbers: Tensor, size: int) -> Tensor:
 
 
 def mean(sums: Tensor, size: int) -> Tensor:
-    """The means, rounded towards zero, of what ``split`` gave, summed over the ranks; without the last dimension."""
+    """The means, rounded towards zero, from the sums of ``split``'s results over the ranks; without the last dimension."""
     quotients, remainders = sums.view(torch.int64).unbind(-1)
     means = quotients + remainders.div(size, rounding_mode="floor")
     if sums.dtype == torch.int64:

@@ -1,7 +1,7 @@
 """torch.distributed over the MPI that started the job: ``init_process_group("mpi4py")``, with stock torch wheels.
 
-A c10d ``Backend`` in Python (torch 2.14 or newer lets one be derived). Each group has two communicators of its own, one for
-collectives and one for messages; one engine per process carries the calls of all groups.
+A c10d ``Backend`` in Python (torch 2.14 or newer allows such subclasses). Each group has two communicators of its own, one
+for collectives and one for messages; one engine per process progresses the calls of all groups.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from runner.rendezvous.mpi_library import abandoned
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LAST_MESSAGES = 10.0  # seconds that messages may take when their group is destroyed
+_LAST_MESSAGES = 10.0  # seconds that open messages get when their group is destroyed
 
 
 _open: set[MPIBackend] = set()  # a wrapper in C++ (TORCH_DISTRIBUTED_DEBUG=DETAIL) holds no Python object
@@ -39,9 +39,9 @@ class MPIBackend(Backend):
     """A group's operations. All ranks of a group call its collectives in the same order.
 
     Args:
-        comm: the group's own.
-        timeout: seconds that a call may take, where it says nothing else.
-        name: the backend's, as the program and a profiler know it.
+        comm: the group's own communicator.
+        timeout: seconds that a call may take, unless the call has its own timeout.
+        name: the backend's name, as the program and a profiler know it.
     """
 
     def __init__(self, engine: Engine, comm: MPI.Intracomm, members: Members, timeout: float, name: str) -> None:
@@ -56,15 +56,15 @@ class MPIBackend(Backend):
         _open.add(self)
 
     def getBackendName(self) -> str:
-        """Its own, also where it is in another's place: torch's C++ takes a backend of the name gloo for gloo itself."""
+        """Its own name, also if it replaces another backend: torch's C++ treats a backend named gloo as gloo itself."""
         return "mpi4py"
 
-    # torch looks for each of these in Python, and does not end where it finds its own.
+    # torch looks each of these up in Python; where it finds its own definition it recurses without end.
     supports_splitting = supports_coalescing = supports_time_estimate = False
     supports_shrinking = supports_reconfigure = supports_window = False
 
     def _set_sequence_number_for_group(self) -> None:
-        """It begins at 0 on all ranks."""
+        """Does nothing: the number begins at 0 on all ranks."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._asked_for
@@ -76,14 +76,14 @@ class MPIBackend(Backend):
         self._timeout = timeout.total_seconds()
 
     def shutdown(self) -> None:
-        """Free the communicators, once all that has been asked for is done.
+        """Finish all calls, and free the communicators.
 
-        A collective that is not done after the group's time limit is given up, and its communicator is left in MPI: that
-        can be finalised none the less (seen with Open MPI 4 and 5, MPICH and Intel MPI). Where messages are open that
-        nobody takes it cannot (Open MPI).
+        A collective that is not done after the group's time limit is given up, and its communicator is not freed; MPI can
+        be finalised nevertheless (seen with Open MPI 4 and 5, MPICH and Intel MPI). MPI cannot be finalised while there
+        are open messages that no rank receives (Open MPI).
         """
         if self not in _open:
-            return  # torch shuts a backend down once for each kind of device
+            return  # torch shuts a backend down once for each device type
         engine, order = self._engine, self._order
         if order.broken is None and not engine.finish(order.is_idle, self._timeout):
             engine.drop(order, DistBackendError("the group was destroyed before its last collective was done"))
@@ -112,7 +112,7 @@ class MPIBackend(Backend):
     allreduce_coalesced = allreduce_sparse = allreduce
 
     def _reductions(self, opts: Any, tensors: Sequence[Tensor]) -> list[Reduction]:
-        """Each tensor's; asked for in the caller, so that what is not defined is refused before anything is sent.
+        """Each tensor's reduction; made in the caller's thread, so that an undefined one raises before anything is sent.
 
         Raises:
             TypeError: the operation is not defined for a tensor's dtype.
@@ -142,7 +142,7 @@ class MPIBackend(Backend):
         return self._call("all_gather", opts, inputs, _flat(outputs), steps)
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
-        by_tensor = [list(of_ranks) for of_ranks in zip(*outputs, strict=True)]  # what came was a list per rank
+        by_tensor = [list(of_ranks) for of_ranks in zip(*outputs, strict=True)]  # the argument has a list per rank
         return self.allgather(by_tensor, inputs, opts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
@@ -199,7 +199,7 @@ class MPIBackend(Backend):
             return MPIWork(self._engine, task, results)
         self._engine.begin(task, is_awaited=True)
         self._engine.wait(task)
-        return None  # which is how torch is told that there is nothing to wait for
+        return None  # this tells torch that there is nothing to wait for
 
     # Messages.
 
@@ -246,7 +246,7 @@ def _flat(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def _in_inference_mode(steps: Steps) -> Steps:
-    """The steps with tensors of inference mode, in whatever thread."""
+    """The steps, run in inference mode in whatever thread, as inference tensors need it."""
     while True:
         with torch.inference_mode():
             try:

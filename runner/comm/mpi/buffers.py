@@ -1,7 +1,7 @@
-"""Tensors as MPI can take them: contiguous, apart from what is written, in pieces that an int counts.
+"""Tensors as buffers for MPI: contiguous, not overlapping the output, and in pieces whose size fits into an int.
 
-A GPU's memory goes as it is to an MPI that takes it, and else through pinned memory of the host. Data that is only moved
-is moved as bytes, whatever it is.
+An MPI that accepts GPU memory gets it directly; for others it is copied through the host's pinned memory. Data that is
+only moved is moved as bytes, whatever its dtype.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from torch import Tensor
 
 from runner.rendezvous.mpi_library import takes_gpu_memory
 
-# Bytes per call where a call can be cut into several, and elements per buffer where not: MPI 3 (Open MPI) counts in an int.
+# Bytes per call where a call can be split, and elements per buffer where it cannot: MPI 3 (Open MPI) counts in an int.
 LARGEST_CALL = 1 << 30
 LARGEST_COUNT = (1 << 31) - 1
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether MPI can take the tensor's memory as it is."""
+    """Whether MPI can use the tensor's memory directly."""
     in_reach = tensor.is_cpu or takes_gpu_memory()
     return in_reach and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def scratch(shape: Sequence[int], dtype: torch.dtype, of: Tensor) -> Tensor:
-    """Memory that MPI takes, for what comes from a tensor or goes to it: on its device, or in the host's pinned memory."""
+    """An empty tensor that MPI can use, for data from or to a tensor: on its device, or in the host's pinned memory."""
     if of.is_cpu or takes_gpu_memory():
         return torch.empty(shape, dtype=dtype, device=of.device)
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
 
 def as_bytes(tensor: Tensor, ranks: int = 1) -> list[Any]:
-    """A buffer of the tensor's memory, to be moved, of equal parts where there is one for each of several ranks.
+    """A buffer of the tensor's memory, to be moved; with several ranks, in equal parts, one for each.
 
-    It does not keep the tensor: hold it by a name until MPI is done.
+    It does not keep the tensor alive: hold a reference until MPI is done.
     """
     size = tensor.nbytes
     return [_memory(tensor), MPI.BYTE if size <= LARGEST_COUNT else _block(size // ranks)]
 
 
 def as_parts(tensor: Tensor, sizes: Sequence[int]) -> list[Any]:
-    """The same, of parts of so many bytes, one for each rank."""
+    """The same, in parts of the given sizes in bytes, one for each rank."""
     if sum(sizes) <= LARGEST_COUNT:
         return [_memory(tensor), sizes, None, MPI.BYTE]
     unit = math.gcd(*sizes)
@@ -53,19 +53,19 @@ def as_parts(tensor: Tensor, sizes: Sequence[int]) -> list[Any]:
 
 
 def as_numbers(tensor: Tensor, datatype: MPI.Datatype) -> list[Any]:
-    """A buffer of the tensor's memory, to be computed with. It does not keep the tensor either."""
+    """A buffer of the tensor's memory, to be reduced. It does not keep the tensor alive either."""
     return [_memory(tensor), datatype]
 
 
 def _memory(tensor: Tensor) -> MPI.buffer:
     if not tensor.is_cpu:
-        torch.cuda.current_stream(tensor.device).synchronize()  # MPI knows nothing of what is queued for the memory
+        torch.cuda.current_stream(tensor.device).synchronize()  # MPI ignores the work queued on this memory
     return MPI.memory.fromaddress(tensor.data_ptr(), tensor.nbytes)
 
 
 @functools.cache
 def _block(size: int) -> MPI.Datatype:
-    """A datatype of so many bytes: one of it is a buffer that has more of them than an int counts."""
+    """A datatype of ``size`` bytes, for buffers with more bytes than an int counts."""
     piece = min(LARGEST_CALL, size)
     pieces, rest = divmod(size, piece)
     whole = MPI.BYTE.Create_contiguous(piece)
@@ -73,14 +73,14 @@ def _block(size: int) -> MPI.Datatype:
 
 
 def pieces(tensor: Tensor) -> Sequence[Tensor]:
-    """All of a contiguous tensor, or its parts where it is too large for an int."""
+    """A contiguous tensor, or its parts if it is too large for an int."""
     if tensor.nbytes <= LARGEST_CALL:
         return (tensor,)
     return torch.split(tensor.view(-1), LARGEST_CALL // tensor.element_size())
 
 
 def blocks_in_pieces(source: Tensor, target: Tensor, ranks: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """(a part of each rank's block in the source, the same part of the target), all of them if an int counts the source."""
+    """(a part of each rank's block in the source, the same part of the target); one pair if the source fits into an int."""
     if source.numel() <= LARGEST_COUNT:
         yield source, target
         return
@@ -91,13 +91,13 @@ def blocks_in_pieces(source: Tensor, target: Tensor, ranks: int) -> Iterator[tup
 
 
 class Staged:
-    """A tensor as MPI can take it: itself, or a contiguous copy that is copied back.
+    """A tensor that MPI can use: the tensor itself, or a contiguous copy that is copied back at the end.
 
     Args:
-        dtype: the copy's, where it is not the tensor's.
-        before: makes what is copied out of the tensor; what comes back goes through ``after``.
-        width: how many numbers ``before`` makes of one, in a last dimension of their own.
-        copy_back: False: the tensor stays as it is.
+        dtype: the copy's dtype, if it is not the tensor's.
+        before: applied to the tensor before it is copied; ``after`` is applied to the result before it is copied back.
+        width: how many numbers ``before`` makes of each element, in an additional last dimension.
+        copy_back: if False, the tensor is not changed.
         receive_only: the tensor's own values are not needed.
     """
 
@@ -136,14 +136,14 @@ class Staged:
 
 
 def sendable(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy that MPI can take: hold it by a name until MPI is done."""
+    """The tensor, or a copy that MPI can use; hold a reference until MPI is done."""
     if is_plain(tensor):
         return tensor
     return scratch(tensor.shape, tensor.dtype, tensor).copy_(tensor.detach())
 
 
 def apart(source: Tensor, target: Tensor) -> Tensor:
-    """The source, or a copy where it shares memory with the target, which MPI forbids."""
+    """The source, or a copy if it shares memory with the target, which MPI forbids."""
     start, other = source.data_ptr(), target.data_ptr()
     return source.clone() if start < other + target.nbytes and other < start + source.nbytes else source
 
@@ -154,7 +154,7 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def scatter_into(data: Tensor, parts: Sequence[Tensor]) -> None:
-    """Copy consecutive bytes into tensors."""
+    """Copy consecutive bytes of ``data`` into the tensors."""
     start = 0
     for part in parts:
         size = part.nbytes
@@ -164,7 +164,7 @@ def scatter_into(data: Tensor, parts: Sequence[Tensor]) -> None:
 
 
 def split_bytes(tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
-    """Bytes per rank; splits count slices of the first dimension, none means equal ones."""
+    """Bytes per rank. ``splits`` are numbers of slices of the first dimension; empty means equal parts."""
     if not splits:
         check_same(tensor.shape[0] % size, 0, f"all_to_all: {tensor.shape[0]} rows ÷ {size} ranks: the rest")
         return [tensor.nbytes // size] * size
@@ -174,6 +174,6 @@ def split_bytes(tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
 
 
 def check_same(found: int, wanted: int, what: str) -> None:
-    """Raises ValueError where they differ."""
+    """Raise ValueError if they differ."""
     if found != wanted:
         raise ValueError(f"{what} are {found}, not {wanted}")

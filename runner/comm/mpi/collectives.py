@@ -1,4 +1,4 @@
-"""The collectives, each as the steps of non-blocking MPI calls on a group's communicator."""
+"""The collectives: each is a generator that makes non-blocking MPI calls on a group's communicator."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def allreduce(comm: MPI.Intracomm, blocking: Blocking, tensors: Sequence[Tensor]
 
 def reduce(comm: MPI.Intracomm, tensor: Tensor, reduction: Reduction, root: int) -> Steps:
     is_root = comm.rank == root
-    # What MPI leaves in the others' buffers is not theirs.
+    # Only the root gets the result; what MPI leaves in other ranks' buffers is not copied back.
     with staged(tensor, reduction, copy_back=is_root) as data:
         for part in pieces(data):
             buffer = as_numbers(part, reduction.datatype)
@@ -70,7 +70,7 @@ def all_gather_single(
         with Staged(output, receive_only=True) as data:
             source = sendable(own)
             if source.data_ptr() == data.data_ptr() + comm.rank * own.nbytes:
-                request = gather(MPI.IN_PLACE, as_bytes(data, size))  # it is in its place: FSDP's way
+                request = gather(MPI.IN_PLACE, as_bytes(data, size))  # the input is its part of the output, as in FSDP
             else:
                 source = apart(source, data)
                 request = gather(as_bytes(source), as_bytes(data, size))
@@ -166,7 +166,7 @@ def barrier(comm: MPI.Intracomm) -> Steps:
 
 
 def sparse_allreduce(comm: MPI.Intracomm, tensors: Sequence[Tensor], reductions: list[Reduction]) -> Steps:
-    """Sums of sparse COO tensors: every rank gathers all entries, and adds up those of the same place."""
+    """Sums of sparse COO tensors: every rank gathers all entries, and adds those with the same indices."""
     for tensor, reduction in zip(tensors, reductions, strict=True):
         own = tensor.detach().coalesce()
         indices, values = own.indices().contiguous(), own.values().contiguous()
@@ -183,12 +183,12 @@ def sparse_allreduce(comm: MPI.Intracomm, tensors: Sequence[Tensor], reductions:
             total = torch.sparse_coo_tensor(
                 total.indices(), reduction.after(total.values()), tensor.shape, is_coalesced=True
             )
-        with torch.no_grad():  # a detached sparse tensor would keep its own number of entries
+        with torch.no_grad():  # with detach() the tensor would keep its old number of entries
             tensor.copy_(total)
 
 
 def staged(tensor: Tensor, reduction: Reduction, *, copy_back: bool = True, receive_only: bool = False) -> Staged:
-    """A tensor as MPI can reduce it."""
+    """The tensor in the form that its reduction needs."""
     if reduction.is_direct:
         return Staged(tensor, copy_back=copy_back, receive_only=receive_only)
     return Staged(

@@ -1,4 +1,4 @@
-"""How a group comes to its communicator."""
+"""Create a group's communicator and backend."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from runner.comm.mpi.waiting import Cores
 
 
 def create(options: Any, name: str, *, crowded: bool) -> MPIBackend | MPIGroup:
-    """The backend of a group, or the group; called on its members only. The MPI allows several threads.
+    """The backend of a group, or the group itself; called on its members only. MPI must allow several threads.
 
     Args:
-        name: the backend's, as the program knows it.
-        crowded: some host has more ranks than cores; the same on all ranks.
+        name: the backend's name, as the program knows it.
+        crowded: whether some host has more ranks than cores; the same on all ranks.
 
     Raises:
-        DistBackendError: not all members came within the group's time limit.
+        DistBackendError: not all members called this within the group's time limit.
     """
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     timeout = options.timeout.total_seconds() if isinstance(options.timeout, timedelta) else float(options.timeout)
@@ -38,7 +38,7 @@ def create(options: Any, name: str, *, crowded: bool) -> MPIBackend | MPIGroup:
     members = world.group.Incl(mpi_ranks)
     comm = world.Create_group(members, zlib.crc32(str(options.group_id).encode()) % TAGS)
     members.Free()
-    options.store.delete_key(own_key)  # all have read it; a later group may find the store as this one did
+    options.store.delete_key(own_key)  # all have read it; a later group may use the same key
     known = Members(options.store, ranks, options.group_rank)
     backend = MPIBackend(_engine(crowded), comm, known, timeout, name)
     return MPIGroup(options, backend, options.process_group) if _is_alone(options.process_group, backend) else backend
@@ -46,19 +46,19 @@ def create(options: Any, name: str, *, crowded: bool) -> MPIBackend | MPIGroup:
 
 @functools.cache
 def _engine(crowded: bool) -> Engine:
-    """The process's: whether hosts are crowded does not change."""
+    """The engine of this process: there is one, as ``crowded`` does not change."""
     return Engine(Cores(crowded=crowded))
 
 
 def _is_alone(group: Any, backend: MPIBackend) -> bool:
-    """Whether a group has no other backend for other devices ("cpu:mpi4py,cuda:nccl"), and nothing else keeps it in C++."""
+    """Whether this is the group's only backend (not as in "cpu:mpi4py,cuda:nccl") and nothing else needs a C++ group."""
     if not can_be_used() or group._device_types:
         return False
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, backend)
     try:
-        group.name()  # asks the backend that the group has by default
+        group.name()  # the name of the group's default backend
     except RuntimeError:
-        return False  # that is another, which is yet to come
+        return False  # the default is another backend, which is not registered yet
     return True
 
 
@@ -67,12 +67,12 @@ def _key(rank: int) -> str:
 
 
 def _mpi_ranks(store: Any, ranks: list[int], timeout: float) -> list[int]:
-    """The members' ranks in MPI, in the order of their ranks in the group, which init_process_group() may give as it likes.
+    """The members' ranks in MPI, in the order of their ranks in the group; the two numberings may differ.
 
-    Waits until all have said theirs: making a communicator has no time limit.
+    Waits until all members have stored theirs, as making a communicator has no time limit.
 
     Raises:
-        DistBackendError: some are not in time.
+        DistBackendError: some members are late.
     """
     keys = [_key(rank) for rank in ranks]
     try:

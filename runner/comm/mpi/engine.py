@@ -1,11 +1,13 @@
-"""What carries all MPI calls of a process: the collectives and messages of all its groups.
+"""The progress engine of a process: it progresses the MPI calls of all its groups, collectives and messages.
 
-Each is a ``Task``: a generator that starts non-blocking MPI calls and yields their requests. Whoever waits for one tests it
-and moves all the others on; while nobody waits a thread does. One thread at a time moves them, so generators need no locks.
+Each call is a ``Task``: a generator that starts non-blocking MPI calls and yields their requests. A program thread that
+waits for a task tests it and progresses all others, too; while none waits, a thread of the engine does. Only one thread at a
+time progresses tasks (it has the turn), so the generators need no locks.
 
-The collectives of a communicator have an ``Order``: one is under way at a time, and the next is begun when that is done and
-its callbacks have run; what such a callback asks for comes before what waits. So ranks that ask in the same order, be it from
-several threads, make MPI's calls in the same order, if they ask for a call's future before they ask for the next call.
+The collectives of a communicator have an ``Order``: one runs at a time, and the next begins when that one is done and its
+callbacks have run; collectives begun in such a callback come before those that wait. So ranks that begin collectives in the
+same order, even from several threads, make MPI's calls in the same order, provided that they call a work's get_future()
+before they begin the next collective.
 """
 
 from __future__ import annotations
@@ -28,18 +30,18 @@ from runner.errors import EXIT_FAILURE
 from runner.rendezvous.mpi_library import abandoned
 
 _FEW = 8  # rounds of a wait before it reads the clock
-_AT_A_TIME = 16  # looks at a collective in one of them: they take 0.3 µs each, a round 2 µs
-_LOOK = 0.2  # seconds between two looks at limits, and at ranks that have left, while something takes long
-_GRACE = 3.0  # seconds that a call may still take when a rank has left that belongs to it: what it has sent may be on its way
-_SWEEPS = 0.1  # the part of the time that may be spent on messages that nobody waits for
+_AT_A_TIME = 16  # tests of a collective in one round: a test takes 0.3 µs, a round 2 µs
+_LOOK = 0.2  # seconds between two checks of time limits and of ranks that have left, while a call takes long
+_GRACE = 3.0  # seconds that a call gets after one of its ranks has left, whose data may still be on its way
+_SWEEPS = 0.1  # the fraction of the time that may be spent on messages that no thread waits for
 _FEW_MESSAGES = 64
-_AT_ONCE = 1e-3  # seconds within which a program that waits at once for what it has begun does so
-_LINGERS = 5e-3  # seconds for which a thread looks after calls of such a program, after the last one
-_HEARTBEAT = 1.0  # seconds that a thread sleeps at most: a blocking call of another thread has a limit, too
+_AT_ONCE = 1e-3  # seconds after a call's begin in which a wait for it counts as AT_ONCE
+_LINGERS = 5e-3  # seconds after a call for which a thread keeps watch, if the program waits at once
+_HEARTBEAT = 1.0  # seconds that a thread sleeps at most: another thread's blocking call has a time limit, too
 
 
 class _Habit(enum.Enum):
-    """How the program has last waited for what it has begun."""
+    """How the program last waited for an asynchronous call."""
 
     AT_ONCE = enum.auto()
     LATER = enum.auto()
@@ -47,24 +49,24 @@ class _Habit(enum.Enum):
 
 
 class Engine:
-    """A process's."""
+    """The progress engine of a process."""
 
     def __init__(self, cores: Cores) -> None:
         self.cores = cores
-        self.lent_to: Order | None = None  # whose next call may be a blocking one
-        self.may_block = False  # whether the thread that moves tasks on waits anyway
-        self._turn = threading.Lock()  # held by the thread that moves tasks on
-        self._orders: dict[Order, None] = {}  # that have something to do
-        self._messages: dict[Task, None] = {}  # that are open
-        self._awaited: list[Task] = []  # by threads of the program, which carry everything on
-        self._absent: list[int] = []  # those of the program's threads that run callbacks instead
-        # The engine's threads, by the locks on which they park: of those that are to carry on the first one does. The
-        # others are parked or run callbacks, which may themselves wait for something.
+        self.lent_to: Order | None = None  # the order whose next call may be a blocking one
+        self.may_block = False  # whether the thread that progresses tasks waits anyway
+        self._turn = threading.Lock()  # held by the thread that progresses tasks
+        self._orders: dict[Order, None] = {}  # orders with something to do
+        self._messages: dict[Task, None] = {}  # open messages
+        self._awaited: list[Task] = []  # tasks that program threads wait for; these threads progress all tasks
+        self._absent: list[int] = []  # one entry for each program thread that runs callbacks instead
+        # The engine's threads, each by the lock on which it parks. The first carrier progresses tasks. Threads that are not
+        # carriers are parked, or run callbacks, which may themselves wait for a call.
         self._carriers: dict[threading.Lock, None] = {}
         self._parked: list[threading.Lock] = []
-        self._own = threading.local()  # an engine's thread's lock
-        self._stuck: list[Task] = []  # have failed, while their memory is MPI's
-        self._swept, self._next_sweep = 0, 0.0  # messages that the last sweep has left, and when the next is due
+        self._own = threading.local()  # in an engine's thread: its lock
+        self._stuck: list[Task] = []  # failed tasks, kept because MPI may still use their memory
+        self._swept, self._next_sweep = 0, 0.0  # messages left by the last sweep, and when the next is due
         self._next_look = 0.0
         self._habit: _Habit | None = None
         self._lingering: list[threading.Lock] = []  # parked for a short time only
@@ -72,10 +74,10 @@ class Engine:
         self.wake()
 
     def begin(self, task: Task, *, is_awaited: bool = False) -> None:
-        """Begin a message at once, so that those from one rank to another keep their order; a collective in its turn.
+        """Begin a message at once, so that messages between two ranks keep their order; queue a collective.
 
         Args:
-            is_awaited: the caller waits for it now, which begins it.
+            is_awaited: the caller calls ``wait`` next, which begins it.
         """
         order = task.order
         if order is None:
@@ -92,17 +94,17 @@ class Engine:
             self._orders[order] = None
             if not is_awaited:
                 self._round(None)
-            if order.broken is not None and not task.is_over:  # meanwhile
+            if order.broken is not None and not task.is_over:  # it has broken meanwhile
                 task.error, task.is_over = order.broken, True
 
     def wait(self, task: Task, limit: float | None = None) -> None:
-        """Carry everything on until a task is over.
+        """Progress all tasks until a given task is over.
 
         Args:
-            limit: seconds after which this wait is given up, while the task goes on.
+            limit: seconds after which this wait is given up; the task continues.
 
         Raises:
-            Exception: what the task has failed with, or that the limit is over.
+            Exception: the task has failed, or the limit is over.
         """
         if not task.is_over:
             task.is_awaited()
@@ -117,11 +119,11 @@ class Engine:
             raise task.error
 
     def expects(self, task: Task) -> None:
-        """The program is about to wait for what it has begun."""
+        """Note that the program is about to wait for this asynchronous call, and how long after its begin."""
         self._habit = _Habit.AT_ONCE if time.monotonic() - task.began < _AT_ONCE else _Habit.LATER
 
     def carry_on_later(self) -> None:
-        """Have a thread carry on what has been begun, unless the program waits for it at once, as it has done before."""
+        """Have a thread of the engine progress a new call, unless the program is likely to wait at once, as last time."""
         if self._habit is _Habit.AT_ONCE:
             self._lingers_until = time.monotonic() + _LINGERS
             if self._lingering:
@@ -129,17 +131,17 @@ class Engine:
         self.wake()
 
     def carry_on_now(self, task: Task) -> None:
-        """Have a thread carry on what has been begun, as the program waits for it by other means."""
+        """Have a thread of the engine progress this call, as the program waits for it by a future."""
         task.is_awaited()
         self._habit = _Habit.BY_FUTURE
         self.wake()
 
     def is_beside_computing(self) -> bool:
-        """Whether the program computes now, as far as one can tell, before it waits for what it has begun."""
+        """Whether the program probably computes now, before it waits for an asynchronous call."""
         return self._habit is _Habit.LATER and not self._awaited
 
     def wake(self) -> None:
-        """Have a thread carry on what is open, if none does."""
+        """Have a thread of the engine progress the open tasks, if none does."""
         if self._carriers:
             return
         try:
@@ -147,12 +149,12 @@ class Engine:
         except IndexError:
             parking = threading.Lock()
             threading.Thread(target=self._run, args=(parking,), name="mpi4py", daemon=True).start()
-        self._carriers[parking] = None  # here, so that nobody wakes another one before it has come so far
-        with contextlib.suppress(RuntimeError):  # a new one has not parked
+        self._carriers[parking] = None  # here and not in the thread, so that no second one is woken meanwhile
+        with contextlib.suppress(RuntimeError):  # a new thread has not parked
             parking.release()
 
     def finish(self, done: Callable[[], bool], limit: float) -> bool:
-        """Carry everything on until something is done. Returns whether it is, within a limit in seconds."""
+        """Progress all tasks until ``done`` returns True. Returns whether it does within a limit in seconds."""
         patience, deadline = Patience(self.cores.own()), time.monotonic() + limit
         while not done() and time.monotonic() < deadline:
             if self._round(None, may_block=True):
@@ -161,13 +163,13 @@ class Engine:
         return done()
 
     def drop(self, order: Order, error: Exception) -> None:
-        """Give up what a communicator still has to do."""
+        """Fail all remaining collectives of a communicator."""
         task = order.oldest()
         if task is not None:
             self._fail(task, error)
 
     def look_after(self, task: Task) -> None:
-        """Move on what can be, a message among it."""
+        """Progress the tasks once, this one included if it is a message."""
         self._round(task)
 
     def has_messages(self, members: Members) -> bool:
@@ -190,15 +192,16 @@ class Engine:
                 raise task.members.too_late(task, limit)
             if waited > _LOOK:
                 if time.monotonic() > self._next_look:
-                    self.wake()  # the thread looks for ranks that have left
+                    self.wake()  # the engine's thread checks for ranks that have left
                 if time.monotonic() > task.deadline:
                     self._fail(task, task.members.too_late(task, task.limit))
 
     def _round(self, wanted: Task | None, *, may_block: bool = False, looks: int = 1) -> bool:
-        """Move on what can be. Returns whether anything has; another thread that is at it does it as well.
+        """Progress the tasks once, unless another thread does so now. Returns whether any has progressed.
 
         Args:
-            looks: at a collective, where there is nothing else to look at.
+            wanted: a message to be tested, even if not all messages are.
+            looks: how often a collective is tested, if it is the only open task.
         """
         if not self._turn.acquire(blocking=False):
             return False
@@ -232,12 +235,12 @@ class Engine:
             if self.lent_to is order:
                 self.lent_to = None
             if task.on_end is not None:
-                order.telling.append(threading.get_ident())  # who runs the callbacks, when the turn is another's
+                order.telling.append(threading.get_ident())  # the thread that runs the callbacks, after the turn
                 ended.append(task)
             order.under_way = None
         if order.is_idle():
             self._orders.pop(order, None)
-            if not order.is_idle():  # something has been added meanwhile
+            if not order.is_idle():  # a collective has been added meanwhile
                 self._orders[order] = None
         return moved
 
@@ -250,7 +253,7 @@ class Engine:
         return True
 
     def _sweep(self, ended: list[Task]) -> bool:
-        """Test all messages."""
+        """Test all open messages."""
         start, found = time.perf_counter(), len(ended)
         for message in list(self._messages):
             self._try(message, ended)
@@ -263,11 +266,11 @@ class Engine:
         self._tell(task)
 
     def _tell(self, task: Task) -> None:
-        """Have an ended task's callbacks run. Until they have, its order begins nothing but what they ask for."""
+        """Run an ended task's callbacks. Until they have run, its order begins only collectives from these callbacks."""
         if task.on_end is None:
             return
         parking: Any = getattr(self._own, "parking", None)
-        is_carrier = parking in self._carriers  # not one that runs callbacks already, in which it waits
+        is_carrier = parking in self._carriers  # False if it already runs callbacks, and waits in one
         try:
             if is_carrier:
                 self._carriers.pop(parking)
@@ -286,13 +289,13 @@ class Engine:
                 self._absent.pop()
 
     def _run(self, parking: threading.Lock) -> None:
-        """A thread: carries on what nobody waits for, and looks after limits."""
+        """A thread of the engine: progresses tasks that no program thread waits for, and checks time limits."""
         self._own.parking = parking
         patience: Patience | None = None
         while True:
             try:
                 patience = self._go_on(parking, patience)
-            except Exception:  # of whatever kind: without the thread nothing would have a limit
+            except Exception:  # any error: without this thread no call would have a time limit
                 traceback.print_exc()
                 time.sleep(_LOOK)
 
@@ -311,7 +314,7 @@ class Engine:
         return patience
 
     def _has_work(self) -> bool:
-        """Whether something is open that is not about to be waited for."""
+        """Whether a task is open for which the program is not likely to wait at once."""
         if not self._lingers_for_a_while():
             return bool(self._orders or self._messages)
         begun = time.monotonic() - _AT_ONCE
@@ -325,14 +328,14 @@ class Engine:
         return len(self._awaited) > len(self._absent) or next(iter(list(self._carriers)), parking) is not parking
 
     def _park(self, parking: threading.Lock) -> None:
-        """Until somebody wakes the thread, or limits are to be looked at."""
+        """Sleep until another thread wakes this one, or until time limits are to be checked."""
         parking.acquire(blocking=False)
         self._parked.append(parking)
         self._carriers.pop(parking, None)
         lingers = self._lingers_for_a_while()
         if lingers:
             self._lingering.append(parking)
-        # Who adds something looks at these afterwards.
+        # A thread that adds a task reads _parked and _carriers afterwards, so check once more before sleeping.
         if lingers or self._others_carry(parking) or not self._has_work():
             is_open = self._orders or self._messages
             parking.acquire(timeout=_AT_ONCE if lingers else _LOOK if is_open else _HEARTBEAT)
@@ -343,14 +346,14 @@ class Engine:
             self._carriers[parking] = None
 
     def _look(self, parking: threading.Lock) -> None:
-        """Fail what has taken too long, or will never end."""
+        """Fail the tasks that have taken too long, or will never end because a rank has left."""
         now = time.monotonic()
         awaited = [task for task in list(self._messages) if task.deadline < math.inf]
         tasks = [*(order.oldest() for order in list(self._orders)), *awaited]
         late = [task for task in tasks if task is not None and not task.is_over and now - task.began > _LOOK]
         if not late:
             return
-        self._carriers.pop(parking, None)  # the store may take its time
+        self._carriers.pop(parking, None)  # the store may be slow, so another thread goes on meanwhile
         self.wake()
         for task in late:
             members = task.members
@@ -362,12 +365,12 @@ class Engine:
         self._carriers[parking] = None
 
     def _fail(self, task: Task, error: Exception) -> None:
-        """End a task that MPI is not done with. Nothing more can be made on its communicator, if it is a collective."""
+        """Fail a task that MPI has not completed. If it is a collective, its communicator cannot be used any more."""
         order = task.order
         if not self._turn.acquire(timeout=_GRACE):
             if self.lent_to is order is not None:
-                end_process(error)  # a thread is in its blocking call, of which it cannot be told
-            return  # another look will come
+                end_process(error)  # a thread is in its blocking call, where it cannot be interrupted
+            return  # the next check tries again
         try:
             if task.is_over:
                 return
@@ -391,7 +394,7 @@ class Engine:
 
 
 def end_process(error: Exception) -> NoReturn:
-    """As NCCL's watchdog does: nothing can be raised in a thread that is in MPI."""
+    """Print the error and end the process, as NCCL's watchdog does: no exception can reach a thread inside MPI."""
     with contextlib.suppress(Exception):
         sys.stdout.flush()
     print(f"runner: {type(error).__name__}: {error}; a thread is in MPI's call, so the process ends", file=sys.stderr)

@@ -1,9 +1,9 @@
-"""A process group that calls the backend without a detour.
+"""A process group in Python that calls the backend directly.
 
-What torch.distributed makes of a backend in Python is a C++ group: each call goes through torch's dispatcher into C++ and
-back, and what it returns hides the backend's own work, whose ``is_completed`` and source it does not ask for. A group in
-Python, which a backend may return in that one's place, is called by torch.distributed at once. Where something wants to
-see the calls as operators (a profiler, a mode of the dispatcher, a tensor's subclass) they go the way of the C++ group.
+For a backend in Python torch.distributed makes a C++ group: each call goes through torch's dispatcher into C++ and back,
+and the returned work hides the backend's own, whose ``is_completed`` and source rank it does not use. A backend may return
+a group in Python instead, which torch.distributed calls directly. Calls that must be visible as operators (to a profiler, a
+dispatch mode, a tensor subclass) still go through the C++ group, here called the detour.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from runner.comm.mpi import profiling
 if TYPE_CHECKING:
     from runner.comm.mpi.backend import MPIBackend
 
-# The operations, with the number of their arguments: tensors, ranks, tags, and options last.
+# The operations and their number of arguments: tensors, ranks, tags, and options last.
 _OPERATIONS = {
     "allreduce": 2,
     "allreduce_coalesced": 2,
@@ -46,7 +46,7 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter, int}
 class MPIGroup(ProcessGroup):
     """
     Args:
-        detour: the C++ group that torch has made, with the backend in it.
+        detour: the C++ group that torch has made, which gets the backend, too.
     """
 
     def __init__(self, options: Any, backend: MPIBackend, detour: ProcessGroup) -> None:
@@ -88,14 +88,14 @@ def _operation(name: str, count: int, is_watched: Callable[[], bool]) -> Callabl
 
 
 def _barrier(self: MPIGroup, *arguments: Any, **named: Any) -> Any:
-    """torch.distributed names its options."""
+    """Unlike other operations, torch.distributed calls this one with its options as a keyword argument."""
     if "opts" in named and not self.is_hooked and not _is_watched():
         return self._backend.barrier(named["opts"])
     return self._detour.barrier(*arguments, **named)
 
 
 def _are_plain(arguments: Iterable[Any]) -> bool:
-    """Whether there is no tensor of a class that wraps another."""
+    """Whether no argument is of a tensor subclass."""
     for argument in arguments:
         kind = type(argument)
         if kind not in _PLAIN and not (kind is list and _are_plain(argument)):
@@ -104,7 +104,7 @@ def _are_plain(arguments: Iterable[Any]) -> bool:
 
 
 def _has_mode() -> bool:
-    """Whether the dispatcher, or a graph that is being compiled, is to see calls."""
+    """Whether a dispatch mode, or a graph that is being compiled, has to see the calls."""
     return bool(torch._C._len_torch_dispatch_stack() or c10d._allow_inflight_collective_as_graph_input())
 
 
@@ -123,6 +123,6 @@ for _name, _call in _CALLS.items():
 
 
 def can_be_used() -> bool:
-    """Whether nothing is asked of torch that wraps or hooks the backends of its own groups."""
+    """Whether no debugging option of torch is set that wraps or hooks the backends of C++ groups."""
     is_wrapped = get_debug_level() == DebugLevel.DETAIL
     return not is_wrapped and os.environ.get("TORCH_DIST_NAN_CHECK", "0") != "1"

@@ -1,7 +1,7 @@
-"""What the ranks of a group tell each other beside MPI, through the group's store: who waits in which call, and who has left.
+"""What a group's ranks tell each other through its store, and not by MPI: which call a rank waits in, and who has left.
 
-Nothing is told while all goes well: a rank says a word when it has waited for a while, and when it leaves the group. What is
-asked of the store may take seconds where the store is out of reach.
+A rank writes to the store only after it has waited for a while, and when it leaves the group. Requests to the store may take
+seconds if it cannot be reached.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from torch.distributed import DistBackendError
 if TYPE_CHECKING:
     from runner.comm.mpi.tasks import Order, Task
 
-_PATIENCE = timedelta(seconds=5)  # with the store
-_NAMED = 256  # ranks that are asked for by name, at the most
-_ASKED_EVERY = 1.0  # seconds between questions who has left
+_PATIENCE = timedelta(seconds=5)  # the store's time limit
+_NAMED = 256  # ranks that are looked up one by one, at most
+_ASKED_EVERY = 1.0  # seconds between two looks for ranks that have left
 _HINT = "it is missing, slow, or in another call; allow more with --collective-timeout or init_process_group(timeout=…)"
 
 
 class Members:
-    """Those of a group.
+    """The members of a group.
 
     Args:
-        store: the group's.
-        ranks: the job's ranks that are members, in the order of their ranks in the group.
-        own: this rank's place among them.
+        store: the group's store.
+        ranks: the members' ranks in the job, in the order of their ranks in the group.
+        own: this rank's index among them.
     """
 
     def __init__(self, store: Any, ranks: Sequence[int], own: int) -> None:
         self._groups_store, self._ranks, self._own = store, ranks, own
         self._handle: Any = None
         self._asking = threading.Lock()
-        self._told = 0  # the last collective of which this rank has said that it waits in it
-        self._left: dict[int, tuple[int, float]] = {}  # rank: (the last collective it has made, when that was noticed)
+        self._told = 0  # the last collective in which this rank has reported that it waits
+        self._left: dict[int, tuple[int, float]] = {}  # rank: (number of collectives made, when this was noticed)
         self._asked = 0.0
 
     def leave(self, order: Order) -> None:
-        """Say that this rank makes no more calls in the group, and how many collectives it has made."""
-        made = order.number - (order.broken is not None)  # the last one has been given up
+        """Record that this rank makes no more calls in the group, and how many collectives it has made."""
+        made = order.number - (order.broken is not None)  # if broken, the last one was given up
         with contextlib.suppress(RuntimeError):
             place = self._groups_store.add("left", 1)
             self._groups_store.set(f"left/{place}", f"{self._ranks[self._own]} {made}")
@@ -57,7 +57,7 @@ class Members:
                 self._store.set(f"waits/{self._ranks[self._own]}", str(self._told))
 
     def noticed(self, task: Task) -> float:
-        """When it was noticed that one has left whom a task needs (time.monotonic()); infinity if none has."""
+        """When it was noticed that a rank that a task needs has left (time.monotonic()); infinity if none has."""
         with self._asking:
             if time.monotonic() - self._asked > _ASKED_EVERY:
                 with contextlib.suppress(RuntimeError):
@@ -68,7 +68,7 @@ class Members:
         return min((self._left[rank][1] for rank in self._missed(task)), default=math.inf)
 
     def too_late(self, task: Task, limit: float) -> DistBackendError:
-        """That a task was not done within so many seconds."""
+        """The error that a task was not done within ``limit`` seconds."""
         waited = f"{task.what}: Timed out waiting {limit * 1000:.0f}ms"
         return DistBackendError(f"{waited} for {self._missing(task)}; {_HINT}")
 
@@ -78,13 +78,13 @@ class Members:
         return DistBackendError(f"{task.what}: rank {_listed(missed)} {verb} left the group while this rank waits")
 
     def _missed(self, task: Task) -> list[int]:
-        """Ranks that have left and that a task needs; not those that have done their part of it before."""
+        """Ranks that a task needs and that have left before they took part in it."""
         if task.order is not None:
             return [rank for rank, (number, _) in self._left.items() if number < task.order.number]
         return [rank for rank in self._left if task.peer >= 0 and self._ranks[task.peer] == rank]
 
     def _missing(self, task: Task) -> str:
-        """Who has not said that he waits in the same call."""
+        """The ranks that have not reported that they wait in the same call, as text."""
         if task.order is None:
             return "any rank" if task.peer < 0 else f"rank {self._ranks[task.peer]}"
         if len(self._ranks) <= _NAMED:
@@ -95,13 +95,13 @@ class Members:
         return "the other ranks"
 
     def _waits_in(self, rank: int) -> int:
-        """The last collective in which a rank has said that it waits."""
+        """The number of the last collective in which a rank has reported that it waits."""
         key = f"waits/{rank}"
         return int(self._store.get(key)) if self._store.check([key]) else 0
 
     @property
     def _store(self) -> Any:
-        """A connection of our own where the store can give one: another thread may be waiting on the group's."""
+        """A separate connection, if the store can be cloned: another thread may wait on the group's own."""
         if self._handle is None:
             try:
                 self._handle = self._groups_store.clone()

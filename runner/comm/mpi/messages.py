@@ -1,4 +1,4 @@
-"""A group's messages: MPI's own, begun at once, so that two ranks may send to each other."""
+"""A group's point-to-point messages: MPI's own, begun at once, so that two ranks may send to each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def receive(comm: MPI.Intracomm, tensor: Tensor, source: int, tag: int) -> Steps
 
 
 class Sender:
-    """A request that learns who has sent what it received."""
+    """A receive request that stores the message's sender in a status."""
 
     def __init__(self, request: MPI.Request, status: MPI.Status) -> None:
         self._request, self._status = request, status
@@ -32,7 +32,7 @@ class Sender:
 
 
 def from_anybody(steps: Steps, status: MPI.Status) -> Steps:
-    """The steps of a message received from any rank, whose sender the status names in the end."""
+    """The steps of a receive from any rank; afterwards the status holds the sender."""
     for request in steps:
         assert isinstance(request, MPI.Request)
         sender: Request = Sender(request, status)

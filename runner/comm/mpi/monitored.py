@@ -1,4 +1,4 @@
-"""The barrier in which rank 0 hears from each rank, so that it can name one that has not come."""
+"""The monitored barrier: each rank sends a message to rank 0, so that rank 0 can name the ranks that are missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOTHING = [bytearray(), MPI.BYTE]
 
 
 class MonitoredBarrier:
-    """A group's, on a communicator whose messages are only its."""
+    """A group's monitored barrier; no other point-to-point messages use its communicator."""
 
     def __init__(self, comm: MPI.Intracomm, cores: Cores) -> None:
         self._comm, self._cores, self._made = comm, cores, 0
@@ -26,7 +26,7 @@ class MonitoredBarrier:
         """
         Args:
             limit: seconds.
-            all_ranks: rank 0 waits for all, and names all that are missing, not only the first.
+            all_ranks: rank 0 waits for all ranks, and names all missing ones, not only the first.
 
         Raises:
             DistBackendError: a rank is missing.
@@ -60,7 +60,7 @@ class MonitoredBarrier:
             self._comm.Isend(_NOTHING, rank, tag).Free()
 
     def _comes(self, done: Callable[[], bool], limit: float) -> bool:
-        """Whether it does, within so many seconds."""
+        """Whether ``done`` returns True within ``limit`` seconds."""
         patience = Patience(self._cores.own())
         while not done():
             if patience.pause() > limit:

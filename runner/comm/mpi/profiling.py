@@ -12,11 +12,11 @@ import torch
 
 from runner.comm.mpi.tasks import Steps
 
-_PATIENCE = 5.0  # seconds that the end of a record may take to be told
+_PATIENCE = 5.0  # seconds that ending a record may take
 
 
 def is_on() -> bool:
-    """Whether a profiler looks."""
+    """Whether a profiler is active."""
     return bool(torch._C._autograd._profiler_enabled())
 
 
@@ -28,7 +28,7 @@ def recorded(name: str, tensors: Sequence[torch.Tensor], steps: Steps) -> Steps:
         try:
             yield from steps
         finally:
-            # Profilers tell an asynchronous call by the thread that ends it, which is not the one that has begun it.
+            # A record that ends in another thread than it began in is shown as an asynchronous call.
             with contextlib.suppress(RuntimeError, TimeoutError, futures.TimeoutError):  # a record is not worth a call
                 _thread().submit(torch._C._autograd._record_function_with_args_exit, handle).result(_PATIENCE)
 

@@ -1,4 +1,4 @@
-"""The backend mpi4py, made known to torch.distributed as soon as a program imports it, and not before."""
+"""The backend mpi4py: it is registered with torch.distributed as soon as a program imports that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runner.job import Job
 from runner.rendezvous.mpi_library import load_mpi, takes_gpu_memory, threads_may_call
 
 _MODULE = "torch.distributed.distributed_c10d"
-_NEEDED = (2, 14)  # the first torch that lets Python derive a c10d Backend
+_NEEDED = (2, 14)  # the first torch in which Python can subclass c10d's Backend
 
 
 class MPI4Py(Backend):
@@ -39,7 +39,7 @@ class MPI4Py(Backend):
         return ""
 
     def prepare(self, job: Job) -> None:
-        """Have ``init_process_group("mpi4py")`` work, also by the name of a backend that it is to replace."""
+        """Make ``init_process_group("mpi4py")`` work, also under the name of a backend that it replaces."""
         when_imported(_MODULE, lambda: self._register(sys.modules[_MODULE], job))
 
     def examine(self, job: Job) -> Finding:
@@ -59,7 +59,7 @@ class MPI4Py(Backend):
             problem = self.unavailable_reason(job)
             if problem:
                 raise RuntimeError(f"backend mpi4py: {problem}")
-            load_mpi(job.context)  # one rank has had nobody to meet by it
+            load_mpi(job.context)  # a job of one rank has not loaded it for the rendezvous
             from runner.comm.mpi.creating import create
 
             crowded = any(placement.is_crowded for placement in job.placements)

@@ -1,7 +1,7 @@
-"""A GPU's streams around MPI's calls, which know nothing of them.
+"""CUDA streams for MPI calls, as MPI itself does not know about streams.
 
-A call waits for what its caller has queued before it, and works on a stream of its own, so that a GPU goes on computing
-while gradients travel. Between its steps nothing of it is queued any more.
+A call waits for the work that its caller has queued before it, and uses a stream of its own, so that the GPU computes
+while gradients are sent. After each of its steps its stream is empty.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from runner.comm.mpi.tasks import Request, Steps
 
 
 class Queued:
-    """What a stream has yet to do, as a request."""
+    """A request that is done when a stream has finished the work queued so far."""
 
     def __init__(self, device: torch.device) -> None:
         self.event = torch.cuda.current_stream(device).record_event()
@@ -26,7 +26,7 @@ class Queued:
 
 
 class OnDevice:
-    """A request that MPI is asked about with the device current: it may move the GPU's memory then."""
+    """A request that is tested with the device as current device, as MPI may copy GPU memory in the test."""
 
     def __init__(self, device: torch.device, request: Request) -> None:
         self._device, self._request = device, request
@@ -37,16 +37,16 @@ class OnDevice:
 
 
 class Streams:
-    """A group's own streams, one per device: groups do not wait for each other."""
+    """A group's own streams, one per device, so that groups do not wait for each other."""
 
     def __init__(self) -> None:
         self._of: Callable[[torch.device], torch.cuda.Stream] = functools.cache(torch.cuda.Stream)
 
     def after_what_is_queued(self, tensor: Tensor, steps: Steps, *, at_once: bool = False) -> Steps:
-        """The steps with a GPU's tensor, made later and in any thread.
+        """The steps of a call with a GPU's tensor, which may be made later and in any thread.
 
         Args:
-            at_once: the first step is not put off until the GPU has come that far: it waits for it.
+            at_once: make the first step now, and wait in it for the queued work, instead of making it later.
         """
         return self._on_stream(tensor.device, steps, Queued(tensor.device), at_once)
 

@@ -1,4 +1,4 @@
-"""A collective or a message on its way, and the order of a communicator's collectives."""
+"""Tasks (collectives and messages that have begun or wait), and the order of a communicator's collectives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runner.comm.mpi.members import Members
 
 
 class Request(Protocol):
-    """What a step waits for; MPI's requests are such."""
+    """What a step waits for, such as an MPI request."""
 
     def Test(self) -> bool:
         """Whether it is done."""
@@ -26,15 +26,15 @@ Steps = Generator[Request, None, None]
 
 
 class Task:
-    """A collective or a message on its way.
+    """A collective or a message.
 
     Args:
-        what: how messages name it.
-        steps: the MPI calls; what they hold is held until MPI is done with it.
+        what: its name in error messages.
+        steps: the MPI calls; the generator keeps the buffers alive until MPI is done with them.
         limit: seconds that it may take.
-        members: of its communicator.
-        order: a collective's.
-        peer: the group's rank at a message's other end, -1 if any may be.
+        members: the members of its communicator.
+        order: the order of a collective; None for a message.
+        peer: a message's other rank in the group, -1 for any.
     """
 
     __slots__ = (
@@ -52,22 +52,22 @@ class Task:
         self.what, self.steps, self.limit = what, steps, limit
         self.members, self.order, self.peer = members, order, peer
         self.began = time.monotonic()
-        # A message may be posted long before it can come: its limit counts from the first wait for it.
+        # A receive may be posted long before its message is sent: its limit counts from the first wait for it.
         self.deadline = math.inf if order is None else self.began + limit
         self.request: Request | None = None
         self.error: Exception | None = None
         self.is_over = False
-        self.on_end: Callable[[], None] | None = None  # tells those who wait for it by a future
+        self.on_end: Callable[[], None] | None = None  # completes its future
 
     def is_awaited(self) -> None:
-        """Somebody waits for it from now on."""
+        """A thread begins to wait for it: a message's time limit begins now."""
         if self.deadline == math.inf:
             self.deadline = time.monotonic() + self.limit
 
     def move_on(self, looks: int = 1) -> bool:
-        """Take it as far as it goes without waiting, but for so many looks. Returns whether it has ended."""
+        """Progress it without waiting, with ``looks`` tests of a request at most. Returns whether it has ended."""
         while True:
-            # What a signal's handler raises in a test goes to the program, and the task goes on; in a step it ends the steps.
+            # A signal handler's exception goes to the program. If raised in a test the task goes on, in a step it fails.
             try:
                 if self.request is not None:
                     for _ in range(looks):
@@ -96,10 +96,10 @@ class Order:
     """The collectives of one communicator."""
 
     def __init__(self) -> None:
-        self.broken: Exception | None = None  # why no more can be made: the ranks no longer agree on where they are
+        self.broken: Exception | None = None  # why it cannot go on: the ranks may be in different collectives
         self.under_way: Task | None = None
-        self.number = 0  # of the one under way
-        self.telling: list[int] = []  # the threads that run callbacks of one that is done
+        self.number = 0  # the number of the last collective begun, from 1
+        self.telling: list[int] = []  # the threads that run callbacks of a finished collective
         self._waiting: deque[Task] = deque()
         self._of_callbacks: deque[Task] = deque()
 
@@ -111,23 +111,23 @@ class Order:
         (self._of_callbacks if is_callbacks else self._waiting).append(task)
 
     def oldest(self) -> Task | None:
-        """The one under way, or the first that waits."""
+        """The collective under way, or else the first that waits."""
         waiting = [*list(self._of_callbacks)[:1], *list(self._waiting)[:1]]
         return self.under_way or (waiting[0] if waiting else None)
 
     def next(self) -> Task | None:
-        """The one to be carried on, which may be begun only now."""
+        """The collective to be progressed; takes the next one if none is under way."""
         if self.under_way is None and self.broken is None:
             queue = self._of_callbacks or (None if self.telling else self._waiting)
             if not queue:
                 return None
-            self.under_way = queue[0]  # before it is taken out, so that nobody finds nothing to do here
+            self.under_way = queue[0]  # before popleft(), so that no other thread finds the order idle
             queue.popleft()
             self.number += 1
         return self.under_way
 
     def give_up(self, error: Exception) -> list[Task]:
-        """Nothing more can be made. Returns what was to be, first what has been begun."""
+        """Break the order for good. Returns its unfinished collectives, the one under way first."""
         self.broken = error
         left = [*([self.under_way] if self.under_way else []), *self._of_callbacks, *self._waiting]
         self.under_way = None

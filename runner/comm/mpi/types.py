@@ -1,7 +1,7 @@
-"""MPI's datatypes and operations for torch's, and what has no equal there and takes a detour.
+"""MPI's datatypes and operations for torch's, and conversions where MPI has no equivalent.
 
-MPI has no float of 16 or 8 bits, so those are reduced in float32 and rounded once, at the end. Means of integers are
-rounded towards zero, and do not overflow where the sum does.
+MPI has no floats of 16 or 8 bits, so these are reduced in float32 and rounded once, at the end. Means of integers are
+rounded towards zero, and do not overflow even if the sum does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DATATYPES = {
     torch.complex64: MPI.C_FLOAT_COMPLEX,
     torch.complex128: MPI.C_DOUBLE_COMPLEX,
 }
-# Reduced in another type, and rounded back.
+# Reduced in another type, and converted back.
 _DETOURS = {
     torch.bfloat16: torch.float32,
     torch.float16: torch.float32,
@@ -47,8 +47,8 @@ _DETOURS = {
 }
 _OPERATIONS = {
     ReduceOp.SUM: MPI.SUM,
-    ReduceOp.AVG: MPI.SUM,  # and divided by the number of ranks
-    ReduceOp.PREMUL_SUM: MPI.SUM,  # of what has been multiplied before
+    ReduceOp.AVG: MPI.SUM,  # then divided by the number of ranks
+    ReduceOp.PREMUL_SUM: MPI.SUM,  # of tensors multiplied beforehand
     ReduceOp.PRODUCT: MPI.PROD,
     ReduceOp.MIN: MPI.MIN,
     ReduceOp.MAX: MPI.MAX,
@@ -56,13 +56,13 @@ _OPERATIONS = {
     ReduceOp.BOR: MPI.BOR,
     ReduceOp.BXOR: MPI.BXOR,
 }
-# Of truth values: a sum is "any", as large as it may be.
+# For booleans: a sum is "any", a product is "all".
 _LOGICAL = {ReduceOp.SUM: MPI.LOR, ReduceOp.PRODUCT: MPI.LAND}
 _ORDERED, _BITWISE = (ReduceOp.MIN, ReduceOp.MAX), (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 
 
 class Reduction:
-    """One reduction of tensors of a dtype: the datatype and operation for MPI, and what is done before and after.
+    """A reduction of tensors of a dtype: MPI's datatype and operation, and functions to apply before and after.
 
     Raises:
         TypeError: the operation is not defined for the dtype.
@@ -80,10 +80,10 @@ class Reduction:
         )
         if undefined or wide not in _DATATYPES or kind not in _OPERATIONS:
             raise TypeError(f"{kind} of {dtype} is not defined")
-        # What is done to a tensor before it is sent, and to the result, in place or not; None: nothing.
+        # Applied to a tensor before it is sent, and to the result (in place or not); None: nothing.
         self.before: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.after: Callable[[torch.Tensor], torch.Tensor] | None = None
-        self.width = 1  # numbers sent per element: more than one are in a last dimension of their own
+        self.width = 1  # numbers sent per element; if more than one, in an additional last dimension
         if kind == ReduceOp.PREMUL_SUM:
             factor: Any = operation.factor
             self.before = lambda tensor: tensor.to(wide) * factor
@@ -96,17 +96,17 @@ class Reduction:
             self.width = 2
             self.before, self.after = lambda tensor: split(tensor, size), lambda sums: mean(sums, size)
         self.dtype, self.datatype = wide, _DATATYPES[wide]
-        self.is_direct = wide == dtype and not (self.before or self.after)  # MPI takes the tensor's numbers as they are
+        self.is_direct = wide == dtype and not (self.before or self.after)  # MPI can reduce the tensor's own memory
         self.operation = _LOGICAL.get(kind, _OPERATIONS[kind]) if dtype == torch.bool else _OPERATIONS[kind]
 
 
 def reduction_of(operation: Any, dtype: torch.dtype, size: int) -> Reduction:
-    """The reduction; made once for all that are alike.
+    """The reduction; equal ones are made once.
 
     Raises:
         TypeError: the operation is not defined for the dtype.
     """
-    number = getattr(operation, "op", operation).value  # torch's enumeration itself takes long to compare
+    number = getattr(operation, "op", operation).value  # comparing torch's enumeration itself is slow
     if number == _PREMUL_SUM:
         return Reduction(operation, dtype, size)
     return _alike(number, dtype, size)

@@ -15,11 +15,11 @@ _NONE = timedelta(0)
 
 
 class MPIWork(Work):
-    """A collective or a message that has been asked for.
+    """A collective or a message that has begun or is queued.
 
     Args:
         results: the tensors that hold its results when it is over.
-        sender: asks for the group's rank that a message came from, where any might have sent it.
+        sender: for a receive from any rank, returns the sender's rank in the group.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class MPIWork(Work):
         self._untold = [True]
 
     def wait(self, timeout: timedelta = _NONE) -> bool:
-        """Carry MPI's calls on until this one is over.
+        """Progress MPI's calls until this one is over.
 
         Raises:
-            DistBackendError: it is not over in time; with a timeout of the caller's own it goes on.
-            Exception: what the call itself has failed with.
+            DistBackendError: it is not over in time; if ``timeout`` is over, the call itself continues.
+            Exception: the call has failed.
         """
         self._engine.expects(self._task)
         self._engine.wait(self._task, timeout.total_seconds() if timeout > _NONE else None)
@@ -74,7 +74,7 @@ class MPIWork(Work):
         if self._future is None:
             devices: list[int | str | torch.device] = list({one.device for one in self._results if not one.is_cpu})
             self._end = torch.futures.Future(devices=devices)
-            # Only what a callback raises is an error for those who wait in C++, as DDP does; set_exception() is not.
+            # A waiter in C++, such as DDP, sees an exception only if a callback raises it, not from set_exception().
             self._future = self._end.then(self._outcome)
             self._task.on_end = self._tell
             if self._task.is_over:
@@ -84,11 +84,11 @@ class MPIWork(Work):
         return self._future
 
     def _tell(self) -> None:
-        """The program's callbacks run in here."""
+        """Complete the future, once; this runs the program's callbacks."""
         try:
             self._untold.pop()
         except IndexError:
-            return  # two threads came to this point, one as it ended the call, one as it asked for the future
+            return  # another thread has done it: one ends the call, one asks for the future
         assert self._end is not None
         self._end.set_result(None)
 
@@ -99,5 +99,5 @@ class MPIWork(Work):
 
 
 def seconds_of(timeout: timedelta, default: float) -> float:
-    """The seconds of a call's own timeout, or the group's."""
-    return timeout.total_seconds() if timeout > _NONE else default  # torch's word for none is -1 ms
+    """A call's own timeout in seconds, or else the group's."""
+    return timeout.total_seconds() if timeout > _NONE else default  # torch passes -1 ms for none
