@@ -3,7 +3,7 @@
     mpirun -np 4 python -m runner workloads.cifar10 --data-dir ~/data
     mpirun -np 4 python -m runner workloads.cifar10 --data fake --epochs 1
 
-Without CIFAR10 on disk or a network it trains on random images: enough to see it run.
+Without CIFAR10 on disk or a network it trains on random images: enough to check that it runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workloads.models.convnets import Cifar10Net
 
 
 def main(run: Run, argv: list[str]) -> None:
-    """Train, evaluate, and say where everything lies."""
+    """Train, evaluate, and print where the files are."""
     parser = workload_parser(run, __doc__, data=("auto", "cifar10", "fake"), epochs=2)
     group = parser.add_argument_group("optimizer")
     group.add_argument("--momentum", type=float, default=0.9, help="of SGD (default: %(default)s)")

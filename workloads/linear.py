@@ -1,9 +1,9 @@
-"""A linear layer on random data: the smallest training there is, for trying out launches, saving and resuming.
+"""A linear layer on random data: a minimal training, to try out launching, saving and resuming.
 
     mpirun -np 4 python -m runner workloads.linear --epochs 100 --save-every 20 --batch-size 1024
     mpirun -np 4 python -m runner workloads.linear --epochs 100 --resume
 
-2,048 samples of 20 random numbers, each with a random target; the loss falls to the targets' variance.
+2,048 samples of 20 random numbers, each with a random target; the loss falls to the variance of the targets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from runner.training.run import Run
 
 
 def main(run: Run, argv: list[str]) -> None:
-    """Train, and say where everything lies."""
+    """Train, and print where the files are."""
     parser = workload_parser(run, __doc__, data=("random",), epochs=10, lr=1e-2)
     options, _ = read_options(run, parser, argv)
     generator = torch.Generator().manual_seed(options.seed)

@@ -20,7 +20,7 @@ from workloads.models.convnets import MnistNet
 
 
 def main(run: Run, argv: list[str]) -> None:
-    """Train, evaluate, and say where everything lies."""
+    """Train, evaluate, and print where the files are."""
     parser = workload_parser(run, __doc__, data=("auto", "digits", "mnist", "fake"), epochs=15, batch_size=16, lr=2e-3)
     options, _ = read_options(run, parser, argv)
     torch.manual_seed(options.seed)

@@ -5,7 +5,7 @@
     mpirun -np 4 python -m runner workloads.resnet --bf16 --channels-last --compile
     mpirun -np 2 python -m runner compare workloads.resnet --image-size 64 --batch-size 8
 
-Nothing is saved, and nothing is learned: the options of trainings for that are not there.
+It saves nothing and learns nothing, so it has no options for checkpoints, metrics or epochs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLASSES = 1000
 
 
 def main(run: Run, argv: list[str]) -> None:
-    """Train, and say how many images per second that were."""
+    """Train, and print the images per second."""
     parser = step_parser(run, __doc__)
     group = parser.add_argument_group("benchmark")
     group.add_argument("--model", choices=("resnet18", "resnet50"), default="resnet18", help="(default: %(default)s)")
@@ -62,7 +62,7 @@ def main(run: Run, argv: list[str]) -> None:
 
 
 class Synthetic(Dataset[Any]):
-    """Random images [3, size, size] with random classes, the same on every rank: some are kept and come again and again."""
+    """Random images [3, size, size] with random classes, the same on every rank: ``kept`` of them, repeated."""
 
     def __init__(self, size: int, *, kept: int, length: int) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -78,7 +78,7 @@ class Synthetic(Dataset[Any]):
 
 
 class Forward(nn.Module):
-    """A model called with its inputs in the memory format, and its arithmetic in the type, that were asked for."""
+    """A model that is called with inputs in the given memory format, and with autocast if asked for."""
 
     def __init__(self, model: nn.Module, *, bf16: bool, channels_last: bool) -> None:
         super().__init__()

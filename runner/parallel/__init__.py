@@ -1,6 +1,6 @@
-"""Strategies, by the name a user types: functions from (task, setting) to the trainer that the loop drives.
+"""Strategies by name. A strategy is a function from (task, setting) to the trainer that the training loop calls.
 
-Others come from packages with an entry point ``runner.strategies``.
+Other packages add strategies by an entry point ``runner.strategies``.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Strategy = Callable[["Task", "Setting"], "Trainer"]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where and how a strategy is to make a task parallel."""
+    """Where and how a strategy runs a task."""
 
     device: torch.device  # this rank's
     dtype: torch.dtype  # of the parameters
-    mesh: DeviceMesh  # its dimensions are those of mesh.device_mesh
+    mesh: DeviceMesh  # dimensions: see mesh.device_mesh
     options: ParallelOptions
 
 
 def load_strategy(name: str) -> Strategy:
-    """The function behind a strategy's name."""
+    """The function of a strategy, by its name."""
     if name in STRATEGIES:
         module, _, function = STRATEGIES[name].partition(":")
         strategy: Strategy = getattr(importlib.import_module(module), function)

@@ -1,4 +1,4 @@
-"""Data parallel: the model on every rank, gradients averaged while the backward pass goes on."""
+"""Data parallel by DDP: every rank has the whole model; gradients are averaged during the backward pass."""
 
 from __future__ import annotations
 

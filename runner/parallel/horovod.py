@@ -1,4 +1,4 @@
-"""Data parallel by Horovod's ring-allreduce: gradients are averaged by its background thread, fused into larger pieces."""
+"""Data parallel by Horovod: its background thread fuses gradients into larger pieces and averages them by ring-allreduce."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from runner.parallel.trainer import Trainer
 
 
 class HorovodTrainer(Trainer):
-    """Horovod's optimizer waits for the averages when it steps; to be clipped they have to be there before."""
+    """Horovod's optimizer waits for the averaged gradients in ``step()``; clipping needs them before."""
 
     def update(self) -> None:
-        """As of every trainer."""
+        """As in the base class."""
         if self.options.clip_norm is None:
             self.optimizer.step()
             return
@@ -30,13 +30,13 @@ class HorovodTrainer(Trainer):
 
 @raised_on_all_ranks()
 def horovod(task: Task, setting: Setting) -> Trainer:
-    """Leave the model as it is on rank 0, and have the optimizer average the gradients before it steps.
+    """Start all ranks from rank 0's weights, and wrap the optimizer, which averages the gradients before it steps.
 
-    The optimizer is new on every rank, and a checkpoint is read by rank 0 for all, so its state is not broadcast.
-    (``hvd.broadcast_optimizer_state`` makes a new optimizer step, which with weight decay moves the weights.)
+    The optimizer's state is not broadcast: a new optimizer has none, and a checkpoint's is sent to all ranks when it is loaded.
+    (``hvd.broadcast_optimizer_state`` makes a new optimizer step, which with weight decay changes the weights.)
 
     Raises:
-        UsageError: Horovod is not installed, or does not load, or cannot take the model's weights.
+        UsageError: Horovod is not installed, does not load, or does not support the model's weights.
     """
     model = task.build(setting.device, setting.dtype)
     odd = next((name for name, weight in model.named_parameters() if not weight.is_contiguous()), None)

@@ -1,9 +1,9 @@
-"""How the ranks are divided among the ways to be parallel, and which rank has which part. Imports no torch by itself.
+"""The degrees of parallelism, and which rank has which part of the model and the data. Does not import torch at load.
 
 The degrees are those of torchtitan and of PyTorch's device mesh: ``replicate × shard × pipeline × tensor`` is the number of
-ranks. Ranks that share a tensor-parallel layer talk in every layer, pipeline stages least: so the tensor dimension is laid
-along neighbours on one host, and the pipeline dimension goes across hosts. Who is whose neighbour is measured (Topology):
-ranks may be mapped cyclically, or unevenly.
+ranks. Tensor-parallel ranks communicate in every layer, and pipeline stages communicate least. So the tensor dimension stays
+within a host, and the pipeline dimension goes across hosts. Which ranks share a host is measured (Topology), because ranks
+may be mapped cyclically or unevenly.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
-    """Into how many parts each way of being parallel divides the ranks.
+    """The degree of each kind of parallelism.
 
     Attributes:
-        replicate: copies of the model (or groups of ranks that each hold one copy).
-        shard: ranks that share a copy's parameters among them (FSDP, ZeRO).
-        pipeline: stages.
-        tensor: ranks that share each layer.
+        replicate: copies of the model (each on one rank or on a group of ranks).
+        shard: ranks among which the parameters of a copy are sharded (FSDP, ZeRO).
+        pipeline: pipeline stages.
+        tensor: ranks among which each layer is divided.
     """
 
     replicate: int = 1
@@ -39,7 +39,7 @@ class Degrees:
     @classmethod
     @raised_on_all_ranks()
     def of(cls, ranks: int, *, shard: int = 1, pipeline: int = 1, tensor: int = 1) -> Degrees:
-        """The given degrees, and as many replicas as fill the ranks.
+        """The given degrees, with as many replicas as the ranks allow.
 
         Raises:
             UsageError: the product of the given degrees does not divide the number of ranks.
@@ -55,12 +55,12 @@ class Degrees:
 
     @property
     def data(self) -> int:
-        """Ranks that get different samples."""
+        """The number of shares into which each global batch is divided."""
         return self.replicate * self.shard
 
     @raised_on_all_ranks()
     def checked(self, ranks: int) -> Degrees:
-        """These degrees.
+        """Check the degrees against the number of ranks, and return them.
 
         Raises:
             UsageError: their product is not the number of ranks.
@@ -76,7 +76,7 @@ class Degrees:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which rank has which part: ``ranks`` in the order pipeline, replicate, shard, tensor, the last varying fastest."""
+    """The ranks in mesh order: pipeline, replicate, shard, tensor; the last varies fastest."""
 
     degrees: Degrees
     ranks: tuple[int, ...]
@@ -86,19 +86,19 @@ class Layout:
         return {rank: position for position, rank in enumerate(self.ranks)}
 
     def data_rank(self, rank: int) -> int:
-        """Which share of the samples a rank gets, of ``degrees.data``."""
+        """The index of a rank's share of the samples, from 0 to ``degrees.data`` - 1."""
         return self._positions[rank] // self.degrees.tensor % self.degrees.data
 
 
 @raised_on_all_ranks()
 def lay_out(topology: Topology, degrees: Degrees) -> Layout:
-    """Give every rank its place, such that the ranks of a tensor-parallel group are on one host.
+    """Place the ranks in the mesh, so that each tensor-parallel group is on one host.
 
-    Without tensor parallel and pipeline, data rank and rank are the same.
+    With data parallelism only, the data rank equals the rank.
 
     Raises:
-        UsageError: the degrees do not fit the ranks, or a tensor-parallel group would have some ranks of one host and some
-            of another. (A group that is as large as several whole hosts is taken.)
+        UsageError: the degrees do not fit the ranks, or a tensor-parallel group would be split across hosts. (A group that
+            fills several whole hosts is accepted.)
     """
     degrees.checked(topology.size)
     if degrees.tensor == degrees.pipeline == degrees.shard == 1:
@@ -116,10 +116,10 @@ def lay_out(topology: Topology, degrees: Degrees) -> Layout:
 
 
 def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
-    """The layout as torch knows it. Collective.
+    """The layout as torch's DeviceMesh. Collective.
 
-    It has the dimension ``data``, and ``pipeline`` and ``tensor`` where there are any; where there are replicas of shards,
-    ``data`` is made of the dimensions ``replicate`` and ``shard``.
+    It has the dimension ``data``, and ``pipeline`` and ``tensor`` if their degree is above 1. With both replicas and shards,
+    ``data`` is flattened from the dimensions ``replicate`` and ``shard``.
     """
     import torch
     from torch.distributed.device_mesh import DeviceMesh

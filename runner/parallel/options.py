@@ -21,12 +21,12 @@ class ParallelOptions:
 
     strategy: str = "ddp"
     compression: str = "none"  # of gradients on the wire: one of COMPRESSIONS
-    micro_batches: int = 1  # backward passes per step; the gradients are exchanged in the last
-    clip_norm: float | None = None  # of all gradients together, before the optimizer steps
+    micro_batches: int = 1  # backward passes per step; the last one exchanges the gradients
+    clip_norm: float | None = None  # limit of the norm of all gradients, before the optimizer steps
 
 
 def strategy_names() -> list[str]:
-    """The names of all strategies, those of other packages (entry point ``runner.strategies``) included."""
+    """The names of all strategies, including those of other packages (entry point ``runner.strategies``)."""
     return [*STRATEGIES, *(point.name for point in entry_points(group="runner.strategies"))]
 
 

@@ -1,7 +1,7 @@
-"""The state of a model and its optimizer by parameter name: tensors with names, and plain values around them.
+"""The state of a model and its optimizer, by parameter name: named tensors and plain values.
 
-Names are what ranks, strategies and runs have in common. torch's own ``get_state_dict`` has a new optimizer step once, which
-Horovod's would answer with an exchange, and its ``set_state_dict`` fails for an optimizer without state (torch 2.14).
+Names do not depend on ranks or strategy. torch's own functions are not used: ``get_state_dict`` makes a new optimizer step
+once, in which Horovod's would communicate, and ``set_state_dict`` fails for an optimizer without state (torch 2.14).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-_TENSOR = "tensor"  # {"tensor": name} stands for a tensor among the plain values
+_TENSOR = "tensor"  # {"tensor": name} replaces a tensor among the plain values
 
 
 @dataclass(frozen=True)
 class State:
-    """Tensors by name (``model.fc.weight``, ``optimizer.fc.weight.exp_avg``), and the optimizer's values around them.
+    """Tensors by name (``model.fc.weight``, ``optimizer.fc.weight.exp_avg``), and the optimizer's plain values.
 
-    ``groups`` are the optimizer's parameter groups, ``params`` being names; ``values`` the state of each parameter, such as
-    JSON can carry it.
+    ``groups`` are the optimizer's parameter groups, with names as ``params``; ``values`` is the optimizer's state per
+    parameter. JSON can hold both.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -31,14 +31,14 @@ class State:
 
 
 def state_of(model: nn.Module, optimizer: Optimizer) -> State:
-    """The state as it is; its tensors are the model's and the optimizer's own."""
+    """The current state. Its tensors share memory with the model and the optimizer."""
     return state_by_name(model, optimizer, model.state_dict(), optimizer.state_dict())
 
 
 def state_by_name(
     model: nn.Module, optimizer: Optimizer, model_state: Mapping[str, Tensor], optimizer_state: Mapping[str, Any]
 ) -> State:
-    """The state that ``state_dict()`` of a model and an optimizer like these gave."""
+    """The state from ``state_dict()`` of a model and an optimizer like these."""
     tensors = {f"model.{name}": value.detach() for name, value in model_state.items()}
     names = _names(model, optimizer)
     groups = [
@@ -54,10 +54,10 @@ def state_by_name(
 
 
 def load_state(model: nn.Module, optimizer: Optimizer, state: State) -> None:
-    """Take up a state. Parameters are found by their names, so the order in the optimizer's groups does not matter.
+    """Load a state. Parameters are found by name, so their order in the optimizer's groups does not matter.
 
     Raises:
-        ValueError: the optimizer has other parameters, or other groups of them.
+        ValueError: the optimizer's parameters or groups differ.
     """
     model.load_state_dict(
         {name.removeprefix("model."): tensor for name, tensor in state.tensors.items() if name.startswith("model.")}
@@ -80,10 +80,10 @@ def load_state(model: nn.Module, optimizer: Optimizer, state: State) -> None:
 
 
 def room_for(model: nn.Module, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, Tensor]:
-    """Tensors to read a state into: the model's own, and new ones for the optimizer, divided as its parameters are.
+    """Tensors to read a state into: the model's own, and new ones for the optimizer, sharded like the parameters.
 
     Args:
-        shapes: of all tensors of the state, by name, with their types.
+        shapes: (shape, dtype) of all tensors of the state, by name.
     """
     own = {f"model.{name}": value.detach() for name, value in model.state_dict().items()}
     parameters = {f"optimizer.{name}.": parameter for name, parameter in model.named_parameters()}
@@ -113,12 +113,12 @@ def _name(number: int, names: Sequence[str]) -> str:
 
 
 def _unnamed(number: int) -> str:
-    """For a parameter that is not the model's: a loss may have some, too."""
+    """The name of a parameter that is not the model's; a loss may have some."""
     return f"parameter-{number}"
 
 
 def _take_out(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """A value with its tensors replaced by their names; they go to ``tensors``."""
+    """A value with its tensors replaced by their names. The tensors are added to ``tensors``."""
     if isinstance(value, Tensor):
         tensors[name] = value.detach()
         return {_TENSOR: name}
@@ -153,6 +153,6 @@ def _plain(value: Any) -> Any:
 
 
 def _like(now: Any, saved: Any) -> Any:
-    """A saved value in the type that the optimizer has for it now: JSON knows no tuples and no tensors."""
+    """A saved value, converted to the optimizer's current type: JSON has no tuples and no tensors."""
     convert: Callable[[Any], Any] = tuple if isinstance(now, tuple) else lambda value: value
     return torch.full_like(now, saved) if isinstance(now, Tensor) else convert(saved)

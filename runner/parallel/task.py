@@ -1,4 +1,4 @@
-"""What is trained: the same for every workload and every strategy."""
+"""The description of a training, the same for every workload and every strategy."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Where a model may be divided, by the names of its modules; ``*`` stands for any text (``layers.*``).
+    """Where a model may be divided, by the names of its modules; ``*`` matches any text (``layers.*``).
 
     Attributes:
-        shard: modules whose parameters are gathered together, one module after the other (FSDP's units).
-        tensor: how layers are shared, as ``parallelize_module`` takes it.
+        shard: FSDP's units; the parameters of one module are gathered together.
+        tensor: how layers are divided, in the form of ``parallelize_module``.
         pipeline: modules that may begin a stage.
     """
 
@@ -41,13 +41,13 @@ class Plan:
 class Task:
     """What is trained: model and loss, data, and optimizer."""
 
-    model: nn.Module | Callable[[], nn.Module]  # or what makes it, for models that are not to be made on every rank
+    model: nn.Module | Callable[[], nn.Module]  # or a factory, for a model too large to be made whole on every rank
     loss: Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) → the mean over the batch, a scalar
     optimizer: OptimizerFactory
     train_data: Dataset[Any]  # of (input, target)
     test_data: Dataset[Any] | None = None
-    is_classification: bool = True  # outputs are [batch, classes], targets class numbers: accuracy has a meaning
-    unit: str = "samples"  # what a sample is called on the screen
+    is_classification: bool = True  # outputs are [batch, classes], targets class numbers; accuracy is computed
+    unit: str = "samples"  # what printed lines call a sample
     plan: Plan = field(default_factory=Plan)  # data parallel needs none
 
     def build(self, device: torch.device, dtype: torch.dtype) -> nn.Module:
@@ -59,7 +59,7 @@ class Task:
 
 
 def fill(model: nn.Module, device: torch.device) -> None:
-    """Give a model on ``meta`` its memory on a device, and its modules their initial weights (``reset_parameters``).
+    """Allocate a model that is on ``meta`` on a device, and initialise its weights (``reset_parameters``).
 
     Raises:
         ValueError: a module with parameters or buffers of its own has no ``reset_parameters``.
@@ -77,6 +77,6 @@ def fill(model: nn.Module, device: torch.device) -> None:
 def to_device(
     inputs: Tensor, targets: Tensor, device: torch.device, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A batch where it is computed on. Class numbers keep their type; inputs, and what is regressed, get the model's."""
+    """A batch on a device. Inputs and floating-point targets get the dtype; class numbers keep theirs."""
     target_dtype = dtype if targets.is_floating_point() else None
     return inputs.to(device, dtype, non_blocking=True), targets.to(device, target_dtype, non_blocking=True)

@@ -1,4 +1,4 @@
-"""A task in training on this rank: what a strategy returns, and all that the loop knows of it."""
+"""The trainer that a strategy returns: the training loop's only interface to it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from runner.parallel.task import Task
 
 
 class Trainer:
-    """A task in training on this rank, where every rank has the whole model. Strategies that divide it derive from this.
+    """Trains a task on this rank, where every rank has the whole model. Strategies that divide the model derive from it.
 
     Attributes:
-        model: whose parameters are trained. State goes by its names, so it is not wrapped.
+        model: whose parameters are trained; not wrapped, because the state uses its names.
         optimizer: of this rank's parameters.
-        is_sharded: whether each rank has a part of the state, so that all ranks write and read a checkpoint; else all have
-            the same, and rank 0 does.
+        is_sharded: whether each rank has a part of the state, so that all ranks write and read a checkpoint. Otherwise all
+            have the same state, and rank 0 does.
     """
 
     is_sharded = False
@@ -38,11 +38,11 @@ class Trainer:
         wrapped: nn.Module | None = None,
         no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """Train a model as it is, or as something has wrapped it.
+        """Train a model, or a wrapper around it.
 
         Args:
-            wrapped: what is called in a training step in the model's place.
-            no_sync: entered for a backward pass after which the gradients are not exchanged yet.
+            wrapped: called in a training step instead of the model.
+            no_sync: context of a backward pass that does not exchange the gradients yet.
         """
         self.task, self.model, self.optimizer, self.options = task, model, optimizer, options
         self._wrapped, self._no_sync = wrapped or model, no_sync
@@ -51,8 +51,8 @@ class Trainer:
         """One step of the optimizer. Collective.
 
         Args:
-            inputs: this rank's batch, computed in as many equal parts as the options say.
-            check: is given the loss before the optimizer steps, and may raise.
+            inputs: this rank's batch, computed in as many equal micro-batches as the options say.
+            check: called with the loss before the optimizer steps; may raise.
 
         Returns:
             The loss of this rank's batch, a detached scalar.
@@ -73,13 +73,13 @@ class Trainer:
         return whole
 
     def update(self) -> None:
-        """Clip the gradients where that is asked for, and let the optimizer step."""
+        """Clip the gradients if asked for, and step the optimizer."""
         if self.options.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip_norm)
         self.optimizer.step()
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """What the model makes of inputs in an evaluation. All ranks make the same number of calls.
+        """The model's outputs, for evaluation. All ranks make the same number of calls.
 
         The bare model is called, not DDP's wrapper, which would exchange buffers in each call.
         """
@@ -88,11 +88,11 @@ class Trainer:
 
     @torch.no_grad()
     def share_buffers(self) -> None:
-        """Give all ranks rank 0's buffers: in training each keeps running statistics of its own batches. Collective."""
+        """Broadcast rank 0's buffers: in training each rank keeps running statistics of its own batches. Collective."""
         buffers = [buffer for buffer in self.model.buffers() if buffer.numel()]
         if not buffers:
             return
-        # As bytes: one message whatever the types, and gloo does not know all of them.
+        # As bytes: one message for all dtypes, of which gloo does not support all.
         pieces = [buffer.detach().reshape(-1).view(torch.uint8) for buffer in buffers]
         whole = torch.cat(pieces)
         dist.broadcast(whole, src=0)
@@ -100,9 +100,9 @@ class Trainer:
             buffer.copy_(piece.clone().view(buffer.dtype).view(buffer.shape))
 
     def state(self) -> State:
-        """The state of model and optimizer by parameter name. Where it is sharded, its tensors are DTensors."""
+        """The state of model and optimizer by parameter name. If it is sharded, its tensors are DTensors."""
         return state_of(self.model, self.optimizer)
 
     def load(self, state: State) -> None:
-        """Take up a state, whose tensors are this rank's."""
+        """Load a state; its tensors are this rank's parts."""
         load_state(self.model, self.optimizer, state)

@@ -1,4 +1,4 @@
-"""The tools, by the name a user types. Others come from packages with an entry point ``runner.tools``."""
+"""The tools by name. Other packages add tools by an entry point ``runner.tools``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ToolFunction = Callable[["Job", list[str]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
-    """Where a tool's function is (``module:function``), and how its ranks come to it."""
+    """Where a tool's function is (``module:function``), and how it is started."""
 
     function: str
-    meets: bool = True  # False: it needs no ranks but its own, whatever a launcher's variables say
+    meets: bool = True  # False: it runs in one process without rendezvous, whatever a launcher's variables say
     shows_training: bool = False  # it shows what a workload would get
-    examines: bool = False  # it takes ranks that do not fit together, and tells what is wrong with them
+    examines: bool = False  # it accepts ranks that do not fit together, and reports what is wrong
 
 
 TOOLS = {
@@ -35,12 +35,12 @@ TOOLS = {
 
 
 def tool_names() -> list[str]:
-    """The names of all tools, those of other packages included."""
+    """The names of all tools, including those of other packages."""
     return [*TOOLS, *(point.name for point in entry_points(group="runner.tools"))]
 
 
 def examines(target: str) -> bool:
-    """Whether a target is a tool for ranks that other targets would refuse."""
+    """Whether a target is a tool that accepts ranks which other targets refuse."""
     return target in TOOLS and TOOLS[target].examines
 
 
@@ -50,12 +50,12 @@ def shows_training(target: str) -> bool:
 
 
 def works_alone(target: str) -> bool:
-    """Whether a target is a tool that needs no other ranks."""
+    """Whether a target is a tool that needs no rendezvous."""
     return target in TOOLS and not TOOLS[target].meets
 
 
 def load_tool(name: str) -> ToolFunction:
-    """The function behind a tool's name."""
+    """The function of a tool, by its name."""
     if name in TOOLS:
         module, _, function = TOOLS[name].function.partition(":")
         tool: ToolFunction = getattr(importlib.import_module(module), function)

@@ -1,4 +1,4 @@
-"""``python -m runner explain``: who the ranks are, where they meet, what they compute with, and why.
+"""``python -m runner explain``: what the ranks are, where they meet, which devices and threads they use, and why.
 
 Under any launcher, for example ``mpirun -np 4 python -m runner explain``. ``--json`` prints one object.
 """
@@ -15,7 +15,7 @@ from runner.tools.table import console
 
 
 def explain(job: Job, argv: list[str]) -> None:
-    """Print what was found out, once, on rank 0."""
+    """Print what was detected, once, on rank 0."""
     parser = Parser(prog="python -m runner explain", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     as_json = parser.parse_args(argv).json
@@ -29,7 +29,7 @@ def explain(job: Job, argv: list[str]) -> None:
 
 
 def facts_of(job: Job) -> dict[str, Any]:
-    """All that ``--json`` prints."""
+    """The facts that ``--json`` prints."""
     context, topology = job.context, job.topology
     return {
         "launcher": {"name": context.launcher.name, "title": context.launcher.title, "why": context.why},
@@ -104,6 +104,6 @@ def _print_tables(facts: dict[str, Any]) -> None:
 
 
 def _setting(pair: tuple[str, str]) -> str:
-    """``NAME=value``, as a shell would take it; NCCL's "=lo", exactly this interface, in quotes."""
+    """``NAME=value`` as in a shell. NCCL's value "=lo" (exactly this interface) is quoted."""
     name, value = pair
     return f"{name}={value if value[:1].isalnum() else repr(value)}"

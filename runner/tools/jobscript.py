@@ -1,11 +1,11 @@
-"""``python -m runner jobscript``: write a job script for a scheduler, and submit it if asked to.
+"""``python -m runner jobscript``: write a job script for a scheduler, or submit it.
 
     python -m runner jobscript --nodes 2 --time 1:00:00 workloads.mnist
     python -m runner jobscript --gpus-per-node h200:4 --mem 64G train.py --lr 1
     python -m runner jobscript --scheduler pbs --module OpenMPI --submit x.py
 
 The scripts are those of mpi_scripts/, with the request, the target and this Python filled in. Options of jobscript
-stand before the target; all that follows it is the target's. A job that asks for GPUs computes on them or fails
+come before the target; everything after it belongs to the target. A job that asks for GPUs computes on them or fails
 (--device cuda).
 """
 
@@ -30,7 +30,7 @@ from runner.target import find_target
 from runner.tools import tool_names, works_alone
 from runner.tools.mpirun import find_mpirun
 
-# A checkout has the folder beside the package; so has a wheel, installed.
+# The folder is next to the package, in a checkout and in an installed wheel.
 FOLDER = Path(__file__).parents[2] / "mpi_scripts"
 SUBMITTING = 60.0  # seconds that a scheduler may take to answer
 
@@ -45,8 +45,8 @@ class Shape:
     cores_per_rank: int
     gpus_per_node: int
     gpu_type: str
-    memory: str  # per node: a number with its unit, K, M, G or T; "" for the default
-    log: str  # a file's name, in which the scheduler may fill in the job's; "" for the default
+    memory: str  # per node, with a unit: K, M, G or T; "" for the default
+    log: str  # a file name, in which the scheduler may fill in the job's name; "" for the default
     time: int  # seconds
     queue: str
     account: str
@@ -54,14 +54,14 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduler:
-    """How a scheduler is asked: by lines that begin with a mark, handed to a program."""
+    """How a scheduler is asked: by script lines that begin with a mark, and a program that submits the script."""
 
     mark: str
     submit: str  # reads the script from its standard input
     scripts: dict[str, str]  # by --mpi; the first is the default
     request: Callable[[Shape], list[str]]
     settings: Callable[[Shape], dict[str, str]] = lambda shape: {}
-    lacks: Mapping[str, str] = field(default_factory=dict)  # an option: what to do without it
+    lacks: Mapping[str, str] = field(default_factory=dict)  # option → what to do without it
 
 
 def _slurm(shape: Shape) -> list[str]:
@@ -72,7 +72,7 @@ def _slurm(shape: Shape) -> list[str]:
         f"--ntasks-per-node={shape.ranks_per_node}",
         f"--cpus-per-task={shape.cores_per_rank}",
         f"--time={_clock(shape.time)}",
-        f"--output={shape.log or '%x-%j.out'}",  # of the job's name and number
+        f"--output={shape.log or '%x-%j.out'}",  # job name and number
         *([f"--gpus-per-node={':'.join(filter(None, gpus))}"] if shape.gpus_per_node else []),
         *([f"--mem={shape.memory}"] if shape.memory else []),
         *([f"--partition={shape.queue}"] if shape.queue else []),
@@ -89,9 +89,9 @@ def _pbs(shape: Shape) -> list[str]:
     return [
         f"-N {shape.name}",
         f"-l select={select}",
-        "-l place=scatter",  # else the nodes may be parts of one host
+        "-l place=scatter",  # otherwise the nodes may be parts of one host
         f"-l walltime={_clock(shape.time)}",
-        "-j oe",  # both streams to one file, by default NAME.oNUMBER
+        "-j oe",  # stdout and stderr to one file, by default NAME.oNUMBER
         *([f"-o {shape.log}"] if shape.log else []),
         *([f"-q {shape.queue}"] if shape.queue else []),
         *([f"-A {shape.account}"] if shape.account else []),
@@ -103,7 +103,7 @@ def _lsf(shape: Shape) -> list[str]:
         f"-J {shape.name}",
         f"-nnodes {shape.nodes}",
         f"-W {_hours_and_minutes(shape.time)}",
-        f"-o {shape.log or f'{shape.name}-%J.out'}",  # without -e, of both streams
+        f"-o {shape.log or f'{shape.name}-%J.out'}",  # without -e, both stdout and stderr
         *([f"-q {shape.queue}"] if shape.queue else []),
         *([f"-P {shape.account}"] if shape.account else []),
     ]
@@ -143,7 +143,7 @@ SCHEDULERS = {
         scripts={"jsrun": "lsf_jsrun.sh"},
         request=_lsf,
         settings=_lsf_settings,
-        # bsub -nnodes, which goes with jsrun, gives whole hosts.
+        # jsrun needs bsub -nnodes, which allocates whole hosts.
         lacks={
             "a GPU's type": "a job has the GPUs of its hosts; leave it out, and choose the hosts by --queue",
             "--mem": "a job has all the memory of its hosts; leave it out",
@@ -153,14 +153,14 @@ SCHEDULERS = {
 
 
 def jobscript(job: Job, argv: list[str]) -> None:
-    """Write the script to standard output or a file, or hand it to the scheduler.
+    """Write the script to standard output or a file, or submit it.
 
     Raises:
-        UsageError: the scheduler or the MPI is not there, or refuses the request.
+        UsageError: the scheduler or the MPI is not found, or the scheduler refuses the request.
     """
     options = _parser().parse_args(argv)
     if not is_reporting(os.environ):
-        return  # started by an mpirun: one script is enough
+        return  # started by mpirun: only one rank writes the script
     if options.scheduler is None:
         options.scheduler = _scheduler_here()
     text = _text(options)
@@ -235,7 +235,7 @@ def _parser() -> Parser:
 
 
 def _text(options: argparse.Namespace) -> str:
-    """The script of mpi_scripts/, with this request, this Python and this target."""
+    """The script of mpi_scripts/, with the request, this Python and the target filled in."""
     scheduler = SCHEDULERS[options.scheduler]
     mpi = options.mpi or next(iter(scheduler.scripts))
     gpu_type, gpus = options.gpus_per_node
@@ -277,11 +277,11 @@ def _text(options: argparse.Namespace) -> str:
     lines = (FOLDER / scheduler.scripts[mpi]).read_text().splitlines()
     added = [line.removeprefix(scheduler.mark).strip() for line in options.directive]
     request = [f"{scheduler.mark} {line}" for line in [*scheduler.request(shape), *added]]
-    # The request and the examples of use (comments set in by three blanks) are those of the file itself.
+    # Drop the file's own request and its examples of use (comments indented by three blanks).
     kept = [line for line in lines[1:] if not line.startswith((scheduler.mark, "#   "))]
     kept = [line for i, line in enumerate(kept) if line != "#" or kept[i - 1] != "#"]
     start = kept.index("set -euo pipefail")
-    # Modules go before it: what they source may use variables that are not set.
+    # Modules are loaded before this line: their scripts may use unset variables.
     modules = [f"module load {_quoted(name)} || exit" for name in options.module]
     return (
         "\n".join([lines[0], *request, *kept[:start], *modules, kept[start], "", *filled_in, *kept[start + 1 :]]) + "\n"
@@ -289,15 +289,15 @@ def _text(options: argparse.Namespace) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A word for bash that stays on its line: LSF takes every line that begins with its mark for a request."""
+    """A quoted word for bash, on one line: LSF treats every line that begins with its mark as a request."""
     return shlex.quote(text).replace("\n", "'$'\\n''")
 
 
 def _mpirun(mpi: str, *, has_modules: bool) -> dict[str, str]:
-    """The mpirun that is found here, if it is one of that MPI. In a job with modules, theirs is taken.
+    """The mpirun found here, if it is of this MPI. A job with modules uses theirs.
 
     Raises:
-        UsageError: there is none, or it is another MPI's.
+        UsageError: none is found, or it is another MPI's.
     """
     if has_modules and not os.environ.get("MPIRUN"):
         return {}
@@ -317,10 +317,10 @@ def _scheduler_here() -> str:
 
 
 def _submit(scheduler: Scheduler, text: str) -> str:
-    """What the scheduler answers.
+    """Submit the script, and return the scheduler's answer.
 
     Raises:
-        UsageError: its program is not here, or refuses the script.
+        UsageError: its program is not found, or refuses the script.
         RunnerError: it does not answer.
     """
     program = shutil.which(scheduler.submit)
@@ -362,7 +362,7 @@ def _gpus(text: str) -> tuple[str, int]:
 
 
 def _memory(text: str) -> str:
-    """``64G``; 64GB and 64GiB are taken for the same, as the schedulers do."""
+    """``64G``; 64GB and 64GiB mean the same, as for the schedulers."""
     match = re.fullmatch(r"(\d+)([KMGT])(?:I?B)?", text.upper())
     if match is None or int(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no size with its unit; for example 64G or 500M")
@@ -396,5 +396,5 @@ def _seconds(text: str) -> int:
 
 
 def _clock(seconds: int) -> str:
-    """``HH:MM:SS``, the hours as many as it takes: Slurm and PBS read both."""
+    """``HH:MM:SS``, with hours above 24 instead of days, which both Slurm and PBS accept."""
     return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"

@@ -1,4 +1,4 @@
-"""The mpirun that is here, and whose it is."""
+"""Find the mpirun of this machine, and which MPI it belongs to."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import sys
 
 from runner.errors import UsageError
 
-# What --version says; MPICH's is Hydra's.
+# Patterns in the output of --version; MPICH's mpirun is Hydra.
 _SIGNS = {"openmpi": "Open MPI|OpenRTE|PRRTE", "intelmpi": "Intel", "mpich": "HYDRA", "an MPI unknown here": ""}
 
 
 def find_mpirun(option: str) -> tuple[str, str]:
-    """(path, openmpi | intelmpi | mpich | …) of ``$MPIRUN``, of the one on PATH, or of the one beside this Python.
+    """(path, openmpi | intelmpi | mpich | …) of ``$MPIRUN``, of the one on PATH, or of the one next to this Python.
 
     Args:
-        option: what asks for it, for messages.
+        option: the option that needs it, for messages.
 
     Raises:
-        UsageError: there is none.
+        UsageError: none is found.
     """
     chosen = os.environ.get("MPIRUN", "")
     places = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])

@@ -1,4 +1,4 @@
-"""The files that a tool is asked to write: looked at before the work, drawn and named after it."""
+"""The files that a tool is asked to write: checked before the work, written after it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PICTURES = (".png", ".svg", ".pdf")
 
 
 def check_output(json: str | None, plot: str | None) -> None:
-    """Look whether --json and --plot can be written.
+    """Check that --json and --plot can be written.
 
     Raises:
-        UsageError: a folder is not there or not writable, matplotlib is missing, or the picture's kind is unknown.
+        UsageError: a folder does not exist or is not writable, matplotlib is missing, or the image format is unknown.
     """
     if plot and importlib.util.find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib: pip install matplotlib")
@@ -31,7 +31,7 @@ def check_output(json: str | None, plot: str | None) -> None:
 
 
 def new_figure(rows: int, columns: int, *, inches: tuple[float, float]) -> tuple[Figure, Any]:
-    """A figure without a screen, and its axes by row and column. ``inches`` are those of the whole, wide and high."""
+    """A figure that needs no display, and its axes by row and column. ``inches``: width and height of the whole."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

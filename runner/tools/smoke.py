@@ -1,10 +1,10 @@
-"""``python -m runner smoke``: start real jobs here (explain, doctor, a few steps of mnist), and say in one table how they went.
+"""``python -m runner smoke``: start real jobs here (explain, doctor, a few steps of mnist), and print the results in one table.
 
     python -m runner smoke                     this machine: 2 ranks, by mpirun
     salloc -N2 -n8 python -m runner smoke      an allocation of Slurm, PBS, LSF
     python -m runner smoke --hostfile hosts    hosts of a file: "node1 slots=4"
 
-It is not started by mpirun, but starts it itself, by the scripts of mpi_scripts/. Exit code 0, or 1 if a job failed.
+Do not start it by mpirun: it runs the scripts of mpi_scripts/, which do. Exit code 0, or 1 if a job failed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ENDING = 5.0  # seconds that a launcher gets to end its ranks
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How jobs are started here: a script of mpi_scripts/, and what it is to know."""
+    """How jobs are started here: a script of mpi_scripts/, and its variables."""
 
     title: str
     script: str
@@ -51,8 +51,8 @@ def smoke(job: Job, argv: list[str]) -> None:
     """Run the jobs one after the other.
 
     Raises:
-        UsageError: there is nothing to start them with, or a host of the file is unknown.
-        SystemExit: with 1 where a job has failed.
+        UsageError: no mpirun is found, or a host in the file is unknown.
+        SystemExit: with 1 if a job has failed.
     """
     options = _parser().parse_args(argv)
     if launcher_process(RANK_STARTERS) is not None:
@@ -60,12 +60,12 @@ def smoke(job: Job, argv: list[str]) -> None:
     way = _way(options)
     device = ["--device", options.device] if options.device != "auto" else []
     try:
-        folder = tempfile.mkdtemp(prefix=".smoke-", dir=os.getcwd())  # where all hosts can be expected to see it
+        folder = tempfile.mkdtemp(prefix=".smoke-", dir=os.getcwd())  # all hosts should share this folder
     except OSError as error:
         raise UsageError(
             f"cannot write in {os.getcwd()}: {error.strerror}; start in a folder that all hosts share"
         ) from None
-    for number in (signal.SIGTERM, signal.SIGHUP):  # a time limit, a closed terminal: what was started ends with this
+    for number in (signal.SIGTERM, signal.SIGHUP):  # time limit or closed terminal: end the jobs, too
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     rows: list[Row] = []
     try:
@@ -107,7 +107,7 @@ def _parser() -> Parser:
 
 
 def _way(options: argparse.Namespace) -> Way:
-    """The allocation that this process is in, the hosts of a file, or this machine."""
+    """How to start jobs: on the hosts in a file, in the allocation of this process, or on this machine."""
     if options.hostfile:
         hosts = _read_hosts(Path(options.hostfile))
         settings = {
@@ -124,7 +124,7 @@ def _way(options: argparse.Namespace) -> Way:
             return Way(title=f"{title} {os.environ[variable]}", script=script, settings={})
     gpus = len(resources(os.environ).gpus) if options.device != "cpu" else 0
     ranks = options.ranks or min(2, gpus or 2)
-    # (HOSTS is the scripts' own variable; yours may mean something else.)
+    # HOSTS is set, even if empty: the user's variable of that name may mean something else.
     return _by_mpirun(f"this machine, ranks: {ranks}", {"RANKS": str(ranks), "HOSTS": ""}, "smoke")
 
 
@@ -141,7 +141,7 @@ def _by_mpirun(title: str, settings: dict[str, str], option: str) -> Way:
 
 
 def _read_hosts(path: Path) -> dict[str, int]:
-    """Hosts and their slots from a host file of Open MPI (``node1 slots=4``) or MPICH (``node1:4``), or bare names."""
+    """Hosts and their slots from a host file of Open MPI (``node1 slots=4``), MPICH (``node1:4``), or plain names."""
     try:
         lines = [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -182,7 +182,7 @@ def _run(name: str, way: Way, target: list[str], read: Callable[[str], tuple[str
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        start_new_session=True,  # a launcher and all that it starts here end together
+        start_new_session=True,  # so that the launcher and its processes here can be ended together
     )
     try:
         output, errors = process.communicate(timeout=limit)
@@ -202,7 +202,7 @@ def _run(name: str, way: Way, target: list[str], read: Callable[[str], tuple[str
 
 
 def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """End a launcher: it ends its ranks when it is asked to, and what is left after that is killed."""
+    """End a launcher: SIGTERM, on which it ends its ranks, then SIGKILL to what is left. Returns its output."""
     import psutil
 
     started = []
@@ -217,12 +217,12 @@ def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
             break
     for child in started:
         with contextlib.suppress(psutil.Error):
-            child.kill()  # psutil makes sure that it is the same process still
+            child.kill()  # psutil checks that it is still the same process
     return said
 
 
 def _cause(errors: str) -> str:
-    """The line of a launcher's or a rank's messages that tells most: the runner's own, or the first with words in it."""
+    """The most useful line of a launcher's or rank's messages: the runner's, or else the first with words in it."""
     lines = [line.strip() for line in errors.splitlines() if re.search(r"\w{3}", line)]
     return next((line for line in lines if line.startswith("runner:")), lines[0] if lines else "no message")
 

@@ -1,4 +1,4 @@
-"""The tables in which tools report, as wide as the terminal that they are read on."""
+"""The tables that tools print, as wide as the terminal."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from runner.launch.processes import LAUNCHER_PROCESSES, ancestors, is_one_of, on
 if TYPE_CHECKING:
     from rich.console import Console
 
-_WHOLE = 1000  # columns of a pipe or a file, which has no width of its own: what is found there should be whole lines
+_WHOLE = 1000  # columns for a pipe or a file, which has no width: lines must not be broken there
 STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A thing, how it stands (ok, warn, fail), and what was found."""
+    """A name, its status (ok, warn, fail), and what was found."""
 
     name: str
     status: str
@@ -34,18 +34,18 @@ class Column:
     title: str
     cells: Sequence[str]
     justify: Literal["left", "right"] = "right"
-    spared: int = 0  # where the terminal is too narrow for all columns, the largest go first; 0 stays
+    spared: int = 0  # if the terminal is too narrow, columns are left out from the largest number down; 0 always stays
 
 
 def console() -> Console:
-    """Where tools print."""
+    """The console that tools print on."""
     from rich.console import Console
 
     return Console(highlight=False, force_terminal=on_terminal(), width=None if on_terminal() else _launchers_width())
 
 
 def _launchers_width() -> int:
-    """The columns of the terminal on which the launcher shows what it reads from a pipe, as MPICH's and Intel's do."""
+    """The width of the launcher's terminal: MPICH's and Intel's launchers read the ranks' output from a pipe."""
     launchers = [process for process in ancestors() if is_one_of(process, LAUNCHER_PROCESSES)]
     try:
         terminal = os.open(f"/proc/{launchers[-1].pid}/fd/1", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
@@ -60,7 +60,7 @@ def _launchers_width() -> int:
 
 
 def print_columns(title: str, columns: Sequence[Column]) -> None:
-    """Print a table: all columns, or those that the terminal has room for and a line that names the others."""
+    """Print a table. Columns that do not fit the terminal are left out and named below."""
     from rich.table import Table
 
     out, shown = console(), list(columns)
@@ -82,13 +82,13 @@ def print_columns(title: str, columns: Sequence[Column]) -> None:
 
 
 def show_progress(text: str) -> None:
-    """On a terminal, say what is being done, in place of what was said before; "" wipes it out."""
+    """On a terminal, show what is being done, replacing the last such text; "" clears it."""
     if on_terminal(in_place=True):
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def print_rows(rows: Sequence[Row], thing: str, closing: str) -> None:
-    """Print the rows, how many of them stand how, and a closing line."""
+    """Print the rows, the number of rows per status, and a closing text."""
     from rich.table import Table
     from rich.text import Text
 

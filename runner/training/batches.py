@@ -1,4 +1,4 @@
-"""Each rank's share of the data, such that the batches of all ranks together do not depend on their number."""
+"""Each rank's share of the data. The global batch of a step does not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from runner.errors import UsageError, raised_on_all_ranks
 class ShardSampler(Sampler[int]):
     """Every ``size``-th sample of a shuffled epoch, starting at ``rank``; may begin in mid-epoch.
 
-    With ``size`` × batch size held fixed, step k uses the same samples on any number of ranks. All ranks have equally
-    many, whatever ``skip`` is: what the ranks share is the rest of the epoch.
+    With ``size`` × batch size held fixed, step k uses the same samples on any number of ranks. All ranks get equally
+    many samples: the rest of the epoch after ``skip`` is divided evenly.
     """
 
     @classmethod
@@ -36,7 +36,7 @@ class ShardSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(self.length, generator=generator)
-        end = self.skip + len(self) * self.size  # as many for each rank: what is left over is nobody's
+        end = self.skip + len(self) * self.size  # the same number for each rank; a remainder is not used
         return iter(order[self.skip : end][self.rank :: self.size].tolist())
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ def length_of(data: Dataset[Any]) -> int:
     """How many samples there are.
 
     Raises:
-        UsageError: the data does not say: it is a stream.
+        UsageError: the data has no length, because it is a stream.
     """
     if not isinstance(data, Sized):
         raise UsageError(
@@ -59,10 +59,10 @@ def length_of(data: Dataset[Any]) -> int:
 
 @raised_on_all_ranks()
 def train_loader(data: Dataset[Any], sampler: ShardSampler, batch_size: int, workers: int) -> DataLoader[Any]:
-    """Batches of full size; an incomplete last one is dropped, as it would weigh its samples more.
+    """Full batches only. An incomplete last one is dropped, because its samples would weigh more.
 
     Raises:
-        UsageError: there is not one full batch.
+        UsageError: the data is too small for one full batch.
     """
     share = sampler.length // sampler.size
     if share < batch_size:
@@ -74,7 +74,7 @@ def train_loader(data: Dataset[Any], sampler: ShardSampler, batch_size: int, wor
 
 
 def evaluation_loader(data: Dataset[Any], rank: int, size: int, batch_size: int) -> DataLoader[Any]:
-    """This rank's share for evaluation: every sample on exactly one rank, none repeated to fill up."""
+    """This rank's share for evaluation: every sample is on exactly one rank, without padding."""
     length = length_of(data)
     return _loader(data, range(rank, length, size), batch_size, 0, drop_last=False)
 
@@ -88,7 +88,7 @@ def evaluation_batches(length: int, size: int, batch_size: int) -> int:
 def _loader(
     data: Dataset[Any], order: Sampler[int] | range, batch_size: int, workers: int, *, drop_last: bool
 ) -> DataLoader[Any]:
-    if isinstance(data, TensorDataset):  # a whole batch by one indexing, not sample by sample
+    if isinstance(data, TensorDataset):  # index a whole batch at once, not sample by sample
         batches = BatchSampler(order, batch_size, drop_last)
         return DataLoader(data, sampler=batches, batch_size=None, num_workers=workers)
     if isinstance(order, range):

@@ -1,7 +1,7 @@
 """Training speed by Horovod's benchmark protocol: warm-up batches, then iterations of some batches each.
 
-The protocol and its words are those of Horovod's ``pytorch_synthetic_benchmark.py``, so that figures can be laid beside
-published ones: the mean over iterations, plus or minus 1.96 standard deviations, per rank and for all.
+Protocol and terms are those of Horovod's ``pytorch_synthetic_benchmark.py``, so that results compare with published ones:
+the mean over iterations, plus or minus 1.96 standard deviations, per rank and in total.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runner.training.run import Run
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How many batches are done, and how many are timed together."""
+    """How many batches to train on, and how many to time together."""
 
     warmup_batches: int = 10
     batches_per_iteration: int = 10
@@ -31,7 +31,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Speed:
-    """Samples per second: of a rank in the mean, its 95 % interval, and of all ranks."""
+    """Samples per second: the mean per rank, its 95 % interval, and the total of all ranks."""
 
     per_rank: float
     interval: float
@@ -39,7 +39,7 @@ class Speed:
 
 
 def benchmark(run: Run, task: Task, options: StepOptions, protocol: Protocol) -> Speed:
-    """Train on one batch per rank again and again, and say how fast that is. Collective."""
+    """Train repeatedly on one batch per rank, and report the speed. Collective."""
     if run.train_by is not None:
         taken: Speed = run.train_by(run, task, options)
         return taken

@@ -1,4 +1,4 @@
-"""Checkpoints as earlier versions wrote them: one file of ``torch.save``. They are read, and not written any more."""
+"""Checkpoints of earlier versions: one file of ``torch.save``. They are still read, but no longer written."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NAME = "checkpoint.pt"
 
 
 def read_file(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple[Saved, dict[str, Tensor]]:
-    """A checkpoint's content, on the CPU, as a folder would hold it.
+    """A checkpoint's content, on the CPU, in the form that a checkpoint folder has.
 
     Raises:
-        UsageError: the file is damaged, or no checkpoint.
+        UsageError: the file is damaged, or is not a checkpoint.
     """
     try:
         _check_sums(path)
@@ -46,7 +46,7 @@ def read_file(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple[Saved
 
 
 def _check_sums(path: Path) -> None:
-    """Compare every record with its CRC-32. (torch.save writes a zip file; torch.load does not look at the sums.)"""
+    """Compare every record with its CRC-32. (torch.save writes a zip file; torch.load does not check the sums.)"""
     with zipfile.ZipFile(path) as archive:
         broken = archive.testzip()
     if broken is not None:

@@ -1,14 +1,14 @@
 """A checkpoint on disk: a folder ``step-N`` with tensors, and ``checkpoint.json``, which is written last and seals it.
 
     step-660/
-        model-00001-of-00001.safetensors     tensors; where they are sharded a file per rank, shard-00001-model-…
-        checkpoint.json                      how far the training was, its settings, sizes and SHA-256 sums of the files
+        model-00001-of-00001.safetensors     tensors; if they are sharded, one file per rank: shard-00001-model-…
+        checkpoint.json                      position of the training, its settings, sizes and SHA-256 sums of the files
 
-Shards are written and read by torch.distributed.checkpoint, whatever number of ranks does; it reads whole tensors, too. These
-the runner writes itself, as torch's module brings DTensor and sympy along: 0.8 s at every start of a job that needs neither.
+torch.distributed.checkpoint writes and reads shards, for any number of ranks. The runner reads and writes whole tensors
+itself, because importing torch's module also imports DTensor and sympy: 0.8 s at every start of a job that needs neither.
 
-Nothing in it is pickled: whoever reads a checkpoint runs no code of whoever wrote it. A folder is written under another name
-and renamed when it is on the disk, so what is called ``step-N`` and has its ``checkpoint.json`` is complete.
+Nothing is pickled, so reading a checkpoint runs no code from it. A folder is written under another name and renamed once it is
+on the disk, so a folder named ``step-N`` that has its ``checkpoint.json`` is complete.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _WHOLE = "model-00001-of-00001.safetensors"
 _PIECE = 1 << 22
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
-Sums = dict[str, list[Any]]  # of each file: its size in bytes and its SHA-256 sum
+Sums = dict[str, list[Any]]  # per file: its size in bytes and its SHA-256 sum
 
 
 @dataclass
 class Position:
-    """How far a training has come. ``samples`` are those of this epoch that all ranks together have used."""
+    """How far a training has come. ``samples``: used in this epoch by all ranks together."""
 
     epoch: int = 0
     step: int = 0
@@ -50,12 +50,12 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """What a checkpoint holds beside its tensors, all of it plain values.
+    """What a checkpoint holds besides its tensors: plain values.
 
     Attributes:
-        settings: what the run was told that shapes it; None where an earlier version did not note it.
-        groups: of the optimizer, as of ``runner.parallel.state.State``.
-        values: of the optimizer's state, likewise.
+        settings: the options that determine the result; None if an earlier version did not record them.
+        groups: the optimizer's, as in ``runner.parallel.state.State``.
+        values: of the optimizer's state, as there.
     """
 
     path: Path
@@ -72,7 +72,7 @@ def name_of(step: int) -> str:
 
 
 def steps_in(folder: Path) -> list[tuple[int, Path]]:
-    """The complete checkpoints in a folder, and the steps they are of, the newest first."""
+    """(step, path) of each complete checkpoint in a folder, newest first."""
     found = []
     for path in folder.glob("step-*"):
         match = re.fullmatch(r"step-(\d+)", path.name)
@@ -82,7 +82,7 @@ def steps_in(folder: Path) -> list[tuple[int, Path]]:
 
 
 def write_whole(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write all of the tensors, on one rank.
+    """Write all tensors. Called on one rank.
 
     Raises:
         OSError: they cannot be written.
@@ -96,7 +96,7 @@ def write_whole(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_whole(folder: Path) -> dict[str, Tensor]:
-    """All of the tensors, in the memory of the host, on one rank, also where they were written by several."""
+    """All tensors, in host memory, also if several ranks wrote them. Called on one rank."""
     if (folder / _WHOLE).is_file():
         from safetensors.torch import load_file
 
@@ -107,10 +107,10 @@ def read_whole(folder: Path) -> dict[str, Tensor]:
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write this rank's parts of the tensors (DTensors), with all other ranks. Collective.
+    """Write this rank's parts of the tensors (DTensors). Collective.
 
     Raises:
-        OSError: some rank cannot write.
+        OSError: a rank cannot write.
     """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -120,7 +120,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_shards(folder: Path, into: dict[str, Tensor]) -> None:
-    """Fill this rank's parts of the tensors, also where they were divided otherwise. Collective."""
+    """Fill this rank's parts of the tensors, also if they were sharded differently. Collective."""
     _read(folder, into, no_dist=False)
 
 
@@ -130,12 +130,12 @@ def shards_of(folder: Path, rank: int) -> list[Path]:
 
 
 def is_sharded(folder: Path) -> bool:
-    """Whether several ranks have written a checkpoint, a part each."""
+    """Whether the checkpoint was written in parts, one per rank."""
     return folder.is_dir() and not (folder / _WHOLE).is_file()
 
 
 def shapes_of_shards(folder: Path) -> Shapes:
-    """The tensors of a checkpoint that is sharded: shape and type of each, as a whole, by name."""
+    """The tensors of a sharded checkpoint, by name: the full shape and the dtype of each."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
@@ -148,7 +148,7 @@ def sums_of(paths: Iterable[Path]) -> Sums:
 
 
 def seal(folder: Path, saved: Saved, sums: Sums) -> None:
-    """Write ``checkpoint.json``, and make sure that the folder is on the disk."""
+    """Write ``checkpoint.json``, and flush the folder to disk."""
     content = {
         "workload": saved.workload,
         "position": asdict(saved.position),
@@ -165,14 +165,14 @@ def seal(folder: Path, saved: Saved, sums: Sums) -> None:
 
 
 def put_in_place(draft: Path, folder: Path) -> None:
-    """Give a complete checkpoint its name."""
-    remove(folder)  # one of the same step, which is older
+    """Rename a complete checkpoint to its final name."""
+    remove(folder)  # an older checkpoint of the same step
     os.rename(draft, folder)
     _sync(folder.parent)
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint; it is never there in part under its name."""
+    """Remove a checkpoint. It is renamed first, so that no incomplete folder has its name."""
     if folder.is_dir():
         draft = folder.with_name(f".{folder.name}.old")
         shutil.rmtree(draft, ignore_errors=True)
@@ -181,10 +181,10 @@ def remove(folder: Path) -> None:
 
 
 def unseal(folder: Path) -> tuple[Saved, Sums]:
-    """What ``checkpoint.json`` says, and the sums of the other files.
+    """Read ``checkpoint.json``: its content, and the sums of the other files.
 
     Raises:
-        UsageError: it is damaged, or not of this runner.
+        UsageError: it is damaged, or this runner did not write it.
     """
     try:
         outer = json.loads((folder / SEAL).read_text())
@@ -214,7 +214,7 @@ def check_files(folder: Path, sums: Sums) -> None:
     """Compare files with their sizes and sums.
 
     Raises:
-        UsageError: one is missing, or not as it was written.
+        UsageError: a file is missing or differs from what was written.
     """
     for name, (size, sha256) in sums.items():
         path = folder / name
@@ -227,7 +227,7 @@ def check_files(folder: Path, sums: Sums) -> None:
 
 
 def damaged(path: Path, reason: str) -> UsageError:
-    """The error of a checkpoint that cannot be used."""
+    """The error for a checkpoint that cannot be used."""
     return UsageError(
         f"--resume: {path} is damaged, or no checkpoint ({' '.join(reason.split())[:120]}); name another by --resume "
         "CHECKPOINT, or train anew without --resume"
@@ -235,7 +235,7 @@ def damaged(path: Path, reason: str) -> UsageError:
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Tensors as safetensors takes them: without gaps, and none in the memory of another."""
+    """Tensors in the form that safetensors accepts: contiguous, and none sharing memory with another."""
     places = set()
     separate: dict[str, Any] = {}
     for name, tensor in tensors.items():
@@ -257,7 +257,7 @@ def _read(folder: Path, into: dict[str, Tensor], *, no_dist: bool) -> None:
 
 @contextmanager
 def _by_torch() -> Iterator[None]:
-    """Call torch.distributed.checkpoint: it warns where one rank is alone, and wraps what went wrong."""
+    """Call torch.distributed.checkpoint: silence its warning about a single rank, and unwrap its errors."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The options that say where and when a training is saved, and where it goes on."""
+"""The options that say where and when checkpoints are written, and where a training resumes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from runner.numbers import not_negative, positive, positive_float
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
-    """Where and when checkpoints are written. The last step's is written in any case."""
+    """Where and when checkpoints are written. One is always written after the last step."""
 
     folder: Path
-    every_epochs: int  # 0: not for epochs
+    every_epochs: int  # 0: not by epochs
     every_steps: int | None
     every_seconds: float | None
-    keep: int  # checkpoints; older ones of this run are removed
+    keep: int  # so many checkpoints; older ones of this run are removed
     resume: str | None  # a checkpoint, "" for the newest in the folder, None for a fresh start
 
 

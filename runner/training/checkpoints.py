@@ -1,4 +1,4 @@
-"""The checkpoints of a run: the one that it goes on from, those that it writes, and those that it removes."""
+"""The checkpoints of a run: which one it resumes from, and which ones it writes and removes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from runner.training.writing import writing
 class Checkpoints:
     """Reads and writes a trainer's state. Every method is collective.
 
-    Where the state is the same on all ranks, rank 0 alone touches the files, so that they need not be on a file system that
-    all hosts share; where it is sharded, all ranks do.
+    If all ranks have the same state, only rank 0 touches the files, so they need not be on a shared file system. If the state
+    is sharded, all ranks do.
     """
 
     def __init__(self, run: Run, trainer: Trainer, options: CheckpointOptions, settings: dict[str, Any]) -> None:
@@ -37,13 +37,13 @@ class Checkpoints:
         self._has_saved = False
 
     def restore(self) -> tuple[Saved | None, list[str] | None]:
-        """Go on from the checkpoint that the options name, if they do and it is there.
+        """Resume from the checkpoint that the options name, if any.
 
         Returns:
-            What it says, and what has changed since (None where it did not note its settings).
+            Its content, and the settings that have changed since (None if it did not record them).
 
         Raises:
-            UsageError: it is not there, is damaged, or does not fit model, optimizer or data.
+            UsageError: it does not exist, is damaged, or does not fit model, optimizer or data.
         """
         run, trainer = self._run, self._trainer
         if self._options.resume is None:
@@ -52,11 +52,11 @@ class Checkpoints:
         if path is None:
             run.say(f"no checkpoint in {self._options.folder} yet: starting from the beginning")
             return None, None
-        whole: dict[str, Tensor] = {}  # on rank 0
+        whole: dict[str, Tensor] = {}  # filled on rank 0
         saved, shapes, sums = run.on_main(lambda: self._open(path, whole))
         changes = resume.check_settings(saved, self._settings, trainer.optimizer)
         room = room_for(trainer.model, shapes)
-        if sums:  # several ranks wrote it, and several read it
+        if sums:  # sharded: every rank reads its part
             names = sorted(sums)[run.rank :: run.size]
             run.agree(_problem_of(path, {name: sums[name] for name in names}))
             checkpoint_folder.read_shards(path, room)
@@ -68,24 +68,24 @@ class Checkpoints:
         return saved, changes if saved.settings is not None else None
 
     def keep_aside(self, folder: Path, paths: list[Path]) -> None:
-        """Move other runs' checkpoints to a folder, when the first of this run is to be written and not before."""
+        """Move other runs' checkpoints to a folder, but only when this run writes its first."""
         self._aside = folder, paths
 
     def is_due(self, position: Position) -> bool:
-        """Whether a checkpoint is to be written at this step, by the options about steps."""
+        """Whether ``--save-every-steps`` asks for a checkpoint at this step."""
         every = self._options.every_steps
         return every is not None and position.step % every == 0
 
     def time_is_due(self) -> bool:
-        """Whether a checkpoint is to be written now, by rank 0's clock and the option about seconds."""
+        """Whether ``--save-every-seconds`` asks for a checkpoint now, by rank 0's clock."""
         seconds = self._options.every_seconds
         return seconds is not None and self._run.on_main(lambda: time.monotonic() - self._saved_at >= seconds)
 
     def save(self, position: Position) -> None:
-        """Write a checkpoint, and remove those that are older than what is to be kept.
+        """Write a checkpoint, and remove the oldest beyond ``--keep``.
 
         Raises:
-            RunnerError: it cannot be written; the older ones are still there.
+            RunnerError: it cannot be written; the older ones are kept.
         """
         run, trainer = self._run, self._trainer
         trainer.share_buffers()
@@ -120,7 +120,7 @@ class Checkpoints:
         self._finish(draft, saved, sums)
 
     def _write_by_all(self, draft: Path, tensors: Mapping[str, Tensor]) -> Sums:
-        """Write this rank's part beside the others'. Returns the sums of all parts."""
+        """Write this rank's part next to those of the others. Returns the sums of all parts."""
         run = self._run
         is_seen = draft.is_dir()
         run.agree(
@@ -142,10 +142,10 @@ class Checkpoints:
         return {name: values for own in everyone for name, values in own.items()}
 
     def _begin(self, draft: Path) -> None:
-        """Make room, on rank 0: for a new folder, and by putting aside what other runs have left under its names."""
+        """Make the draft's folder, and move other runs' checkpoints out of the way. Called on rank 0."""
         with writing(draft.parent):
             if not self._has_saved:
-                for left in draft.parent.glob(".step-*"):  # by a run that was killed
+                for left in draft.parent.glob(".step-*"):  # drafts of a run that was killed
                     shutil.rmtree(left, ignore_errors=True)
             if self._aside is not None:
                 folder, paths = self._aside
@@ -170,10 +170,10 @@ class Checkpoints:
                 checkpoint_folder.remove(path)
 
     def _find(self) -> Path | None:
-        """The checkpoint that is meant, on rank 0; None where nothing was named and there is none yet.
+        """The checkpoint to resume from; None if none was named and none exists yet. Called on rank 0.
 
         Raises:
-            UsageError: it is not there.
+            UsageError: it does not exist.
         """
         resume_from, folder = self._options.resume, self._options.folder
         path = Path(resume_from) if resume_from else folder
@@ -192,10 +192,10 @@ class Checkpoints:
         raise UsageError(f"--resume: {problem}{hint}")
 
     def _open(self, path: Path, whole: dict[str, Tensor]) -> tuple[Saved, Shapes, Sums]:
-        """What a checkpoint says, on rank 0.
+        """Read a checkpoint: its content, the shapes of its tensors, and sums of files. Called on rank 0.
 
-        The tensors are read into ``whole``, but where the checkpoint and the trainer are sharded: then all ranks read, and
-        check the files, whose sums are returned.
+        The tensors are read into ``whole``, unless both checkpoint and trainer are sharded: then all ranks read them later,
+        and check the files by the sums that are returned. Otherwise there are no sums.
         """
         trainer, sums = self._trainer, Sums()
         if not path.is_dir():
@@ -211,7 +211,7 @@ class Checkpoints:
         if sums:
             try:
                 shapes = checkpoint_folder.shapes_of_shards(path)
-            except Exception as error:  # whatever the reader makes of a damaged file
+            except Exception as error:  # the reader may raise anything for a damaged file
                 checkpoint_folder.check_files(path, sums)
                 raise checkpoint_folder.damaged(path, str(error)) from None
         else:
@@ -229,12 +229,12 @@ def _problem_of(path: Path, sums: Sums) -> str | None:
 
 
 def _send(run: Run, own: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, into: Tensor) -> None:
-    """Give every rank rank 0's tensor, or its part of it where ``into`` is divided. Collective."""
+    """Copy rank 0's tensor into ``into`` on every rank, or its part if ``into`` is sharded. Collective."""
     whole = torch.empty(shape, dtype=dtype, device=run.device) if own is None else own.to(run.device).contiguous()
     if run.size > 1 and whole.numel():
-        dist.broadcast(whole.reshape(-1).view(torch.uint8), src=0)  # as bytes: gloo does not know all types
+        dist.broadcast(whole.reshape(-1).view(torch.uint8), src=0)  # as bytes: gloo does not support all dtypes
     if hasattr(into, "placements"):
-        from torch.distributed.tensor import DTensor, distribute_tensor  # with it comes sympy, which takes a second
+        from torch.distributed.tensor import DTensor, distribute_tensor  # imports sympy, which takes a second
 
         assert isinstance(into, DTensor)
         whole = distribute_tensor(whole, into.device_mesh, into.placements, src_data_rank=None)

@@ -1,4 +1,4 @@
-"""The options that say what is trained on."""
+"""The options that choose the training data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runner.numbers import not_negative
 class DataOptions:
     """Which data, and how it is read."""
 
-    name: str  # of those that the workload knows
+    name: str  # one of those that the workload offers
     folder: Path
     workers: int  # data loader processes per rank
 

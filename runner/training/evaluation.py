@@ -18,10 +18,10 @@ Evaluation = tuple[float, float | None]
 
 @torch.no_grad()
 def evaluate(run: Run, trainer: Trainer, options: TrainingOptions) -> Evaluation | None:
-    """(mean loss, accuracy) over the test data, every sample counted once; None where there is none. Collective.
+    """(mean loss, accuracy) over the test data, every sample counted once; None if there is no test data. Collective.
 
-    Leaves the model in evaluation mode. All ranks make the same number of calls, as one that holds a part of the model needs:
-    a rank with a batch less than others, or with no sample at all, computes one that is not counted.
+    Leaves the model in evaluation mode. All ranks make the same number of calls, because a sharded model needs all of them:
+    a rank with fewer batches than others, or with none, computes one that is not counted.
     """
     task = trainer.task
     if task.test_data is None:

@@ -14,7 +14,7 @@ class LoggingOptions:
     """What is written about a training, by rank 0."""
 
     metrics: Path
-    every: int  # steps between two lines of metrics being written
+    every: int  # steps between two writes of metrics
     tensorboard: Path | None
 
 
@@ -35,7 +35,7 @@ def add_logging_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_logging_options(given: argparse.Namespace, folder: Path) -> LoggingOptions:
-    """The group's options as they were given; metrics are written in this folder if nothing was said."""
+    """The group's options as they were given; by default metrics are written in this folder."""
     return LoggingOptions(
         metrics=given.metrics or folder / "metrics.jsonl", every=given.log_every, tensorboard=given.tensorboard
     )

@@ -36,12 +36,12 @@ __all__ = ["Hook", "Plan", "Result", "State", "Task", "fit"]
 
 @dataclass
 class State:
-    """What hooks are shown."""
+    """What hooks receive."""
 
-    model: nn.Module  # this rank's, whatever the strategy wraps it in
+    model: nn.Module  # this rank's, not the strategy's wrapper
     optimizer: Optimizer
     position: Position
-    records: list[StepRecord] = field(default_factory=list)  # of the window written last
+    records: list[StepRecord] = field(default_factory=list)  # those written last
 
 
 Hook = Callable[[State], None]
@@ -49,7 +49,7 @@ Hook = Callable[[State], None]
 
 @dataclass(frozen=True)
 class Result:
-    """How a training ended. The evaluation is None where the task has no test data."""
+    """How a training ended. The evaluation is None if the task has no test data."""
 
     steps: int
     samples_per_s: float
@@ -67,8 +67,8 @@ def fit(
 ) -> Result:
     """Train on all ranks, evaluate after each epoch, write metrics and checkpoints on rank 0. Collective.
 
-    Before each step torch, ``random`` and NumPy are seeded from seed, step and rank, so that what is drawn in it (to
-    drop out, to augment) does not depend on where a run was resumed.
+    Before each step torch, ``random`` and NumPy are seeded from seed, step and rank, so that random numbers (for dropout
+    or augmentation) do not depend on where a run was resumed.
 
     Args:
         on_step: called on every rank after each optimizer step.
@@ -76,7 +76,7 @@ def fit(
 
     Raises:
         UsageError: the data is too small for the batch, or the checkpoint is damaged or does not fit.
-        RunnerError: a file cannot be written, or the loss is not finite and that was to be checked.
+        RunnerError: a file cannot be written, or the loss is not finite and ``--check-finite`` is set.
     """
     if run.train_by is not None:
         taken: Result = run.train_by(run, task, options)
@@ -110,7 +110,7 @@ def fit(
         while position.epoch < options.epochs and position.step < last_step:
             sampler.epoch, sampler.skip = position.epoch, position.samples
             meter.start()
-            seed_random_numbers(options.seed, position.step, run.data_rank, device)  # of the loader's processes
+            seed_random_numbers(options.seed, position.step, run.data_rank, device)  # for the loader's processes
             batches = iter(loader)
             for left in reversed(range(min(len(loader), last_step - position.step))):
                 seed_random_numbers(options.seed, position.step, run.data_rank, device)
@@ -125,7 +125,7 @@ def fit(
                 show.step(position.epoch + 1, position.step, state.records[-1].loss if state.records else None)
                 is_due = left and checkpoints.is_due(position)
                 if left and (is_due or len(meter) == options.logging.every):
-                    # Metrics first: a checkpoint is gone on from where they tell of all steps that led to it.
+                    # Metrics first: the metrics of a checkpoint must cover all steps up to it.
                     state.records = log.write(meter.records())
                     is_due = is_due or checkpoints.time_is_due()
                 if is_due:
@@ -157,7 +157,7 @@ def fit(
 
 
 class _Meter:
-    """Collects losses on the device and turns them into records, with one collective for many steps."""
+    """Collects losses on the device, and turns them into records by one collective for many steps."""
 
     def __init__(self, run: Run, global_batch: int) -> None:
         self.run = run
@@ -172,7 +172,7 @@ class _Meter:
         return len(self._losses)
 
     def start(self) -> None:
-        """Begin to measure time: what came before was not training."""
+        """Start the clock: the time before was not training."""
         self._started = time.perf_counter()
 
     def add(self, loss: Tensor, position: Position, lr: float) -> None:
@@ -199,19 +199,19 @@ class _Meter:
         return records
 
     def overall(self) -> float:
-        """Samples per second of all ranks over the whole training, evaluation not counted."""
+        """Samples per second of all ranks over the whole training, without evaluation."""
         return self._steps * self.global_batch / self._seconds if self._seconds else 0.0
 
 
 class _Log:
-    """Writes records to the sinks, and says on the screen when the loss is no number for the first time."""
+    """Writes records to the sinks, and prints a warning the first time that the loss is not finite."""
 
     def __init__(self, sinks: Sequence[Sink], show: Show) -> None:
         self._sinks, self._show = sinks, show
         self._told = False
 
     def write(self, records: list[StepRecord]) -> list[StepRecord]:
-        """Returns the records."""
+        """Write the records, and return them."""
         for sink in self._sinks:
             sink.write(records)
         odd = next((record for record in records if not math.isfinite(record.loss)), None)
@@ -228,7 +228,7 @@ def _is_at_its_end(position: Position, options: TrainingOptions) -> bool:
 
 
 def _last_step(position: Position, length: int, global_batch: int, options: TrainingOptions) -> int:
-    """The number of the last step that there will be."""
+    """The number of the last step of the training."""
     here, whole = (length - position.samples) // global_batch, length // global_batch
     last = position.step + here + (options.epochs - position.epoch - 1) * whole
     return min(last, options.max_steps or last)
@@ -246,7 +246,7 @@ def _nothing_left(run: Run, trainer: Trainer, options: TrainingOptions, saved: S
 
 
 def _check_finite(run: Run, position: Position, loss: Tensor) -> None:
-    """Raise on all ranks where the loss of any is not finite. Collective."""
+    """Raise on all ranks if the loss on any of them is not finite. Collective."""
     (total,) = run.sum(float(loss))
     if not math.isfinite(total):
         place = f"at step {position.step + 1}, in epoch {position.epoch + 1}"
@@ -263,7 +263,7 @@ def _going_on(saved: Saved, options: TrainingOptions, changes: list[str] | None)
 
 
 def _epoch_line(epochs: int, records: list[StepRecord], task: Task) -> str:
-    """At 80 columns a line, also with six digits here and there."""
+    """The line of an epoch. It fits 80 columns even if some numbers have six digits."""
     last = records[-1]
     mean = sum(record.loss for record in records) / len(records)
     parts = [f"epoch {last.epoch}/{epochs}", f"step {last.step}", f"loss {mean:.4g}"]

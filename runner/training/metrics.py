@@ -17,7 +17,7 @@ from runner.training.writing import writing
 
 @dataclass(kw_only=True)
 class StepRecord:
-    """One optimizer step. Loss is the mean over the global batch; the last step of an epoch has the evaluation."""
+    """One optimizer step. Loss is the mean over the global batch; the last step of an epoch also has the evaluation."""
 
     step: int
     epoch: int  # the first is 1
@@ -29,10 +29,10 @@ class StepRecord:
 
 
 class MetricsFile:
-    """JSON lines, appended to those that are kept of what was there; a number that is not finite is null.
+    """JSON lines, appended to the earlier lines that are kept. A number that is not finite becomes null.
 
     Raises:
-        RunnerError: a file cannot be written on.
+        RunnerError: the file cannot be written any further.
         OSError: it cannot be opened.
     """
 
@@ -43,11 +43,11 @@ class MetricsFile:
             with writing(path):
                 draft.write_text("".join(kept))
                 os.replace(draft, path)
-        # Unbuffered: what a full disk did not take is not tried again when the file is closed.
+        # Unbuffered: data that a full disk refused must not be written again when the file is closed.
         self._file = stack.enter_context(open(path, "ab", buffering=0))
 
     def write(self, records: Sequence[StepRecord]) -> None:
-        """Append records, and hand them to the system."""
+        """Append records, and pass them to the operating system."""
         rest = memoryview("".join(_line(vars(record)) for record in records).encode())
         with writing(self.path):
             while rest:
@@ -55,7 +55,7 @@ class MetricsFile:
 
 
 class TensorBoard:
-    """TensorBoard events with the same names."""
+    """TensorBoard events, named as in the JSON lines."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         try:
@@ -80,7 +80,7 @@ class TensorBoard:
 
 
 def lines_until(path: Path, step: int) -> list[str]:
-    """The lines of a metrics file up to this step; those that are no records, or were cut off, are left out."""
+    """The lines of a metrics file up to this step; lines that are no records, or were cut off, are skipped."""
     kept = []
     for line in path.read_text(errors="replace").split("\n"):
         try:

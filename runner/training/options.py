@@ -1,4 +1,4 @@
-"""The options of a workload: those that all share, in groups, and the parser that teaches them."""
+"""The options that all workloads share, in groups, and their parser."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """How a step is to be computed, checked and with everything that depends on the number of ranks worked out."""
+    """How a step is computed. Checked, and with all values that depend on the number of ranks filled in."""
 
     batch_size: int  # samples per data-parallel rank and step
     seed: int
@@ -52,9 +52,9 @@ class TrainingOptions(StepOptions):
     """How a workload is to be trained."""
 
     epochs: int
-    max_steps: int | None  # stop after this many optimizer steps in all
-    lr: float  # as the optimizer gets it, scaled where that was asked for
-    check_finite: bool  # end the job where the loss is not finite
+    max_steps: int | None  # stop after this many optimizer steps in total
+    lr: float  # as the optimizer gets it, after scaling by the ranks if that is asked for
+    check_finite: bool  # end the job if the loss is not finite
     data: DataOptions
     checkpoint: CheckpointOptions
     logging: LoggingOptions
@@ -94,9 +94,9 @@ def workload_parser(run: Run, description: str | None, *, data: Sequence[str], *
 
 
 def step_parser(run: Run, description: str | None, **defaults: Any) -> Parser:
-    """A parser with those shared options alone that say how a step is computed: for what saves nothing.
+    """A parser with only the shared options about computing a step, for a workload that saves nothing.
 
-    Args: as of ``workload_parser``.
+    Args: as for ``workload_parser``.
     """
     parser = _parser(run, description)
     _add_step_options(parser.add_argument_group("training"))
@@ -107,7 +107,7 @@ def step_parser(run: Run, description: str | None, **defaults: Any) -> Parser:
 
 
 def read_step_options(run: Run, parser: Parser, argv: Sequence[str]) -> tuple[StepOptions, argparse.Namespace]:
-    """The shared options of a ``step_parser``, and all options as it gave them.
+    """The shared options of a ``step_parser``, and all options as parsed.
 
     Raises:
         UsageError: an option is wrong.
@@ -117,10 +117,10 @@ def read_step_options(run: Run, parser: Parser, argv: Sequence[str]) -> tuple[St
 
 
 def read_options(run: Run, parser: Parser, argv: Sequence[str]) -> tuple[TrainingOptions, argparse.Namespace]:
-    """The shared options, and all options as the parser gave them.
+    """The shared options, and all options as parsed.
 
     Raises:
-        UsageError: an option is wrong, or output cannot be written where it should.
+        UsageError: an option is wrong, or output cannot be written to the place given.
     """
     given = parser.parse_args(argv)
     options = TrainingOptions(
@@ -144,7 +144,7 @@ def read_options(run: Run, parser: Parser, argv: Sequence[str]) -> tuple[Trainin
 
 
 def make_writable(folder: Path, option: str) -> None:
-    """Make a folder, and see that files can be made in it.
+    """Make a folder, and check that files can be created in it.
 
     Raises:
         UsageError: they cannot.

@@ -1,4 +1,4 @@
-"""The files that a run writes; what an earlier run has left there is kept."""
+"""The files that a run writes. Files of an earlier run are kept."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Sink = MetricsFile | TensorBoard
 def open_output(
     run: Run, options: TrainingOptions, saved: Saved | None, checkpoints: Checkpoints, stack: ExitStack
 ) -> list[Sink]:
-    """Open what is written to on rank 0. What an earlier run has left there is kept under other names. Collective.
+    """Open the output files, on rank 0. Files of an earlier run are kept under other names. Collective.
 
     Args:
-        saved: the checkpoint that this run goes on from; those of later steps are another run's.
+        saved: the checkpoint that this run resumes from. Checkpoints of later steps count as another run's.
     """
 
     def open_on_main() -> tuple[Path, list[Path]]:
@@ -59,14 +59,14 @@ def open_output(
 
 
 def _goes_on(checkpoint: Path, folder: Path) -> bool:
-    """Whether a checkpoint is of the run that has left this folder."""
+    """Whether a checkpoint belongs to the run that wrote this folder."""
     if checkpoint.is_file():
         return checkpoint.resolve() == (folder / checkpoint_file.NAME).resolve()
     return checkpoint.resolve().parent == folder.resolve()
 
 
 def _metrics_of(saved: Saved, options: TrainingOptions) -> list[str]:
-    """The metrics that led to a checkpoint; none where the file is another run's, as it does not come to that step."""
+    """The metrics up to a checkpoint; empty if the file is another run's, which does not end at that step."""
     for path in _places_of_metrics(saved.path, options):
         lines = lines_until(path, saved.position.step) if path.is_file() else []
         if lines and json.loads(lines[-1])["step"] == saved.position.step:
@@ -75,7 +75,7 @@ def _metrics_of(saved: Saved, options: TrainingOptions) -> list[str]:
 
 
 def _places_of_metrics(checkpoint: Path, options: TrainingOptions) -> list[Path]:
-    """Where the metrics of a checkpoint's run may be: here, or kept beside it (earlier.1/step-4 and metrics.1.jsonl)."""
+    """Where the metrics of a checkpoint's run may be: here, or next to it (earlier.1/step-4 and metrics.1.jsonl)."""
     if _goes_on(checkpoint, options.checkpoint.folder):
         return [options.logging.metrics]
     if checkpoint.is_file():
@@ -85,12 +85,12 @@ def _places_of_metrics(checkpoint: Path, options: TrainingOptions) -> list[Path]
 
 
 def _holds_something(path: Path) -> bool:
-    """Whether there is a plain file with anything in it: not a device, a pipe or a folder."""
+    """Whether this is a regular file (no device, pipe or folder) that is not empty."""
     return path.is_file() and path.stat().st_size > 0
 
 
 def _kept_names(*paths: Path) -> list[Path]:
-    """Names under which these can be kept, with the first number that none of them has used: metrics.1.jsonl, earlier.1."""
+    """Names to keep these files under, with the first number that is free for all: metrics.1.jsonl, earlier.1."""
     for number in count(1):
         names = [path.with_name(f"{path.stem}.{number}{path.suffix}") for path in paths]
         if not any(name.exists() for name in names):

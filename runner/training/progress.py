@@ -1,4 +1,4 @@
-"""How a training shows how far it is: a bar where it can be redrawn, lines elsewhere."""
+"""The progress of a training: a bar on a terminal that can redraw it, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Protocol
 
 from runner.launch.processes import on_terminal
 
-# Seconds between two lines about how far it is: where a person looks on, and in a file.
+# Seconds between two lines of progress: on a terminal, and in a file.
 _BEAT_ON_TERMINAL = 10.0
 _BEAT_ELSEWHERE = 60.0
 
 
 class Show(Protocol):
-    """Where progress goes."""
+    """Where progress is shown."""
 
     def step(self, epoch: int, step: int, loss: float | None) -> None:
-        """A step is done, of this epoch (the first is 1); the loss is the last that is known."""
+        """A step of this epoch (the first is 1) is done; the loss is the last one known."""
 
     def line(self, text: str) -> None:
-        """Something worth keeping on the screen."""
+        """Print a line that stays on the screen."""
 
 
 class Silent:
@@ -38,7 +38,7 @@ class Silent:
 
 @dataclass
 class Lines:
-    """Prints lines, and one about how far it is when nothing was printed for ``beat`` seconds."""
+    """Prints lines, and a line of progress when nothing was printed for ``beat`` seconds."""
 
     epochs: int
     steps: int  # at the end
@@ -66,10 +66,11 @@ class Lines:
 
 @contextmanager
 def show_progress(*, visible: bool, epochs: int, steps: int, done: int) -> Iterator[Show]:
-    """A bar, lines, or nothing on ranks that should be silent.
+    """A bar, lines, or nothing on silent ranks.
 
     Args:
-        steps: of the whole training, of which so many are done.
+        steps: of the whole training.
+        done: steps that were done before, in a resumed training.
     """
     if not visible:
         yield Silent()

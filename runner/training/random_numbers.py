@@ -1,4 +1,4 @@
-"""Random numbers of a step, the same whenever it is trained: in one run, or after a resume."""
+"""Random numbers of a step. They are the same in an uninterrupted run and after a resume."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 def seed_random_numbers(seed: int, step: int, rank: int, device: torch.device) -> None:
     """Seed torch (CPU and device), ``random`` and NumPy for one step of one rank; takes about 10 µs.
 
-    So a checkpoint has no states of generators to hold, which would be those of every rank.
+    So a checkpoint need not hold the generator states of every rank.
     """
     digest = hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "big")
-    torch.default_generator.manual_seed(number)  # torch.manual_seed() looks for devices of all kinds, each time
+    torch.default_generator.manual_seed(number)  # torch.manual_seed() would look for devices of all kinds each time
     if device.type == "cuda":
         torch.cuda.manual_seed(number)
     random.seed(number)

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: whether it fits, what has changed since, and that the changes are obeyed."""
+"""Resuming: check that a checkpoint fits, find what has changed since, and apply the changes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from runner.training.options import TrainingOptions
 from runner.training.run import Run
 
 _PLAIN = (bool, int, float, str, type(None))
-_LR = ("lr", "initial_lr")  # the second is where torch's schedules start from
+_LR = ("lr", "initial_lr")  # torch's schedules start from the second
 
 
 def settings_of(run: Run, options: TrainingOptions, samples: int, optimizer: Optimizer) -> dict[str, Any]:
-    """What shapes a run, as a checkpoint holds it. The optimizer is as the workload made it: nothing was loaded."""
+    """The settings that determine a run's result, for its checkpoints. Call it before the optimizer's state is loaded."""
     return {
         "workload": run.workload,
         "ranks": run.size,
@@ -37,10 +37,10 @@ def settings_of(run: Run, options: TrainingOptions, samples: int, optimizer: Opt
 
 
 def check_model(saved: Saved, shapes: Shapes, workload: str, model: nn.Module) -> None:
-    """See that a checkpoint is one of this model.
+    """Check that a checkpoint is of this model.
 
     Raises:
-        UsageError: a parameter or a buffer is missing, has another shape, or is not the model's.
+        UsageError: a parameter or buffer is missing, has another shape, or is not in the model.
     """
     there = {name.removeprefix("model."): shape for name, (shape, _) in shapes.items() if name.startswith("model.")}
     here = {name: tuple(value.shape) for name, value in model.state_dict().items()}
@@ -53,10 +53,10 @@ def check_model(saved: Saved, shapes: Shapes, workload: str, model: nn.Module) -
 
 @raised_on_all_ranks()
 def check_settings(saved: Saved, settings: dict[str, Any], optimizer: Optimizer) -> list[str]:
-    """See that a run can go on from a checkpoint. Returns what has changed since (``lr 0.001 → 0.1``), group by group last.
+    """Check that a run can resume from a checkpoint. Returns what has changed since (``lr 0.001 → 0.1``), hyperparameters last.
 
     Raises:
-        UsageError: the optimizer is another, or the rest of an epoch would not be the rest.
+        UsageError: the optimizer differs, or the seed or the data does in the middle of an epoch.
     """
     then = _as_json(saved.settings or {})
     _check_optimizer(saved, then, optimizer)
@@ -79,9 +79,9 @@ def check_settings(saved: Saved, settings: dict[str, Any], optimizer: Optimizer)
 
 
 def obey_changes(saved: Saved, settings: dict[str, Any], optimizer: Optimizer) -> None:
-    """Give the optimizer, whose state was loaded, the hyperparameters that are asked for now.
+    """Give the optimizer, after its state was loaded, the hyperparameters of this run.
 
-    A learning rate that has changed since is obeyed by its ratio, so that schedules and a group's own factor stay.
+    A changed learning rate scales the loaded one by its ratio, so that schedules and a group's own factor are kept.
     """
     for number, name, before, now in _changed_hyperparameters(_as_json(saved.settings or {}), settings):
         group = optimizer.param_groups[number]
@@ -92,7 +92,7 @@ def obey_changes(saved: Saved, settings: dict[str, Any], optimizer: Optimizer) -
 
 
 def _changed_hyperparameters(then: dict[str, Any], settings: dict[str, Any]) -> list[tuple[int, str, Any, Any]]:
-    """(group, name, before, now) of those that have changed since."""
+    """(group, name, before, now) of each hyperparameter that has changed."""
     return [
         (number, name, before[name], now[name])
         for number, (before, now) in enumerate(zip(then.get("groups", []), _as_json(settings["groups"]), strict=False))
@@ -102,7 +102,7 @@ def _changed_hyperparameters(then: dict[str, Any], settings: dict[str, Any]) -> 
 
 
 def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
-    """Those of a parameter group that are plain values, or tuples of some."""
+    """The entries of a parameter group that are plain values or tuples of them."""
     return {
         name: value
         for name, value in group.items()
@@ -115,7 +115,7 @@ def _check_optimizer(saved: Saved, then: dict[str, Any], optimizer: Optimizer) -
     counts = [[len(group["params"]) for group in groups] for groups in (saved.groups, own)]
     if "optimizer" in then:
         problem = f"by {then['optimizer']}, and this is {name}" if then["optimizer"] != name else None
-    else:  # written by an earlier version: two optimizers need different things, two versions of one do not
+    else:  # from an earlier version: each of two optimizers has keys of its own, each of two versions of one has not
         differ = saved.groups[0].keys() - own[0].keys() and own[0].keys() - saved.groups[0].keys()
         problem = f"by another optimizer, and this is {name}" if differ else None
     if problem is None and counts[0] != counts[1]:
@@ -139,7 +139,7 @@ def _first_difference(there: dict[str, tuple[int, ...]], here: dict[str, tuple[i
 
 
 def _as_json(value: Any) -> Any:
-    """What a value is after it was written as JSON and read: tuples are lists."""
+    """A value after a round trip through JSON: tuples become lists."""
     return json.loads(json.dumps(value))
 
 

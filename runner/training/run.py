@@ -24,8 +24,8 @@ class Run:
 
     job: Job
     workload: str  # the module's name
-    layout: Layout  # which rank has which part of model and data
-    # Called with (run, task, options) in the place of fit() and benchmark(), by a tool that trains the task itself.
+    layout: Layout  # which rank has which part of the model and the data
+    # A tool that trains the task itself sets this; it is called with (run, task, options) instead of fit() or benchmark().
     train_by: Callable[[Run, Any, Any], Any] | None = None
 
     @property
@@ -47,17 +47,17 @@ class Run:
 
     @property
     def data_rank(self) -> int:
-        """Which share of the samples is this rank's, from 0. Ranks that share a model have the same one."""
+        """The index of this rank's share of the samples, from 0. Ranks that share one model copy have the same."""
         return self.layout.data_rank(self.rank)
 
     @property
     def data_size(self) -> int:
-        """Into how many shares the samples are divided."""
+        """The number of shares that the samples are divided into."""
         return self.layout.degrees.data
 
     @cached_property
     def mesh(self) -> DeviceMesh:
-        """The layout as torch's device mesh: the dimension ``data``, and others where there are any. Collective."""
+        """The layout as torch's device mesh: the dimension ``data``, and others if there are any. Collective."""
         return device_mesh(self.layout, self.device.type)
 
     def group(self, dimension: str = "data") -> dist.ProcessGroup:
@@ -70,16 +70,16 @@ class Run:
             print(text, flush=True)
 
     def sum(self, *numbers: float, dimension: str = "data") -> list[float]:
-        """The sums of these numbers over the ranks along a dimension of the mesh, in double precision. Collective there."""
+        """The sums of these numbers over a dimension of the mesh, in double precision. Collective in that group."""
         total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         dist.all_reduce(total, group=self.group(dimension))
         return total.tolist()
 
     def on_main(self, work: Callable[[], T]) -> T:
-        """Do something on rank 0, and give its result to all ranks, whatever the mesh. Collective.
+        """Call ``work`` on rank 0, and return its result on all ranks of the job. Collective.
 
         Raises:
-            RunnerError: rank 0 raised it, or a kind of it; all ranks do, with its message.
+            RunnerError: rank 0 raised it or a subclass; all ranks raise the same.
         """
         answer: list[Any] = [None, None]
         if self.is_main:
@@ -96,10 +96,10 @@ class Run:
         return result
 
     def agree(self, problem: str | None, kind: type[RunnerError] = UsageError) -> None:
-        """Raise on all ranks what is a problem on any, whatever the mesh. Collective.
+        """Raise on all ranks of the job if any of them has a problem. Collective.
 
         Raises:
-            RunnerError: of this kind; some rank has a problem. The message names its host where there are several.
+            RunnerError: of this kind; a rank has a problem. With several hosts the message names its host.
         """
         problems: list[str | None] = [None] * self.size
         if self.size > 1:

@@ -14,13 +14,13 @@ from runner.training.run import Run
 
 
 def once_per_file_system(run: Run, folder: Path, option: str, work: Callable[[], None]) -> None:
-    """Do something with a folder on one rank of every file system that holds it. Collective.
+    """Call ``work`` on one rank of each file system that holds the folder. Collective.
 
-    The first rank of every host leaves a marker; the lowest rank whose marker a host sees is the one
-    that works for it. So it is found out, not assumed, which hosts share the folder.
+    The first rank of every host creates a marker file. The lowest rank whose marker a host sees does the work for that
+    host. So which hosts share the folder is measured, not assumed.
 
     Raises:
-        UsageError: the folder cannot be written, or the work raised it, on some rank; all ranks raise it.
+        UsageError: the folder cannot be written, or ``work`` raised it; all ranks raise it.
     """
     topology = run.job.topology
     leaders = [host.ranks[0] for host in topology.hosts]
@@ -37,7 +37,7 @@ def once_per_file_system(run: Run, folder: Path, option: str, work: Callable[[],
     run.agree(problem)
     dist.barrier()
     if run.rank == own_leader:
-        # Each name is looked up once, after it was made: a network file system may remember a miss.
+        # Each name is looked up only after it was made: a network file system may cache a miss.
         worker = next(rank for rank in leaders if (folder / f"{name}-{rank}").exists())
         try:
             if run.rank == worker:

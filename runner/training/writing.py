@@ -1,4 +1,4 @@
-"""What cannot be written is one line."""
+"""An error of one line when a file cannot be written."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from runner.errors import RunnerError
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a failure to write into one line.
+    """Turn a failure to write into a ``RunnerError`` of one line.
 
     Raises:
-        RunnerError: the disk is full, or whatever else the system said.
+        RunnerError: the disk is full, or the system reported another error.
     """
     try:
         yield
@@ -28,7 +28,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def _reason(error: BaseException | None) -> str | None:
-    """What the system said. (torch.save() raises a RuntimeError while it handles the OSError of its file.)"""
+    """What the system reported. (torch.save() raises a RuntimeError while it handles the OSError of its file.)"""
     while error is not None:
         if isinstance(error, OSError):
             return error.strerror or str(error)

@@ -1,4 +1,4 @@
-"""Images with class numbers, in memory: (float images in about -1..1, int64 labels) as a TensorDataset."""
+"""Labelled images in memory: a TensorDataset of (float images in -1..1, int64 labels)."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from runner.training.run import Run
 from runner.training.shared_files import once_per_file_system
 
 FAKE_IMAGES = 4096
-_PATIENCE = 15.0  # seconds of silence after which a download is given up
+_PATIENCE = 15.0  # seconds without data after which a download is given up
 
 Split = tuple[TensorDataset, TensorDataset]  # train, test
 
 
 def mnist(run: Run, options: TrainingOptions) -> Split:
-    """[n, 1, 28, 28] images of digits: ``--data`` mnist, digits, fake, or auto (mnist if it can be had, else digits).
+    """[n, 1, 28, 28] images of digits: ``--data`` mnist, digits, fake, or auto (mnist if available, else digits).
 
     Raises:
-        UsageError: MNIST was asked for and cannot be had.
+        UsageError: MNIST was asked for and is not available.
     """
     others = {"digits": digits, "fake": lambda: fake((1, 28, 28))}
     return _load(run, options, "MNIST", others, "training on scikit-learn's 1,797 digits (--data chooses)")
 
 
 def cifar10(run: Run, options: TrainingOptions) -> Split:
-    """[n, 3, 32, 32] images: ``--data`` cifar10, fake, or auto (cifar10 if it can be had, else fake).
+    """[n, 3, 32, 32] images: ``--data`` cifar10, fake, or auto (cifar10 if available, else fake).
 
     Raises:
-        UsageError: CIFAR10 was asked for and cannot be had.
+        UsageError: CIFAR10 was asked for and is not available.
     """
     others = {"fake": lambda: fake((3, 32, 32))}
     return _load(run, options, "CIFAR10", others, "training on random images, which teach nothing (--data chooses)")
@@ -48,7 +48,7 @@ def cifar10(run: Run, options: TrainingOptions) -> Split:
 def _load(
     run: Run, options: TrainingOptions, name: str, others: dict[str, Callable[[], Split]], otherwise: str
 ) -> Split:
-    """torchvision's data set of this name, or one of the others; ``auto`` is the first of the others if need be."""
+    """torchvision's data set of this name, or one of the others. ``auto`` falls back to the first of the others."""
     if options.data.name in others:
         return others[options.data.name]()
     try:
@@ -76,7 +76,7 @@ def digits() -> Split:
 
 
 def _read_digits() -> tuple[Any, Any]:
-    """Pixels [1797, 64] and classes [1797], from scikit-learn's own file: importing the package takes a second more."""
+    """Pixels [1797, 64] and classes [1797], from scikit-learn's own file: importing the package takes another second."""
     import numpy
 
     package = find_spec("sklearn")
@@ -85,14 +85,14 @@ def _read_digits() -> tuple[Any, Any]:
         if path.is_file():
             table = numpy.loadtxt(path, delimiter=",")
             return table[:, :-1], table[:, -1]
-    from sklearn.datasets import load_digits  # it lies elsewhere in this version
+    from sklearn.datasets import load_digits  # this version keeps the file elsewhere
 
     bunch = load_digits()
     return bunch.data, bunch.target
 
 
 def fake(shape: tuple[int, int, int]) -> Split:
-    """torchvision's FakeData: random images of this shape, 4,096 to train and 512 to test, made once."""
+    """torchvision's FakeData: random images of this shape, 4,096 to train and 512 to test, kept in memory."""
     from torchvision.datasets import FakeData
     from torchvision.transforms.functional import pil_to_tensor
 
@@ -108,7 +108,7 @@ def fake(shape: tuple[int, int, int]) -> Split:
 
 
 def _torchvision(run: Run, options: TrainingOptions, name: str) -> Split:
-    """A data set of torchvision's, downloaded by one rank per shared file system where it is not there."""
+    """A data set of torchvision's. If it is missing, one rank per shared file system downloads it."""
     from torchvision import datasets
 
     kind = getattr(datasets, name)
@@ -150,7 +150,7 @@ def _normalised(images: Tensor) -> Tensor:
 
 @contextmanager
 def _bounded_waits() -> Iterator[None]:
-    """torchvision downloads without a time limit: behind a firewall that drops packets it would hang."""
+    """Give downloads a time limit: torchvision has none, and would hang behind a firewall that drops packets."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_PATIENCE)
     try:

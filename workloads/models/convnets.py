@@ -1,4 +1,4 @@
-"""Small convolutional networks for classifying images. No batch norm: results do not depend on the number of ranks."""
+"""Small convolutional networks for image classification, without batch norm: results do not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MnistNet(nn.Sequential):
 
 
 class Cifar10Net(nn.Module):
-    """The CNN of the courses: two convolutions, each with pooling, and three linear layers.
+    """The CNN that courses use: two convolutions, each with pooling, and three linear layers.
 
     [batch, 3, 32, 32] → [batch, 10], 62,006 parameters (PyTorch tutorial "Training a Classifier").
     """

@@ -34,7 +34,7 @@ class _World(Connection):
 
 
 def _memory(tensor: Tensor) -> Any:
-    """What mpi4py takes: an array, or the tensor where an MPI takes GPU memory."""
+    """The buffer for mpi4py: an array, or a GPU's tensor itself, for an MPI that supports GPU memory."""
     return tensor if tensor.is_cuda else tensor.numpy()
 
 
@@ -64,7 +64,7 @@ def _broadcast(b: Buffers, comm: Any) -> Callable[[], object]:
     return lambda: comm.Bcast(data, 0)
 
 
-# Of buffers and a communicator: a call that does it.
+# (buffers, communicator) → a function that does the operation.
 _OPERATIONS: dict[str, Callable[[Buffers, Any], Callable[[], object]]] = {
     "allreduce": _allreduce,
     "allgather": _between("Allgather", "part", "whole"),

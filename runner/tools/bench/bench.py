@@ -6,13 +6,12 @@
     mpirun -np 4 python -m runner bench --backend gloo,mpi4py --overlap
     mpirun -np 4 python -m runner bench --backend gloo,mpi4py --load 2
 
-Without arguments: allreduce by all that can be used, gloo, mpi4py and MPI itself among them. --overlap also measures
-what hides behind products of matrices. --load shares the cores with busy loops, as other programs would; --awake keeps
-idle cores from falling asleep, so that no message waits until one has woken.
+Without arguments it times allreduce by all usable backends, among them gloo, mpi4py and MPI itself. --overlap also
+measures how much of a call hides behind matrix products. --load shares the cores with busy loops, as other programs
+would. --awake keeps idle cores from sleeping, so that no message waits for a core to wake.
 
-Times are medians over rounds of the slowest rank, and the mean over all calls, which counts under load; "mpi" is the bare
-mpi4py call, the floor for mpi4py. Every size is first done once and its result looked at: #wrong counts the elements that
-are not what they must be.
+Times are those of the slowest rank: the median over rounds, and the mean over all calls, which matters under load.
+"mpi" is the bare mpi4py call, the lower bound for mpi4py. Each size is run once first: #wrong counts wrong elements.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 NAMES = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "sendrecv")
 BACKENDS = {backend.name: backend for backend in (*backends().values(), BareMPI()) if backend.is_measured}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_ROUND = 0.05  # seconds that the calls of a round should take together
+_ROUND = 0.05  # target for all calls of a round, in seconds
 _FEWEST, _MOST = 3, 500  # calls in a round
 
 
@@ -65,8 +64,8 @@ class Measurement:
     algorithm_bandwidth: float  # bytes/s
     bus_bandwidth: float  # bytes/s
     wrong: int  # elements
-    load: int = 0  # busy loops beside it, per host
-    awake: bool = False  # whether the cores were kept from going idle
+    load: int = 0  # busy loops running meanwhile, per host
+    awake: bool = False  # whether busy loops kept the cores from idling
     overlap: float | None = (
         None  # the share of an asynchronous call that hides behind products of matrices, if asked for
     )
@@ -76,7 +75,7 @@ def bench(job: Job, argv: list[str]) -> None:
     """Measure, print a table, and write what was asked for.
 
     Raises:
-        UsageError: a backend cannot be used here, or a file not be written.
+        UsageError: a backend cannot be used here, or a file cannot be written.
     """
     options = _parser().parse_args(argv)
     usable = _usable(job, options.backend)
@@ -196,10 +195,10 @@ def _measure(job: Job, options: argparse.Namespace, usable: list[str]) -> Iterat
 
 @raised_on_all_ranks()
 def _check(job: Job, options: argparse.Namespace, names: list[str]) -> None:
-    """Refuse what makes no sense.
+    """Check operations and numbers.
 
     Raises:
-        UsageError: there is no such operation, or a number is out of range.
+        UsageError: an operation does not exist, or a number is out of range.
     """
     unknown = [name for name in names if name not in NAMES]
     if "sendrecv" in names and job.size == 1:
@@ -214,13 +213,13 @@ def _check(job: Job, options: argparse.Namespace, names: list[str]) -> None:
 
 
 def _operations(name: str, connections: dict[str, Connection], data: Buffers) -> dict[str, Operation]:
-    """An operation by each of the backends that have it."""
+    """The operation of each backend that supports it."""
     found = {backend: connection.operation(name, data, "bench") for backend, connection in connections.items()}
     return {backend: operation for backend, operation in found.items() if operation is not None}
 
 
 def _wrong(measured: Measured, call: Callable[[], object], data: Buffers) -> int:
-    """How many elements, over all ranks, are not what they must be."""
+    """The number of wrong elements, over all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -237,10 +236,10 @@ def _wrong(measured: Measured, call: Callable[[], object], data: Buffers) -> int
 def _rounds(
     operations: dict[str, Operation], connections: dict[str, Connection], rounds: int, device: Any
 ) -> dict[str, list[float]]:
-    """Seconds per call of the slowest rank, per round; the backends are taken in turn."""
+    """Seconds per call of the slowest rank, per round; the backends take turns."""
     from runner.comm.timing import seconds_per_call
 
-    # The slowest rank's time is the same on all ranks, and so is what follows from it.
+    # All ranks know the slowest rank's time, so they compute the same number of calls.
     counts: dict[str, int] = {}
     found: dict[str, list[float]] = {backend: [] for backend in operations}
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""What keeps a host's cores busy while something is measured on them."""
+"""Busy loops on a host's cores during a measurement."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from runner.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.job import Job
 
 _PROGRAM = str(Path(__file__).with_name("busy_loop.py"))
-_START = 60.0  # seconds that all loops together may take to start
+_START = 60.0  # seconds in which all loops must have started
 
 
 @contextlib.contextmanager
 def busy_loops(job: Job, *, load: int, awake: bool) -> Iterator[None]:
-    """Run busy loops on each host, whose first rank starts and ends them; they also end with that rank.
+    """Run busy loops on each host. Its first rank starts and ends them; they also end if that rank dies.
 
     Args:
-        load: processes that compute, on all cores that the host offers the job.
-        awake: one more for each of these cores, which keeps it from going idle and gives way to everything else.
+        load: number of loops, which run on all cores that the host offers the job.
+        awake: add one loop per core, of the lowest priority, that keeps the core from idling.
 
     Raises:
-        UsageError: this is no Linux.
+        UsageError: the system is not Linux.
         RunnerError: a loop did not start.
     """
     if (load or awake) and sys.platform != "linux":
@@ -37,7 +37,7 @@ def busy_loops(job: Job, *, load: int, awake: bool) -> Iterator[None]:
     try:
         if job.local_rank == 0 and (load or awake):
             cores = _offered_cores()
-            # Those that give way go first: they start slowly beside the others.
+            # Idle-priority loops first: next to the others they would start slowly.
             wanted = [("idle", str(core)) for core in cores if awake] + [("other", ",".join(map(str, cores)))] * load
             _start(wanted, loops)
         yield
@@ -49,7 +49,7 @@ def busy_loops(job: Job, *, load: int, awake: bool) -> Iterator[None]:
 
 
 def description(*, load: int, awake: bool) -> str:
-    """What a title says of it, or an empty string."""
+    """The text for titles, or an empty string."""
     loops = f"with {load} busy loop{'s' * (load > 1)} per host" if load else ""
     return ", ".join(filter(None, [loops, "with awake cores" if awake else ""]))
 
@@ -76,10 +76,10 @@ def _start(wanted: list[tuple[str, str]], loops: list[subprocess.Popen[bytes]]) 
 
 
 def _offered_cores() -> list[int]:
-    """Those on which the kernel lets this process run, also where the launcher has bound it to some of them."""
+    """The cores that the kernel allows this process, even if the launcher has bound it to some of them."""
     bound = os.sched_getaffinity(0)
     try:
-        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))  # the kernel takes away what is not allowed
+        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))  # the kernel drops cores that are not allowed
         return sorted(os.sched_getaffinity(0))
     finally:
         os.sched_setaffinity(0, bound)

@@ -1,8 +1,8 @@
-"""The operations that are timed, and what they must give.
+"""The operations that are timed, and their expected results.
 
-A size is, as in nccl-tests, that of the larger of a rank's two buffers: what an allgather puts out, what a
-reduce_scatter takes in. Bus bandwidth is algorithm bandwidth (size over time) times the share of the data that crosses
-the busiest link (nccl-tests, doc/PERFORMANCE.md).
+As in nccl-tests, a size is that of the larger of a rank's two buffers: the output of an allgather, the input of a
+reduce_scatter. Bus bandwidth is algorithm bandwidth (size over time) times the share of the data that crosses the busiest
+link (nccl-tests, doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from runner.comm.timing import synchronize
 
 
 def buffers(count: int, rank: int, ranks: int, device: torch.device) -> Buffers:
-    """Float32 buffers of ``count`` elements, or of the next lower multiple of the number of ranks."""
+    """Float32 buffers of ``count`` elements, rounded down to a multiple of the number of ranks."""
     share = max(1, count // ranks)
     whole, other = (torch.empty(share * ranks, device=device) for _ in range(2))
     return Buffers(whole, other, torch.empty(share, device=device), rank, ranks)
 
 
 def fill(data: Buffers) -> None:
-    """The rank's number plus one, everywhere."""
+    """Set all elements to the rank plus one."""
     for tensor in (data.whole, data.other, data.part):
         tensor.fill_(data.rank + 1)
-    synchronize(data.whole.device)  # the bare MPI knows nothing of what is queued
+    synchronize(data.whole.device)  # bare MPI does not wait for the device's queue
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """An operation, by whatever backend.
+    """An operation, independent of the backend.
 
     Attributes:
-        bus: from algorithm to bus bandwidth, for n ranks.
-        result: the buffer in which the result is.
-        expected: what it must be once the buffers were filled.
+        bus: factor from algorithm to bus bandwidth, for n ranks.
+        result: the buffer that holds the result.
+        expected: the right result, if the buffers were filled by ``fill``.
     """
 
     bus: Callable[[int], float]
@@ -51,7 +51,7 @@ def _sum(b: Buffers) -> float:
 
 
 def _all_numbers(b: Buffers) -> Tensor:
-    """Every rank's number plus one, each over a share."""
+    """Each rank plus one, repeated over its share."""
     return torch.arange(1.0, b.ranks + 1, device=b.whole.device).repeat_interleave(b.part.numel())
 
 

@@ -1,4 +1,4 @@
-"""Bus bandwidth over size, and the overlap where it was measured."""
+"""Plot of bus bandwidth over size, and of the overlap if it was measured."""
 
 from __future__ import annotations
 

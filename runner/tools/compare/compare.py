@@ -1,12 +1,12 @@
-"""``python -m runner compare WORKLOAD``: train one workload by several engines in one launch, taken in turn.
+"""``python -m runner compare WORKLOAD``: train one workload by several engines, in turn, in one launch.
 
     mpirun -np 2 python -m runner compare workloads.resnet --engines ddp,horovod
     mpirun -np 4 python -m runner compare mywork --batch-size 64 --plot m.png
 
-An engine is ddp (the runner's loop) or bare (DDP by hand, as tutorials write it), with a backend after a colon, or
-horovod. All have the same model, data and seed. A step's time is that of the slowest rank; "in communication" is what a
-step takes longer than one without any exchange, "hidden" how much of the exchange alone goes on behind the backward pass.
-Options that compare does not know are the workload's.
+An engine is ddp (the runner's loop) or bare (DDP by hand, as in tutorials), with a backend after a colon, or horovod.
+All have the same model, data and seed. A step's time is that of the slowest rank. "in communication" is a step's time
+minus that of a step without any exchange; "hidden" is the share of the exchange that overlaps the backward pass.
+Options that compare does not know are passed to the workload.
 """
 
 from __future__ import annotations
@@ -47,30 +47,30 @@ ALONE = "alone"
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What is known of an engine in the end. Times in seconds, of the slowest rank; memory in bytes."""
+    """The results of an engine. Times in seconds, of the slowest rank; memory in bytes."""
 
     engine: str
-    samples_per_s: float  # of all ranks, from the median step
+    samples_per_s: float  # of all ranks, at the median step
     step: float  # median
     step_low: float  # 10th percentile
     step_high: float  # 90th percentile
-    ratio: float  # of the first engine's step to this one's, median over rounds: above 1 is faster
+    ratio: float  # first engine's step ÷ this one's, median over rounds: above 1 is faster
     ratio_low: float
     ratio_high: float
-    communication: float  # step less one without any exchange
-    exchange: float  # all gradients, and nothing beside it
-    hidden: float | None  # share of the exchange that the step does not show
-    memory: int  # rise of the resident set while the engine was built and did its first steps
+    communication: float  # step minus a step without any exchange
+    exchange: float  # of all gradients, with nothing else running
+    hidden: float | None  # share of the exchange that does not lengthen the step
+    memory: int  # rise of the peak while the engine is built and does its first steps
     loss: float  # of the last step, mean over ranks
-    ranks_agree: bool  # on the weights, to the last bit
-    distance: float  # from the first engine's weights, relative
+    ranks_agree: bool  # whether the weights are bit-equal on all ranks
+    distance: float  # relative, from the first engine's weights
 
 
 def compare(job: Job, argv: list[str]) -> None:
     """Measure, print a table, and write what was asked for.
 
     Raises:
-        UsageError: an engine cannot be used here, or the target is no workload.
+        UsageError: an engine cannot be used here, or the target is not a workload.
     """
     parser = _parser()
     given, rest = parser.parse_known_args(argv)
@@ -121,7 +121,7 @@ def _workload(name: str) -> ModuleType:
     """The workload's module.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: there is no workload of that name.
     """
     sys.path.insert(0, os.getcwd())
     try:
@@ -186,7 +186,7 @@ def _engines(job: Job, wanted: list[str] | None) -> list[tuple[str, str]]:
 
 
 def _comparisons(turns: Turns) -> list[Comparison]:
-    """The figures of all engines, ``alone`` last."""
+    """The results of all engines, ``alone`` last."""
     alone = statistics.median(turns.seconds((ALONE, "")))
     first = turns.engines[0]
     comparisons = []

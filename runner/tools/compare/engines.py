@@ -1,4 +1,4 @@
-"""The ways to train that are compared: each has a copy of the model, and does steps on the batches it is given."""
+"""The engines that are compared. Each trains its own copy of the model on the batches that it is given."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Engine:
     """A model in training.
 
     Attributes:
-        step: of a batch; returns the rank's loss, detached.
-        exchange: average as many bytes as there are gradients, and do nothing else.
-        turn: to be entered for each of its turns.
+        step: trains on a batch; returns the rank's loss, detached.
+        exchange: averages as many bytes as the gradients have, and does nothing else.
+        turn: context of each of its turns.
     """
 
     model: nn.Module
@@ -46,7 +46,7 @@ def build(name: str, backend: str, run: Run, task: Task, options: TrainingOption
     """An engine: ``ddp`` (the runner's), ``bare`` (DDP by hand), a library's, or ``alone`` (nothing is exchanged).
 
     Args:
-        backend: of ``ddp`` and ``bare``.
+        backend: for ``ddp`` and ``bare``.
     """
     task = _copied(task)
     device, dtype = run.device, getattr(torch, options.dtype)
@@ -71,7 +71,7 @@ def _copied(task: Task) -> Task:
     if not isinstance(task.model, nn.Module):
         return task
     model = copy.deepcopy(task.model)
-    if getattr(task.model, "_compiled_call_impl", None) is not None:  # which a copy has lost
+    if getattr(task.model, "_compiled_call_impl", None) is not None:  # deepcopy drops this
         model.compile()
     return replace(task, model=model)
 
@@ -86,7 +86,7 @@ def _mesh(run: Run, connection: Connection) -> DeviceMesh:
 def _bare(
     model: nn.Module, connection: Connection, task: Task, options: TrainingOptions
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """As the tutorials write it."""
+    """A step of DDP as tutorials write it."""
     if options.parallel != ParallelOptions(strategy=options.parallel.strategy):
         raise UsageError(
             "--engines bare knows no --micro-batches, --compression and --clip-norm; leave them out",
@@ -124,7 +124,7 @@ def _exchange(model: nn.Module, run: Run, connection: Connection, options: Train
 
 
 def _buckets(model: nn.Module, options: TrainingOptions) -> tuple[Tensor, ...]:
-    """Zeros, as many bytes as the gradients are on the wire, in buckets of DDP's size."""
+    """Zeros of as many bytes as the gradients take on the wire, in buckets of DDP's size."""
     count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     first = next(model.parameters())
     dtype = torch.float16 if options.parallel.compression == "fp16" else first.dtype

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def plot(title: str, engines: Sequence[Comparison], alone: Comparison, path: str) -> None:
-    """Draw a bar per engine with the spread of its steps and what it hides, and a line where nothing is exchanged."""
+    """Draw a bar per engine, with the spread of its steps and its hidden share, and a line for ``alone``."""
     figure, axes = new_figure(1, 1, inches=(max(5.0, 1.5 + 1.3 * len(engines)), 4.5))
     axis = axes[0][0]
     names = [c.engine if c.hidden is None else f"{c.engine}\n{c.hidden:.0%} hidden" for c in engines]
-    # A slow step is a low bar: the percentiles change places.
+    # A slow step is a low speed, so the percentiles swap.
     low = [c.samples_per_s * (1 - c.step / c.step_high) for c in engines]
     high = [c.samples_per_s * (c.step / c.step_low - 1) for c in engines]
     heights = [c.samples_per_s for c in engines]

@@ -1,4 +1,4 @@
-"""The measurement: engines take turns at training, and what each did is written down."""
+"""The measurement: the engines train in turn, and the results of each are recorded."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _EXCHANGES = 5  # of which the median is taken, in each round
 
 
 class Turns:
-    """Trains by each of the engines, and holds what was found, the same on all ranks.
+    """Trains by each engine in turn, and holds the results, which are the same on all ranks.
 
     Attributes:
         samples: per step, of all ranks.
-        exchange: seconds that the gradients take when nothing goes on beside it; 0 where nothing is exchanged.
-        memory: bytes.
+        exchange: seconds to exchange the gradients with nothing else running; 0 if nothing is exchanged.
+        memory: rise of the peak in bytes, of the largest rank.
         losses: of the last step, mean over ranks.
         agree: whether all ranks have the same weights.
         distance: ‖w - w₁‖ ÷ ‖w₁‖, from the first engine's weights.
@@ -52,25 +52,25 @@ class Turns:
         self._run, self._task, self._options = run, task, options
         self._rounds = min(rounds, steps)
         self._each = -(-steps // self._rounds)
-        self._random = dict.fromkeys(engines, torch.get_rng_state())  # each engine drops out the same
+        self._random = dict.fromkeys(engines, torch.get_rng_state())  # so that dropout is the same for each engine
         self._seconds: dict[Name, list[list[float]]] = {name: [] for name in engines}
         self._exchanges: dict[Name, list[float]] = {name: [] for name in engines}
         self._built: dict[Name, tuple[Engine, Iterator[tuple[Tensor, Tensor]]]] = {}
 
     def seconds(self, engine: Name) -> list[float]:
-        """Of each step, of the slowest rank."""
+        """Seconds of each step, of the slowest rank."""
         return [seconds for turn in self._seconds[engine] for seconds in turn]
 
     def rounds_of(self, engine: Name) -> list[list[float]]:
-        """The same, by rounds."""
+        """As ``seconds``, but in a list per round."""
         return self._seconds[engine]
 
     def take(self) -> None:
-        """Let all engines do all their steps. Collective."""
+        """Run all steps of all engines. Collective."""
         order = list(self.engines)
         warmed = build(
             "alone", "", self._run, self._task, self._options
-        )  # so that no engine pays for torch's first step
+        )  # so that no engine's time includes torch's first step
         warmed.step(*next(self._batches()))
         del warmed
         for number in range(self._rounds):
@@ -78,7 +78,7 @@ class Turns:
                 if self._run.is_main and on_terminal(in_place=True):
                     show_progress(f"round {number + 1} of {self._rounds}: {':'.join(filter(None, name))}")
                 self._turn(name)
-            order.append(order.pop(0))  # another goes first
+            order.append(order.pop(0))  # the next round begins with another engine
         if self._run.is_main:
             show_progress("")
         reference = self._weights(self.engines[0])
@@ -120,7 +120,7 @@ class Turns:
         self.losses[name] = total / self._run.size
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches without end, the same for every engine."""
+        """An endless series of batches, the same for every engine."""
         run, data, options = self._run, self._task.train_data, self._options
         sampler = ShardSampler.over(data, run.data_rank, run.data_size, options.seed)
         loader = train_loader(data, sampler, options.batch_size, options.workers)
@@ -135,7 +135,7 @@ class Turns:
 
 
 def _reset_peak(device: torch.device) -> int:
-    """Begin to look for the highest use of memory from here on. Returns what is in use."""
+    """Reset the peak of memory use. Returns the bytes in use now."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)

@@ -1,7 +1,7 @@
-"""``python -m runner doctor``: find, on all ranks together, what goes wrong on clusters.
+"""``python -m runner doctor``: check a cluster, on all ranks together.
 
-Start it as you would start the job: ``mpirun -np 8 --map-by ppr:4:node python -m runner doctor``. A line per check:
-ok, warn or fail, what was found, and what mends it. Exit code 0, or 1 if a check has failed. --json prints one object.
+Start it as you would start the job: ``mpirun -np 8 --map-by ppr:4:node python -m runner doctor``. It prints a line per
+check: ok, warn or fail, what was found, and the fix. Exit code 0, or 1 if a check has failed. --json prints one object.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from runner.tools.doctor import (
 from runner.tools.doctor.examine import Check, Verdict, counted, examine
 from runner.tools.table import Row, print_rows, show_progress
 
-# In this order; from torch on they need torch.
+# They run in this order; those from torch on need torch.
 CHECKS = (
     Check(name="launcher", function=launch_checks.launcher),
     Check(name="ranks", function=launch_checks.ranks),
@@ -56,10 +56,10 @@ CHECKS = (
 
 
 def doctor(job: Job, argv: list[str]) -> None:
-    """Do all checks; rank 0 prints them.
+    """Run the checks; rank 0 prints the results.
 
     Raises:
-        SystemExit: with 1 where a check has failed.
+        SystemExit: with 1 if a check has failed.
     """
     parser = Parser(prog="python -m runner doctor", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -90,7 +90,7 @@ def doctor(job: Job, argv: list[str]) -> None:
                 rows = [Row(check.name, v.status, v.detail + (f"\n→ {v.fix}" if v.fix else "")) for check, v in found]
                 size = f"{counted(job.size, 'rank')} on {counted(len(job.topology.hosts), 'host')}"
                 print_rows(rows, "check", f"{size}, {report['seconds']:.1f} s")
-        # All end with the same code, and after the report.
+        # All ranks exit with the same code, after the report.
         failed = exchange.gather("end", any(v.status == "fail" for _, v in found), 10.0, to_all=True)
     if failed[0]:
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""How a check is done: on all ranks at once, and none of them can hold up the others."""
+"""Run a check on all ranks at once, with a time limit, so that a rank that hangs cannot block the others."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from runner.job import Job
 from runner.rendezvous.control_channel import ControlChannel
 from runner.rendezvous.topology import Topology, ranks_text
 
-_SKEW = 2.0  # seconds by which ranks may begin a check apart
-_LARGE = 128  # ranks; a larger job gets more time, in proportion
+_SKEW = 2.0  # seconds between the first and the last rank to begin a check
+_LARGE = 128  # ranks; a larger job gets proportionally more time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a check found, and what mends it."""
+    """What a check found, and the fix."""
 
     status: str  # ok, warn, fail
     detail: str
@@ -39,14 +39,14 @@ def fail(detail: str, fix: str) -> Verdict:
 
 
 class _Ended(Exception):
-    """The check goes on elsewhere, or no longer."""
+    """The check is over on this rank."""
 
 
 class Team:
     """What a check, running on every rank, sees of the other ranks.
 
-    A check looks at its own rank, may ``share`` what the other ranks need, and must ``gather`` once: from there on
-    rank 0 alone judges what all have found.
+    A check examines its own rank, may ``share`` what the other ranks need, and must ``gather`` once: after that only
+    rank 0 goes on, and judges the results of all.
     """
 
     def __init__(self) -> None:
@@ -54,11 +54,11 @@ class Team:
         self.inbox: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
 
     def share(self, value: Any) -> list[Any]:
-        """The values of all ranks, on all ranks. They are such as JSON can carry."""
+        """The values of all ranks, on all ranks. They must be JSON values."""
         return self._ask("share", value)
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, on rank 0; on the other ranks the check ends here."""
+        """The values of all ranks, on rank 0; the check ends here on the other ranks."""
         return self._ask("gather", value)
 
     def _ask(self, what: str, value: Any) -> list[Any]:
@@ -74,18 +74,18 @@ CheckFunction = Callable[[Job, Team], Verdict]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A check, and the seconds after which it counts as hung in a job that is not large."""
+    """A check, and its time limit ``within`` in seconds, for up to 128 ranks."""
 
     name: str
     function: CheckFunction
     within: float = 4.0
-    after: tuple[str, ...] = ()  # checks that have to be done before
+    after: tuple[str, ...] = ()  # checks that must run before
 
 
 def examine(check: Check, job: Job, exchange: ControlChannel) -> Verdict | None:
-    """Do a check. Returns the verdict on rank 0, None on the others.
+    """Run a check. Returns the verdict on rank 0, None on the others.
 
-    The check runs in a thread of its own, so that a rank on which it hangs can still say so.
+    The check runs in a thread of its own, so that a rank on which it hangs can still report that.
     """
     team = Team()
     threading.Thread(target=_perform, args=(check, job, team), name=check.name, daemon=True).start()
@@ -124,7 +124,7 @@ def _perform(check: Check, job: Job, team: Team) -> None:
         verdict = check.function(job, team)
     except _Ended:
         return
-    except BaseException as error:  # a tool for broken machines: whatever it is, it is one line of the report
+    except BaseException as error:  # on broken machines anything may be raised; it becomes one line of the report
         text = " ".join(str(error).split())[:300]
         team.outbox.put(("problem", f"{type(error).__name__}: {text}" if text else type(error).__name__))
     else:
@@ -132,7 +132,7 @@ def _perform(check: Check, job: Job, team: Team) -> None:
 
 
 def _problems(values: Sequence[Any], topology: Topology) -> str:
-    """What ranks could not do, or an empty string."""
+    """The problems of the ranks, or an empty string."""
     by_text: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         if value is None:
@@ -154,7 +154,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def grouped(values: Sequence[Any], topology: Topology) -> str:
-    """Who has which value: ``2.14.0 on ranks 0-1 (node1); 2.13.0 on rank 2 (node2)``."""
+    """Which ranks have which value: ``2.14.0 on ranks 0-1 (node1); 2.13.0 on rank 2 (node2)``."""
     by_value: dict[Any, list[int]] = {}
     for rank, value in enumerate(values):
         by_value.setdefault(value, []).append(rank)

@@ -17,7 +17,7 @@ _SLOW_OPEN = 0.02  # seconds; a local disk takes some 20 µs, a healthy parallel
 
 
 def working_folder(job: Job, team: Team) -> Verdict:
-    """Whether every host sees the same working folder, may write in it, and how long an open takes."""
+    """Whether every host sees the same working folder, can write in it, and how long an open takes."""
     folder = Path.cwd()
     marker = folder / f".doctor-{secrets.token_hex(4)}"
     problem = _leave(marker) if job.rank == 0 else ""
@@ -80,7 +80,7 @@ def _look(folder: Path, marker: str) -> dict[str, Any]:
     _remove(own)
     return {
         "folder": str(folder),
-        "sees": marker in os.listdir(folder),  # not by stat(): a network file system may remember a miss
+        "sees": marker in os.listdir(folder),  # not by stat(): a network file system may cache a miss
         "problem": problem,
         "seconds": statistics.median(times) if times else 0.0,
     }

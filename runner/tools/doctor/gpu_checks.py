@@ -1,4 +1,4 @@
-"""GPUs: which ranks see which, and whether driver, torch and NCCL fit."""
+"""GPUs: which rank sees which, and whether driver, torch and NCCL fit together."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from runner.job import Job
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, grouped, ok, warn, where
 
-# Variables by which schedulers and users say that there are GPUs for this process.
+# Variables by which schedulers and users assign GPUs to this process.
 _PROMISES = ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "GPU_DEVICE_ORDINAL")
 _NO_GPUS = ("", "-1", "0x0", "NoDevFiles", "(null)")
 
 
 def gpus(job: Job, team: Team) -> Verdict:
-    """Whether each rank has a GPU of its own that torch can use, and NCCL and drivers are the same everywhere."""
+    """Whether each rank has a GPU of its own that torch can use, and whether NCCL and drivers are the same everywhere."""
     seen = job.topology.records[job.rank].resources["gpus"]
     own: dict[str, Any] = {"promised": "", "driver": "", "mig": False, "torch": "", "nccl": ""}
     if seen and job.device != "cpu":
@@ -27,7 +27,7 @@ def gpus(job: Job, team: Team) -> Verdict:
 
 
 def judge_gpus(job: Job, seen: Sequence[Sequence[str]], found: Sequence[dict[str, Any]]) -> Verdict:
-    """The verdict on the GPUs that each rank sees (by UUID), and what each has found out about them."""
+    """The verdict on the GPUs that each rank sees (by UUID), and on what each found out about them."""
     topology = job.topology
     if job.device == "cpu":
         return ok("not used: --device cpu")
@@ -93,13 +93,13 @@ def _is_divided(uuid: str) -> bool:
 
     try:
         mode, _ = pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByUUID(uuid))
-    except pynvml.NVMLError:  # this kind of GPU cannot be divided
+    except pynvml.NVMLError:  # this GPU does not support MIG
         return False
     return bool(mode == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 
 def _torch(device: str) -> dict[str, str]:
-    """What keeps torch from the GPU, "" where nothing does, and the version of its NCCL."""
+    """Why torch cannot use the GPU ("" if it can), and the version of its NCCL."""
     import torch
 
     if torch.version.cuda is None:

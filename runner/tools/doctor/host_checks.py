@@ -1,4 +1,4 @@
-"""What each host gives its ranks: cores, memory, and the limits of the operating system."""
+"""What each host offers its ranks: cores, memory, and limits of the operating system."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from runner.tools.doctor.examine import Team, Verdict, counted, fail, ok, warn, 
 
 GIB = 1 << 30
 MIB = 1 << 20
-# A rank that has imported torch 2.14 holds half a GiB (505 MB resident, 280 of them its own, measured).
+# A rank that has imported torch 2.14 takes half a GiB (measured: 505 MB resident, 280 MB of it private).
 _MEMORY_FAIL, _MEMORY_WARN = GIB // 2, 2 * GIB  # bytes per rank
-# A container's /dev/shm is 64 MiB by default; data loader workers hand their batches over in it, and NCCL its messages.
+# A container's /dev/shm is 64 MiB by default. Data loader workers pass batches through it, and NCCL passes messages.
 _SHARED_FAIL, _SHARED_WARN = 8 * MIB, 256 * MIB  # bytes per rank
 
 
@@ -52,7 +52,7 @@ def cores(job: Job, team: Team) -> Verdict:
 
 
 def numa(job: Job, team: Team) -> Verdict:
-    """Whether a rank's cores lie in one NUMA node, where there are at least as many ranks as nodes."""
+    """Whether each rank's cores lie in one NUMA node, if there are at least as many ranks as nodes."""
     nodes = _numa_nodes()
     own = os.sched_getaffinity(0)
     found = team.gather([len(nodes), sum(1 for node in nodes if node & own)])
@@ -74,12 +74,12 @@ def _numa_nodes() -> list[set[int]]:
     nodes = []
     for path in glob.glob("/sys/devices/system/node/node[0-9]*/cpulist"):
         text = Path(path).read_text().strip()
-        nodes.append({int(core) for core in expand_hosts(f"[{text}]")} if text else set())  # 0-3,8: as hosts are listed
+        nodes.append({int(core) for core in expand_hosts(f"[{text}]")} if text else set())  # 0-3,8: as in host lists
     return [node for node in nodes if node]
 
 
 def memory(job: Job, team: Team) -> Verdict:
-    """Memory that is free, per rank."""
+    """Free memory per rank."""
     return _per_rank(
         job,
         team.gather(_free_memory()),
@@ -89,7 +89,7 @@ def memory(job: Job, team: Team) -> Verdict:
 
 
 def _free_memory() -> int:
-    """Bytes that can still be had: the host's, or what its control groups (version 2) leave of it."""
+    """Available bytes: of the host, or less if control groups (version 2) limit them."""
     import psutil
 
     free = [psutil.virtual_memory().available]
@@ -99,7 +99,7 @@ def _free_memory() -> int:
             if limit != "max":
                 used = int((level / "memory.current").read_text())
                 stat = dict(line.split() for line in (level / "memory.stat").read_text().splitlines())
-                # Files that were read and may be forgotten count as used there.
+                # Cached files that can be dropped count as used there.
                 free.append(max(0, int(limit) - used + int(stat.get("inactive_file", 0))))
         except (OSError, ValueError):
             continue
@@ -107,8 +107,8 @@ def _free_memory() -> int:
 
 
 def shared_memory(job: Job, team: Team) -> Verdict:
-    """The memory by which ranks and data loader workers of a host talk."""
-    folder = "/dev/shm"  # noqa: S108 - it is this folder that is meant
+    """The shared memory by which ranks and data loader workers of a host exchange data."""
+    folder = "/dev/shm"  # noqa: S108 - no temporary file: this folder is checked
     state = os.statvfs(folder)
     free = state.f_bavail * state.f_frsize if os.access(folder, os.W_OK) else 0
     return _per_rank(
@@ -120,7 +120,7 @@ def shared_memory(job: Job, team: Team) -> Verdict:
 
 
 def _per_rank(job: Job, found: Sequence[int], limits: tuple[int, int], fix: str) -> Verdict:
-    """The verdict on bytes that the ranks of a host share, as each rank found them."""
+    """The verdict on bytes that the ranks of a host share; ``found`` is by rank."""
     per_rank = [free / job.topology.local_size(rank) for rank, free in enumerate(found)]
     least = min(range(job.size), key=per_rank.__getitem__)
     size = f"{per_rank[least] / GIB:.1f} GiB" if per_rank[least] >= GIB else f"{per_rank[least] / MIB:.0f} MiB"
@@ -131,12 +131,12 @@ def _per_rank(job: Job, found: Sequence[int], limits: tuple[int, int], fix: str)
 
 
 def limits(job: Job, team: Team) -> Verdict:
-    """Limits of the operating system that large jobs meet: open files, address space, locked memory."""
+    """Limits of the operating system that large jobs reach: open files, address space, locked memory."""
     kinds = {"files": resource.RLIMIT_NOFILE, "space": resource.RLIMIT_AS, "locked": resource.RLIMIT_MEMLOCK}
     own: dict[str, Any] = {name: list(resource.getrlimit(kind)) for name, kind in kinds.items()}
     own["fabric"] = bool(glob.glob("/sys/class/infiniband/*"))
     found = team.gather(own)
-    # A rank's connections to every other one, in the store and in a few groups, beside its files.
+    # Connections to every other rank, in the store and in a few groups, plus files.
     needed = max(1024, 4 * job.size + 256)
     few = [r for r, one in enumerate(found) if 0 <= one["files"][0] < needed]
     if few:

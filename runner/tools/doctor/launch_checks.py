@@ -1,4 +1,4 @@
-"""Who was started, where, and with which software."""
+"""Which ranks were started, where, and with which software."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("torchvision", "numpy", *(backend.package for backend in backends()
 
 
 def launcher(job: Job, team: Team) -> Verdict:
-    """The launcher, and whether MPI is the launcher's own."""
+    """The launcher, and whether the MPI library belongs to it."""
     MPI = sys.modules.get("mpi4py.MPI")
     library = ""
     no_mpi = job.endpoint.mpi_unavailable
@@ -70,7 +70,7 @@ def ranks(job: Job, team: Team) -> Verdict:
 
 
 def _started_alone(job: Job) -> bool:
-    """Whether no launcher started this process, and nobody chose that it be alone."""
+    """Whether no launcher started this process, and the user did not choose a single process."""
     return job.context.launcher is SINGLE and not job.context.is_chosen
 
 
@@ -94,7 +94,7 @@ def _version(package: str) -> str:
 
 
 def settings(job: Job, team: Team) -> Verdict:
-    """Whether the variables that the user has set, and that the runner keeps, are the same everywhere."""
+    """Whether the variables that the user has set, which the runner keeps, are the same on all ranks."""
     kept = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
     is_own = job.context.launcher.has_store
     own = {name: os.environ.get(name, "") for name in kept if name in job.context.environment and not is_own}

@@ -1,4 +1,4 @@
-"""Whether the hosts know, reach and agree with each other."""
+"""Host names, connections and clocks."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from runner.rendezvous.secret import derived
 from runner.rendezvous.server import Server
 from runner.tools.doctor.examine import Team, Verdict, fail, ok, warn, where
 
-_REQUEST = 64  # bytes, at the most
+_REQUEST = 64  # bytes, at most
 _CONNECTING = 1.0  # seconds
 _LOOPBACK = [("lo", "127.0.0.1"), ("lo", "::1")]
-_SHOWN = 4  # of many lines of a kind
+_SHOWN = 4  # lines of one kind that are printed
 _SLOW_LOOKUP = 1.0  # seconds
-# Above the first, times in logs and of files mislead; munge and Kerberos refuse credentials above some minutes.
+# Above the first, times in logs and of files mislead. Munge and Kerberos refuse credentials above some minutes.
 _CLOCKS_WARN, _CLOCKS_FAIL = 1.0, 60.0  # seconds
 
 
 def names(job: Job, team: Team) -> Verdict:
-    """What each host's own name resolves to there, and whether it knows the name of rank 0's host."""
+    """What each host's own name resolves to on it, and whether it resolves the name of rank 0's host."""
     found = team.gather(_look_up(job) if job.local_rank == 0 else {})
     problems = [text for one in found if one for text in one["problems"]]
     if problems:
@@ -72,7 +72,7 @@ def _resolve(name: str) -> tuple[list[str], float]:
 
 @contextmanager
 def _serving(job: Job) -> Iterator[int]:
-    """A port on all of this host's addresses, at which a thread tells the other ranks what time it is."""
+    """A port on all of this host's addresses, where a thread answers the other ranks with its time."""
     over = threading.Event()
 
     def answer(listener: socket.socket) -> None:
@@ -92,7 +92,7 @@ def _serving(job: Job) -> Iterator[int]:
 
 
 def _key(job: Job, rank: int) -> bytes:
-    """The key of one rank's server: an address may be another host's, too."""
+    """The key of one rank's server, as several hosts may use the same address."""
     return derived(job.endpoint.key, f"doctor on rank {rank}")
 
 
@@ -102,7 +102,7 @@ def _reaches(job: Job, rank: int, address: str, port: int) -> bool:
 
 
 def _offset(job: Job, host: str, port: int) -> tuple[float, float] | None:
-    """(seconds it took to ask rank 0 for the time, that time minus the time here); None where there is no answer."""
+    """(seconds of the round trip to rank 0, its clock minus this one in seconds); None without an answer."""
     with suppress(OSError):
         for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             with (
@@ -113,14 +113,14 @@ def _offset(job: Job, host: str, port: int) -> tuple[float, float] | None:
                 rank_0.send("time", _CONNECTING)
                 there = float(rank_0.receive(_CONNECTING))
                 after = time.time()
-                # Cristian's algorithm: the answer was written in the middle, give or take half of the time that it took.
+                # Cristian's algorithm: the answer was written in the middle of the round trip, ± half of it.
                 return after - before, there - (before + after) / 2
     return None
 
 
 def reach(job: Job, team: Team) -> Verdict:
-    """Whether every rank reaches rank 0 and the next rank on the chosen interface; the others are tried as well."""
-    # On one host the ranks talk by loopback, or by an interface that the user has chosen.
+    """Whether every rank reaches rank 0 and the next rank on the chosen interface. Other interfaces are tried, too."""
+    # On one host the ranks use loopback, or an interface that the user has chosen.
     within = _LOOPBACK if len(job.topology.hosts) == 1 else []
     with _serving(job) as port:
         addresses = [*within, *own_addresses(job.context.environment)]
@@ -162,7 +162,7 @@ def _chosen(job: Job, addresses: Sequence[tuple[str, str]]) -> str:
 
 
 def _judge_reach(found: Sequence[Any], chosen: Sequence[str], job: Job) -> tuple[list[str], list[str]]:
-    """What is not reached on the interfaces chosen, and what is not on others."""
+    """The failed connections on the chosen interfaces, and those on others."""
     unreachable, elsewhere = [], []
     for rank, tries in enumerate(found):
         for goal in sorted({goal for goal, *_ in tries} or ({0} - {rank})):
@@ -177,7 +177,7 @@ def _judge_reach(found: Sequence[Any], chosen: Sequence[str], job: Job) -> tuple
 
 
 def clocks(job: Job, team: Team) -> Verdict:
-    """How far the clocks of the hosts are from rank 0's."""
+    """How much the clocks of the hosts differ from rank 0's."""
     with _serving(job) as own_port:
         port = team.share(own_port)[0]
         host = (job.endpoint.rank_0 or (job.endpoint.host, 0))[0]
@@ -191,7 +191,7 @@ def clocks(job: Job, team: Team) -> Verdict:
         return warn(
             f"{where(silent, job.topology)} could not ask rank 0 for the time at {host}", "see the check of reach"
         )
-    # Sure is only what goes beyond half of the time that the answer took.
+    # Only an offset beyond half of the round trip is certain.
     ahead = [max(0.0, abs(offset) - seconds / 2) for seconds, offset in offsets]
     worst = max(range(job.size), key=ahead.__getitem__)
     direction = "behind" if offsets[worst][1] > 0 else "ahead of"

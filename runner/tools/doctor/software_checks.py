@@ -1,4 +1,4 @@
-"""torch, and what it may talk by."""
+"""torch, and the backends that it may use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SLOW_IMPORT = 15.0  # seconds; on a local disk it takes 1.3 to 1.9 (measured, t
 
 
 def torch_import(job: Job, team: Team) -> Verdict:
-    """How long ``import torch`` takes on each host, all its ranks at once."""
+    """How long ``import torch`` takes on each host, with all its ranks at once."""
     start = time.monotonic()
     import torch
 
@@ -30,7 +30,7 @@ def torch_import(job: Job, team: Team) -> Verdict:
 
 
 def backend(of: Backend) -> CheckFunction:
-    """A check of what the ranks find out about a backend."""
+    """The check of a backend: whether it loads, and is the same on all ranks."""
 
     def check(job: Job, team: Team) -> Verdict:
         own = of.examine(job)

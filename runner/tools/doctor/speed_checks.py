@@ -1,4 +1,4 @@
-"""How fast the ranks talk: an allreduce of several sizes, and each pair of neighbours by itself."""
+"""Communication speed: an allreduce of several sizes, and each pair of neighbouring ranks by itself."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 _SIZES = {"4 KiB": 4096, "256 KiB": 256 * 1024, "4 MiB": 4 * MIB}  # bytes
 _PAIR_BYTES = MIB
-# Gigabit Ethernet carries 0.117 GB/s. What is below half of that is no network to train on, or one with a fault.
+# Gigabit Ethernet carries 0.117 GB/s. Below half of that, a network is faulty or too slow to train on.
 _SLOW = 0.05  # GB/s
 _STARTING = 8.0  # seconds, for each step of the group's start
 _TOO_LATE = 0.1  # seconds that an allreduce of 4 KiB may take
 
 
 def allreduce(job: Job, team: Team) -> Verdict:
-    """Start the group that a script would get, sum, and time it."""
+    """Start the process group that a workload gets, check an allreduce, and time it."""
     import torch
     import torch.distributed as dist
 
     if job.size == 1:
         team.gather({})
         return ok("one rank: nothing to reduce")
-    # NCCL's own watchdog would end the process, and the report with it.
+    # Otherwise NCCL's watchdog would end the process before the report.
     set_missing({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
     start_process_group(replace(job, backend=network_backend(job), collective_timeout=_STARTING))
     device = _device(job)
@@ -47,7 +47,7 @@ def allreduce(job: Job, team: Team) -> Verdict:
             raise ValueError(f"an allreduce of {title} gave {data[0].item()}, not {job.size}")
         seconds[title] = _per_call(partial(dist.all_reduce, data.zero_()), device)
     team.gather("")
-    # nccl-tests, PERFORMANCE.md: every byte crosses the busiest link 2 (n - 1) / n times.
+    # nccl-tests, PERFORMANCE.md: each byte crosses the busiest link 2 (n - 1) / n times.
     bus = _SIZES["4 MiB"] / seconds["4 MiB"] * 2 * (job.size - 1) / job.size / 1e9
     text = f"{dist.get_backend()}: " + ", ".join(f"{title} {s * 1000:.2g} ms" for title, s in seconds.items())
     text += f" ({bus:.2g} GB/s on the bus)"
@@ -59,16 +59,16 @@ def allreduce(job: Job, team: Team) -> Verdict:
 
 
 def _per_call(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds per call of the slowest rank: as many calls as fit in a fifth of a second, 50 at most."""
+    """Seconds per call of the slowest rank, over the calls that fit in 0.2 s, at most 50."""
     from runner.comm.timing import seconds_per_call
 
-    once = seconds_per_call(call, 1, device)  # the same on all ranks, so that they make the same number of calls
+    once = seconds_per_call(call, 1, device)  # the same on all ranks, so all make the same number of calls
     count = min(50, int(0.2 / once))
     return seconds_per_call(call, count, device) if count else once
 
 
 def links(job: Job, team: Team) -> Verdict:
-    """Time each pair of neighbours, one pair of a rank at a time, and name the slow rank or link."""
+    """Time each pair of neighbouring ranks, with each rank in one pair at a time, and name the slow rank or link."""
     import torch
     import torch.distributed as dist
 
@@ -85,7 +85,7 @@ def links(job: Job, team: Team) -> Verdict:
     everyone = team.gather([pair for pair in found if pair[0] == job.rank])
     if job.size == 1:
         return ok("one rank: no links")
-    # There and back: twice the bytes.
+    # A round trip carries twice the bytes.
     speeds = {(low, high): 2 * _PAIR_BYTES / s / 1e9 for one in everyone for low, high, s in one}
     return judge_links(job, speeds)
 
@@ -96,7 +96,7 @@ def judge_links(job: Job, speeds: dict[tuple[int, int], float]) -> Verdict:
     text = f"{counted(len(speeds), 'neighbour pair')}, {min(speeds.values()):.2g} to {max(speeds.values()):.2g} GB/s"
     if not slow:
         return ok(text)
-    # A rank all of whose pairs are slow is what they have in common, unless that holds of its neighbours as well.
+    # A rank with only slow pairs is the cause, unless that holds for every rank.
     pairs_of = {rank: [pair for pair in speeds if rank in pair] for pair in speeds for rank in pair}
     culprits = [rank for rank, pairs in pairs_of.items() if len(pairs) > 1 and slow.issuperset(pairs)]
     worst = statistics.median(speeds[pair] for pair in slow)
@@ -111,7 +111,7 @@ def judge_links(job: Job, speeds: dict[tuple[int, int], float]) -> Verdict:
 
 
 def _rounds(size: int) -> list[list[tuple[int, int]]]:
-    """All neighbours of a ring as pairs, so that a rank is in one pair of a round at most."""
+    """All pairs of neighbours in a ring, in rounds. In a round each rank is in at most one pair."""
     ring = sorted({tuple(sorted((rank, (rank + 1) % size))) for rank in range(size)})
     rounds: list[list[tuple[int, int]]] = []
     for low, high in ring:
