@@ -18,8 +18,6 @@ from runner.launch.table import SINGLE, launchers
 from runner.placement import DEVICES
 from runner.rendezvous.rendezvous import WAYS
 
-BACKENDS = ("auto", *process_groups())
-
 DESCRIPTION = """\
 Run a PyTorch program on all ranks that your launcher started (mpirun, srun, torchrun, horovodrun, …), for example
 
@@ -112,7 +110,7 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--backend",
-        choices=BACKENDS,
+        choices=("auto", *process_groups()),
         help="collectives of a workload: gloo, nccl, mpi4py (over the MPI that started the job; torch 2.14), or "
         "mpi where torch was built with it (auto: nccl on GPUs; on CPUs mpi4py where it can be used, else gloo)",
     )

@@ -6,7 +6,7 @@ To add one, write a file or a folder beside this one with a subclass of ``Backen
 from __future__ import annotations
 
 import functools
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint
 
 from runner.comm.backend import Backend
 from runner.comm.gloo import Gloo
@@ -14,15 +14,36 @@ from runner.comm.horovod.backend import Horovod
 from runner.comm.mpi.registering import MPI4Py
 from runner.comm.nccl import NCCL
 from runner.comm.torch_mpi import TorchMPI
+from runner.errors import UsageError
+from runner.extensions import extensions
 
 _BACKENDS: tuple[Backend, ...] = (Gloo(), MPI4Py(), Horovod(), NCCL(), TorchMPI())
 
 
 @functools.cache
 def backends() -> dict[str, Backend]:
-    """All backends by name, including those of other packages."""
-    others: list[Backend] = [point.load()() for point in entry_points(group="runner.backends")]
+    """All backends by name, including those of other packages.
+
+    Raises:
+        UsageError: one of another package cannot be loaded.
+    """
+    others = [_load(point) for point in extensions("runner.backends")]
     return {backend.name: backend for backend in (*_BACKENDS, *others)}
+
+
+def _load(point: EntryPoint) -> Backend:
+    try:
+        backend = point.load()()
+        problem = "" if isinstance(backend, Backend) else f"it is a {type(backend).__name__}, not a Backend"
+    except Exception as error:  # another package's code may raise anything
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        raise UsageError(
+            f"the backend {point.name} of another package cannot be loaded from {point.value}: {problem}",
+            fix="mend that package, or remove it",
+        )
+    loaded: Backend = backend
+    return loaded
 
 
 def process_groups() -> list[str]:

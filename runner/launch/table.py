@@ -16,9 +16,10 @@ import enum
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 from runner.errors import LaunchError
+from runner.extensions import extensions
 
 
 class Kind(enum.Enum):
@@ -281,7 +282,7 @@ def launchers() -> tuple[Launcher, ...]:
     Raises:
         LaunchError: an entry point ``runner.launchers`` does not load or is not a ``Launcher``.
     """
-    return (*map(_load, entry_points(group="runner.launchers")), *LAUNCHERS)
+    return (*map(_load, extensions("runner.launchers")), *LAUNCHERS)
 
 
 def _load(point: EntryPoint) -> Launcher:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
+from runner.extensions import extensions
 from runner.parallel.options import STRATEGIES, ParallelOptions
 
 if TYPE_CHECKING:
@@ -39,5 +39,5 @@ def load_strategy(name: str) -> Strategy:
         module, _, function = STRATEGIES[name].partition(":")
         strategy: Strategy = getattr(importlib.import_module(module), function)
         return strategy
-    loaded: Strategy = next(point for point in entry_points(group="runner.strategies") if point.name == name).load()
+    loaded: Strategy = next(point for point in extensions("runner.strategies") if point.name == name).load()
     return loaded

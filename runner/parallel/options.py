@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 
+from runner.extensions import extensions
 from runner.numbers import positive, positive_float
 
 STRATEGIES = {
@@ -27,7 +27,7 @@ class ParallelOptions:
 
 def strategy_names() -> list[str]:
     """The names of all strategies, including those of other packages (entry point ``runner.strategies``)."""
-    return [*STRATEGIES, *(point.name for point in entry_points(group="runner.strategies"))]
+    return [*STRATEGIES, *(point.name for point in extensions("runner.strategies"))]
 
 
 def add_parallel_options(parser: argparse.ArgumentParser) -> None:

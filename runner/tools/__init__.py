@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
+
+from runner.extensions import extensions
 
 if TYPE_CHECKING:
     from runner.job import Job
@@ -36,7 +37,7 @@ TOOLS = {
 
 def tool_names() -> list[str]:
     """The names of all tools, including those of other packages."""
-    return [*TOOLS, *(point.name for point in entry_points(group="runner.tools"))]
+    return [*TOOLS, *(point.name for point in extensions("runner.tools"))]
 
 
 def examines(target: str) -> bool:
@@ -60,5 +61,5 @@ def load_tool(name: str) -> ToolFunction:
         module, _, function = TOOLS[name].function.partition(":")
         tool: ToolFunction = getattr(importlib.import_module(module), function)
         return tool
-    loaded: ToolFunction = next(point for point in entry_points(group="runner.tools") if point.name == name).load()
+    loaded: ToolFunction = next(point for point in extensions("runner.tools") if point.name == name).load()
     return loaded

@@ -87,11 +87,18 @@ def write_whole(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         OSError: they cannot be written.
     """
-    from safetensors.torch import save
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file  # which copies nothing, unlike save()
 
-    with open(folder / _WHOLE, "wb") as file:
-        file.write(save(_separate(tensors), metadata={"format": "pt"}))
-        file.flush()
+    path = folder / _WHOLE
+    try:
+        save_file(_separate(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))  # the system's error is in the text alone
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
+    with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
@@ -218,11 +225,16 @@ def check_files(folder: Path, sums: Sums) -> None:
     """
     for name, (size, sha256) in sums.items():
         path = folder / name
-        if not path.is_file():
-            raise damaged(folder, f"{name} is missing")
-        if path.stat().st_size != size:
-            raise damaged(folder, f"{name} has {path.stat().st_size} bytes, not {size}")
-        if _sha256(path) != sha256:
+        try:
+            found = path.stat().st_size
+            is_same = found == size and _sha256(path) == sha256
+        except FileNotFoundError:
+            raise damaged(folder, f"{name} is missing") from None
+        except OSError as error:
+            raise UsageError(f"--resume: {path} cannot be read: {error.strerror}") from None
+        if found != size:
+            raise damaged(folder, f"{name} has {found} bytes, not {size}")
+        if not is_same:
             raise damaged(folder, f"the checksum of {name} is wrong")
 
 
@@ -235,15 +247,16 @@ def damaged(path: Path, reason: str) -> UsageError:
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Tensors in the form that safetensors accepts: contiguous, and none sharing memory with another."""
-    places = set()
+    """Tensors as safetensors takes them: contiguous, and no two in one storage."""
+    storages = set()
     separate: dict[str, Any] = {}
     for name, tensor in tensors.items():
-        whole = tensor if tensor.is_contiguous() else tensor.contiguous()
-        place = None if hasattr(whole, "placements") or not whole.numel() else (whole.device, whole.data_ptr())
-        separate[name] = whole.clone() if place in places else whole
-        if place is not None:
-            places.add(place)
+        whole = tensor.contiguous()
+        if not hasattr(whole, "placements") and whole.numel():
+            storage = whole.device, whole.untyped_storage().data_ptr()
+            whole = whole.clone() if storage in storages else whole
+            storages.add(storage)
+        separate[name] = whole
     return separate
 
 
@@ -262,6 +275,7 @@ def _by_torch() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        warnings.filterwarnings("ignore", message="TypedStorage is deprecated")  # by torch 2.9 itself
         try:
             yield
         except CheckpointException as error:

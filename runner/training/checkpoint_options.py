@@ -37,7 +37,7 @@ def add_checkpoint_options(parser: argparse.ArgumentParser, folder: Path) -> Non
         "--save-every-seconds",
         type=positive_float,
         metavar="S",
-        help="seconds between checkpoints, looked at every --log-every steps",
+        help="seconds between checkpoints; the clock is read every --log-every steps, and after each epoch",
     )
     group.add_argument(
         "--keep", type=positive, default=2, metavar="N", help="of this run, the newest N (default: %(default)s)"

@@ -35,6 +35,9 @@ class Checkpoints:
         self._aside: tuple[Path, list[Path]] | None = None
         self._saved_at = time.monotonic()
         self._has_saved = False
+        trainer.state()  # what cannot be saved is refused now, not after an epoch
+        if trainer.is_sharded:
+            self._check_shared_folder()
 
     def restore(self) -> tuple[Saved | None, list[str] | None]:
         """Resume from the checkpoint that the options name, if any.
@@ -54,7 +57,7 @@ class Checkpoints:
             return None, None
         whole: dict[str, Tensor] = {}  # filled on rank 0
         saved, shapes, sums = run.on_main(lambda: self._open(path, whole))
-        changes = resume.check_settings(saved, self._settings, trainer.optimizer)
+        changes = resume.check_settings(saved, self._settings, trainer.optimizer, trainer.state().groups)
         room = room_for(trainer.model, shapes)
         if sums:  # sharded: every rank reads its part
             names = sorted(sums)[run.rank :: run.size]
@@ -121,38 +124,45 @@ class Checkpoints:
 
     def _write_by_all(self, draft: Path, tensors: Mapping[str, Tensor]) -> Sums:
         """Write this rank's part next to those of the others. Returns the sums of all parts."""
-        run = self._run
-        is_seen = draft.is_dir()
-        run.agree(
-            None
-            if is_seen
-            else f"--checkpoint-dir: {draft.parent} is not the same folder on all hosts, which a sharded model needs; "
-            "name one on a file system that they share"
-        )
-        problem, sums = None, {}
+        run, problem, sums = self._run, None, Sums()
         try:
             with writing(draft.parent):
                 checkpoint_folder.write_shards(draft, tensors)
                 sums = checkpoint_folder.sums_of(checkpoint_folder.shards_of(draft, run.rank))
         except RunnerError as error:
             problem = str(error)
-        run.agree(problem, RunnerError)
+        try:
+            run.agree(problem, RunnerError)
+        except RunnerError:
+            if run.is_main:
+                shutil.rmtree(draft, ignore_errors=True)
+            raise
         everyone: list[Any] = [None] * run.size
         dist.all_gather_object(everyone, sums)
         return {name: values for own in everyone for name, values in own.items()}
 
+    def _check_shared_folder(self) -> None:
+        """See that all ranks write to the same folder.
+
+        Raises:
+            UsageError: on some host it is another one.
+        """
+        run, folder = self._run, self._options.folder
+        marker = folder / run.on_main(lambda: f".shared-{os.urandom(4).hex()}")
+        if run.is_main:
+            marker.touch()
+        dist.barrier()
+        problem = f"--checkpoint-dir: {folder} is not the same folder on all hosts, which a sharded model needs"
+        run.agree(None if marker.exists() else f"{problem}; name one on a file system that they share")
+        if run.is_main:
+            marker.unlink()
+
     def _begin(self, draft: Path) -> None:
-        """Make the draft's folder, and move other runs' checkpoints out of the way. Called on rank 0."""
+        """Make the draft's folder. Called on rank 0."""
         with writing(draft.parent):
             if not self._has_saved:
                 for left in draft.parent.glob(".step-*"):  # drafts of a run that was killed
                     shutil.rmtree(left, ignore_errors=True)
-            if self._aside is not None:
-                folder, paths = self._aside
-                folder.mkdir(exist_ok=True)
-                for path in paths:
-                    os.rename(path, folder / path.name)
-                self._aside = None
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir()
         self._has_saved = True
@@ -161,6 +171,7 @@ class Checkpoints:
         try:
             with writing(saved.path):
                 checkpoint_folder.seal(draft, saved, sums)
+                self._move_aside()  # only now: another run's checkpoint stays where it is until this run has one
                 checkpoint_folder.put_in_place(draft, saved.path)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
@@ -169,21 +180,34 @@ class Checkpoints:
             for _, path in checkpoint_folder.steps_in(saved.path.parent)[self._options.keep :]:
                 checkpoint_folder.remove(path)
 
+    def _move_aside(self) -> None:
+        if self._aside is not None:
+            folder, paths = self._aside
+            folder.mkdir(exist_ok=True)
+            for path in paths:
+                os.rename(path, folder / path.name)
+            self._aside = None
+
     def _find(self) -> Path | None:
         """The checkpoint to resume from; None if none was named and none exists yet. Called on rank 0.
 
         Raises:
             UsageError: it does not exist.
         """
-        resume_from, folder = self._options.resume, self._options.folder
-        path = Path(resume_from) if resume_from else folder
+        path = Path(self._options.resume or self._options.folder)
+        try:
+            return self._find_in(path)
+        except OSError as error:
+            raise UsageError(f"--resume: {path} cannot be read: {error.strerror}") from None
+
+    def _find_in(self, path: Path) -> Path | None:
         if path.is_file() or (path / SEAL).is_file():
             return path
         for _, newest in checkpoint_folder.steps_in(path):
             return newest
         if (path / checkpoint_file.NAME).is_file():
             return path / checkpoint_file.NAME
-        if not resume_from:
+        if not self._options.resume:
             return None
         others = [*(str(other) for _, other in checkpoint_folder.steps_in(path.parent))]
         others += sorted(str(other) for other in path.parent.glob("checkpoint*.pt"))

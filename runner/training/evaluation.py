@@ -40,7 +40,7 @@ def evaluate(run: Run, trainer: Trainer, options: TrainingOptions) -> Evaluation
         if task.is_classification:
             correct += int((outputs.argmax(dim=1) == targets).sum())
         count += len(targets)
-    if len(loader) < calls:
+    if trainer.is_sharded and len(loader) < calls:
         extra = next(iter(evaluation_loader(task.test_data, 0, 1, 1)))
         trainer.outputs(to_device(extra[0], extra[1], run.device, dtype)[0])
     loss_sum, hits, total = run.sum(loss_sum, correct, count)

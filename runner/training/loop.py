@@ -145,7 +145,8 @@ def fit(
             for hook in on_epoch:
                 hook(state)
             every = options.checkpoint.every_epochs
-            if (epoch_is_over and every and position.epoch % every == 0) or checkpoints.is_due(position):
+            is_due = bool(epoch_is_over and every and position.epoch % every == 0) or checkpoints.is_due(position)
+            if is_due or checkpoints.time_is_due():
                 checkpoints.save(position)
                 saved_at = position.step
             trainer.model.train()

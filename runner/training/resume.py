@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.errors import UsageError, raised_on_all_ranks
@@ -43,7 +43,7 @@ def check_model(saved: Saved, shapes: Shapes, workload: str, model: nn.Module) -
         UsageError: a parameter or buffer is missing, has another shape, or is not in the model.
     """
     there = {name.removeprefix("model."): shape for name, (shape, _) in shapes.items() if name.startswith("model.")}
-    here = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    here = {name: tuple(value.shape) for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     if there != here:
         raise UsageError(
             f"--resume: {saved.path} is a checkpoint of another model ({saved.workload}, this is {workload}): "
@@ -52,14 +52,19 @@ def check_model(saved: Saved, shapes: Shapes, workload: str, model: nn.Module) -
 
 
 @raised_on_all_ranks()
-def check_settings(saved: Saved, settings: dict[str, Any], optimizer: Optimizer) -> list[str]:
+def check_settings(
+    saved: Saved, settings: dict[str, Any], optimizer: Optimizer, groups: list[dict[str, Any]]
+) -> list[str]:
     """Check that a run can resume from a checkpoint. Returns what has changed since (``lr 0.001 → 0.1``), hyperparameters last.
+
+    Args:
+        groups: the optimizer's parameter groups now, with names as ``params``.
 
     Raises:
         UsageError: the optimizer differs, or the seed or the data does in the middle of an epoch.
     """
     then = _as_json(saved.settings or {})
-    _check_optimizer(saved, then, optimizer)
+    _check_optimizer(saved, then, optimizer, groups)
     if saved.position.samples:
         for name in ("seed", "samples"):
             if name in then and then[name] != settings[name]:
@@ -110,8 +115,8 @@ def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_optimizer(saved: Saved, then: dict[str, Any], optimizer: Optimizer) -> None:
-    own, name = optimizer.param_groups, type(optimizer).__name__
+def _check_optimizer(saved: Saved, then: dict[str, Any], optimizer: Optimizer, own: list[dict[str, Any]]) -> None:
+    name = type(optimizer).__name__
     counts = [[len(group["params"]) for group in groups] for groups in (saved.groups, own)]
     if "optimizer" in then:
         problem = f"by {then['optimizer']}, and this is {name}" if then["optimizer"] != name else None
@@ -120,6 +125,16 @@ def _check_optimizer(saved: Saved, then: dict[str, Any], optimizer: Optimizer) -
         problem = f"by another optimizer, and this is {name}" if differ else None
     if problem is None and counts[0] != counts[1]:
         problem = f"with groups of {counts[0]} parameters in the optimizer, and here they have {counts[1]}"
+    if problem is None:
+        problem = next(
+            (
+                f"with {sorted(set(before['params']) - set(now['params']))[0]} in the optimizer's group {number}, where it is "
+                "not now"
+                for number, (before, now) in enumerate(zip(saved.groups, own, strict=True))
+                if set(before["params"]) != set(now["params"])
+            ),
+            None,
+        )
     if problem:
         raise UsageError(
             f"--resume: {saved.path} was made {problem}; take the optimizer that it was made with, or train anew without "

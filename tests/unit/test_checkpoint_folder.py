@@ -67,7 +67,7 @@ def test_tensors_in_one_memory_or_with_gaps_come_back(tmp_path: Path) -> None:
     """Tied weights, channels last, a column of a matrix."""
     matrix = torch.arange(12.0).reshape(3, 4)
     image = torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last)
-    given_tensors = {"a": matrix, "b": matrix, "column": matrix[:, 1], "image": image}
+    given_tensors = {"a": matrix, "b": matrix, "rest": matrix[1:], "column": matrix[:, 1], "image": image}
     _, tensors = read(written(tmp_path, 1, given_tensors))
     assert all(torch.equal(tensors[name], tensor) for name, tensor in given_tensors.items())
 

@@ -42,14 +42,18 @@ def saved_by(model: nn.Module, optimizer: torch.optim.Optimizer, settings: dict[
     )
 
 
+def checked(saved: Saved, settings: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    return resume.check_settings(saved, settings, optimizer, state_of(model, optimizer).groups)
+
+
 def test_hyperparameters_that_have_changed_are_obeyed_and_schedules_stay() -> None:
     model, optimizer, settings = made(0.1, 0.9)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     optimizer.step()
     schedule.step()
     saved, half_way = saved_by(model, optimizer, settings), optimizer.state_dict()
-    _, optimizer, settings = made(0.4, 0.8)
-    changes = resume.check_settings(saved, settings | {"ranks": 4}, optimizer)
+    model, optimizer, settings = made(0.4, 0.8)
+    changes = checked(saved, settings | {"ranks": 4}, model, optimizer)
     assert changes[0] == "ranks 2 → 4"
     assert set(changes[1:]) == {"lr 0.1 → 0.4", "lr 1 → 4", "momentum 0.9 → 0.8"}
     optimizer.load_state_dict(half_way)
@@ -64,9 +68,9 @@ def test_pairs_of_numbers_are_the_same_as_written_and_changed_as_pairs() -> None
     optimizer = torch.optim.Adam(model.parameters())
     settings = SETTINGS | {"optimizer": "Adam", "groups": [{"betas": (0.9, 0.999)}]}
     saved = saved_by(model, optimizer, SETTINGS | {"optimizer": "Adam", "groups": [{"betas": [0.9, 0.999]}]})
-    assert resume.check_settings(saved, settings, optimizer) == []
+    assert checked(saved, settings, model, optimizer) == []
     settings = SETTINGS | {"optimizer": "Adam", "groups": [{"betas": (0.8, 0.999)}]}
-    assert resume.check_settings(saved, settings, optimizer) == ["betas [0.9, 0.999] → [0.8, 0.999]"]
+    assert checked(saved, settings, model, optimizer) == ["betas [0.9, 0.999] → [0.8, 0.999]"]
     resume.obey_changes(saved, settings, optimizer)
     assert optimizer.param_groups[0]["betas"] == (0.8, 0.999)
 
@@ -74,18 +78,26 @@ def test_pairs_of_numbers_are_the_same_as_written_and_changed_as_pairs() -> None
 def test_one_of_an_earlier_version_has_no_settings() -> None:
     model, optimizer, settings = made()
     saved = saved_by(model, optimizer, None)
-    assert resume.check_settings(saved, settings, optimizer) == []
+    assert checked(saved, settings, model, optimizer) == []
     with pytest.raises(UsageError, match="was made by another optimizer, and this is Adam"):
-        resume.check_settings(saved, settings, torch.optim.Adam(model.parameters()))
+        checked(saved, settings, model, torch.optim.Adam(model.parameters()))
 
 
 def test_the_optimizer_has_to_be_the_same() -> None:
     model, optimizer, settings = made()
     saved = saved_by(model, optimizer, settings)
     with pytest.raises(UsageError, match="was made by SGD, and this is Adam"):
-        resume.check_settings(saved, settings, torch.optim.Adam(model.parameters()))
+        checked(saved, settings, model, torch.optim.Adam(model.parameters()))
     with pytest.raises(UsageError, match=r"groups of \[1, 1\] parameters in the optimizer, and here they have \[2\]"):
-        resume.check_settings(saved, settings, torch.optim.SGD(model.parameters(), lr=0.1))
+        checked(saved, settings, model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_parameters_have_to_be_in_the_same_groups() -> None:
+    model, optimizer, settings = made()
+    saved = saved_by(model, optimizer, settings)
+    groups = [{"params": [model.bias]}, {"params": [model.weight]}]
+    with pytest.raises(UsageError, match="with weight in the optimizer's group 0, where it is not now"):
+        checked(saved, settings, model, torch.optim.SGD(groups, lr=0.1))
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"samples": 99}])
@@ -93,9 +105,9 @@ def test_the_rest_of_an_epoch_needs_the_same_order(change: dict[str, int]) -> No
     model, optimizer, settings = made()
     saved = saved_by(model, optimizer, settings)
     with pytest.raises(UsageError, match="the middle of an epoch over 100 samples, shuffled by seed 0; here are"):
-        resume.check_settings(saved, settings | change, optimizer)
+        checked(saved, settings | change, model, optimizer)
     between = replace(saved, position=Position(2, 30, 0))
-    assert len(resume.check_settings(between, settings | change, optimizer)) == 1
+    assert len(checked(between, settings | change, model, optimizer)) == 1
 
 
 @pytest.mark.parametrize(

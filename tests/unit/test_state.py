@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from runner.errors import UsageError
 from runner.parallel.state import State, load_state, room_for, state_of
 
 
@@ -76,3 +77,36 @@ def test_parameters_that_are_not_the_models_are_saved_too() -> None:
     state = state_of(model, made)
     assert state.groups[0]["params"] == ["weight", "bias", "parameter-2"]
     load_state(model, made, state)
+
+
+def test_state_that_belongs_to_no_parameter_or_is_no_tensor_goes_through() -> None:
+    class Counted(nn.Linear):
+        def get_extra_state(self) -> dict[str, object]:
+            return {"calls": 3, "pairs": {0: (1, 2)}}
+
+        def set_extra_state(self, state: object) -> None:
+            self.loaded = state
+
+    def made_once() -> tuple[Counted, torch.optim.Optimizer]:
+        model = Counted(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, optimizer
+
+    model, optimizer = made_once()
+    optimizer.state["global_step"] = 7  # type: ignore[index]
+    optimizer.state[model.weight] = {"tensor": torch.ones(1), "seen": {(1, 2): [None, 0.5]}}
+    state = state_of(model, optimizer)
+    other, its = made_once()
+    load_state(other, its, State(state.tensors, *json.loads(json.dumps([state.groups, state.values]))))
+    assert other.loaded == {"calls": 3, "pairs": {0: (1, 2)}}
+    assert repr(its.state_dict()) == repr(optimizer.state_dict())
+
+
+def test_what_a_checkpoint_cannot_hold_is_refused_by_name() -> None:
+    model, optimizer = trained(torch.optim.SGD, lr=0.1)
+    optimizer.state[next(model.parameters())] = {"generator": torch.Generator()}
+    with pytest.raises(
+        UsageError, match=r"cannot hold optimizer\.0\.weight\.generator, which is of type Generator"
+    ) as caught:
+        state_of(model, optimizer)
+    assert caught.value.on_all_ranks
