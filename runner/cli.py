@@ -117,7 +117,7 @@ def _job(
         context=context,
         topology=topology,
         endpoint=met.endpoint,
-        meeting=met.why,
+        rendezvous_why=met.why,
         placements=placements,
         device=request.device,
         replaced_backends=dict([request.replace_backend.split("=")]) if request.replace_backend else {},

@@ -9,8 +9,8 @@ import sys
 import types
 from collections.abc import Sequence
 
-from runner.comm.meeting_point import serve_own_endpoint_only
 from runner.comm.process_group import limit_when_imported, prepare_backends, start_process_group
+from runner.comm.served_store import serve_own_endpoint_only
 from runner.comm.store import serve_store
 from runner.comm.table import backends
 from runner.comm.variables import settings, torchrun_variables

@@ -18,7 +18,7 @@ class Job:
     context: LaunchContext
     topology: Topology
     endpoint: Endpoint  # its ``way`` is how the ranks met
-    meeting: str  # why the ranks met that way
+    rendezvous_why: str  # why the ranks met that way
     placements: tuple[Placement, ...]  # of all ranks
     device: str = "auto"  # as asked for; the placements say which one is used
     backend: str = ""  # of a workload's process group; comm/choice.py chooses it

@@ -77,11 +77,11 @@ def guard_words(context: LaunchContext, request: Request, way: Way) -> Words:
     """What the guard prints about the worker."""
     return Words(
         label=context.label,
-        no_meeting=lambda code: _why_no_rendezvous(context, request, way, code),
-        speaks=context.rank.value == 0,
+        no_rendezvous=lambda code: _why_no_rendezvous(context, request, way, code),
+        is_reporting=context.rank.value == 0,
         # Open MPI 5's mpirun (PRRTE) drops its ranks' output once it has been told to end.
         is_shown_to_the_end="PRTE_LAUNCHED" not in context.environment,
-        to_go_on="go on from its last checkpoint with --resume" if request.may_be_workload else "",
+        how_to_resume="go on from its last checkpoint with --resume" if request.may_be_workload else "",
     )
 
 

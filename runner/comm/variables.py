@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from runner.comm.meeting_point import IS_SERVED
+from runner.comm.served_store import IS_SERVED
 from runner.job import Job
 
 

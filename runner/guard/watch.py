@@ -46,9 +46,9 @@ class Words:
 
     label: str  # how messages name this process
     # The message about a worker that has not met the others in time (None), or has ended before (its exit code).
-    no_meeting: Callable[[int | None], str]
-    speaks: bool  # whether this rank prints what concerns all ranks: one of them does
-    to_go_on: str  # how to resume a job that was ended; "" if that is not known
+    no_rendezvous: Callable[[int | None], str]
+    is_reporting: bool  # whether this rank prints what concerns all ranks: one of them does
+    how_to_resume: str  # how to resume a job that was ended; "" if that is not known
     is_shown_to_the_end: bool = True  # the launcher shows its ranks' output also after it was told to end
 
 
@@ -150,7 +150,7 @@ class _Guard:
             if not ready:
                 if self._verdict is None:
                     self._verdict = EXIT_FAILURE
-                    self._say(self._words.no_meeting(None))
+                    self._say(self._words.no_rendezvous(None))
                 elif is_killed:  # not even SIGKILL ends it, for example in a file system that hangs
                     return self._verdict
                 self._signal(signal.SIGKILL)
@@ -179,13 +179,13 @@ class _Guard:
 
     def _say_ended(self, name: str, sender: int) -> None:
         """Print who ends this rank. If the launcher ends all ranks, only one of them prints it."""
-        to_go_on = f"; {self._words.to_go_on}" if self._words.to_go_on and self._met else ""
+        how_to_resume = f"; {self._words.how_to_resume}" if self._words.how_to_resume and self._met else ""
         if self._launcher and sender in (os.getppid(), self._launcher):
-            if self._words.speaks:
+            if self._words.is_reporting:
                 text = "the job was ended, or another rank has failed and says so itself"
-                self._say(f"{name} from the launcher: {text}{to_go_on}", last=True)
+                self._say(f"{name} from the launcher: {text}{how_to_resume}", last=True)
         else:
-            self._say(f"{name} from {described(sender)}{to_go_on}")
+            self._say(f"{name} from {described(sender)}{how_to_resume}")
 
     def _exit_code(self, status: int) -> int:
         if self._verdict is not None:
@@ -197,7 +197,7 @@ class _Guard:
             return 128 - code
         # Before the ranks have met, only a library such as MPI_Init() ends the process without a message of the runner.
         if not self._met and 0 < code < 128 and code != EXIT_USAGE and not self._passed_on:
-            self._say(self._words.no_meeting(code))
+            self._say(self._words.no_rendezvous(code))
         return code
 
     def _say(self, text: str, *, last: bool = False) -> None:

@@ -36,7 +36,7 @@ def facts_of(job: Job) -> dict[str, Any]:
         "ignored": [{"variables": list(i.names), "why": i.why} for i in context.ignored],
         "size": job.size,
         "sources": topology.records[0].sources,
-        "rendezvous": {"way": job.endpoint.way, "why": job.meeting},
+        "rendezvous": {"way": job.endpoint.way, "why": job.rendezvous_why},
         "backend": {"name": job.backend, "why": job.backend_why},
         "endpoint": {"host": job.endpoint.host, "port": job.endpoint.port, "interface": job.endpoint.interface},
         "settings": settings(job),

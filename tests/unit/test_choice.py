@@ -26,7 +26,7 @@ def job(*, threads: int, source: str = "8 cores ÷ 1 rank on them", way: str = "
         context=detect({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "0"}),
         topology=Topology((Host("node1", (0, 1)),), Records.of([record] * 2)),
         endpoint=Endpoint(host="127.0.0.1", port=1234, interface="lo", way=way),
-        meeting="no MPI",
+        rendezvous_why="no MPI",
         placements=(placement, placement),
     )
 

@@ -19,7 +19,7 @@ import os, signal, sys, time
 {first}
 from runner.guard.watch import Words, start_worker
 words = Words(
-    label="rank 0 of 1 on host here", no_meeting=lambda code: f"nobody came ({{code}})", speaks=True, to_go_on="go on"
+    label="rank 0 of 1 on host here", no_rendezvous=lambda code: f"nobody came ({{code}})", is_reporting=True, how_to_resume="go on"
 )
 lifeline = start_worker(words, {limit}{launcher})
 print("worker", os.getpid(), flush=True)

@@ -18,18 +18,18 @@ from typing import Any
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 _PATIENCE = 10.0  # seconds that a connection may last; a rank takes milliseconds
-_MORE_VISITORS = 64  # connections at a time, in addition to one per rank
+_MORE_CONNECTIONS = 64  # connections at a time, in addition to one per rank
 _BYTES_PER_RANK, _MORE_BYTES = 1 << 12, 1 << 16  # limits of a value, which holds a few addresses for each other rank
 
 
-def serve(slots: Sequence[Any], loopback: bool, may_come: Callable[[str], bool]) -> RendezvousServer:
+def serve(slots: Sequence[Any], loopback: bool, is_allowed: Callable[[str], bool]) -> RendezvousServer:
     """Start the server in a thread, on loopback or on all addresses. ``server_port`` is its port.
 
     Args:
         slots: Horovod's ``SlotInfo`` of all ranks.
-        may_come: whether connections from an address are accepted; called in the server's thread.
+        is_allowed: whether connections from an address are accepted; called in the server's thread.
     """
-    server = RendezvousServer(len(slots), loopback, may_come)
+    server = RendezvousServer(len(slots), loopback, is_allowed)
     server.init(slots)
     threading.Thread(target=server.serve_forever, name="horovod rendezvous", daemon=True).start()
     return server
@@ -56,31 +56,31 @@ class RendezvousServer(RendezvousHTTPServer):  # type: ignore[misc]  # Horovod h
     daemon_threads = True  # no connection keeps the process from ending
     request_queue_size = 4096  # all ranks connect at once
 
-    def __init__(self, size: int, loopback: bool, may_come: Callable[[str], bool]) -> None:
+    def __init__(self, size: int, loopback: bool, is_allowed: Callable[[str], bool]) -> None:
         self.largest = size * _BYTES_PER_RANK + _MORE_BYTES
-        self._most, self._may_come = size + _MORE_VISITORS, may_come
-        self._visitors: dict[socket.socket, float] = {}  # with the time of their connection
+        self._most, self._is_allowed = size + _MORE_CONNECTIONS, is_allowed
+        self._connections: dict[socket.socket, float] = {}  # with the time of their connection
         super().__init__(("127.0.0.1" if loopback else "", 0), _Handler, False)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         try:
-            return self._may_come(client_address[0])
+            return self._is_allowed(client_address[0])
         except Exception:  # the store has ended with the job; an exception here would end the server
             return False
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        self._visitors[request] = time.monotonic()
+        self._connections[request] = time.monotonic()
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        self._visitors.pop(request, None)
+        self._connections.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
         """Disconnect clients that take too long, and the oldest if there are too many; called a few times per second."""
-        visitors, now = list(self._visitors.items()), time.monotonic()
-        for index, (request, since) in enumerate(visitors):
-            if now - since > _PATIENCE or index < len(visitors) - self._most:
+        connections, now = list(self._connections.items()), time.monotonic()
+        for index, (request, since) in enumerate(connections):
+            if now - since > _PATIENCE or index < len(connections) - self._most:
                 with contextlib.suppress(OSError):
                     request.shutdown(socket.SHUT_RDWR)
 

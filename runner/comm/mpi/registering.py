@@ -28,7 +28,7 @@ class MPI4Py(Backend):
         if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < _NEEDED:
             return f"it needs torch 2.14 or newer, and this is {version or 'none'}"
         if job.endpoint.way != "mpi" and job.size > 1:
-            return f"the ranks did not meet by MPI ({job.meeting}); start them with an mpirun"
+            return f"the ranks did not meet by MPI ({job.rendezvous_why}); start them with an mpirun"
         if not threads_may_call():
             return "this MPI lets one thread call it at a time (no MPI_THREAD_MULTIPLE)"
         return ""
