@@ -6,6 +6,7 @@ import os
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,9 +37,18 @@ _OF_GPUS = "GPUs"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Fast ones first: unit tests before those that start launchers; none of those whose launchers are not there."""
-    order = {"unit": 0, "parallel": 1, "cluster": 2, "faults": 3, "gpu": 4}
+    """Fast ones first: unit tests before those that start launchers; none of those whose launchers are not there.
+
+    With two workers (make test) one begins with the cluster's tests, which mostly wait, as the cluster is started once; the
+    other goes through the files one by one, as a file's tests may share a training.
+    """
+    is_shared = config.getoption("dist", "no") != "no"
+    order = {"unit": 0, "parallel": 1, "cluster": -1 if is_shared else 2, "faults": 3, "gpu": 4}
     items.sort(key=lambda item: order.get(item.path.parent.name, 9))
+    if is_shared:
+        for item in items:
+            of_cluster = item.path.parent.name == "cluster"
+            item.add_marker(pytest.mark.xdist_group("cluster" if of_cluster else str(item.path)))
     _mark_fast(items, everything=not config.option.file_or_dir)
     needs = {
         "the virtual cluster": (lambda item: "cluster" in item.path.parts, missing(slurm=True) or _missing_mpi()),
@@ -82,6 +92,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """In CI a test that was skipped or left out has failed: everything it needs is installed there, but for GPUs."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = left_out
+        return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     skipped = reporter.stats.get("skipped", []) if reporter else []
     lacking = [line for line in left_out if f"tests of {_OF_GPUS}" not in line]
@@ -90,6 +103,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             f"{len(skipped) + len(lacking)} skipped or left out in CI, which counts as failed", red=True
         )
         session.exitstatus = 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker has left out: it alone has collected."""
+    left_out.extend(line for line in getattr(node, "workeroutput", {}).get("left_out", []) if line not in left_out)
 
 
 def _missing_horovod() -> str:
