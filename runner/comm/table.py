@@ -6,7 +6,6 @@ To add one, write a file or a folder beside this one with a subclass of ``Backen
 from __future__ import annotations
 
 import functools
-from importlib.metadata import EntryPoint
 
 from runner.comm.backend import Backend
 from runner.comm.gloo import Gloo
@@ -14,8 +13,7 @@ from runner.comm.horovod.backend import Horovod
 from runner.comm.mpi.registering import MPI4Py
 from runner.comm.nccl import NCCL
 from runner.comm.torch_mpi import TorchMPI
-from runner.errors import UsageError
-from runner.extensions import extensions
+from runner.extensions import extensions, load_extension
 
 _BACKENDS: tuple[Backend, ...] = (Gloo(), MPI4Py(), Horovod(), NCCL(), TorchMPI())
 
@@ -27,23 +25,8 @@ def backends() -> dict[str, Backend]:
     Raises:
         UsageError: one of another package cannot be loaded.
     """
-    others = [_load(point) for point in extensions("runner.backends")]
+    others = [load_extension(point, Backend, lambda made: made()) for point in extensions("runner.backends")]
     return {backend.name: backend for backend in (*_BACKENDS, *others)}
-
-
-def _load(point: EntryPoint) -> Backend:
-    try:
-        backend = point.load()()
-        problem = "" if isinstance(backend, Backend) else f"it is a {type(backend).__name__}, not a Backend"
-    except Exception as error:  # another package's code may raise anything
-        problem = f"{type(error).__name__}: {error}"
-    if problem:
-        raise UsageError(
-            f"the backend {point.name} of another package cannot be loaded from {point.value}: {problem}",
-            fix="mend that package, or remove it",
-        )
-    loaded: Backend = backend
-    return loaded
 
 
 def process_groups() -> list[str]:

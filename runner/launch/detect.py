@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from runner.errors import LaunchError
+from runner.errors import LaunchError, UsageError
 from runner.launch.context import Ignored, LaunchContext, Value
 from runner.launch.slurm_lists import expand_counts
 from runner.launch.table import LAUNCHERS, SINGLE, TASK_COUNTS, Launcher, launchers
@@ -81,7 +81,7 @@ def is_reporting(environment: Mapping[str, str]) -> bool:
     """Whether this process should print an error found before its rank is known: no variable gives it a rank above 0."""
     try:
         rows = launchers()
-    except LaunchError:  # this is the error to be printed
+    except UsageError:  # this is the error to be printed
         rows = LAUNCHERS
     ranks = [environment.get(row.rank, "") for row in rows if not row.is_set_in_batch or is_marked(row, environment)]
     return not any(rank.isdecimal() and int(rank) > 0 for rank in ranks)

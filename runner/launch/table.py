@@ -16,10 +16,8 @@ import enum
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint
 
-from runner.errors import LaunchError
-from runner.extensions import extensions
+from runner.extensions import extensions, load_extension
 
 
 class Kind(enum.Enum):
@@ -280,21 +278,6 @@ def launchers() -> tuple[Launcher, ...]:
     """All rows, those of other packages first.
 
     Raises:
-        LaunchError: an entry point ``runner.launchers`` does not load or is not a ``Launcher``.
+        UsageError: an entry point ``runner.launchers`` does not load or is not a ``Launcher``.
     """
-    return (*map(_load, extensions("runner.launchers")), *LAUNCHERS)
-
-
-def _load(point: EntryPoint) -> Launcher:
-    try:
-        row = point.load()
-        problem = "" if isinstance(row, Launcher) else f"it is a {type(row).__name__}, not a Launcher"
-    except Exception as error:  # another package's code may raise anything
-        problem = f"{type(error).__name__}: {error}"
-    if problem:
-        raise LaunchError(
-            f"the launcher {point.name} of another package cannot be loaded from {point.value}: {problem}",
-            fix="mend that package, or remove it",
-        )
-    loaded: Launcher = row
-    return loaded
+    return (*(load_extension(point, Launcher) for point in extensions("runner.launchers")), *LAUNCHERS)

@@ -146,7 +146,7 @@ def shapes_of_shards(folder: Path) -> Shapes:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    return {name: (tuple(entry.size), entry.properties.dtype) for name, entry in found.items()}  # type: ignore[union-attr]
+    return {name: (tuple(entry.size), entry.properties.dtype) for name, entry in found.items()}  # type: ignore[union-attr]  # safetensors holds tensors only
 
 
 def sums_of(paths: Iterable[Path]) -> Sums:

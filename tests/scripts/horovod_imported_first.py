@@ -3,7 +3,7 @@
 import importlib.util
 
 assert importlib.util.find_spec("horovod.torch")
-import horovod.torch as hvd  # noqa: E402
+import horovod.torch as hvd  # noqa: E402 - after the look for it, as programs do
 
 
 def main(run, argv):

@@ -13,7 +13,7 @@ from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, is_reporting, unused_tasks
 from runner.launch.misfits import idle_tasks, refuse_misfit
 from runner.launch.table import LAUNCHERS, Launcher
-from tests.launching import RUNNER, ok, own_lines, run
+from tests.launching import RUNNER, ok, run
 
 DATA = Path(__file__).parent.parent / "data" / "launchers"
 
@@ -264,12 +264,3 @@ def test_a_launcher_of_another_package(tmp_path: Path) -> None:
     done = run(*RUNNER, "--launcher", "grid", "explain", PYTHONPATH=path)
     assert done.returncode == 2
     assert "Grid is half set: nothing without GRID_TASK, GRID_TASKS" in done.stderr
-
-
-@pytest.mark.parametrize(("target", "problem"), [("grid:NONE", "AttributeError"), ("grid:__name__", "it is a str")])
-def test_a_launcher_of_another_package_that_is_none(tmp_path: Path, target: str, problem: str) -> None:
-    done = run(*RUNNER, "explain", PYTHONPATH=package(tmp_path, target))
-    assert done.returncode == 2
-    (told,) = own_lines(done)
-    assert f"the launcher grid of another package cannot be loaded from {target}: {problem}" in told
-    assert told.endswith("; mend that package, or remove it")

@@ -15,7 +15,7 @@ from tests.launching import ROOT, clean_environment
 TABLE: dict[str, set[str]] = {
     "errors": set(),
     "environment": set(),
-    "extensions": set(),
+    "extensions": {"errors"},
     "launch": {"errors", "extensions"},
     "guard": {"errors", "launch"},
     "rendezvous": {"errors", "environment", "launch"},

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 
-import sibling  # noqa: F401
+import sibling  # noqa: F401 - that it is found is what is tested
 
 
 @dataclasses.dataclass

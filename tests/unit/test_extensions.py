@@ -1,0 +1,35 @@
+"""What another package adds and what cannot be loaded of it: one line, whatever was asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.launching import RUNNER, own_lines, run
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "problem"),
+    [
+        ("launcher", "added:NONE", "AttributeError"),
+        ("launcher", "added:__name__", "it is a str, not a Launcher"),
+        ("backend", "added:NONE", "AttributeError"),
+        ("backend", "added:__name__", "TypeError: 'str' object is not callable"),
+        ("backend", "added:Other", "it is a Other, not a Backend"),
+    ],
+)
+def test_what_does_not_load_is_one_line(tmp_path: Path, kind: str, target: str, problem: str) -> None:
+    (tmp_path / "added.py").write_text("class Other: pass")
+    information = tmp_path / "added-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: added\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(f"[runner.{kind}s]\nname = {target}\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = run(*RUNNER, "explain", PYTHONPATH=path)
+    assert done.returncode == 2, done.stderr
+    (told,) = own_lines(done)
+    assert f"the {kind} name of another package cannot be loaded from {target}: {problem}" in told
+    assert told.endswith("; mend that package, or remove it")
+    assert "Traceback" not in done.stderr
