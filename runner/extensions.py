@@ -24,18 +24,41 @@ def load_extension(point: EntryPoint, kind: type[T], make: Callable[[Any], Any] 
     Raises:
         UsageError: it does not load, or is not of this kind.
     """
+
+    def checked(loaded: Any) -> T:
+        made = make(loaded)
+        if not isinstance(made, kind):
+            raise TypeError(f"it is a {type(made).__name__}, not a {kind.__name__}")
+        return made
+
+    return _load(point, kind.__name__.lower(), checked)
+
+
+def load_function(group: str, name: str, what: str) -> Callable[..., Any]:
+    """The function that the entry point ``name`` of a group names; ``what`` is what messages call it.
+
+    Raises:
+        UsageError: it does not load, or is no function.
+    """
+
+    def checked(loaded: Any) -> Callable[..., Any]:
+        if not callable(loaded):
+            raise TypeError(f"it is a {type(loaded).__name__}, not a function")
+        function: Callable[..., Any] = loaded
+        return function
+
+    (point, *_) = extensions(group).select(name=name)
+    return _load(point, what, checked)
+
+
+def _load(point: EntryPoint, what: str, checked: Callable[[Any], T]) -> T:
     try:
-        made = make(point.load())
-        problem = "" if isinstance(made, kind) else f"it is a {type(made).__name__}, not a {kind.__name__}"
+        return checked(point.load())
     except Exception as error:  # another package's code may raise anything
-        problem = f"{type(error).__name__}: {error}"
-    if problem:
         raise UsageError(
-            f"the {kind.__name__.lower()} {point.name} of another package cannot be loaded from {point.value}: {problem}",
+            f"the {what} {point.name} of another package cannot be loaded from {point.value}: {type(error).__name__}: {error}",
             fix="mend that package, or remove it",
-        )
-    loaded: T = made
-    return loaded
+        ) from error
 
 
 @functools.cache

@@ -41,8 +41,8 @@ def shutdown(code: int, *, collective: bool, job: Job | None = None) -> NoReturn
         if job is not None:
             tell_end(job)
         stop_process_group()
-        _let_go_of_signals()
-        _let_go()
+        _reset_signal_handlers()
+        _delete_globals()
     _flush_files()
     if collective and finalize_mpi():
         import ctypes
@@ -53,7 +53,7 @@ def shutdown(code: int, *, collective: bool, job: Job | None = None) -> NoReturn
     os._exit(code)
 
 
-def _let_go() -> None:
+def _delete_globals() -> None:
     """Delete the program's global names.
 
     This closes compressed and temporary files, and the connections of a group that a DDP model still holds. So a rank
@@ -69,7 +69,7 @@ def _let_go() -> None:
         gc.collect()
 
 
-def _let_go_of_signals() -> None:
+def _reset_signal_handlers() -> None:
     """Remove the program's signal handlers, which need its names: informing signals are ignored, others have the default."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -29,10 +30,10 @@ WAYS_BY_THE_STORE = ("default", "env", "explicit", "rank")
 
 
 def free_port() -> int:
-    """A port with the next one, that nothing listens on."""
+    """A port with the next one, that nothing listens on, and that the system gives to nobody who asks for any port."""
     while True:
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 0)) as one:
-            port: int = one.getsockname()[1]
+        port = random.randrange(20_000, 32_000, 2)  # Linux gives those from 32768 on (ip_local_port_range)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             socket.create_server(("127.0.0.1", port + 1)).close()
             return port
 

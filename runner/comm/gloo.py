@@ -8,4 +8,4 @@ from runner.comm.backend import Backend
 class Gloo(Backend):
     name = "gloo"
     chosen_on = ("cpu",)
-    why_chosen = "one rank talks to nobody"  # with several ranks, the reason shown is why MPI is not used
+    why_chosen = "a single rank has nothing to exchange"  # with several ranks, the reason shown is why MPI is not used

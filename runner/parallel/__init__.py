@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runner.extensions import extensions
+from runner.extensions import load_function
 from runner.parallel.options import STRATEGIES, ParallelOptions
 
 if TYPE_CHECKING:
@@ -39,5 +39,4 @@ def load_strategy(name: str) -> Strategy:
         module, _, function = STRATEGIES[name].partition(":")
         strategy: Strategy = getattr(importlib.import_module(module), function)
         return strategy
-    loaded: Strategy = next(point for point in extensions("runner.strategies") if point.name == name).load()
-    return loaded
+    return load_function("runner.strategies", name, "strategy")

@@ -103,13 +103,13 @@ def exchange_records(
     own: RankRecord,
     key: bytes,
     timeout: float,
-    whom: str,
+    searched: str,
 ) -> tuple[Exchanged, Any]:
     """Find rank 0 at one of the candidate addresses, send it this rank's record, and wait for all records.
 
     Args:
         candidates: yields the socket addresses to try; called again for every round.
-        whom: how messages describe what is looked for.
+        searched: what is looked for, in the words of messages.
 
     Returns:
         What the ranks have exchanged, and the socket address at which rank 0 answered.
@@ -132,7 +132,7 @@ def exchange_records(
                 failure = f"{_shown(address)}: {_reason(error)}"
         time.sleep(pause)
         pause = min(pause * 1.5, 1.0)
-    raise RendezvousError(f"did not find {whom} within {timeout:.0f} s (last tried {failure})")
+    raise RendezvousError(f"did not find {searched} within {timeout:.0f} s (last tried {failure})")
 
 
 def _wait_for_answer(client: Client, start: float, timeout: float) -> Exchanged:

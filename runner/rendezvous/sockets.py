@@ -57,8 +57,8 @@ def by_environment(context: LaunchContext, own: RankRecord, timeout: float) -> t
             f"MASTER_ADDR={address} does not resolve on host {context.host}: {error.strerror}",
             fix="set it to a name or an address of rank 0's host that every host knows",
         ) from None
-    whom = f"rank 0 at MASTER_ADDR={address}, MASTER_PORT={port}"
-    exchanged, _ = exchange_records(lambda: _resolve(address, [port]), own, key, timeout, whom)
+    searched = f"rank 0 at MASTER_ADDR={address}, MASTER_PORT={port}"
+    exchanged, _ = exchange_records(lambda: _resolve(address, [port]), own, key, timeout, searched)
     return exchanged.records, _others_endpoint(address, port, "env", key)
 
 
@@ -93,13 +93,13 @@ def by_hosts(context: LaunchContext, own: RankRecord, timeout: float) -> tuple[R
         exchanged = serve_records(listener, own, context.size.value, key, timeout)
         address = exchanged.reached_by[0] if exchanged.reached_by else ""
         return exchanged.records, own_endpoint(listener, "hosts", address, key)
-    whom = f"rank 0 on {', '.join(context.hosts[:4])} at one of ports {ports[0]}-{ports[-1]}"
+    searched = f"rank 0 on {', '.join(context.hosts[:4])} at one of ports {ports[0]}-{ports[-1]}"
     exchanged, reached = exchange_records(
         lambda: (candidate for name in context.hosts for candidate in _resolve(name, ports)),
         own,
         key,
         timeout,
-        whom,
+        searched,
     )
     return exchanged.records, _others_endpoint(reached[0], reached[1], "hosts", key)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runner.extensions import extensions
+from runner.extensions import extensions, load_function
 
 if TYPE_CHECKING:
     from runner.job import Job
@@ -61,5 +61,4 @@ def load_tool(name: str) -> ToolFunction:
         module, _, function = TOOLS[name].function.partition(":")
         tool: ToolFunction = getattr(importlib.import_module(module), function)
         return tool
-    loaded: ToolFunction = next(point for point in extensions("runner.tools") if point.name == name).load()
-    return loaded
+    return load_function("runner.tools", name, "tool")

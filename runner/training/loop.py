@@ -242,7 +242,9 @@ def _nothing_left(run: Run, trainer: Trainer, options: TrainingOptions, saved: S
     at, option = f"epoch {position.epoch} of {options.epochs}", "--epochs"
     if position.epoch < options.epochs:
         at, option = f"step {position.step} of {options.max_steps}", "--max-steps"
-    run.say(f"nothing left to do: {saved.path} is at {at}{f' ({texts})' if texts else ''}; say {option} N to go on")
+    run.say(
+        f"nothing left to do: {saved.path} is at {at}{f' ({texts})' if texts else ''}; to go on, give a larger {option}"
+    )
     return result
 
 

@@ -47,7 +47,7 @@ def test_all_operations_by_all_backends(tmp_path: Path) -> None:
         assert m["bus_bandwidth"] == pytest.approx(m["size"] / m["seconds"] * factors[m["operation"]])
     # matplotlib draws letters as paths, and says in a comment which text they are.
     texts = set(re.findall(r"<!-- (.*?) -->", (tmp_path / "times.svg").read_text()))
-    texts_of_overlap = {"hidden behind", "products of matrices (%)"}
+    texts_of_overlap = {"hidden behind", "matrix products (%)"}
     assert texts_of_overlap | {"4 KiB", "64 KiB", "allreduce, 2 ranks", "median; band: all rounds"} <= texts
     assert done.stdout.splitlines()[-2:] == [f"wrote {path}" for path in files[1::2]]
     assert re.search(r"size +count +backend +time +mean +fastest to +algbw +busbw +gloo +#wrong +overlap", done.stdout)

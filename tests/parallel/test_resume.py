@@ -72,7 +72,7 @@ def test_what_has_changed_is_said_and_obeyed_or_refused(tmp_path: Path) -> None:
     before = content_of(tmp_path / "step-5")
     done = ok(trained(1, tmp_path, *SHORT, "--resume", "--epochs", "2"))
     assert done.stdout.startswith(f"nothing left to do: {tmp_path}/step-5 is at epoch 2 of 2 (test loss ")
-    assert done.stdout.endswith("say --epochs N to go on\n")
+    assert done.stdout.endswith("to go on, give a larger --epochs\n")
     assert content_of(tmp_path / "step-5") == before
     assert len(metrics(tmp_path)) == 5
 

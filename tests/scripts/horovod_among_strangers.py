@@ -51,7 +51,7 @@ if rank == 1:
     come(NONSENSE[0]).close()  # which does not wait for an answer
     slow = [come(b"PUT /global/0 HTTP/1.1\r\nContent-Length: 100\r\n\r\nslow") for _ in range(300)]
     if answer(slow[0]) not in (b"", b"HTTP/1.0 408 Request Timeout"):
-        sys.exit("who came first of too many was not shown out")
+        sys.exit("the first of too many connections was not closed")
 hvd.init()
 total = hvd.allreduce(torch.full((2,), float(rank)), op=hvd.Sum).tolist()
 if rank == 0:

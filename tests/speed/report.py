@@ -87,7 +87,7 @@ def facts(found: Found) -> Iterator[tuple[str, str, str]]:
     for bench in [bench for bench in ("shared memory", "TCP") if bench in found.benches]:
         for backend in BACKENDS:
             hidden = found.of("overlap", 16 * MIB, backend, bench=bench)
-            yield f"allreduce 16 MiB, hidden behind products of matrices, MPI by {bench}", backend, f"{hidden:.0%}"
+            yield f"allreduce 16 MiB, hidden behind matrix products, MPI by {bench}", backend, f"{hidden:.0%}"
     for backend, times in found.late.items():
         share = times["waiting"] / times["wall"]
         yield f"CPU time of a rank that waits {times['wall']:.1g} s for another", backend, f"{share:.1%}"

@@ -12,12 +12,12 @@ import statistics
 import sys
 import time
 
-from tests.launching import RUNNER, SCRIPTS, mpirun_path, ok, run
+from tests.launching import RUNNER, SCRIPTS, free_port, mpirun_path, ok, run
 
 SCRIPT = str(SCRIPTS / "ddp_allreduce.py")
 BY_HAND = (
     "export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK "
-    f"MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 OMP_NUM_THREADS=1; exec {shlex.quote(sys.executable)} {shlex.quote(SCRIPT)}"
+    f"MASTER_ADDR=127.0.0.1 MASTER_PORT={free_port()} OMP_NUM_THREADS=1; exec {shlex.quote(sys.executable)} {shlex.quote(SCRIPT)}"
 )
 COMMANDS = {
     "runner": [mpirun_path(), "-np", "2", *RUNNER, SCRIPT],

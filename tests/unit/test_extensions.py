@@ -9,25 +9,34 @@ import pytest
 
 from tests.launching import RUNNER, own_lines, run
 
+GROUPS = {"strategy": "strategies"}
+TRAINING = ("workloads.linear", "--strategy", "name")
+
 
 @pytest.mark.parametrize(
-    ("kind", "target", "problem"),
+    ("kind", "target", "problem", "command"),
     [
-        ("launcher", "added:NONE", "AttributeError"),
-        ("launcher", "added:__name__", "it is a str, not a Launcher"),
-        ("backend", "added:NONE", "AttributeError"),
-        ("backend", "added:__name__", "TypeError: 'str' object is not callable"),
-        ("backend", "added:Other", "it is a Other, not a Backend"),
+        ("launcher", "added:NONE", "AttributeError", ("explain",)),
+        ("launcher", "added:__name__", "TypeError: it is a str, not a Launcher", ("explain",)),
+        ("backend", "added:NONE", "AttributeError", ("explain",)),
+        ("backend", "added:__name__", "TypeError: 'str' object is not callable", ("explain",)),
+        ("backend", "added:Other", "TypeError: it is a Other, not a Backend", ("explain",)),
+        ("strategy", "added:NONE", "AttributeError", TRAINING),
+        ("strategy", "added:__name__", "TypeError: it is a str, not a function", TRAINING),
+        ("tool", "added:NONE", "AttributeError", ("name",)),
+        ("tool", "nothing:NONE", "ModuleNotFoundError", ("name",)),
     ],
 )
-def test_what_does_not_load_is_one_line(tmp_path: Path, kind: str, target: str, problem: str) -> None:
+def test_what_does_not_load_is_one_line(
+    tmp_path: Path, kind: str, target: str, problem: str, command: tuple[str, ...]
+) -> None:
     (tmp_path / "added.py").write_text("class Other: pass")
     information = tmp_path / "added-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: added\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text(f"[runner.{kind}s]\nname = {target}\n")
+    (information / "entry_points.txt").write_text(f"[runner.{GROUPS.get(kind, kind + 's')}]\nname = {target}\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = run(*RUNNER, "explain", PYTHONPATH=path)
+    done = run(*RUNNER, *command, PYTHONPATH=path, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     (told,) = own_lines(done)
     assert f"the {kind} name of another package cannot be loaded from {target}: {problem}" in told

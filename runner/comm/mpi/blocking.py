@@ -52,21 +52,21 @@ class Blocking:
         return size >= self._faster.get(call, _NEVER)
 
     def is_agreed(self) -> Generator[Request, None, bool]:
-        """Whether all ranks make a blocking call now. If so, ``engine.lent_to`` is the group's order until it is done."""
+        """Whether all ranks make a blocking call now. If so, ``engine.reserved_for`` is the group's order until it is done."""
         engine = self._engine
-        can = engine.lent_to in (None, self._order) and not (
+        can = engine.reserved_for in (None, self._order) and not (
             engine.is_beside_computing() or engine.cores.own().is_wanted_by_other_processes()
         )
         if can:
-            engine.lent_to = self._order
+            engine.reserved_for = self._order
         self._refused[0] = not can
         vote = self._started(0) or self._comm.Iallreduce(*self._vote())
         yield vote
         # A rank that has given up meanwhile does not enter this barrier, so no rank makes the call without it.
         barrier = self._started(1) or self._comm.Ibarrier()
         yield _WhereItMayBlock(engine, barrier)
-        if self._refused[0] and engine.lent_to is self._order:
-            engine.lent_to = None
+        if self._refused[0] and engine.reserved_for is self._order:
+            engine.reserved_for = None
         return not self._refused[0]
 
     def _started(self, number: int) -> MPI.Prequest | None:

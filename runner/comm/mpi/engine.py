@@ -53,7 +53,7 @@ class Engine:
 
     def __init__(self, cores: Cores) -> None:
         self.cores = cores
-        self.lent_to: Order | None = None  # the order whose next call may be a blocking one
+        self.reserved_for: Order | None = None  # the order whose next call may be a blocking one
         self.may_block = False  # whether the thread that progresses tasks waits anyway
         self._turn = threading.Lock()  # held by the thread that progresses tasks
         self._orders: dict[Order, None] = {}  # orders with something to do
@@ -232,8 +232,8 @@ class Engine:
             if not task.move_on(looks):
                 return moved or task.request is not request
             moved, task.is_over = True, True
-            if self.lent_to is order:
-                self.lent_to = None
+            if self.reserved_for is order:
+                self.reserved_for = None
             if task.on_end is not None:
                 order.telling.append(threading.get_ident())  # the thread that runs the callbacks, after the turn
                 ended.append(task)
@@ -368,7 +368,7 @@ class Engine:
         """Fail a task that MPI has not completed. If it is a collective, its communicator cannot be used any more."""
         order = task.order
         if not self._turn.acquire(timeout=_GRACE):
-            if self.lent_to is order is not None:
+            if self.reserved_for is order is not None:
                 end_process(error)  # a thread is in its blocking call, where it cannot be interrupted
             return  # the next check tries again
         try:
@@ -381,8 +381,8 @@ class Engine:
             else:
                 failed = order.give_up(error)
                 self._orders.pop(order, None)
-                if self.lent_to is order:
-                    self.lent_to = None
+                if self.reserved_for is order:
+                    self.reserved_for = None
             self._stuck += failed[:1]
             for one in failed:
                 one.error, one.is_over = error, True

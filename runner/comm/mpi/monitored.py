@@ -37,7 +37,7 @@ class MonitoredBarrier:
             self._as_first(limit, all_ranks, tag)
             return
         self._comm.Isend(_NOTHING, 0, tag).Free()
-        if not self._comes(self._comm.Irecv(_NOTHING, 0, tag).Test, limit + _HEAD_START):
+        if not self._is_done_within(self._comm.Irecv(_NOTHING, 0, tag).Test, limit + _HEAD_START):
             raise dist.DistBackendError(
                 f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
                 f"from rank 0: rank 0 did not say within {limit:g} s that all are there"
@@ -47,7 +47,7 @@ class MonitoredBarrier:
         deadline, missing = time.monotonic() + limit, []
         arrivals = {rank: self._comm.Irecv(_NOTHING, rank, tag) for rank in range(1, self._comm.size)}
         for rank, arrival in arrivals.items():
-            if not self._comes(arrival.Test, deadline - time.monotonic()):
+            if not self._is_done_within(arrival.Test, deadline - time.monotonic()):
                 arrival.Cancel()
                 missing.append(rank)
                 if not all_ranks:
@@ -59,7 +59,7 @@ class MonitoredBarrier:
         for rank in arrivals:
             self._comm.Isend(_NOTHING, rank, tag).Free()
 
-    def _comes(self, done: Callable[[], bool], limit: float) -> bool:
+    def _is_done_within(self, done: Callable[[], bool], limit: float) -> bool:
         """Whether ``done`` returns True within ``limit`` seconds."""
         patience = Patience(self._cores.own())
         while not done():

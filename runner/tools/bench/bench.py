@@ -66,9 +66,7 @@ class Measurement:
     wrong: int  # elements
     load: int = 0  # busy loops running meanwhile, per host
     awake: bool = False  # whether busy loops kept the cores from idling
-    overlap: float | None = (
-        None  # the share of an asynchronous call that hides behind products of matrices, if asked for
-    )
+    overlap: float | None = None  # the share of an asynchronous call that hides behind matrix products, if asked for
 
 
 def bench(job: Job, argv: list[str]) -> None:
@@ -109,11 +107,13 @@ def _parser() -> Parser:
     )
     parser.add_argument("--max", type=_size, default=16 << 20, metavar="BYTES", help="largest size (default: 16M)")
     parser.add_argument("--factor", type=int, default=4, help="from one size to the next (default: 4)")
-    parser.add_argument("--rounds", type=int, default=7, help="that the backends take in turn (default: 7)")
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="measurements per size; the backends take turns (default: 7)"
+    )
     parser.add_argument(
         "--overlap",
         action="store_true",
-        help="also measure how much of an asynchronous call hides behind products of matrices that take about as long",
+        help="also measure how much of an asynchronous call hides behind matrix products that take about as long",
     )
     parser.add_argument(
         "--load", type=not_negative, default=0, metavar="N", help="run N busy loops beside it on each host (default: 0)"

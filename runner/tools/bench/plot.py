@@ -42,7 +42,7 @@ def plot(found: Sequence[Measurement], path: str) -> None:
         axes[0][column].yaxis.set_major_formatter("{x:g}")
         axes[0][column].legend()
         if has_overlap:
-            axes[1][column].set(ylabel="hidden behind\nproducts of matrices (%)", ylim=(-5, 105))
+            axes[1][column].set(ylabel="hidden behind\nmatrix products (%)", ylim=(-5, 105))
     for axis in axes.flat:
         axis.set_xscale("log", base=2)
         axis.set_xticks(sizes[:: -(-len(sizes) // _TICKS)], minor=False)

@@ -148,7 +148,9 @@ def _parser() -> Parser:
         help=f"some of {', '.join(KINDS)}, ddp and bare with :{'|:'.join(BACKENDS)} (default: all that can be used)",
     )
     parser.add_argument("--steps", type=positive, default=60, help="that each engine does at least (default: 60)")
-    parser.add_argument("--rounds", type=positive, default=6, help="in which the engines take turns (default: 6)")
+    parser.add_argument(
+        "--rounds", type=positive, default=6, help="measurements per engine; the engines take turns (default: 6)"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures as one JSON object")
     parser.add_argument("--plot", metavar="FILE.png", help="draw samples/s as bars (needs matplotlib)")
     return parser
