@@ -1,0 +1,189 @@
+"""Llama's weights in Hugging Face's layout, which ``LlamaForCausalLM`` reads and writes.
+
+FOLDER/config.json
+    model.safetensors                                        tensors by name; or, if they are large,
+    model-00001-of-00002.safetensors …                       some of them each, and
+    model.safetensors.index.json                             which is where
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from runner.errors import UsageError
+from workloads.models.llama import Llama, LlamaConfig, RopeScaling
+
+_CONFIG, _ONE, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_FILE_BYTES = 5 * 10**9
+_HEAD, _TABLE = "lm_head.weight", "model.embed_tokens.weight"
+
+# What config.json may say beside the dimensions. Another value is another model.
+_SUPPORTED = {
+    "model_type": ("llama",),
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "quantization_config": (None,),
+}
+_OLD_DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}  # of files that leave them out
+
+
+def read_config(folder: Path) -> LlamaConfig:
+    """The dimensions in a folder's config.json.
+
+    Raises:
+        UsageError: there is none, or it is of another model, or has what is not supported here.
+    """
+    given = _json(folder / _CONFIG)
+    for key, values in _SUPPORTED.items():
+        if given.get(key, values[0]) not in values:
+            raise _refused(folder, f"{key} {str(given[key])[:40]} is not supported")
+    rope = {"rope_theta": given.get("rope_theta", 10000.0)}
+    rope |= given.get("rope_scaling") or {}
+    rope |= given.get("rope_parameters") or {}  # both, since transformers 5
+    found: dict[str, Any] = _OLD_DEFAULTS | {"num_key_value_heads": given.get("num_attention_heads")} | given
+    found |= {"rope_theta": rope["rope_theta"], "rope_scaling": _rope_scaling(folder, rope)}
+    for field in fields(LlamaConfig):
+        value = found.get(field.name)
+        if field.type == "int" and not (isinstance(value, int) and value > 0):
+            raise _refused(folder, f"{field.name} is {value!r:.40}, no positive integer")
+    try:
+        config = LlamaConfig(**{field.name: found[field.name] for field in fields(LlamaConfig) if field.name in found})
+    except UsageError as error:
+        raise _refused(folder, str(error).partition(";")[0]) from None
+    if given.get("head_dim") not in (None, config.head_dim):
+        raise _refused(folder, f"head_dim {given['head_dim']} is not hidden_size ÷ num_attention_heads")
+    return config
+
+
+def write(folder: Path, config: LlamaConfig, tensors: Mapping[str, Tensor], *, file_bytes: int = _FILE_BYTES) -> None:
+    """Write whole tensors, by Hugging Face's names, in files of at most ``file_bytes`` (more, if one tensor has more).
+
+    Raises:
+        UsageError: the folder holds weights already.
+        OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.glob("*.safetensors")) or (folder / _CONFIG).exists():
+        raise UsageError(f"{folder} holds a model already; name another folder")
+    files: list[dict[str, Tensor]] = [{}]
+    size = total = 0
+    for name, tensor in tensors.items():
+        if name == _HEAD and config.tie_word_embeddings:
+            continue  # written once, as the table
+        if files[-1] and size + tensor.nbytes > file_bytes:
+            files.append({})
+            size = 0
+        files[-1][name] = tensor
+        size += tensor.nbytes
+        total += tensor.nbytes
+    places: dict[str, str] = {}
+    for number, part in enumerate(files, 1):
+        name = _ONE if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
+        separate = {key: tensor.detach().cpu().contiguous() for key, tensor in part.items()}
+        save_file(separate, folder / name, metadata={"format": "pt"})
+        places |= dict.fromkeys(part, name)
+    if len(files) > 1:
+        _write_json(folder / _INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    _write_json(folder / _CONFIG, _hugging_face(config, dtype))  # last: without it the folder is no model
+
+
+def read(folder: Path, names: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of these names, or all, one at a time, in host memory. A tied lm_head.weight is the table's.
+
+    Raises:
+        UsageError: the folder's config is refused, or files or tensors are missing, damaged or of other shapes.
+    """
+    config = read_config(folder)
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in Llama(config).state_dict().items()}
+    places = _places(folder)
+    by_file: dict[str, list[tuple[str, str]]] = {}
+    for name in shapes if names is None else names:
+        stored = _TABLE if name == _HEAD and config.tie_word_embeddings else name
+        if stored not in places:
+            raise _damaged(folder, f"it has no {stored}")
+        by_file.setdefault(places[stored], []).append((name, stored))
+    for file, pairs in by_file.items():
+        try:
+            with safe_open(folder / file, framework="pt") as tensors:
+                for name, stored in pairs:
+                    tensor = tensors.get_tensor(stored)
+                    if tensor.shape != shapes[name]:
+                        raise _damaged(
+                            folder, f"{name} has shape {list(tensor.shape)}, the config says {list(shapes[name])}"
+                        )
+                    yield name, tensor
+        except (OSError, SafetensorError) as error:
+            raise _damaged(folder, f"{file}: {error}") from None
+
+
+def _places(folder: Path) -> dict[str, str]:
+    """The file's name of each tensor."""
+    if (folder / _INDEX).exists():
+        return dict(_json(folder / _INDEX).get("weight_map") or {})
+    try:
+        with safe_open(folder / _ONE, framework="pt") as tensors:
+            return dict.fromkeys(tensors.keys(), _ONE)
+    except (OSError, SafetensorError) as error:
+        raise _damaged(folder, f"{_ONE}: {error}") from None
+
+
+def _rope_scaling(folder: Path, rope: Mapping[str, Any]) -> RopeScaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise _refused(folder, f"rope_scaling {kind} is not supported, only llama3")
+    try:
+        return RopeScaling(**{field.name: rope[field.name] for field in fields(RopeScaling)})
+    except KeyError as error:
+        raise _refused(folder, f"its rope_scaling has no {error.args[0]}") from None
+
+
+def _hugging_face(config: LlamaConfig, dtype: str) -> dict[str, Any]:
+    """What config.json says of a model, for transformers 4 and 5."""
+    scaling = {"rope_type": "llama3", **asdict(config.rope_scaling)} if config.rope_scaling else None
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        **{key: values[0] for key, values in _SUPPORTED.items() if values[0] is not None},
+        **asdict(config),
+        "rope_scaling": scaling,
+        "head_dim": config.head_dim,
+        "torch_dtype": dtype,
+    }
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise _damaged(path.parent, f"{path.name}: {error}") from None
+    return content if isinstance(content, dict) else {}
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _refused(folder: Path, reason: str) -> UsageError:
+    return UsageError(
+        f"{folder / _CONFIG} cannot be used: {reason}; name a folder with a Llama of Hugging Face's layout"
+    )
+
+
+def _damaged(folder: Path, reason: str) -> UsageError:
+    return UsageError(
+        f"{folder} holds no whole model ({' '.join(reason.split())[:160]}); name a folder with config.json and "
+        "model.safetensors, as Hugging Face lays them out"
+    )
