@@ -1,0 +1,396 @@
+"""The Llama model, its data and its weights' files, in one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
+
+from runner.errors import UsageError
+from runner.training.batches import ShardSampler, train_loader
+from tests.launching import ROOT
+from workloads.data.text import Windows, standard_library, windows
+from workloads.models.llama import (
+    SIZES,
+    KeyValueCache,
+    Llama,
+    LlamaConfig,
+    RopeScaling,
+    choose,
+    flops_per_token,
+    generate,
+    parameter_count,
+    rotary_table,
+)
+from workloads.models.llama_weights import read, read_config, write
+
+DEBUG = SIZES["debug"]
+TIED = replace(DEBUG, tie_word_embeddings=True)
+
+
+def made(config: LlamaConfig = DEBUG, dtype: torch.dtype = torch.float64) -> Llama:
+    torch.manual_seed(0)
+    return Llama(config).to(dtype)
+
+
+def some_tokens(batch: int = 2, length: int = 12) -> Tensor:
+    return torch.randint(256, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+class PassThrough(nn.Module):
+    def forward(self, x: Tensor, *others: Any) -> Tensor:
+        return x
+
+
+# ---- dimensions
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_number_of_parameters(size: str) -> None:
+    with torch.device("meta"):
+        model = Llama(SIZES[size])
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(SIZES[size])
+
+
+@pytest.mark.parametrize(
+    ("size", "published"), [("1b", 1.24), ("3b", 3.21), ("7b", 6.74), ("8b", 8.03), ("13b", 13.02), ("70b", 68.98)]
+)
+def test_published_sizes(size: str, published: float) -> None:
+    assert round(parameter_count(SIZES[size]) / 1e9, 2) == published
+
+
+def test_flops_are_six_per_weight_and_those_of_attention() -> None:
+    """Counted by torch: a linear layer's forward is 2 per weight and token, and a training step is three forwards."""
+    length = 64
+    model = made(dtype=torch.float32)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # others count 0
+        model(some_tokens(1, length))
+    assert flops_per_token(model.config, length) == pytest.approx(3 * counter.get_total_flops() / length, rel=0.01)
+
+
+@pytest.mark.parametrize("wrong", [{"num_attention_heads": 7}, {"num_key_value_heads": 3}, {"hidden_size": 8}])
+def test_dimensions_that_do_not_fit_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match=r"num_attention_heads .*; change one of them"):
+        replace(DEBUG, **wrong)
+
+
+# ---- the model
+
+
+def test_it_is_transformers_llama() -> None:
+    """Grouped queries, tied weights and rope scaling among it; the weights as save_pretrained() writes them."""
+    for name in ("plain", "tied-and-scaled"):
+        folder = ROOT / "tests" / "data" / "llama" / name
+        expected = load_file(folder / "expected.safetensors")
+        config = read_config(folder)
+        model = Llama(config)
+        model.load_state_dict(dict(read(folder)))
+        with torch.no_grad():
+            logits = model(expected["tokens"])
+            unscaled = Llama(replace(config, rope_scaling=None))
+            unscaled.load_state_dict(model.state_dict())
+            assert (unscaled(expected["tokens"]) - logits).abs().max() > 0.1 or not config.rope_scaling
+        assert (logits - expected["logits"]).abs().max() < 1e-5
+        assert torch.stack(list(generate(model, expected["tokens"][:, :8], 16)), dim=1).equal(expected["greedy"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_token_changes_nothing_before_it(dtype: torch.dtype) -> None:
+    model, tokens = made(dtype=dtype), some_tokens()
+    changed = tokens.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % 256
+    before, after = model(tokens), model(changed)
+    assert before.dtype == dtype
+    assert torch.equal(before[:, :7], after[:, :7])
+    assert (before[:, 7:] != after[:, 7:]).any(dim=-1).all()
+
+
+def test_grouped_queries_are_heads_with_equal_keys_and_values() -> None:
+    grouped = made()
+    config = replace(DEBUG, num_key_value_heads=DEBUG.num_attention_heads)
+    times = DEBUG.num_attention_heads // DEBUG.num_key_value_heads
+    weights = {}
+    for name, weight in grouped.state_dict().items():
+        is_shared = "k_proj" in name or "v_proj" in name
+        heads = weight.view(-1, config.head_dim, config.hidden_size) if is_shared else weight
+        weights[name] = heads.repeat_interleave(times, dim=0).flatten(0, 1) if is_shared else weight
+    whole = made(config)
+    whole.load_state_dict(weights)
+    torch.testing.assert_close(whole(some_tokens()), grouped(some_tokens()), rtol=1e-12, atol=1e-12)
+
+
+def test_halves_compose_to_the_whole() -> None:
+    """Pipeline stages: what is elsewhere is replaced by a module that returns its first argument."""
+    whole, first, second = made(), made(), made()
+    for layer in (2, 3):
+        first.model.layers[layer] = PassThrough()
+    first.model.norm, first.lm_head = PassThrough(), PassThrough()
+    for layer in (0, 1):
+        second.model.layers[layer] = PassThrough()
+    second.model.embed_tokens = PassThrough()
+    expected = whole(some_tokens())
+    hidden = first(some_tokens())
+    assert hidden.shape == (2, 12, DEBUG.hidden_size)
+    assert torch.equal(second(hidden), expected)
+
+    caches = first.new_caches(), second.new_caches()
+    parts = [second(first(part, caches[0]), caches[1]) for part in some_tokens().split(5, dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_tensor_parallel_attention_is_a_sum_over_heads() -> None:
+    """Half of the heads in each, as columns of q, k and v and rows of o."""
+    attention, x = made().model.layers[0].self_attn, torch.randn(2, 12, DEBUG.hidden_size, dtype=torch.float64)
+    table = rotary_table(DEBUG, x.device, x.dtype)
+    halves = []
+    for half in (0, 1):
+        part = made().model.layers[0].self_attn
+        for name, dim in (("q_proj", 0), ("k_proj", 0), ("v_proj", 0), ("o_proj", 1)):
+            weight = getattr(attention, name).weight.chunk(2, dim)[half]
+            getattr(part, name).weight = nn.Parameter(weight.contiguous())
+        halves.append(part(x, *table))
+    torch.testing.assert_close(halves[0] + halves[1], attention(x, *table), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks at that of a layer's input
+def test_a_compiled_layer_is_one_graph() -> None:
+    model = made(dtype=torch.float32)
+    expected = model(some_tokens())
+    for layer in model.model.layers:
+        layer.compile(backend="eager", fullgraph=True)
+    assert torch.equal(model(some_tokens()), expected)
+
+
+def test_the_table_of_rotations_is_no_part_of_the_state() -> None:
+    model = made()
+    names = set(model.state_dict())
+    with torch.inference_mode():
+        model(some_tokens())
+    model(some_tokens()).sum().backward()  # a table made in inference mode could not be trained with
+    assert set(model.state_dict()) == names
+    assert not list(model.buffers())
+
+
+def test_from_meta_to_initialised() -> None:
+    torch.manual_seed(0)
+    expected = Llama(TIED)
+    with torch.device("meta"):
+        model = Llama(TIED)
+    model.to_empty(device="cpu")
+    torch.manual_seed(0)
+    for module in model.modules():
+        if list(module.parameters(recurse=False)):
+            module.reset_parameters()  # type: ignore[operator]
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    stds = {name: float(tensor.std()) for name, tensor in model.state_dict().items() if tensor.dim() == 2}
+    for name, std in stds.items():
+        is_residual = "o_proj" in name or "down_proj" in name
+        assert std == pytest.approx(0.02 / (8**0.5 if is_residual else 1), rel=0.1), name
+        assert std == pytest.approx(float(expected.state_dict()[name].std()), rel=0.1), name
+    assert model(some_tokens()).isfinite().all()
+
+
+def test_tied_weights_stay_one_parameter() -> None:
+    model = made(TIED)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(TIED)
+    model(some_tokens()).sum().backward()
+    assert model.lm_head.weight.grad is model.model.embed_tokens.weight.grad
+    model.lm_head = PassThrough()  # type: ignore[assignment]
+    model.to(torch.float32)
+    assert model(some_tokens()).shape == (2, 12, DEBUG.hidden_size)
+
+
+def test_it_learns_a_sequence_and_continues_it() -> None:
+    model = made(dtype=torch.float32)
+    text = torch.tensor(list(b"the quick brown fox jumps over a dog"))[None]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss = cross_entropy(model(text[:, :-1])[0], text[0, 1:])
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.05
+    assert bytes(int(token) for token in generate(model, text[:, :6], 30)) == b"ick brown fox jumps over a dog"
+
+
+# ---- generation
+
+
+def test_greedy_with_a_cache_is_greedy_without() -> None:
+    model, tokens = made(), some_tokens(length=5)
+    with_cache = torch.stack(list(generate(model, tokens, 20)), dim=1)
+    for _ in range(20):
+        tokens = torch.cat((tokens, choose(model(tokens)[:, -1], temperature=0.0)[:, None]), dim=1)
+    assert with_cache.equal(tokens[:, 5:])
+
+
+@pytest.mark.parametrize("parts", [[12], [1] * 12, [5, 4, 3], [1, 10, 1]])
+def test_logits_do_not_depend_on_how_a_cache_is_filled(parts: list[int]) -> None:
+    model = made()
+    caches = model.new_caches()
+    logits = torch.cat([model(part, caches) for part in some_tokens().split(parts, dim=1)], dim=1)
+    torch.testing.assert_close(logits, model(some_tokens()), rtol=1e-12, atol=1e-12)
+    assert [cache.length for cache in caches] == [12] * 4
+    assert KeyValueCache().length == 0
+
+
+def test_tokens_are_drawn_by_the_generator() -> None:
+    model = made()
+
+    def drawn(seed: int, temperature: float) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(seed)
+        new = generate(model, some_tokens(), 20, temperature=temperature, generator=generator)
+        return [token.tolist() for token in new]
+
+    assert drawn(0, 1.0) == drawn(0, 1.0) != drawn(1, 1.0)
+    assert drawn(0, 1e-6) == [token.tolist() for token in generate(model, some_tokens(), 20)]
+
+
+def test_more_than_the_positions_is_refused() -> None:
+    with pytest.raises(UsageError, match="12 tokens and 501 new ones are more than the model's 512 positions; ask for"):
+        generate(made(), some_tokens(), 501)
+
+
+# ---- text
+
+
+def test_windows_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(bytes(range(200)))
+    train, test = windows(str(path), 9)
+    assert len(train) == (190 - 1) // 9
+    assert len(test) == 1
+    inputs, targets = train[1]
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert inputs.tolist() == list(range(9, 18))
+    assert targets.tolist() == list(range(10, 19))
+    assert test[0][0].tolist() == list(range(190, 199))
+    inputs, targets = train[[0, 2]]
+    assert inputs[:, 0].tolist() == [0, 18]
+    assert targets.is_contiguous()
+
+
+def test_windows_are_loaded_by_whole_batches() -> None:
+    data = Windows(torch.arange(101, dtype=torch.uint8), 10)
+    assert isinstance(data, TensorDataset)  # which the loader indexes so
+    batches = list(train_loader(data, ShardSampler(len(data), 0, 1, seed=0), 5, workers=0))
+    assert [inputs.shape for inputs, _ in batches] == [(5, 10), (5, 10)]
+    assert sorted(int(inputs[0]) for batch, _ in batches for inputs in batch) == list(range(0, 100, 10))
+
+
+def test_the_standard_library_is_text_without_its_tests() -> None:
+    text = standard_library()
+    assert text.dtype == torch.uint8
+    assert len(text) > 2**22
+    assert bytes(text[:200].tolist()).isascii()
+    content = text.numpy().tobytes()
+    assert b"class JSONDecoder" in content
+    assert b"import pip._vendor" not in content
+    train, test = windows("stdlib", 128)
+    assert len(test) == pytest.approx(len(train) / 19, rel=0.01)
+
+
+def test_synthetic_text_has_something_to_learn() -> None:
+    train, _ = windows("synthetic", 64)
+    assert torch.equal(train[0][0], windows("synthetic", 64)[0][0][0])
+    words = {bytes(word) for word in train[list(range(len(train)))][0].view(-1, 8).tolist()}
+    assert len(words) == 64
+
+
+@pytest.mark.parametrize(
+    ("source", "length", "said"),
+    [
+        ("nowhere.txt", 8, "nowhere.txt cannot be read (No such file or directory); name a text file, stdlib or"),
+        (".", 8, ". cannot be read (Is a directory); name a text file"),
+        ("short.txt", 5, "short.txt has 100 bytes, whose last 5 % (5), the test's, are less than one window of 5 + 1;"),
+        ("empty.txt", 5, "empty.txt has 0 bytes, whose last 5 % (0)"),
+    ],
+)
+def test_text_that_will_not_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, length: int, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("short.txt").write_text("x" * 100)
+    Path("empty.txt").touch()
+    with pytest.raises(UsageError) as raised:
+        windows(source, length)
+    assert str(raised.value).startswith(said)
+    assert "\n" not in str(raised.value)
+
+
+# ---- files of weights
+
+
+@pytest.mark.parametrize("file_bytes", [10**9, 200_000])
+@pytest.mark.parametrize("config", [DEBUG, replace(TIED, rope_scaling=RopeScaling(8.0, 1.0, 4.0, 128))])
+def test_weights_go_and_come_back(tmp_path: Path, config: LlamaConfig, file_bytes: int) -> None:
+    model = made(config, torch.float32)
+    write(tmp_path / "out", config, model.state_dict(), file_bytes=file_bytes)
+    files = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert ("model.safetensors" in files) == (file_bytes == 10**9)
+    assert ("model.safetensors.index.json" in files) == (file_bytes != 10**9)
+    assert read_config(tmp_path / "out") == config
+    weights = dict(read(tmp_path / "out"))
+    assert weights.keys() == model.state_dict().keys()
+    assert all(weight.equal(model.state_dict()[name]) for name, weight in weights.items())
+    some = ["lm_head.weight", "model.layers.3.mlp.up_proj.weight"]
+    assert sorted(name for name, _ in read(tmp_path / "out", some)) == some
+
+
+def test_weights_are_not_written_over(tmp_path: Path) -> None:
+    model = made()
+    write(tmp_path, DEBUG, model.state_dict())
+    with pytest.raises(UsageError, match="holds a model already; name another folder"):
+        write(tmp_path, DEBUG, model.state_dict())
+
+
+def set_to(**changes: Any) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        content = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(content | changes))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (set_to(model_type="mistral"), "model_type mistral is not supported"),
+        (set_to(attention_bias=True), "attention_bias True is not supported"),
+        (set_to(hidden_act="gelu"), "hidden_act gelu is not supported"),
+        (set_to(quantization_config={"bits": 4}), "quantization_config {'bits': 4} is not supported"),
+        (set_to(rope_scaling={"type": "linear", "factor": 2.0}), "rope_scaling linear is not supported, only llama3"),
+        (set_to(rope_scaling={"rope_type": "llama3", "factor": 2.0}), "its rope_scaling has no low_freq_factor"),
+        (set_to(head_dim=16), "head_dim 16 is not hidden_size ÷ num_attention_heads"),
+        (set_to(num_attention_heads=7, head_dim=None), "hidden_size 64 ÷ num_attention_heads 7 is no even number"),
+        (set_to(vocab_size=None), "vocab_size is None, no positive integer"),
+        (set_to(hidden_size="64"), "hidden_size is '64', no positive integer"),
+        (set_to(intermediate_size=120), "has shape [128, 64], the config says [120, 64]"),
+        (set_to(num_hidden_layers=5), "it has no model.layers.4."),
+        (lambda folder: (folder / "config.json").unlink(), "config.json: [Errno 2] No such file or directory"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json: Expecting property name"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "vocab_size is None"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: No such file or directory"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"PK"), "model.safetensors: Error while"),
+    ],
+)
+def test_what_is_no_llama_is_refused(tmp_path: Path, damage: Callable[[Path], object], said: str) -> None:
+    write(tmp_path, DEBUG, made().state_dict())
+    damage(tmp_path)
+    with pytest.raises(UsageError) as raised:
+        dict(read(tmp_path))
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert "; name a folder with" in str(raised.value)
