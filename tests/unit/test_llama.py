@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,15 @@ from workloads.models.llama_weights import read, read_config, write
 
 DEBUG = SIZES["debug"]
 TIED = replace(DEBUG, tie_word_embeddings=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors this small wait for the other threads only, long where cores are shared."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def made(config: LlamaConfig = DEBUG, dtype: torch.dtype = torch.float64) -> Llama:
