@@ -205,7 +205,7 @@ class Attention(nn.Module):
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Each pair (i, i + head_dim / 2) turned by its position's angle, in the table's precision: Hugging Face's order."""
-    first, second = x.to(cos.dtype).chunk(2, dim=-1)
+    first, second = x.chunk(2, dim=-1)  # the products are of the wider type
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
