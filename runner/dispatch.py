@@ -17,7 +17,8 @@ from runner.comm.variables import settings, torchrun_variables
 from runner.environment import set_variables
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
-from runner.parallel.mesh import Degrees, lay_out
+from runner.parallel.mesh import lay_out
+from runner.parallel.options import degrees_in
 from runner.target import Target
 from runner.tools import load_tool, works_alone
 
@@ -54,7 +55,7 @@ def _check_replaced(job: Job) -> None:
 
 
 def _run_workload(name: str, arguments: Sequence[str], job: Job) -> None:
-    layout = lay_out(job.topology, Degrees.of(job.size))  # refuses before torch is imported
+    layout = lay_out(job.topology, degrees_in(arguments, job.size))  # refuses before torch is imported
     main = getattr(importlib.import_module(name), "main", None)
     if not callable(main):
         with raised_on_all_ranks():

@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from runner.parallel import Setting
+from runner.parallel.layers import prepare
+from runner.parallel.mesh import degree
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 
 
 def ddp(task: Task, setting: Setting) -> Trainer:
-    """Wrap the model in DistributedDataParallel over the mesh's ``data`` dimension."""
+    """Wrap the model in DistributedDataParallel over the mesh's ``data`` dimension.
+
+    If tensor or pipeline parallelism divides the model, fully_shard does the same with shards of the whole size: DDP takes no
+    DTensors, and under a zero-bubble schedule it averages nothing, without a word (torch 2.14).
+    """
+    if degree(setting.mesh, "tensor") * degree(setting.mesh, "pipeline") > 1:
+        from runner.parallel.compose import compose  # imports DTensor, which takes a second
+
+        return compose(task, setting, shard=False)
     model = task.build(setting.device, setting.dtype)
-    group = setting.mesh.get_group("data")
-    wrapped = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
-    if setting.options.compression == "fp16":
-        wrapped.register_comm_hook(group, fp16_compress_hook)
+    prepare(model, task.plan.units(model), setting.options)
+    wrapped = wrap(model, setting)
     optimizer = task.optimizer(model.parameters())
     return Trainer(task, model, optimizer, setting.options, wrapped=wrapped, no_sync=wrapped.no_sync)
+
+
+def wrap(model: nn.Module, setting: Setting) -> DistributedDataParallel:
+    """DDP around a model, which compresses the gradients as the options say."""
+    group = setting.mesh.get_group("data")
+    wrapped = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+    if setting.options.comm_hook != "none":
+        wrapped.register_comm_hook(*_hook(setting.options.comm_hook, group))
+    return wrapped
+
+
+def _hook(name: str, group: ProcessGroup) -> tuple[Any, Callable[..., Any]]:
+    """The state and the function of one of torch's communication hooks."""
+    if name == "powersgd":
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+        # The first steps are exchanged whole, as their gradients change most; ranks 1 to 4 are usual (torch docs).
+        return PowerSGDState(group, matrix_approximation_rank=4, start_powerSGD_iter=10), powerSGD_hook
+    return group, {"fp16": fp16_compress_hook, "bf16": bf16_compress_hook}[name]

@@ -9,6 +9,7 @@ from torch import nn
 from runner.comm.horovod.library import start_horovod
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel import Setting
+from runner.parallel.layers import prepare
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 
@@ -44,12 +45,13 @@ def horovod(task: Task, setting: Setting) -> Trainer:
         raise UsageError(
             f"Horovod takes contiguous weights only, and {odd} is not (channels last?); leave that out, or train by DDP",
         )
+    prepare(model, task.plan.units(model), setting.options)
     hvd = start_horovod(setting.mesh["data"].size(), setting.device.type)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     averaging = hvd.DistributedOptimizer(
         task.optimizer(model.parameters()),
         named_parameters=model.named_parameters(),
-        compression=getattr(hvd.Compression, setting.options.compression),
+        compression=getattr(hvd.Compression, setting.options.comm_hook),
         backward_passes_per_step=setting.options.micro_batches,
     )
     return HorovodTrainer(task, model, averaging, setting.options)

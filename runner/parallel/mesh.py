@@ -9,14 +9,16 @@ may be mapped cyclically or unevenly.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import astuple, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.rendezvous.topology import Topology
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -46,10 +48,11 @@ class Degrees:
         """
         parts = shard * pipeline * tensor
         if ranks % parts:
+            fitting = sorted({parts * max(1, ranks // parts), parts * (ranks // parts + 1)})
             raise UsageError(
                 f"shard({shard}) × pipeline({pipeline}) × tensor({tensor}) = {parts} does not divide {ranks} ranks "
-                f"({ranks} = {parts} × {ranks // parts} + {ranks % parts}); start {parts * max(1, ranks // parts)} or "
-                f"{parts * (ranks // parts + 1)}, or take smaller degrees",
+                f"({ranks} = {parts} × {ranks // parts} + {ranks % parts}); start {' or '.join(map(str, fitting))}, or take "
+                "smaller degrees",
             )
         return cls(replicate=ranks // parts, shard=shard, pipeline=pipeline, tensor=tensor).checked(ranks)
 
@@ -89,6 +92,33 @@ class Layout:
         """The index of a rank's share of the samples, from 0 to ``degrees.data`` - 1."""
         return self._positions[rank] // self.degrees.tensor % self.degrees.data
 
+    @property
+    def dimensions(self) -> dict[str, int]:
+        """The dimensions of torch's mesh and their sizes."""
+        degrees = self.degrees
+        is_hybrid = degrees.replicate > 1 and math.prod((degrees.shard, degrees.pipeline, degrees.tensor)) > 1
+        data = {"replicate": degrees.replicate, "shard": degrees.shard} if is_hybrid else {"data": degrees.data}
+        ends = {"pipeline": degrees.pipeline}, {"tensor": degrees.tensor}
+        first, last = ({name: size for name, size in end.items() if size > 1} for end in ends)
+        return first | data | last
+
+    def groups(self, dimension: str) -> list[list[int]]:
+        """The ranks that differ in one dimension only, in mesh order."""
+        sizes = self.dimensions
+        names = list(sizes)
+        stride = math.prod(sizes[name] for name in names[names.index(dimension) + 1 :])
+        starts = [start for start in range(len(self.ranks)) if start // stride % sizes[dimension] == 0]
+        return [[self.ranks[start + stride * step] for step in range(sizes[dimension])] for start in starts]
+
+    @property
+    def is_ascending(self) -> bool:
+        """Whether ranks ascend along each dimension.
+
+        torch's groups are of ascending ranks. Where the mesh is not, DTensor takes one rank's part for another's, without a
+        word (torch 2.14).
+        """
+        return all(group == sorted(group) for dimension in self.dimensions for group in self.groups(dimension))
+
 
 @raised_on_all_ranks()
 def lay_out(topology: Topology, degrees: Degrees) -> Layout:
@@ -112,27 +142,50 @@ def lay_out(topology: Topology, degrees: Degrees) -> Layout:
             f"tensor({degrees.tensor}) does not divide the {len(odd.ranks)} ranks of host {odd.name}, so that a layer would "
             f"be shared across hosts; start a multiple of {degrees.tensor} ranks on each host",
         )
-    return Layout(degrees, tuple(rank for host in topology.hosts for rank in host.ranks))
+    by_host = [rank for host in topology.hosts for rank in sorted(host.ranks)]
+    tensor_groups = [
+        sorted(by_host[start : start + degrees.tensor]) for start in range(0, topology.size, degrees.tensor)
+    ]
+    # By host is best: neighbours in the mesh are near. The ranks of a host need not be consecutive numbers, though.
+    layouts = [
+        Layout(degrees, tuple(rank for group in groups for rank in group))
+        for groups in (tensor_groups, sorted(tensor_groups))
+    ]
+    return next((layout for layout in layouts if layout.is_ascending), layouts[0])
 
 
 def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
     """The layout as torch's DeviceMesh. Collective.
 
-    It has the dimension ``data``, and ``pipeline`` and ``tensor`` if their degree is above 1. With both replicas and shards,
-    ``data`` is flattened from the dimensions ``replicate`` and ``shard``.
+    It has the dimension ``data``, and ``pipeline`` and ``tensor`` if their degree is above 1. With replicas of something that
+    is divided, ``data`` is flattened from the dimensions ``replicate`` and ``shard``, which fully_shard takes.
     """
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    degrees = layout.degrees
-    is_hybrid = degrees.replicate > 1 and degrees.shard > 1
-    data = {"replicate": degrees.replicate, "shard": degrees.shard} if is_hybrid else {"data": degrees.data}
-    ends = {"pipeline": degrees.pipeline}, {"tensor": degrees.tensor}
-    first, last = ({name: size for name, size in end.items() if size > 1} for end in ends)
-    sizes = first | data | last
-    mesh = DeviceMesh(
-        device_type, torch.tensor(layout.ranks).reshape(tuple(sizes.values())), mesh_dim_names=tuple(sizes)
-    )
-    if is_hybrid:
+    dimensions = layout.dimensions
+    ranks = torch.tensor(layout.ranks, dtype=torch.int).reshape(tuple(dimensions.values()))
+    if layout.is_ascending:
+        mesh = DeviceMesh(device_type, ranks, mesh_dim_names=tuple(dimensions))
+    else:
+        groups = [_group_of(layout.groups(dimension)) for dimension in dimensions]
+        mesh = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=tuple(dimensions))
+    if "replicate" in dimensions:
         mesh["replicate", "shard"]._flatten("data")
+        # torch 2.11 to 2.14 warn at each mesh["data"], and have no public function that divides a dimension.
+        warnings.filterwarnings("ignore", message="Slicing a flattened dim from root mesh")
     return mesh
+
+
+def _group_of(groups: list[list[int]]) -> ProcessGroup:
+    """Make process groups whose ranks are in this order; returns this rank's. Collective."""
+    import torch.distributed as dist
+
+    made: list[Any] = [dist.new_group(ranks, sort_ranks=False) for ranks in groups]
+    own: ProcessGroup = next(group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
+    return own
+
+
+def degree(mesh: DeviceMesh, dimension: str) -> int:
+    """The size of a dimension of the mesh; 1 if it has none of this name."""
+    return int(mesh[dimension].size()) if dimension in (mesh.mesh_dim_names or ()) else 1

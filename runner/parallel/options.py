@@ -3,16 +3,51 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
+from runner.errors import UsageError, raised_on_all_ranks
 from runner.extensions import extensions
 from runner.numbers import positive, positive_float
+from runner.parallel.mesh import Degrees
 
 STRATEGIES = {
     "ddp": "runner.parallel.ddp:ddp",
+    "fsdp": "runner.parallel.fsdp:fsdp",
+    "zero1": "runner.parallel.zero1:zero1",
+    "local-sgd": "runner.parallel.local_sgd:local_sgd",
     "horovod": "runner.parallel.horovod:horovod",
 }
-COMPRESSIONS = ("none", "fp16")
+HOOKS = ("none", "bf16", "fp16", "powersgd")
+PRECISIONS = ("fp32", "bf16", "fp16")
+CHECKPOINTED = ("none", "full", "selective")
+OUTER_OPTIMIZERS = ("none", "nesterov")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A pipeline schedule of torch.distributed.pipelining.
+
+    Attributes:
+        name: torch's.
+        stages: per rank: the default, which is also the smallest number.
+        is_fixed: whether it works for that number only.
+    """
+
+    name: str
+    stages: int = 1
+    is_fixed: bool = True
+
+
+SCHEDULES = {
+    "gpipe": Schedule("GPipe"),
+    "1f1b": Schedule("1F1B"),
+    "interleaved1f1b": Schedule("Interleaved1F1B", stages=2, is_fixed=False),
+    "interleaved-zero-bubble": Schedule("InterleavedZeroBubble", stages=2, is_fixed=False),
+    "zbv": Schedule("ZBVZeroBubble", stages=2),
+    "dualpipev": Schedule("DualPipeV", stages=2),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +55,34 @@ class ParallelOptions:
     """How a step is computed by all ranks together."""
 
     strategy: str = "ddp"
-    compression: str = "none"  # of gradients on the wire: one of COMPRESSIONS
-    micro_batches: int = 1  # backward passes per step; the last one exchanges the gradients
+    tp: int = 1  # ranks among which each layer is divided
+    pp: int = 1  # ranks among which the layers are divided
+    replicate: int | None = None  # copies of a sharded model; None: as the strategy has it
+    sequence_parallel: bool = False
+    loss_parallel: bool = False
+    schedule: str = "1f1b"
+    stages_per_rank: int = 1
+    micro_batches: int = 1  # backward passes per step, or what a pipeline's batch is cut into
+    activation_checkpointing: str = "none"  # one of CHECKPOINTED
+    offload: str = "none"  # cpu: parameters, gradients and optimizer state live in host memory
+    precision: str = "fp32"  # of computing: one of PRECISIONS; fp32 is the parameters' own
+    compile: bool = False
+    comm_hook: str = "none"  # how gradients go over the wire: one of HOOKS
     clip_norm: float | None = None  # limit of the norm of all gradients, before the optimizer steps
+    sync_every: int = 8  # local SGD's steps between two averagings
+    outer_optimizer: str = "none"  # one of OUTER_OPTIMIZERS
+
+    def degrees(self, ranks: int) -> Degrees:
+        """The degree of each kind of parallelism: data parallelism takes the ranks that the others leave.
+
+        Raises:
+            UsageError: the degrees do not fit the number of ranks.
+        """
+        if self.strategy != "fsdp":
+            return Degrees.of(ranks, pipeline=self.pp, tensor=self.tp)
+        copies = self.replicate or 1
+        rest = Degrees.of(ranks, shard=copies, pipeline=self.pp, tensor=self.tp).replicate
+        return Degrees(replicate=copies, shard=rest, pipeline=self.pp, tensor=self.tp).checked(ranks)
 
 
 def strategy_names() -> list[str]:
@@ -34,28 +94,180 @@ def add_parallel_options(parser: argparse.ArgumentParser) -> None:
     """Add the group to a parser."""
     group = parser.add_argument_group("parallel", "how a step is computed by all ranks together")
     group.add_argument(
-        "--strategy", choices=strategy_names(), default="ddp", help="how the model is parallel (default: %(default)s)"
+        "--strategy",
+        choices=strategy_names(),
+        default="ddp",
+        help="of data parallelism: ddp and horovod have the model whole on every rank, zero1 divides the optimizer's state, "
+        "fsdp divides parameters and gradients too, local-sgd exchanges seldom (default: %(default)s)",
+    )
+    group.add_argument(
+        "--tp", type=positive, default=1, metavar="N", help="tensor parallelism: N ranks share each layer"
+    )
+    group.add_argument(
+        "--pp", type=positive, default=1, metavar="N", help="pipeline parallelism: N ranks share the layers"
+    )
+    group.add_argument(
+        "--replicate",
+        type=positive,
+        metavar="N",
+        help="with fsdp: N copies of the model, each sharded within (near) ranks; otherwise there is one",
+    )
+    group.add_argument(
+        "--sequence-parallel", action="store_true", help="with --tp: divide the sequence between the divided layers"
+    )
+    group.add_argument(
+        "--loss-parallel", action="store_true", help="with --tp: compute the loss where the outputs are, class by class"
     )
     group.add_argument(
         "--micro-batches",
         type=positive,
-        default=1,
         metavar="N",
-        help="accumulate gradients: compute each batch in N parts, of a whole number of samples",
+        help="compute each batch in N parts, of a whole number of samples: with --pp they are in the pipeline at once (default: "
+        "twice the stages), else gradients are accumulated (default: 1)",
+    )
+    group.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help="of the pipeline (default: %(default)s)")
+    group.add_argument(
+        "--stages-per-rank", type=positive, metavar="N", help="of the pipeline (default: as the schedule needs)"
     )
     group.add_argument(
-        "--compression", choices=COMPRESSIONS, default="none", help="of gradients on the wire (default: %(default)s)"
+        "--activation-checkpointing",
+        choices=CHECKPOINTED,
+        default="none",
+        help="compute a layer's activations again in the backward pass; selective keeps matrix products (default: %(default)s)",
+    )
+    group.add_argument(
+        "--offload",
+        choices=("none", "cpu"),
+        default="none",
+        help="with fsdp: keep parameters and optimizer in host memory",
+    )
+    group.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="fp32",
+        help="compute in this type; parameters keep theirs (default: %(default)s)",
+    )
+    group.add_argument(
+        "--compile", action="store_true", help="torch.compile, layer by layer; needs a C++ compiler on CPUs"
+    )
+    group.add_argument(
+        "--comm-hook",
+        "--compression",
+        choices=HOOKS,
+        default="none",
+        help="compress gradients on the wire; horovod has fp16 only (default: %(default)s)",
     )
     group.add_argument(
         "--clip-norm", type=positive_float, metavar="NORM", help="scale gradients down whose norm is above this"
     )
-
-
-def read_parallel_options(given: argparse.Namespace) -> ParallelOptions:
-    """The group's options as they were given."""
-    return ParallelOptions(
-        strategy=given.strategy,
-        compression=given.compression,
-        micro_batches=given.micro_batches,
-        clip_norm=given.clip_norm,
+    group.add_argument(
+        "--sync-every", type=positive, default=8, metavar="N", help="with local-sgd: average every N steps (default: 8)"
     )
+    group.add_argument(
+        "--outer-optimizer",
+        choices=OUTER_OPTIMIZERS,
+        default="none",
+        help="with local-sgd: how the average is taken over; nesterov makes it DiLoCo (default: %(default)s)",
+    )
+
+
+@raised_on_all_ranks()
+def read_parallel_options(given: argparse.Namespace) -> ParallelOptions:
+    """The group's options as they were given.
+
+    Raises:
+        UsageError: two of them do not go together.
+    """
+    values = {field.name: getattr(given, field.name) for field in fields(ParallelOptions)}
+    schedule = SCHEDULES[given.schedule]
+    stages = given.stages_per_rank or (schedule.stages if given.pp > 1 else 1)
+    values["stages_per_rank"] = stages
+    values["micro_batches"] = given.micro_batches or (2 * given.pp * stages if given.pp > 1 else 1)
+    options = ParallelOptions(**values)
+    for is_wrong, problem in _conflicts(options):
+        if is_wrong:
+            raise UsageError(problem)
+    return options
+
+
+def degrees_in(arguments: Sequence[str], ranks: int) -> Degrees:
+    """The degrees that a workload's arguments ask for, before the workload is loaded.
+
+    Raises:
+        UsageError: they do not fit the number of ranks, or an option is wrong.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    add_parallel_options(parser)
+    return read_parallel_options(parser.parse_known_args(arguments)[0]).degrees(ranks)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        with raised_on_all_ranks():
+            raise UsageError(message)
+
+
+def _conflicts(options: ParallelOptions) -> list[tuple[bool, str]]:
+    """What does not go together: (whether it is so here, what to say)."""
+    name, schedule = options.strategy, SCHEDULES[options.schedule]
+    is_whole = name in ("zero1", "local-sgd", "horovod")
+    is_divided = options.tp > 1 or options.pp > 1
+    stages, micro_batches = options.stages_per_rank, options.micro_batches
+    return [
+        (
+            is_whole and is_divided,
+            f"--strategy {name} has the model whole on every rank, and --tp {options.tp} --pp {options.pp} divide it; take "
+            "--strategy ddp or fsdp",
+        ),
+        (
+            options.replicate is not None and name != "fsdp",
+            f"--replicate is about a sharded model, and --strategy {name} does not shard; take --strategy fsdp",
+        ),
+        (
+            options.offload != "none" and name != "fsdp",
+            f"--offload {options.offload} works with a sharded model, and --strategy {name} does not shard; take --strategy "
+            "fsdp",
+        ),
+        (
+            (options.sequence_parallel or options.loss_parallel) and options.tp == 1,
+            "--sequence-parallel and --loss-parallel divide what --tp has not; add --tp 2 or more",
+        ),
+        (
+            options.pp == 1 and stages > 1,
+            f"--stages-per-rank {stages} is about a pipeline; add --pp 2 or more",
+        ),
+        (
+            options.pp > 1 and (stages != schedule.stages if schedule.is_fixed else stages < schedule.stages),
+            f"--schedule {options.schedule} takes {schedule.stages} {'' if schedule.is_fixed else 'or more '}stages per rank, "
+            f"not {stages}; leave --stages-per-rank out, or take another schedule",
+        ),
+        (
+            options.pp > 1 and options.schedule in ("1f1b", "dualpipev") and micro_batches < options.pp * stages,
+            f"--schedule {options.schedule} needs as many micro-batches as there are stages, and --micro-batches "
+            f"{micro_batches} is less than {options.pp} × {stages}; take {options.pp * stages} or more",
+        ),
+        (
+            options.pp > 1
+            and "interleaved" in options.schedule
+            and micro_batches % max(1, micro_batches // options.pp) > 0,
+            f"--schedule {options.schedule} goes in rounds of {options.pp} micro-batches, and --micro-batches {micro_batches} "
+            f"does not divide into them; take a multiple of {options.pp}",
+        ),
+        (
+            options.comm_hook != "none" and (name not in ("ddp", "horovod") or is_divided),
+            f"--comm-hook {options.comm_hook} compresses what ddp and horovod exchange; leave it out with --strategy "
+            f"{name}{' and a divided model' if is_divided else ''}",
+        ),
+        (
+            name == "horovod" and options.comm_hook in ("bf16", "powersgd"),
+            f"Horovod compresses to fp16 only, not by {options.comm_hook}; take --comm-hook fp16, or --strategy ddp",
+        ),
+        (
+            options.outer_optimizer != "none" and name != "local-sgd",
+            f"--outer-optimizer {options.outer_optimizer} is local SGD's; take --strategy local-sgd",
+        ),
+        (
+            options.precision == "fp16" and name in ("horovod", "local-sgd"),
+            f"--precision fp16 scales gradients, which --strategy {name} cannot; take bf16, or --strategy ddp",
+        ),
+    ]

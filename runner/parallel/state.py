@@ -6,11 +6,12 @@ once, in which Horovod's would communicate, and ``set_state_dict`` fails for an 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -99,19 +100,47 @@ def load_state(model: nn.Module, optimizer: Optimizer, state: State) -> None:
     )
 
 
-def room_for(model: nn.Module, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, Tensor]:
+def merged(state: State, group: dist.ProcessGroup | None) -> State:
+    """A state with this rank's tensors, and the groups and values of all ranks of a group. Collective."""
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, (state.groups, state.values), group=group)
+    groups = [
+        same[0] | {"params": list(dict.fromkeys(name for one in same for name in one["params"]))}
+        for same in zip(*(groups for groups, _ in everyone), strict=True)
+    ]
+    values: dict[str, dict[str, Any]] = {key: {} for _, own in everyone for key in own}
+    for _, own in everyone:
+        for key, entries in own.items():
+            values[key] |= entries
+    return State(state.tensors, groups, values)
+
+
+def restricted(state: State, names: Collection[str]) -> State:
+    """The part of a merged state that is about these parameters, or about none."""
+    groups = [group | {"params": [name for name in group["params"] if name in names]} for group in state.groups]
+    elsewhere = {name for group in state.groups for name in group["params"]}.difference(names)
+    of_optimizer = {name: value for name, value in state.values.get("optimizer", {}).items() if name not in elsewhere}
+    return State(state.tensors, groups, state.values | {"optimizer": of_optimizer})
+
+
+def room_for(
+    model: nn.Module, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]], everywhere: Collection[str] = ()
+) -> dict[str, Tensor]:
     """Tensors to read a state into: the model's own, and new ones for the optimizer, sharded like the parameters.
 
     Args:
         shapes: (shape, dtype) of all tensors of the state, by name.
+        everywhere: the names of the whole model's parameters. There is no room for what belongs to one that is elsewhere.
     """
     own = {f"model.{name}": value.detach() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     parameters = dict(model.named_parameters())
     room = {}
     for name, (shape, dtype) in shapes.items():
-        like = _parameter_of(name, parameters)
+        like = parameters.get(_parameter_of(name, parameters) or "")
         if name in own:
             room[name] = own[name]
+        elif name.startswith("model.") or (like is None and _parameter_of(name, everywhere)):
+            continue
         elif like is not None and tuple(like.shape) == shape:
             room[name] = torch.empty_like(like, dtype=dtype, requires_grad=False)
         else:
@@ -119,13 +148,34 @@ def room_for(model: nn.Module, shapes: Mapping[str, tuple[tuple[int, ...], torch
     return room
 
 
-def _parameter_of(name: str, parameters: Mapping[str, nn.Parameter]) -> nn.Parameter | None:
-    """The parameter that a tensor of the optimizer's state is about (``optimizer.fc.weight.exp_avg``)."""
+def whole_of(tensor: Tensor) -> Tensor:
+    """A tensor that is not divided. Collective if it is."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
+
+
+def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The full shapes of a model's parameters and buffers, by name."""
+    return {name: tuple(value.shape) for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
+def copy_part(whole: Tensor, part: Tensor) -> None:
+    """Copy a tensor into ``part``, or this rank's share of it if ``part`` is a DTensor."""
+    if hasattr(part, "placements"):
+        from torch.distributed.tensor import DTensor, distribute_tensor  # imports sympy, which takes a second
+
+        assert isinstance(part, DTensor)
+        whole = distribute_tensor(whole, part.device_mesh, part.placements, src_data_rank=None)
+    part.copy_(whole)
+
+
+def _parameter_of(name: str, parameters: Collection[str]) -> str | None:
+    """The name of the parameter that a tensor of the optimizer's state is about (``optimizer.fc.weight.exp_avg``)."""
     prefix = name.removeprefix("optimizer.")
     while "." in prefix:
         prefix = prefix.rpartition(".")[0]
         if prefix in parameters:
-            return parameters[prefix]
+            return prefix
     return None
 
 

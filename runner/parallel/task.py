@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -12,29 +13,67 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from runner.parallel.stages import PassedOn
+from runner.parallel.state import copy_part
+
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
+
+    from runner.parallel.options import ParallelOptions
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Where a model may be divided, by the names of its modules; ``*`` matches any text (``layers.*``).
+    """Where a model may be divided, by the names of its modules; ``*`` stands for one part of a name (``layers.*``).
 
     Attributes:
         shard: FSDP's units; the parameters of one module are gathered together.
-        tensor: how layers are divided, in the form of ``parallelize_module``.
-        pipeline: modules that may begin a stage.
+        tensor: how layers are divided, in the form of ``parallelize_module``; modules that it does not name are on every rank.
+        sequence: the same for ``--sequence-parallel``.
+        pipeline: modules that may begin a stage. The model calls its modules in the order in which it registers them, each
+            with the one before's output, so that a module of another stage can be replaced by one that passes it on.
+        outputs: the module whose outputs ``--loss-parallel`` leaves divided by classes; ``tensor`` names it, too.
     """
 
     shard: tuple[str, ...] = ()
     tensor: Mapping[str, ParallelStyle] = field(default_factory=dict)
+    sequence: Mapping[str, ParallelStyle] = field(default_factory=dict)
     pipeline: tuple[str, ...] = ()
+    outputs: str | None = None
 
     def units(self, model: nn.Module) -> list[nn.Module]:
         """The model's modules that ``shard`` names, in the model's order."""
-        return [module for name, module in model.named_modules() if any(fnmatchcase(name, unit) for unit in self.shard)]
+        return [model.get_submodule(name) for name in _matching(model, self.shard)]
+
+    def styles(self, model: nn.Module, *, sequence: bool) -> dict[str, ParallelStyle]:
+        """How the model's layers are divided, by the names that it has."""
+        styles = self.sequence if sequence else self.tensor
+        return {name: style for pattern, style in styles.items() for name in _matching(model, [pattern])}
+
+    def cuts(self, model: nn.Module) -> list[str]:
+        """The names of the model's modules that may begin a stage, in the model's order."""
+        return _matching(model, self.pipeline)
+
+    def lacks(self, options: ParallelOptions) -> str | None:
+        """What the options ask for and the plan does not say, if anything."""
+        needs = (
+            (
+                options.tp > 1,
+                self.tensor,
+                f"--tp {options.tp}: it does not say how its layers are divided (Plan.tensor)",
+            ),
+            (options.sequence_parallel, self.sequence, "--sequence-parallel: it does not say where (Plan.sequence)"),
+            (options.loss_parallel, self.outputs, "--loss-parallel: it names no module for the outputs (Plan.outputs)"),
+            (options.pp > 1, self.pipeline, f"--pp {options.pp}: it does not say where it can be cut (Plan.pipeline)"),
+            (
+                options.activation_checkpointing != "none",
+                self.shard,
+                "--activation-checkpointing: it names no units to compute again (Plan.shard)",
+            ),
+        )
+        return next((problem for is_asked, has, problem in needs if is_asked and not has), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,27 +90,84 @@ class Task:
     plan: Plan = field(default_factory=Plan)  # data parallel needs none
 
     def build(self, device: torch.device, dtype: torch.dtype) -> nn.Module:
-        """The model on a device. On ``meta`` a factory's model takes no memory: shard it, then ``fill`` it."""
+        """The whole model on a device, with its weights."""
+        model = self.outline(dtype)
         if isinstance(self.model, nn.Module):
-            return self.model.to(device, dtype)
-        with device:
-            return self.model().to(device, dtype)
+            return model.to(device)
+        fill(model, self.model, device)
+        return model
+
+    def outline(self, dtype: torch.dtype) -> nn.Module:
+        """The model where it is, or a factory's on ``meta``, where it takes no memory: divide it, then ``fill`` it."""
+        if isinstance(self.model, nn.Module):
+            return self.model.to(dtype=dtype)
+        with torch.device("meta"):
+            return self.model().to(dtype=dtype)
 
 
-def fill(model: nn.Module, device: torch.device) -> None:
-    """Allocate a model that is on ``meta`` on a device, and initialise its weights (``reset_parameters``).
+def _matching(model: nn.Module, patterns: Iterable[str]) -> list[str]:
+    """The names of the model's modules, but for those that stand for another stage's."""
+    parts = [pattern.split(".") for pattern in patterns]
+    return [
+        name
+        for name, module in model.named_modules()
+        if any(len(own) == len(name.split(".")) and all(map(fnmatchcase, name.split("."), own)) for own in parts)
+        and not isinstance(module, PassedOn)
+    ]
+
+
+@torch.no_grad()
+def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.device) -> None:
+    """Allocate a model that is on ``meta``, and initialise its weights (``reset_parameters``).
+
+    The model may be divided: each module is initialised whole, on every rank that has a part of it, from a seed of its name
+    (and ``torch.initial_seed()``); then the rank takes its part. So the weights do not depend on how the model is divided,
+    and no more than one whole module is in memory.
+
+    Args:
+        factory: makes such a model, undivided.
 
     Raises:
         ValueError: a module with parameters or buffers of its own has no ``reset_parameters``.
     """
-    model.to_empty(device=device)
-    for name, module in model.named_modules():
-        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    _allocate(model, device)
+    places = dict(model.named_modules())
+    with torch.device("meta"):
+        whole = factory()
+    filled: set[int] = set()  # a tied parameter is initialised by the first module that has it
+    for name, module in whole.named_modules():
+        own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+        first = [key for key, tensor in own.items() if id(tensor) not in filled]
+        filled |= {id(tensor) for tensor in own.values()}
+        if not any(hasattr(places.get(name), key) for key in first):  # tied, or in another stage
+            continue
         reset = getattr(module, "reset_parameters", None)
-        if own and reset is None:
+        if reset is None:
             raise ValueError(f"{name or 'the model'} ({type(module).__name__}) has no reset_parameters()")
-        if reset is not None:
+        module.to_empty(device=device, recurse=False)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(_seed_of(name))
             reset()
+        for key in first:
+            copy_part(getattr(module, key), getattr(places[name], key))
+        module.to_empty(device=torch.device("meta"), recurse=False)
+
+
+def _allocate(model: nn.Module, device: torch.device) -> None:
+    """``to_empty``, which would untie parameters (torch 2.14)."""
+    tied: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for key, parameter in module.named_parameters(recurse=False):
+            tied.setdefault(id(parameter), []).append((module, key))
+    model.to_empty(device=device)
+    for (first, name), *others in tied.values():
+        for module, key in others:
+            module.register_parameter(key, first.get_parameter(name))
+
+
+def _seed_of(name: str) -> int:
+    digest = hashlib.sha256(f"{torch.initial_seed()} {name}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")
 
 
 def to_device(

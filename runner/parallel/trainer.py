@@ -11,8 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runner.parallel import precision
+from runner.parallel.gradients import clip_gradients
 from runner.parallel.options import ParallelOptions
-from runner.parallel.state import State, load_state, state_of
+from runner.parallel.state import State, load_state, shapes_of, state_of, whole_of
 from runner.parallel.task import Task
 
 
@@ -27,6 +29,8 @@ class Trainer:
     """
 
     is_sharded = False
+    pipeline: dist.ProcessGroup | None = None  # the ranks that have the model's other stages, if any
+    replicas: dist.ProcessGroup | None = None  # the ranks that have the same buffers; None: all
 
     def __init__(
         self,
@@ -46,6 +50,8 @@ class Trainer:
         """
         self.task, self.model, self.optimizer, self.options = task, model, optimizer, options
         self._wrapped, self._no_sync = wrapped or model, no_sync
+        self._device = next(model.parameters()).device.type
+        self.scaler = precision.scaler(options.precision, self._device)
 
     def step(self, inputs: Tensor, targets: Tensor, check: Callable[[Tensor], None] | None = None) -> Tensor:
         """One step of the optimizer. Collective.
@@ -57,34 +63,53 @@ class Trainer:
         Returns:
             The loss of this rank's batch, a detached scalar.
         """
-        count = self.options.micro_batches
         self.optimizer.zero_grad()
+        loss = self.backward(inputs, targets)
+        if check is not None:
+            check(loss)
+        self.update()
+        return loss
+
+    def backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute the gradients of this rank's batch, averaged over the data-parallel ranks. Returns the loss."""
+        count = self.options.micro_batches
         losses = []
         batches = zip(inputs.chunk(count), targets.chunk(count), strict=True)
         for number, (micro_inputs, micro_targets) in enumerate(batches, 1):
-            with nullcontext() if number == count else self._no_sync():
-                loss = self.task.loss(self._wrapped(micro_inputs), micro_targets) / count
-                torch.autograd.backward(loss)
-            losses.append(loss.detach())
-        whole = torch.stack(losses).sum()
-        if check is not None:
-            check(whole)
-        self.update()
-        return whole
+            with nullcontext() if number == count else self._no_sync(), self.loss_context():
+                with self.computing():
+                    loss = self.task.loss(self._wrapped(micro_inputs), micro_targets) / count
+                torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
+            losses.append(whole_of(loss.detach()))
+        return torch.stack(losses).sum()
 
     def update(self) -> None:
         """Clip the gradients if asked for, and step the optimizer."""
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
         if self.options.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip_norm)
-        self.optimizer.step()
+            clip_gradients(self.model.parameters(), self.options.clip_norm, self.pipeline)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """The context of a forward pass."""
+        return precision.autocast(self.options.precision, self._device)
+
+    def loss_context(self) -> AbstractContextManager[Any]:
+        """The context of a forward and a backward pass."""
+        return nullcontext()
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """The model's outputs, for evaluation. All ranks make the same number of calls.
 
         The bare model is called, not DDP's wrapper, which would exchange buffers in each call.
         """
-        outputs: Tensor = self.model(inputs)
-        return outputs
+        with self.computing():
+            return whole_of(self.model(inputs))
 
     @torch.no_grad()
     def share_buffers(self) -> None:
@@ -95,14 +120,33 @@ class Trainer:
         # As bytes: one message for all dtypes, of which gloo does not support all.
         pieces = [buffer.detach().reshape(-1).view(torch.uint8) for buffer in buffers]
         whole = torch.cat(pieces)
-        dist.broadcast(whole, src=0)
+        dist.broadcast(whole, group=self.replicas, group_src=0)
         for buffer, piece in zip(buffers, torch.split(whole, [piece.numel() for piece in pieces]), strict=True):
             buffer.copy_(piece.clone().view(buffer.dtype).view(buffer.shape))
 
     def state(self) -> State:
-        """The state of model and optimizer by parameter name. If it is sharded, its tensors are DTensors."""
-        return state_of(self.model, self.optimizer)
+        """The state of model and optimizer by parameter name. If it is sharded, its tensors are this rank's.
+
+        Groups and values are those of all ranks. Collective.
+        """
+        return self.with_scaler(state_of(self.model, self.optimizer))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the whole model's parameters and buffers, by name, wherever they are. Collective."""
+        return shapes_of(self.model)
 
     def load(self, state: State) -> None:
         """Load a state; its tensors are this rank's parts."""
         load_state(self.model, self.optimizer, state)
+        self.load_scaler(state)
+
+    def with_scaler(self, state: State) -> State:
+        """Add the gradient scaler's state, if there is one."""
+        if self.scaler is not None:
+            state.values["scaler"] = self.scaler.state_dict()
+        return state
+
+    def load_scaler(self, state: State) -> None:
+        """Load it."""
+        if self.scaler is not None and state.values.get("scaler"):
+            self.scaler.load_state_dict(state.values["scaler"])

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runner.errors import RunnerError, UsageError
-from runner.parallel.state import State, room_for
+from runner.parallel.state import State, copy_part, room_for
 from runner.parallel.trainer import Trainer
 from runner.training import checkpoint_file, checkpoint_folder, resume
 from runner.training.checkpoint_folder import SEAL, Position, Saved, Shapes, Sums
@@ -56,16 +56,17 @@ class Checkpoints:
             run.say(f"no checkpoint in {self._options.folder} yet: starting from the beginning")
             return None, None
         whole: dict[str, Tensor] = {}  # filled on rank 0
-        saved, shapes, sums = run.on_main(lambda: self._open(path, whole))
+        here = trainer.shapes()
+        saved, shapes, sums = run.on_main(lambda: self._open(path, whole, here))
         changes = resume.check_settings(saved, self._settings, trainer.optimizer, trainer.state().groups)
-        room = room_for(trainer.model, shapes)
+        room = room_for(trainer.model, shapes, here)
         if sums:  # sharded: every rank reads its part
             names = sorted(sums)[run.rank :: run.size]
             run.agree(_problem_of(path, {name: sums[name] for name in names}))
             checkpoint_folder.read_shards(path, room)
         else:
-            for name, tensor in room.items():
-                _send(run, whole.get(name), *shapes[name], tensor)
+            for name, (shape, dtype) in shapes.items():
+                _send(run, whole.get(name), shape, dtype, room.get(name))
         trainer.load(State(room, saved.groups, saved.values))
         resume.obey_changes(saved, self._settings, trainer.optimizer)
         return saved, changes if saved.settings is not None else None
@@ -215,7 +216,9 @@ class Checkpoints:
         hint = f"; there is {', '.join(others)}" if others else ""
         raise UsageError(f"--resume: {problem}{hint}")
 
-    def _open(self, path: Path, whole: dict[str, Tensor]) -> tuple[Saved, Shapes, Sums]:
+    def _open(
+        self, path: Path, whole: dict[str, Tensor], here: dict[str, tuple[int, ...]]
+    ) -> tuple[Saved, Shapes, Sums]:
         """Read a checkpoint: its content, the shapes of its tensors, and sums of files. Called on rank 0.
 
         The tensors are read into ``whole``, unless both checkpoint and trainer are sharded: then all ranks read them later,
@@ -240,7 +243,7 @@ class Checkpoints:
                 raise checkpoint_folder.damaged(path, str(error)) from None
         else:
             shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in whole.items()}
-        resume.check_model(saved, shapes, self._run.workload, trainer.model)
+        resume.check_model(saved, shapes, self._run.workload, here)
         return saved, shapes, sums
 
 
@@ -252,14 +255,10 @@ def _problem_of(path: Path, sums: Sums) -> str | None:
     return None
 
 
-def _send(run: Run, own: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, into: Tensor) -> None:
-    """Copy rank 0's tensor into ``into`` on every rank, or its part if ``into`` is sharded. Collective."""
+def _send(run: Run, own: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, into: Tensor | None) -> None:
+    """Copy rank 0's tensor, or its part, into ``into`` on every rank that has a place for it. Collective."""
     whole = torch.empty(shape, dtype=dtype, device=run.device) if own is None else own.to(run.device).contiguous()
     if run.size > 1 and whole.numel():
         dist.broadcast(whole.reshape(-1).view(torch.uint8), src=0)  # as bytes: gloo does not support all dtypes
-    if hasattr(into, "placements"):
-        from torch.distributed.tensor import DTensor, distribute_tensor  # imports sympy, which takes a second
-
-        assert isinstance(into, DTensor)
-        whole = distribute_tensor(whole, into.device_mesh, into.placements, src_data_rank=None)
-    into.copy_(whole)
+    if into is not None:
+        copy_part(whole, into)

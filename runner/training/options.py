@@ -183,16 +183,14 @@ def _add_step_options(group: argparse._ArgumentGroup) -> None:
 @raised_on_all_ranks()
 def _step_options(given: argparse.Namespace, data_size: int) -> dict[str, Any]:
     """The fields of ``StepOptions``."""
-    batch_size = _batch_per_rank(given, data_size)
-    if batch_size % given.micro_batches:
-        raise UsageError(
-            f"--micro-batches {given.micro_batches} does not divide a rank's batch of {batch_size}",
-        )
+    batch_size, parallel = _batch_per_rank(given, data_size), read_parallel_options(given)
+    if batch_size % parallel.micro_batches:
+        raise UsageError(f"--micro-batches {parallel.micro_batches} does not divide a rank's batch of {batch_size}")
     return {
         "batch_size": batch_size,
         "seed": given.seed,
         "dtype": given.dtype,
-        "parallel": read_parallel_options(given),
+        "parallel": parallel,
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.errors import UsageError, raised_on_all_ranks
@@ -27,23 +26,25 @@ def settings_of(run: Run, options: TrainingOptions, samples: int, optimizer: Opt
         "seed": options.seed,
         "dtype": options.dtype,
         "strategy": options.parallel.strategy,
-        "compression": options.parallel.compression,
+        "tp": options.parallel.tp,
+        "pp": options.parallel.pp,
+        "precision": options.parallel.precision,
+        "compression": options.parallel.comm_hook,
         "clip norm": options.parallel.clip_norm,
         "data": options.data.name,
         "samples": samples,
-        "optimizer": type(optimizer).__name__,
+        "optimizer": _kind(optimizer),
         "groups": [_hyperparameters(group) for group in optimizer.param_groups],
     }
 
 
-def check_model(saved: Saved, shapes: Shapes, workload: str, model: nn.Module) -> None:
-    """Check that a checkpoint is of this model.
+def check_model(saved: Saved, shapes: Shapes, workload: str, here: dict[str, tuple[int, ...]]) -> None:
+    """Check that a checkpoint is of this model, whose parameters and buffers have the shapes ``here``.
 
     Raises:
         UsageError: a parameter or buffer is missing, has another shape, or is not in the model.
     """
     there = {name.removeprefix("model."): shape for name, (shape, _) in shapes.items() if name.startswith("model.")}
-    here = {name: tuple(value.shape) for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     if there != here:
         raise UsageError(
             f"--resume: {saved.path} is a checkpoint of another model ({saved.workload}, this is {workload}): "
@@ -116,7 +117,7 @@ def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_optimizer(saved: Saved, then: dict[str, Any], optimizer: Optimizer, own: list[dict[str, Any]]) -> None:
-    name = type(optimizer).__name__
+    name = _kind(optimizer)
     counts = [[len(group["params"]) for group in groups] for groups in (saved.groups, own)]
     if "optimizer" in then:
         problem = f"by {then['optimizer']}, and this is {name}" if then["optimizer"] != name else None
@@ -140,6 +141,11 @@ def _check_optimizer(saved: Saved, then: dict[str, Any], optimizer: Optimizer, o
             f"--resume: {saved.path} was made {problem}; take the optimizer that it was made with, or train anew without "
             "--resume",
         )
+
+
+def _kind(optimizer: Optimizer) -> str:
+    """The name of the optimizer's class, or of that which torch's ZeRO divides."""
+    return type(getattr(optimizer, "optim", optimizer)).__name__
 
 
 def _first_difference(there: dict[str, tuple[int, ...]], here: dict[str, tuple[int, ...]]) -> str:

@@ -74,4 +74,4 @@ def test_a_tensor_group_across_hosts_is_refused() -> None:
 
 
 def test_a_tensor_group_of_whole_hosts_is_taken() -> None:
-    assert lay_out(topology([0, 1, 0, 1]), Degrees.of(4, tensor=4)).ranks == (0, 2, 1, 3)
+    assert lay_out(topology([0, 1, 0, 1]), Degrees.of(4, tensor=4)).ranks == (0, 1, 2, 3)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from runner.parallel.options import ParallelOptions
+from runner.parallel.stages import part_of
 from runner.parallel.task import Plan, Task, fill
 from runner.parallel.trainer import Trainer
 
@@ -28,24 +29,34 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
 
 
-def test_a_factory_makes_the_same_model_as_its_caller() -> None:
-    torch.manual_seed(0)
-    made = task(net).build(CPU, torch.float64)
-    torch.manual_seed(0)
-    given = task(net()).build(CPU, torch.float64)
-    assert all(torch.equal(one, two) for one, two in zip(made.parameters(), given.parameters(), strict=True))
-    assert made[0].weight.dtype == torch.float64  # type: ignore[index, union-attr]
+def test_a_factory_makes_the_same_weights_for_the_same_seed_whatever_was_random_before() -> None:
+    def weights(seed: int, before: int) -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        torch.rand(before)
+        return list(task(net).build(CPU, torch.float64).state_dict().values())
+
+    assert all(map(torch.equal, weights(0, 0), weights(0, 3)))
+    assert not all(map(torch.equal, weights(0, 0), weights(1, 0)))
+    assert weights(0, 0)[0].dtype == torch.float64
 
 
-def test_a_model_without_memory_is_filled_as_it_would_have_been_made() -> None:
-    empty = task(net).build(torch.device("meta"), torch.float32)
+def test_filling_a_model_leaves_the_random_numbers_as_they_were() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    task(net).build(CPU, torch.float32)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_part_of_a_model_is_filled_as_the_whole_is() -> None:
+    whole = task(net).build(CPU, torch.float32)
+    empty = task(net).outline(torch.float32)
     assert all(parameter.is_meta for parameter in empty.parameters())
-    torch.manual_seed(0)
-    fill(empty, CPU)
-    torch.manual_seed(0)
-    made = net()
-    for (name, one), two in zip(empty.state_dict().items(), made.state_dict().values(), strict=True):
-        assert torch.equal(one, two), name
+    part = part_of(empty, ["0", "1", "2"], ["1", "2"])
+    fill(part, net, CPU)
+    assert {name for name, _ in part.named_parameters()} == {"1.weight", "1.bias", "2.weight", "2.bias"}
+    for name, tensor in part.state_dict().items():
+        assert torch.equal(tensor, whole.state_dict()[name]), name
 
 
 def test_a_module_that_cannot_be_filled_is_named() -> None:
@@ -55,13 +66,25 @@ def test_a_module_that_cannot_be_filled_is_named() -> None:
             self.scale = nn.Parameter(torch.ones(1))
 
     with pytest.raises(ValueError, match=r"1 \(Scaled\) has no reset_parameters"):
-        fill(task(lambda: nn.Sequential(nn.Linear(1, 1), Scaled())).build(torch.device("meta"), torch.float32), CPU)
+        task(lambda: nn.Sequential(nn.Linear(1, 1), Scaled())).build(CPU, torch.float32)
+
+
+def test_tied_parameters_stay_tied() -> None:
+    def tied() -> nn.Module:
+        model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+        model[1].weight = model[0].weight
+        return model
+
+    model = task(tied).build(CPU, torch.float32)
+    assert model[0].weight is model[1].weight  # type: ignore[index, union-attr]
 
 
 def test_a_plan_names_modules_by_patterns() -> None:
     model = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(1, 1) for _ in range(3)), "head": nn.Linear(1, 1)})
     assert Plan(shard=("layers.*", "head")).units(model) == [*model["layers"], model["head"]]  # type: ignore[misc]
     assert Plan().units(model) == []
+    deep = nn.ModuleDict({"layers": nn.ModuleList(nn.Sequential(nn.Linear(1, 1)) for _ in range(2))})
+    assert Plan(shard=("layers.*",)).units(deep) == [*deep["layers"]]  # type: ignore[misc]  # and nothing inside
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])

@@ -127,6 +127,6 @@ def _buckets(model: nn.Module, options: TrainingOptions) -> tuple[Tensor, ...]:
     """Zeros of as many bytes as the gradients take on the wire, in buckets of DDP's size."""
     count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     first = next(model.parameters())
-    dtype = torch.float16 if options.parallel.compression == "fp16" else first.dtype
+    dtype = torch.float16 if options.parallel.comm_hook == "fp16" else first.dtype
     gradients = torch.zeros(count, dtype=dtype, device=first.device)
     return torch.split(gradients, _BUCKET // gradients.element_size())

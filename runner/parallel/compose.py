@@ -1,0 +1,162 @@
+"""A model that is divided in several ways at once: tensor parallel layers, pipeline stages, shards and replicas.
+
+The order is that of torchtitan: tensor parallelism first, as it replaces parameters; then activation checkpointing, which wraps
+layers; then torch.compile, which compiles what it finds; then fully_shard, whose hooks stay outside of what is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+
+from runner.errors import UsageError, raised_on_all_ranks
+from runner.parallel import Setting, precision
+from runner.parallel.layers import prepare
+from runner.parallel.mesh import degree
+from runner.parallel.options import ParallelOptions
+from runner.parallel.task import Task, fill
+from runner.parallel.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class DividedTrainer(Trainer):
+    """Trains a model of which each rank has a part."""
+
+    is_sharded = True
+
+    def __init__(self, task: Task, model: nn.Module, setting: Setting, parts: Collection[nn.Module]) -> None:
+        """Make the optimizer of this rank's parameters.
+
+        Args:
+            model: has all of this rank's parameters.
+            parts: what is called: the model, or this rank's stages of it.
+        """
+        optimizer = task.optimizer(model.parameters())
+        super().__init__(task, model, optimizer, setting.options, no_sync=lambda: _no_sync(parts))
+        self.replicas = setting.mesh.get_group("data")
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """As in the base class, but fully_shard has a policy of its own."""
+        return nullcontext() if isinstance(self.model, FSDPModule) else super().computing()
+
+    def loss_context(self) -> AbstractContextManager[Any]:
+        """As in the base class."""
+        return loss_context(self.options)
+
+
+def loss_context(options: ParallelOptions) -> AbstractContextManager[Any]:
+    """The context of forward and backward passes: it computes the loss of outputs that are divided by classes."""
+    if not options.loss_parallel:
+        return nullcontext()
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    context: AbstractContextManager[Any] = loss_parallel()
+    return context
+
+
+@raised_on_all_ranks()
+def compose(task: Task, setting: Setting, *, shard: bool) -> Trainer:
+    """Divide the task's model as the options say, and return what trains it.
+
+    Args:
+        shard: whether data-parallel ranks have a part of each parameter; otherwise they have replicas.
+
+    Raises:
+        UsageError: the task's plan does not say how to divide the model so.
+    """
+    if problem := task.plan.lacks(setting.options):
+        raise UsageError(f"this workload cannot be trained with {problem}")
+    if degree(setting.mesh, "pipeline") > 1:
+        from runner.parallel.pipeline import pipeline
+
+        return pipeline(task, setting, shard=shard)
+    model = outline(task, setting)
+    divide(model, task, setting, shard=shard)
+    settle(model, task, setting)
+    return DividedTrainer(task, model, setting, [model])
+
+
+def divide(model: nn.Module, task: Task, setting: Setting, *, shard: bool, is_last: bool = True) -> None:
+    """Divide a model, or a stage of one, in place: tensor parallelism, checkpointing, compilation, shards; in this order."""
+    options = setting.options
+    if options.tp > 1:
+        _divide_layers(model, task, setting)
+    units = task.plan.units(model)
+    prepare(model, units, options)
+    if shard or setting.mesh["data"].size() > 1 or options.precision != "fp32":
+        _shard(model, units, setting, is_last=is_last)
+
+
+def outline(task: Task, setting: Setting) -> nn.Module:
+    """The whole model: where it will be, or on ``meta`` if a factory makes it."""
+    model = task.outline(setting.dtype)
+    return model.to(_home(setting)) if isinstance(task.model, nn.Module) else model
+
+
+def settle(model: nn.Module, task: Task, setting: Setting) -> None:
+    """Give a divided model its memory and its weights, if it is on ``meta``."""
+    if not isinstance(task.model, nn.Module):
+        fill(model, task.model, _home(setting))
+
+
+def _home(setting: Setting) -> torch.device:
+    return torch.device("cpu") if setting.options.offload == "cpu" else setting.device
+
+
+def _divide_layers(model: nn.Module, task: Task, setting: Setting) -> None:
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    styles = task.plan.styles(model, sequence=setting.options.sequence_parallel)
+    if styles:
+        parallelize_module(model, setting.mesh["tensor"], styles, src_data_rank=None)  # all ranks have the same weights
+
+
+def _shard(model: nn.Module, units: Iterable[nn.Module], setting: Setting, *, is_last: bool) -> None:
+    """Shard the units one by one, and what is left as one more."""
+    options, names = setting.options, setting.mesh.mesh_dim_names or ()
+    mesh = setting.mesh["replicate", "shard"] if "replicate" in names else setting.mesh["data"]
+    arguments: dict[str, Any] = {
+        "mesh": mesh,
+        # A pipeline stage is called once for each micro-batch, and would gather its parameters each time.
+        "reshard_after_forward": options.pp == 1,
+        "offload_policy": CPUOffloadPolicy(pin_memory=setting.device.type == "cuda")
+        if options.offload == "cpu"
+        else OffloadPolicy(),
+    }
+    for unit in units:
+        if not _shares_parameters(unit, model):
+            policy = precision.policy(options.precision, is_root=False, is_last=False)
+            fully_shard(unit, **arguments, mp_policy=policy)
+    fully_shard(model, **arguments, mp_policy=precision.policy(options.precision, is_root=True, is_last=is_last))
+
+
+def _shares_parameters(unit: nn.Module, model: nn.Module) -> bool:
+    """Whether a parameter of the unit is tied to one outside of it. Then both belong to what is left, which has both."""
+    own = {id(parameter) for parameter in unit.parameters()}
+    inside = {id(module) for module in unit.modules()}
+    return any(
+        id(parameter) in own
+        for module in model.modules()
+        if id(module) not in inside
+        for parameter in module.parameters(recurse=False)
+    )
+
+
+@contextmanager
+def _no_sync(parts: Iterable[nn.Module]) -> Iterator[None]:
+    """The context of a backward pass that does not exchange the gradients yet."""
+    sharded = [part for part in parts if isinstance(part, FSDPModule)]
+    for part in sharded:
+        part.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        for part in sharded:
+            part.set_requires_gradient_sync(True)

@@ -1,0 +1,44 @@
+"""The norm of all gradients, wherever their parts are, and its limit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from runner.parallel.state import whole_of
+
+
+@torch.no_grad()
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], limit: float, pipeline: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Scale the gradients down if the norm of all of them is above a limit. Collective if they are divided.
+
+    Args:
+        pipeline: the ranks that have the model's other stages.
+
+    Returns:
+        The norm before, the same on all ranks: a scalar.
+    """
+    by_mesh: dict[Any, list[nn.Parameter]] = defaultdict(list)  # torch's functions take DTensors of one mesh
+    for parameter in parameters:
+        if parameter.grad is not None:
+            by_mesh[getattr(parameter.grad, "device_mesh", None)].append(parameter)
+    norms = [whole_of(nn.utils.get_total_norm([_gradient(one) for one in group])) for group in by_mesh.values()]
+    square = torch.stack(norms).square().sum() if norms else torch.zeros(())
+    if pipeline is not None:
+        dist.all_reduce(square, group=pipeline)
+    norm = square.sqrt()
+    for group in by_mesh.values():
+        nn.utils.clip_grads_with_norm_(group, limit, norm)
+    return norm
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad

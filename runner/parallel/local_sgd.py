@@ -1,0 +1,99 @@
+"""Local SGD: each rank trains by itself, and the weights are averaged every N steps.
+
+With an outer optimizer it is DiLoCo: the average's distance from the last one is taken as a gradient, which Nesterov's method
+follows (Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, arXiv:2311.08105).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.model_averaging.utils import average_parameters
+from torch.optim import Optimizer
+
+from runner.parallel import Setting
+from runner.parallel.layers import prepare
+from runner.parallel.state import State
+from runner.parallel.task import Task
+from runner.parallel.trainer import Trainer
+
+_OUTER_LR, _OUTER_MOMENTUM = 0.7, 0.9  # of the paper, section 3
+
+
+class LocalTrainer(Trainer):
+    """Averages weights and not gradients.
+
+    An evaluation and a checkpoint are of the average, so they average, too. A checkpoint has rank 0's optimizer state.
+    """
+
+    def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer, setting: Setting) -> None:
+        """Keep the weights of the last average, if an outer optimizer needs them."""
+        super().__init__(task, model, optimizer, setting.options)
+        self._group = setting.mesh.get_group("data")
+        self._steps = 0  # since the last average
+        self._last: dict[str, nn.Parameter] = {}
+        self._outer: Optimizer | None = None
+        if setting.options.outer_optimizer == "nesterov":
+            self._last = {
+                name: nn.Parameter(weight.detach().clone())
+                for name, weight in model.named_parameters()
+                if weight.requires_grad
+            }
+            self._outer = torch.optim.SGD(self._last.values(), lr=_OUTER_LR, momentum=_OUTER_MOMENTUM, nesterov=True)
+
+    def update(self) -> None:
+        """As in the base class; then average if it is time."""
+        super().update()
+        self._steps += 1
+        if self._steps == self.options.sync_every:
+            self._average()
+
+    def share_buffers(self) -> None:
+        """As in the base class; the weights are averaged, too."""
+        self._average()
+        super().share_buffers()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Average the weights since the last time. Collective."""
+        if not self._steps:
+            return
+        self._steps = 0
+        weights = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        average_parameters(iter(weights.values()), self._group)
+        if self._outer is None:
+            return
+        for name, last in self._last.items():
+            last.grad = last - weights[name]
+        self._outer.step()
+        for name, last in self._last.items():
+            weights[name].copy_(last)
+
+    def state(self) -> State:
+        """As in the base class, with the outer optimizer's momentum. The weights are those of the last average."""
+        state = super().state()
+        if self._outer is not None:
+            for name, last in self._last.items():
+                momentum = self._outer.state[last].get("momentum_buffer")
+                state.tensors[f"outer.{name}"] = torch.zeros_like(last) if momentum is None else momentum
+        return state
+
+    def load(self, state: State) -> None:
+        """As in the base class."""
+        super().load(state)
+        weights = dict(self.model.named_parameters())
+        for name, last in self._last.items():
+            last.data.copy_(weights[name])
+            momentum = state.tensors.get(f"outer.{name}")
+            if self._outer is not None and momentum is not None:
+                self._outer.state[last]["momentum_buffer"] = momentum.to(last.device)
+
+
+def local_sgd(task: Task, setting: Setting) -> Trainer:
+    """Start all ranks from rank 0's weights, and average them every ``--sync-every`` steps."""
+    model = task.build(setting.device, setting.dtype)
+    prepare(model, task.plan.units(model), setting.options)
+    for weight in model.parameters():
+        dist.broadcast(weight.detach(), group=setting.mesh.get_group("data"), group_src=0)
+    return LocalTrainer(task, model, task.optimizer(model.parameters()), setting)

@@ -1,0 +1,230 @@
+"""Pipeline parallel: each rank has some of the layers, and micro-batches go through them under one of torch's schedules."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+from torch.utils.flop_counter import FlopCounterMode
+
+from runner.comm.timing import synchronize
+from runner.errors import UsageError, raised_on_all_ranks
+from runner.parallel import Setting
+from runner.parallel.compose import DividedTrainer, divide, outline, settle
+from runner.parallel.options import SCHEDULES, ParallelOptions
+from runner.parallel.stages import balanced, part_of, segments
+from runner.parallel.state import State, merged, restricted, whole_of
+from runner.parallel.task import Task, to_device
+from runner.parallel.trainer import Trainer
+
+_SAMPLES, _REPEATS = 2, 3  # with which the cost of layers is measured
+_HEADER = 10  # numbers that describe a tensor: dimensions, dtype, sizes
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.bool,
+    torch.uint8,
+)
+
+
+class PipelineTrainer(DividedTrainer):
+    """Trains this rank's stages."""
+
+    def __init__(
+        self, task: Task, model: nn.Module, setting: Setting, stages: dict[int, nn.Module], owners: Sequence[int]
+    ) -> None:
+        """Make the schedule.
+
+        Args:
+            model: this rank's stages in one, for the names of parameters.
+            stages: this rank's, by number.
+            owners: of each stage: the rank in the pipeline that has it.
+        """
+        super().__init__(task, model, setting, stages.values())
+        self.pipeline = setting.mesh.get_group("pipeline")
+        self._home, self._stages, self._owners = setting.device, stages, owners
+        options = setting.options
+        kind: Any = get_schedule_class(SCHEDULES[options.schedule].name)
+        made = [
+            PipelineStage(part, number, len(owners), setting.device, group=self.pipeline)
+            for number, part in stages.items()
+        ]
+        is_multi = issubclass(kind, PipelineScheduleMulti)
+        self._schedule = kind(made if is_multi else made[0], options.micro_batches, loss_fn=self._loss)
+
+    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        loss = self.task.loss(outputs, targets)
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+    def backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """As in the base class. All stages get the batch; the first uses the inputs, the last the targets."""
+        losses: list[Tensor] = []
+        last = len(self._owners) - 1
+        with self.loss_context():
+            self._schedule.step(
+                *([inputs] if 0 in self._stages else []),
+                target=targets if last in self._stages else None,
+                losses=losses if last in self._stages else None,
+                return_outputs=False,
+            )
+        mean = torch.zeros((), dtype=torch.float64, device=self._home)
+        if losses:
+            mean.copy_(torch.stack([whole_of(loss.detach()) for loss in losses]).mean())
+        dist.broadcast(mean, group=self.pipeline, group_src=self._owners[last])
+        return mean
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """As in the base class. The batch goes through the stages one by one, and all ranks get the outputs."""
+        values = inputs
+        for number, (owner, after) in enumerate(zip(self._owners, [*self._owners[1:], None], strict=True)):
+            if number in self._stages:
+                with self.loss_context():
+                    values = whole_of(self._stages[number](values))
+            if after is not None and after != owner:
+                values = self._hand_on(values, owner, after)
+        return self._from(values, self._owners[-1])
+
+    def _hand_on(self, values: Tensor, owner: int, receiver: int) -> Tensor:
+        here = dist.get_rank(self.pipeline)
+        if here == owner:
+            dist.send(_header(values), group=self.pipeline, group_dst=receiver)
+            dist.send(values.contiguous(), group=self.pipeline, group_dst=receiver)
+        elif here == receiver:
+            header = torch.empty(_HEADER, dtype=torch.int64, device=self._home)
+            dist.recv(header, group=self.pipeline, group_src=owner)
+            values = _described(header)
+            dist.recv(values, group=self.pipeline, group_src=owner)
+        return values
+
+    def _from(self, values: Tensor, owner: int) -> Tensor:
+        """A rank's tensor, on all ranks of the pipeline."""
+        is_owner = dist.get_rank(self.pipeline) == owner
+        header = _header(values) if is_owner else torch.empty(_HEADER, dtype=torch.int64, device=self._home)
+        dist.broadcast(header, group=self.pipeline, group_src=owner)
+        whole = values.contiguous() if is_owner else _described(header)
+        dist.broadcast(whole, group=self.pipeline, group_src=owner)
+        return whole
+
+    def state(self) -> State:
+        """As in the base class."""
+        return merged(super().state(), self.pipeline)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """As in the base class."""
+        everyone: list[Any] = [None] * dist.get_world_size(self.pipeline)
+        dist.all_gather_object(everyone, super().shapes(), group=self.pipeline)
+        return {name: shape for own in everyone for name, shape in own.items()}
+
+    def load(self, state: State) -> None:
+        """As in the base class."""
+        super().load(restricted(state, dict(self.model.named_parameters())))
+
+
+def pipeline(task: Task, setting: Setting, *, shard: bool) -> Trainer:
+    """Cut the model into stages, divide this rank's, and put them under the schedule.
+
+    Raises:
+        UsageError: the model cannot be cut into so many stages.
+    """
+    options = setting.options
+    model = outline(task, setting)
+    pieces = segments(model, task.plan.cuts(model))
+    owners = stage_owners(options)
+    cuts = balanced(_costs(task, model, pieces, setting), len(owners))
+    here = setting.mesh.get_local_rank("pipeline")
+    names = [name for piece in pieces for name in piece]
+    of_stages = [{name for piece in pieces[cut.start : cut.stop] for name in piece} for cut in cuts]
+    parts = [part_of(model, names, own) for own in of_stages]
+    _check_ties(parts)
+    stages = {number: part for number, part in enumerate(parts) if owners[number] == here}
+    whole = part_of(model, names, set().union(*(of_stages[number] for number in stages)))
+    for number, stage in stages.items():
+        divide(stage, task, setting, shard=shard, is_last=number == len(owners) - 1)
+        settle(stage, task, setting)
+    return PipelineTrainer(task, whole, setting, stages, owners)
+
+
+def stage_owners(options: ParallelOptions) -> list[int]:
+    """Of each stage, the rank in the pipeline that has it. With two per rank, some schedules go forth and back."""
+    ranks = list(range(options.pp))
+    if options.schedule in ("zbv", "dualpipev"):
+        return [*ranks, *reversed(ranks)]
+    return ranks * options.stages_per_rank
+
+
+def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], setting: Setting) -> list[float]:
+    """What each piece costs: seconds, or operations if the model is on ``meta``. Measured on rank 0. Collective."""
+    costs = torch.zeros(len(pieces), dtype=torch.float64, device=setting.device)
+    if dist.get_rank() == 0:
+        device = next(model.parameters()).device
+        samples: Any = [task.train_data[index] for index in range(_SAMPLES)]
+        inputs = torch.stack([torch.as_tensor(sample[0]) for sample in samples])
+        values, _ = to_device(inputs, inputs, device, setting.dtype if inputs.is_floating_point() else None)
+        model.eval()
+        names = [name for piece in pieces for name in piece]
+        measure = _operations if device.type == "meta" else _seconds
+        for number, piece in enumerate(pieces):
+            cost, values = measure(part_of(model, names, piece), values)
+            costs[number] = cost
+        model.train()
+        model.zero_grad()
+    dist.broadcast(costs, src=0)
+    return costs.tolist()
+
+
+def _operations(part: nn.Module, values: Tensor) -> tuple[float, Tensor]:
+    with FlopCounterMode(display=False) as counter:
+        outputs = part(values)
+    return counter.get_total_flops(), outputs
+
+
+def _seconds(part: nn.Module, values: Tensor) -> tuple[float, Tensor]:
+    """Of a forward and a backward pass: the shortest of a few."""
+    times = []
+    for _ in range(_REPEATS):
+        inputs = values.detach().requires_grad_(values.is_floating_point())
+        start = time.perf_counter()
+        outputs = part(inputs)
+        if outputs.requires_grad:
+            torch.autograd.backward(outputs.sum())
+        synchronize(values.device)
+        times.append(time.perf_counter() - start)
+    return min(times), outputs.detach()
+
+
+def _check_ties(stages: Sequence[nn.Module]) -> None:
+    """Refuse a parameter that two stages share: each would train its own copy.
+
+    Raises:
+        UsageError: there is one.
+    """
+    first: dict[int, tuple[int, str]] = {}
+    for number, part in enumerate(stages):
+        for name, parameter in part.named_parameters():
+            stage, other = first.setdefault(id(parameter), (number, name))
+            if stage != number:
+                with raised_on_all_ranks():
+                    raise UsageError(
+                        f"{name} is tied to {other}, and stages {stage} and {number} of the pipeline would have one each; untie "
+                        "them, or train without --pp"
+                    )
+
+
+def _header(values: Tensor) -> Tensor:
+    numbers = [values.dim(), _DTYPES.index(values.dtype), *values.shape]
+    return torch.tensor(numbers + [0] * (_HEADER - len(numbers)), dtype=torch.int64, device=values.device)
+
+
+def _described(header: Tensor) -> Tensor:
+    dimensions, dtype, *sizes = header.tolist()
+    return torch.empty(sizes[:dimensions], dtype=_DTYPES[dtype], device=header.device)

@@ -1,0 +1,44 @@
+"""Computing in a smaller type than the parameters have: autocast, a gradient scaler, or fully_shard's own policy."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(precision: str, device: str) -> AbstractContextManager[Any]:
+    """The context of a forward pass with the parameters in their own type."""
+    dtype = _DTYPES[precision]
+    return nullcontext() if dtype is None else torch.autocast(device, dtype)
+
+
+def policy(precision: str, *, is_root: bool, is_last: bool) -> MixedPrecisionPolicy:
+    """For fully_shard: parameters are gathered in the smaller type, gradients are summed in single precision.
+
+    Args:
+        is_root: inputs are cast. Those of the units inside have the right type, or are better in a larger one.
+        is_last: the outputs go to the loss, which is computed in single precision.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy  # imports DTensor, which takes a second
+
+    dtype = _DTYPES[precision]
+    if dtype is None:
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(
+        param_dtype=dtype,
+        reduce_dtype=torch.float32,
+        output_dtype=torch.float32 if is_last else None,
+        cast_forward_inputs=is_root,
+    )
+
+
+def scaler(precision: str, device: str) -> torch.amp.GradScaler | None:
+    """For fp16: it scales the loss so that small gradients are not 0, and leaves out steps whose gradients are infinite."""
+    return torch.amp.GradScaler(device) if precision == "fp16" else None

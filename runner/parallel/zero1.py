@@ -1,0 +1,50 @@
+"""ZeRO stage 1: DDP, and each rank has the optimizer's state of some parameters only, which it updates for all."""
+
+from __future__ import annotations
+
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import Optimizer
+
+from runner.parallel import Setting
+from runner.parallel.ddp import wrap
+from runner.parallel.layers import prepare
+from runner.parallel.state import State, load_state, merged, restricted, state_of
+from runner.parallel.task import Task
+from runner.parallel.trainer import Trainer
+
+
+class ZeroTrainer(Trainer):
+    """The optimizer's state is in parts, one per rank; the model is whole on each."""
+
+    is_sharded = True
+    optimizer: ZeroRedundancyOptimizer
+
+    def state(self) -> State:
+        """As in the base class."""
+        return merged(self.with_scaler(state_of(self.model, self._own)), self.replicas)
+
+    def load(self, state: State) -> None:
+        """As in the base class."""
+        own = {name for group in state_of(self.model, self._own).groups for name in group["params"]}
+        load_state(self.model, self._own, restricted(state, own))
+        for outer, inner in zip(self.optimizer.param_groups, self._own.param_groups, strict=True):
+            outer.update({name: value for name, value in inner.items() if name != "params"})
+        self.load_scaler(state)
+
+    @property
+    def _own(self) -> Optimizer:
+        """The optimizer of this rank's parameters."""
+        own: Optimizer = self.optimizer.optim
+        return own
+
+
+def zero1(task: Task, setting: Setting) -> Trainer:
+    """Wrap the model in DDP, and the optimizer in ZeroRedundancyOptimizer, over the mesh's ``data`` dimension."""
+    model = task.build(setting.device, setting.dtype)
+    prepare(model, task.plan.units(model), setting.options)
+    wrapped = wrap(model, setting)
+    made = task.optimizer(model.parameters())  # has no state yet; its groups have all options
+    optimizer = ZeroRedundancyOptimizer(
+        made.param_groups, optimizer_class=type(made), process_group=setting.mesh.get_group("data")
+    )
+    return ZeroTrainer(task, model, optimizer, setting.options, wrapped=wrapped, no_sync=wrapped.no_sync)

@@ -1,0 +1,154 @@
+"""A workload that trains by a strategy, and the same model whole on every rank, and prints by how much they differ.
+
+Several trainings run in turn in one job, each with the options of one argument: ``parity '--tp 2' '--pp 2 --meta'``.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.utils.data import TensorDataset
+
+from runner.parallel import Setting, load_strategy
+from runner.parallel.mesh import Layout, lay_out
+from runner.parallel.options import degrees_in
+from runner.parallel.state import whole_of
+from runner.parallel.task import Plan, Task
+from runner.training.batches import ShardSampler
+from runner.training.options import read_step_options, step_parser
+from runner.training.run import Run
+
+WIDTH, SAMPLES, LENGTH, CLASSES = 8, 512, 4, 6
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values + self.down(nn.functional.gelu(self.up(self.norm(values))))
+
+
+class Net(nn.Module):
+    """A chain of small layers over a sequence."""
+
+    def __init__(self, *, is_tied: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(CLASSES, WIDTH)
+        self.layers = nn.ModuleList(Block() for _ in range(8))
+        self.head = nn.Linear(WIDTH, CLASSES, bias=False)
+        if is_tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, values: Tensor) -> Tensor:
+        values = self.embed(values)
+        for layer in self.layers:
+            values = layer(values)
+        outputs: Tensor = self.head(values)
+        return outputs
+
+
+PLAN = Plan(
+    shard=("layers.*", "head"),
+    tensor={"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()},
+    pipeline=("layers.*", "head"),
+)
+
+
+def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+
+def main(run: Run, argv: list[str]) -> None:
+    for options in argv:
+        arguments = options.split()
+        degrees = degrees_in(arguments, run.size)
+        layout = lay_out(run.job.topology, degrees)
+        if "--order" in arguments:  # of the ranks in the mesh, as some mappings of ranks to hosts ask for
+            order = arguments[arguments.index("--order") + 1]
+            layout = Layout(degrees, tuple(map(int, order.split(","))))
+        _compare(replace(run, layout=layout), arguments)
+
+
+def _compare(run: Run, arguments: list[str]) -> None:
+    parser = step_parser(run, __doc__)
+    parser.add_argument("--meta", action="store_true", help="the task has a factory")
+    parser.add_argument("--tied", action="store_true", help="embedding and output have one weight")
+    parser.add_argument("--frozen", action="store_true", help="some weights are not trained")
+    parser.add_argument("--order", help="of the ranks in the mesh")
+    parser.add_argument("--sgd", action="store_true", help="the optimizer is linear in the gradient")
+    parser.add_argument("--steps", type=int, default=10)
+    options, given = read_step_options(run, parser, arguments)
+    dtype = getattr(torch, options.dtype)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, CLASSES, (SAMPLES, LENGTH + 1), generator=generator)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+
+    def make() -> nn.Module:
+        net = Net(is_tied=given.tied)
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad_(not (given.frozen and name.startswith(("layers.0", "layers.5.up"))))
+        return net
+
+    def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        if given.sgd:
+            return torch.optim.SGD(parameters, lr=1e-2)
+        return torch.optim.AdamW(parameters, lr=1e-2)
+
+    torch.manual_seed(0)
+    model: nn.Module | Callable[[], nn.Module] = make if given.meta else make()
+    task = Task(
+        model=model,
+        loss=loss_of,
+        optimizer=optimizer,
+        train_data=TensorDataset(inputs, targets),
+        plan=PLAN,
+    )
+    whole = copy.deepcopy(task).build(run.device, dtype)
+    bare = optimizer(whole.parameters())
+    setting = Setting(device=run.device, dtype=dtype, mesh=run.mesh, options=options.parallel)
+    trainer = load_strategy(options.parallel.strategy)(task, setting)
+    own = list(ShardSampler(SAMPLES, run.data_rank, run.data_size, 0))
+    everyones = list(ShardSampler(SAMPLES, 0, 1, 0))
+    found: dict[str, float] = {"loss": 0.0, "weights": 0.0}
+    for step in range(given.steps):
+        mine = _nth(own, step, options.batch_size)
+        (total,) = run.sum(trainer.step(inputs[mine], targets[mine]).item())
+        batch = _nth(everyones, step, options.batch_size * run.data_size)
+        bare.zero_grad()
+        loss = loss_of(whole(inputs[batch]), targets[batch])
+        torch.autograd.backward(loss)
+        if options.parallel.clip_norm is not None:
+            nn.utils.clip_grad_norm_(whole.parameters(), options.parallel.clip_norm)
+        bare.step()
+        found["loss"] = max(found["loss"], abs(total / run.data_size / loss.item() - 1))
+    weights = dict(whole.named_parameters())
+    trainer.share_buffers()
+    for name, parameter in trainer.model.named_parameters():
+        found["weights"] = max(found["weights"], _difference(whole_of(parameter.detach()), weights[name]))
+    with torch.no_grad():
+        found["outputs"] = _difference(trainer.outputs(inputs[:7]), whole(inputs[:7]))
+    found["parameters"] = sum(_own(parameter).numel() for parameter in trainer.model.parameters())
+    everyone: list[Any] = [None] * run.size
+    torch.distributed.all_gather_object(everyone, found)
+    worst = {key: max(one[key] for one in everyone) for key in found}
+    run.say("parity " + json.dumps({"arguments": " ".join(arguments), **worst}))
+
+
+def _nth(order: list[int], number: int, size: int) -> list[int]:
+    return order[number * size : (number + 1) * size]
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    return ((one - other).abs().max() / other.abs().max()).item()
+
+
+def _own(parameter: Tensor) -> Tensor:
+    local: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return local
