@@ -83,13 +83,13 @@ class PipelineTrainer(DividedTrainer):
         dist.broadcast(mean, group=self.pipeline, group_src=self._owners[last])
         return mean
 
-    def outputs(self, inputs: Tensor) -> Tensor:
+    def outputs(self, inputs: Tensor, *more: Any) -> Tensor:
         """As in the base class. The batch goes through the stages one by one, and all ranks get the outputs."""
         values = inputs
         for number, (owner, after) in enumerate(zip(self._owners, [*self._owners[1:], None], strict=True)):
             if number in self._stages:
                 with self.loss_context():
-                    values = whole_of(self._stages[number](values))
+                    values = whole_of(self._stages[number](values, *more))
             if after is not None and after != owner:
                 values = self._hand_on(values, owner, after)
         return self._from(values, self._owners[-1])
@@ -169,7 +169,7 @@ def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], settin
         device = next(model.parameters()).device
         samples: Any = [task.train_data[index] for index in range(_SAMPLES)]
         inputs = torch.stack([torch.as_tensor(sample[0]) for sample in samples])
-        values, _ = to_device(inputs, inputs, device, setting.dtype if inputs.is_floating_point() else None)
+        values, _ = to_device(inputs, inputs, device, setting.dtype)
         model.eval()
         names = [name for piece in pieces for name in piece]
         measure = _operations if device.type == "meta" else _seconds

@@ -247,6 +247,21 @@ class Checkpoints:
         return saved, shapes, sums
 
 
+def model_weights(path: Path) -> dict[str, Tensor]:
+    """The model's weights in a checkpoint, or in the newest one of a folder, by name. Called on one rank.
+
+    Raises:
+        UsageError: there is none, or it is damaged.
+    """
+    newest = path if (path / SEAL).is_file() else next((found for _, found in checkpoint_folder.steps_in(path)), None)
+    if newest is None:
+        raise UsageError(f"there is no checkpoint in {path}; train first, or name another --checkpoint-dir")
+    _, sums = checkpoint_folder.unseal(newest)
+    checkpoint_folder.check_files(newest, sums)
+    tensors = checkpoint_folder.read_whole(newest)
+    return {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
+
+
 def _problem_of(path: Path, sums: Sums) -> str | None:
     try:
         checkpoint_folder.check_files(path, sums)

@@ -77,7 +77,7 @@ def main(run: Run, argv: list[str]) -> None:
 
 
 def _compare(run: Run, arguments: list[str]) -> None:
-    parser = step_parser(run, __doc__)
+    parser = step_parser(run, __doc__, plan=PLAN)
     parser.add_argument("--meta", action="store_true", help="the task has a factory")
     parser.add_argument("--tied", action="store_true", help="embedding and output have one weight")
     parser.add_argument("--frozen", action="store_true", help="some weights are not trained")
