@@ -173,8 +173,8 @@ def test_its_meeting_point_lets_in_the_addresses_that_hosts_have_said() -> None:
 
 @pytest.mark.parametrize("controller", ["--gloo", "--mpi"])
 def test_under_horovodrun(controller: str, tmp_path: Path) -> None:
-    options = [*SHORT, "--strategy", "horovod", "--max-steps", "5"]
-    done = ok(run(*HOROVODRUN, controller, *RUNNER, "workloads.mnist", *options, cwd=tmp_path, **PATH))
+    options = ["--strategy", "horovod", "--max-steps", "5"]
+    done = ok(run(*HOROVODRUN, controller, *RUNNER, "workloads.linear", *options, cwd=tmp_path, **PATH))
     assert done.stdout.count("done: 5 steps") == 1
 
 
@@ -185,8 +185,8 @@ def test_the_launch_script() -> None:
 
 
 def test_under_torchrun(tmp_path: Path) -> None:
-    options = [*SHORT, "--strategy", "horovod", "--max-steps", "5"]
-    done = ok(torchrun(2, *RUNNER[1:], "workloads.mnist", *options, cwd=tmp_path))
+    options = ["--strategy", "horovod", "--max-steps", "5"]
+    done = ok(torchrun(2, *RUNNER[1:], "workloads.linear", *options, cwd=tmp_path))
     assert done.stdout.count("done: 5 steps") == 1
 
 
