@@ -35,9 +35,13 @@ class Turns:
         """
         if ranks not in self._jobs:
             self._jobs[ranks] = _Job(ranks, self._environment)
-        done = self._jobs[ranks].turn(list(command), timeout, cwd=str(cwd), environment=environment)
-        if self._jobs[ranks].has_ended:
-            self._jobs.pop(ranks).close()
+        is_there = False
+        try:
+            done = self._jobs[ranks].turn(list(command), timeout, cwd=str(cwd), environment=environment)
+            is_there = not self._jobs[ranks].has_ended
+        finally:
+            if not is_there:
+                self._jobs.pop(ranks).close()
         return done
 
     def close(self) -> None:
@@ -72,14 +76,15 @@ class _Job:
         codes = [Path(f"{turn}.code.{rank}") for rank in range(self._ranks)]
         while not all(code.exists() for code in codes) and not self.has_ended:
             if time.monotonic() > deadline:
-                self.close()
                 raise TimeoutError(f"{' '.join(command)} did not end within {timeout} s: {self._output(turn, 'err')}")
             time.sleep(0.005)
         outputs = [self._output(turn, name) for name in ("out", "err")]
         if self.has_ended:
             self._said.seek(0)
             outputs[1] += self._said.read()
-            return subprocess.CompletedProcess(command, self._process.returncode, *outputs)
+            return subprocess.CompletedProcess(
+                command, self._process.returncode or 1, *outputs
+            )  # not the end of a turn
         return subprocess.CompletedProcess(command, max(int(code.read_text()) for code in codes), *outputs)
 
     def _ask(self, **asked: Any) -> Path:
@@ -93,14 +98,12 @@ class _Job:
         return "".join(file.read_text() for file in files if file.exists())
 
     def close(self) -> None:
-        try:
-            self._ask(command=[])
-            self._process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            self._process.terminate()
-            self._process.wait(timeout=20)
-        finally:
-            self._process.kill()
-            self._process.wait()
-            self._said.close()
-            self._folder.cleanup()
+        self._ask(command=[])
+        for end in (self._process.terminate, self._process.kill):
+            try:
+                self._process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                end()
+        self._process.wait()
+        self._said.close()
+        self._folder.cleanup()
