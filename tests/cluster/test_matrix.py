@@ -50,5 +50,6 @@ def test_an_unmodified_torchrun_script(vc: Cluster, name: str) -> None:
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_a_few_steps_of_training(vc: Cluster, name: str, tmp_path: Path) -> None:
     options = ["--max-steps", "5", "--checkpoint-dir", str(tmp_path)]
-    assert "done: 5 steps" in launch(vc, name, [2, 2], "workloads.linear", *options)
+    slots = [2, 2] if (name, "uneven") not in CELLS else [2, 1]  # messages inside a host and between hosts
+    assert "done: 5 steps" in launch(vc, name, slots, "workloads.linear", *options)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5
