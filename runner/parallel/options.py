@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.extensions import extensions
@@ -78,11 +78,8 @@ class ParallelOptions:
         Raises:
             UsageError: the degrees do not fit the number of ranks.
         """
-        if self.strategy != "fsdp":
-            return Degrees.of(ranks, pipeline=self.pp, tensor=self.tp)
-        copies = self.replicate or 1
-        rest = Degrees.of(ranks, shard=copies, pipeline=self.pp, tensor=self.tp).replicate
-        return Degrees(replicate=copies, shard=rest, pipeline=self.pp, tensor=self.tp).checked(ranks)
+        rest: Literal["shard", "replicate"] = "shard" if self.strategy == "fsdp" else "replicate"
+        return Degrees.of(ranks, replicate=self.replicate or 1, pipeline=self.pp, tensor=self.tp, rest=rest)
 
 
 def strategy_names() -> list[str]:
@@ -269,5 +266,10 @@ def _conflicts(options: ParallelOptions) -> list[tuple[bool, str]]:
         (
             options.precision == "fp16" and name in ("horovod", "local-sgd"),
             f"--precision fp16 scales gradients, which --strategy {name} cannot; take bf16, or --strategy ddp",
+        ),
+        (
+            options.precision == "fp16" and options.pp > 1,
+            "--precision fp16 leaves out steps whose gradients overflow, and the stages of a pipeline would not all do so; take "
+            "bf16",
         ),
     ]

@@ -12,6 +12,8 @@ from typing import Any
 
 from runner.errors import EXIT_OK, RunnerError
 from runner.outcome import outcome_of
+from runner.parallel.mesh import lay_out
+from runner.parallel.options import degrees_in
 from runner.training.run import Run
 
 
@@ -46,7 +48,8 @@ def code_of(run: Run, asked: dict[str, Any]) -> int:
     before = dict(os.environ)
     os.environ.update(asked["environment"])
     try:
-        importlib.import_module(name).main(replace(run, workload=name), arguments)
+        layout = lay_out(run.job.topology, degrees_in(arguments, run.size))
+        importlib.import_module(name).main(replace(run, workload=name, layout=layout), arguments)
     except (RunnerError, SystemExit) as error:
         if run.size > 1 and not getattr(error, "on_all_ranks", isinstance(error, SystemExit) and not error.code):
             raise
