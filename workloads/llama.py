@@ -79,6 +79,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--warmup", type=positive, default=20, metavar="STEPS", help="of the learning rate (default: 20)"
     )
+    group.add_argument(
+        "--schedule-steps",
+        type=positive,
+        metavar="STEPS",
+        help="where the learning rate ends (default: with the training)",
+    )
     group.add_argument("--weights", type=Path, metavar="DIR", help="start from a model in Hugging Face's layout")
     group.add_argument("--export", type=Path, metavar="DIR", help="write the newest checkpoint in that layout, and end")
     group.add_argument("--generate", metavar="TEXT", help="continue a text by the newest checkpoint, and end")
@@ -146,7 +152,7 @@ def _task(run: Run, options: TrainingOptions, given: argparse.Namespace) -> Task
         units_per_sample=given.length,
         flops_per_sample=flops_per_token(config, given.length) * given.length,
         loss_in=("bits/byte", 1 / math.log(2)),
-        schedule=_schedule(options, given.warmup, len(train_data) // (options.batch_size * run.data_size)),
+        schedule=_schedule(given.warmup, given.schedule_steps or _steps(run, options, len(train_data))),
         weights=(lambda: llama_weights.read(given.weights)) if given.weights else None,
         plan=plan(loss=options.parallel.loss_parallel),
     )
@@ -191,14 +197,19 @@ def _adamw(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimiz
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
 
 
-def _schedule(options: TrainingOptions, warmup: int, steps_per_epoch: int) -> Callable[[int], float]:
+def _steps(run: Run, options: TrainingOptions, samples: int) -> int:
+    """The number of steps of the whole training."""
+    steps = options.epochs * (samples // (options.batch_size * run.data_size))
+    return min(steps, options.max_steps or steps)
+
+
+def _schedule(warmup: int, steps: int) -> Callable[[int], float]:
     """Linear warm-up, then half a cosine down to a tenth."""
-    steps = min(options.max_steps or math.inf, options.epochs * steps_per_epoch)
 
     def factor(step: int) -> float:
         if step < warmup:
             return (step + 1) / warmup
-        done = min(1.0, (step - warmup) / max(1.0, steps - warmup))
+        done = min(1.0, (step - warmup) / max(1, steps - warmup))
         return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
 
     return factor

@@ -39,8 +39,11 @@ class Checkpoints:
         if trainer.is_sharded:
             self._check_shared_folder()
 
-    def restore(self) -> tuple[Saved | None, list[str] | None]:
+    def restore(self, *, goes_on: bool = True) -> tuple[Saved | None, list[str] | None]:
         """Resume from the checkpoint that the options name, if any.
+
+        Args:
+            goes_on: the training does, so the settings have to fit.
 
         Returns:
             Its content, and the settings that have changed since (None if it did not record them).
@@ -58,7 +61,8 @@ class Checkpoints:
         whole: dict[str, Tensor] = {}  # filled on rank 0
         here = trainer.shapes()
         saved, shapes, sums = run.on_main(lambda: self._open(path, whole, here))
-        changes = resume.check_settings(saved, self._settings, trainer.optimizer, trainer.state().groups)
+        own = trainer.state().groups
+        changes = resume.check_settings(saved, self._settings, trainer.optimizer, own) if goes_on else None
         room = room_for(trainer.model, shapes, here)
         if sums:  # sharded: every rank reads its part
             names = sorted(sums)[run.rank :: run.size]
@@ -68,7 +72,8 @@ class Checkpoints:
             for name, (shape, dtype) in shapes.items():
                 _send(run, whole.get(name), shape, dtype, room.get(name))
         trainer.load(State(room, saved.groups, saved.values))
-        resume.obey_changes(saved, self._settings, trainer.optimizer)
+        if goes_on:
+            resume.obey_changes(saved, self._settings, trainer.optimizer)
         return saved, changes if saved.settings is not None else None
 
     def keep_aside(self, folder: Path, paths: list[Path]) -> None:

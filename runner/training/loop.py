@@ -166,7 +166,7 @@ def trained(run: Run, task: Task, options: TrainingOptions) -> Trainer:
         UsageError: there is no checkpoint, or it is damaged or does not fit.
     """
     trainer, checkpoints = _prepare(run, task, options)
-    saved, _ = checkpoints.restore()
+    saved, _ = checkpoints.restore(goes_on=False)
     if saved is None:
         with raised_on_all_ranks():
             raise UsageError(
