@@ -103,6 +103,13 @@ class Layout:
         """The index of a rank's share of the samples, from 0 to ``degrees.data`` - 1."""
         return self._positions[rank] // self.degrees.tensor % self.degrees.data
 
+    def place(self, rank: int) -> dict[str, int]:
+        """A rank's index in each dimension of the degrees, from 0."""
+        rest, place = self._positions[rank], {}
+        for name in ("tensor", "shard", "replicate", "pipeline"):
+            rest, place[name] = divmod(rest, getattr(self.degrees, name))
+        return place
+
     @property
     def dimensions(self) -> dict[str, int]:
         """The dimensions of torch's mesh and their sizes."""

@@ -17,7 +17,7 @@ from runner.comm.timing import synchronize
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel import Setting
 from runner.parallel.compose import DividedTrainer, divide, outline, settle
-from runner.parallel.options import SCHEDULES, ParallelOptions
+from runner.parallel.options import SCHEDULES
 from runner.parallel.stages import balanced, part_of, segments
 from runner.parallel.state import State, merged, restricted, whole_of
 from runner.parallel.task import Task, to_device
@@ -139,7 +139,7 @@ def pipeline(task: Task, setting: Setting, *, shard: bool) -> Trainer:
     options = setting.options
     model = outline(task, setting)
     pieces = segments(model, task.plan.cuts(model))
-    owners = stage_owners(options)
+    owners = options.stage_owners
     cuts = balanced(_costs(task, model, pieces, setting), len(owners))
     here = setting.mesh.get_local_rank("pipeline")
     names = [name for piece in pieces for name in piece]
@@ -152,14 +152,6 @@ def pipeline(task: Task, setting: Setting, *, shard: bool) -> Trainer:
         divide(stage, task, setting, shard=shard, is_last=number == len(owners) - 1)
         settle(stage, task, setting)
     return PipelineTrainer(task, whole, setting, stages, owners)
-
-
-def stage_owners(options: ParallelOptions) -> list[int]:
-    """Of each stage, the rank in the pipeline that has it. With two per rank, some schedules go forth and back."""
-    ranks = list(range(options.pp))
-    if options.schedule in ("zbv", "dualpipev"):
-        return [*ranks, *reversed(ranks)]
-    return ranks * options.stages_per_rank
 
 
 def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], setting: Setting) -> list[float]:
