@@ -12,6 +12,7 @@ import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path
 class Turns:
     """Jobs of several sizes, each started at its first turn, and ended by ``close``."""
 
-    def __init__(self, **environment: str) -> None:
-        self._environment = environment
+    def __init__(self, *options: str, **environment: str) -> None:
+        """``options`` are the runner's."""
+        self._options, self._environment = options, environment
         self._jobs: dict[int, _Job] = {}
 
     def __call__(
@@ -34,7 +36,7 @@ class Turns:
             TimeoutError: the turn did not end in time.
         """
         if ranks not in self._jobs:
-            self._jobs[ranks] = _Job(ranks, self._environment)
+            self._jobs[ranks] = _Job(ranks, self._options, self._environment)
         is_there = False
         try:
             done = self._jobs[ranks].turn(list(command), timeout, cwd=str(cwd), environment=environment)
@@ -51,14 +53,14 @@ class Turns:
 
 
 class _Job:
-    def __init__(self, ranks: int, environment: dict[str, str]) -> None:
+    def __init__(self, ranks: int, options: Sequence[str], environment: dict[str, str]) -> None:
         self._ranks = ranks
         self._folder = tempfile.TemporaryDirectory()
         self._numbers = itertools.count()
         self._said = tempfile.TemporaryFile("w+")
         launcher = [mpirun_path(), "-np", str(ranks)] if ranks > 1 else []
         self._process = subprocess.Popen(
-            [*launcher, *RUNNER, "takes_turns", self._folder.name, str(os.getpid())],
+            [*launcher, *RUNNER, *options, "takes_turns", self._folder.name, str(os.getpid())],
             cwd=SCRIPTS,
             env=clean_environment(**environment),
             stdin=subprocess.DEVNULL,

@@ -33,20 +33,22 @@ class Schedule:
         name: torch's.
         stages: per rank: the default, which is also the smallest number.
         is_fixed: whether it works for that number only.
+        splits_backward: whether it computes the gradients of inputs and of weights at different times.
     """
 
     name: str
     stages: int = 1
     is_fixed: bool = True
+    splits_backward: bool = False
 
 
 SCHEDULES = {
     "gpipe": Schedule("GPipe"),
     "1f1b": Schedule("1F1B"),
     "interleaved1f1b": Schedule("Interleaved1F1B", stages=2, is_fixed=False),
-    "interleaved-zero-bubble": Schedule("InterleavedZeroBubble", stages=2, is_fixed=False),
-    "zbv": Schedule("ZBVZeroBubble", stages=2),
-    "dualpipev": Schedule("DualPipeV", stages=2),
+    "interleaved-zero-bubble": Schedule("InterleavedZeroBubble", stages=2, is_fixed=False, splits_backward=True),
+    "zbv": Schedule("ZBVZeroBubble", stages=2, splits_backward=True),
+    "dualpipev": Schedule("DualPipeV", stages=2, splits_backward=True),
 }
 
 
@@ -267,6 +269,11 @@ def _conflicts(options: ParallelOptions) -> list[tuple[bool, str]]:
             and micro_batches % max(1, micro_batches // options.pp) > 0,
             f"--schedule {options.schedule} goes in rounds of {options.pp} micro-batches, and --micro-batches {micro_batches} "
             f"does not divide into them; take a multiple of {options.pp}",
+        ),
+        (
+            options.pp > 1 and schedule.splits_backward and options.activation_checkpointing == "selective",
+            f"--schedule {options.schedule} goes back through a layer twice, which torch's selective checkpointing does not "
+            "bear; take --activation-checkpointing full",
         ),
         (
             options.comm_hook != "none" and (name not in ("ddp", "horovod") or is_divided),

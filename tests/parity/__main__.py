@@ -1,0 +1,130 @@
+"""Train by every strategy and combination on 2, 4 and 8 ranks, and write by how much they differ from one process.
+
+    python -m tests.parity [--ranks N] [--backend NAME]
+
+Ten steps in float64 and in float32, by gloo and mpi4py. Writes the table of docs/parallelism.md if nothing is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from runner.parallel.options import SCHEDULES
+from tests.launching import ROOT
+from tests.turns import Turns
+
+DOCUMENT = ROOT / "docs" / "parallelism.md"
+BEGIN, END = "<!-- written by make parity -->", "<!-- end -->"
+BACKENDS = ("gloo", "mpi4py")
+RANKS = (2, 4, 8)
+LIMITS = {"float64": 1e-9, "float32": 1e-5}  # of the loss and, in float64, of weights and outputs; relative
+SPLITTING = [name for name, schedule in SCHEDULES.items() if schedule.splits_backward]
+FEATURES = {
+    "plain": "",
+    "factory": "--meta",
+    "accumulation and clipping": "--micro-batches {m} --clip-norm 0.1",
+    "frozen weights": "--frozen",
+    "recomputation": "--activation-checkpointing full",
+    "selective recomputation": "--activation-checkpointing selective",
+    "tied weights": "--tied --meta",
+}
+
+
+def layouts(ranks: int) -> Iterator[str]:
+    """The options of every combination."""
+    yield from ("--strategy ddp", "--strategy fsdp", "--strategy zero1")
+    if ranks > 2:
+        yield "--strategy fsdp --replicate 2"
+    degrees = [(tp, pp) for tp, pp in itertools.product((1, 2, 4), (1, 2, 4)) if tp * pp > 1 and ranks % (tp * pp) == 0]
+    for (tp, pp), strategy in itertools.product(degrees, ("ddp", "fsdp")):
+        if ranks == tp * pp and strategy == "fsdp":
+            continue  # nothing is left to shard
+        for schedule in SCHEDULES if pp > 1 else [""]:
+            if pp * (2 if SCHEDULES.get(schedule, SCHEDULES["1f1b"]).stages > 1 else 1) > 8:
+                continue
+            yield " ".join(
+                [
+                    f"--strategy {strategy}",
+                    *([f"--tp {tp}"] if tp > 1 else []),
+                    *([f"--pp {pp} --schedule {schedule}"] if pp > 1 else []),
+                ]
+            )
+
+
+def cases(ranks: int) -> Iterator[tuple[str, str, str]]:
+    """(layout, feature, the workload's options)."""
+    for layout in layouts(ranks):
+        for feature, options in FEATURES.items():
+            if ranks == 8 and feature != "plain":
+                continue
+            if feature == "tied weights" and "--pp" in layout:
+                continue  # refused, as a test shows
+            if feature == "selective recomputation" and any(name in layout for name in SPLITTING):
+                continue  # refused, as a test shows
+            yield layout, feature, f"{layout} {options.format(m=8)}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, choices=RANKS, help="these only")
+    parser.add_argument("--backend", choices=BACKENDS, help="this only")
+    given = parser.parse_args()
+    start, worst, failed = time.monotonic(), dict[tuple[int, str, str, str], float](), 0
+    for backend in [given.backend] if given.backend else BACKENDS:
+        turns = Turns("--backend", backend)
+        for ranks in [given.ranks] if given.ranks else RANKS:
+            for layout, _, options in cases(ranks):
+                for dtype, limit in LIMITS.items():
+                    found = _deviation(turns, ranks, options, dtype)
+                    key = ranks, layout, backend, dtype
+                    worst[key] = max(worst.get(key, 0.0), found)
+                    if not found < limit:
+                        failed += 1
+                        print(f"{ranks} ranks, {backend}, {dtype}, {options}: {found:.1e}", flush=True)
+            print(
+                f"{ranks} ranks by {backend}: done after {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True
+            )
+        turns.close()
+    if given.ranks is None and given.backend is None:
+        _write(DOCUMENT, table(worst))
+    print(f"{len(worst)} combinations, {failed} above the limit")
+    sys.exit(failed > 0)
+
+
+def _deviation(turns: Turns, ranks: int, options: str, dtype: str) -> float:
+    """The largest relative deviation of losses, and in float64 of weights and outputs; infinity if the training failed."""
+    arguments = ["--dtype", dtype, "--batch-size", "8", *options.split()]
+    done = turns(ranks, "parity", *arguments, timeout=300)
+    if done.returncode != 0:
+        print(done.stderr, file=sys.stderr)
+        return float("inf")
+    found = json.loads(done.stdout.partition("parity ")[2])
+    return float(max(found["loss"], found["weights"], found["outputs"]) if dtype == "float64" else found["loss"])
+
+
+def table(worst: dict[tuple[int, str, str, str], float]) -> str:
+    """The largest deviation of each combination, over the features that were tried, as Markdown."""
+    backends = list(dict.fromkeys(backend for _, _, backend, _ in worst))
+    lines = [
+        f"| ranks | combination | {' | '.join(f'{backend}, {dtype}' for backend in backends for dtype in LIMITS)} |",
+        "|---|---|" + "---|" * (len(backends) * len(LIMITS)),
+    ]
+    for ranks, layout in dict.fromkeys((ranks, layout) for ranks, layout, _, _ in worst):
+        cells = [f"{worst[ranks, layout, backend, dtype]:.0e}" for backend in backends for dtype in LIMITS]
+        lines.append(f"| {ranks} | `{layout}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _write(path: Path, text: str) -> None:
+    before, _, rest = path.read_text().partition(BEGIN)
+    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
+
+
+if __name__ == "__main__":
+    main()
