@@ -119,6 +119,7 @@ def _matching(model: nn.Module, patterns: Iterable[str]) -> list[str]:
         name
         for name, module in model.named_modules()
         if any(len(own) == len(name.split(".")) and all(map(fnmatchcase, name.split("."), own)) for own in parts)
+        and name  # not the model itself
         and not isinstance(module, PassedOn)
     ]
 

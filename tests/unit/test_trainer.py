@@ -83,6 +83,7 @@ def test_a_plan_names_modules_by_patterns() -> None:
     model = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(1, 1) for _ in range(3)), "head": nn.Linear(1, 1)})
     assert Plan(shard=("layers.*", "head")).units(model) == [*model["layers"], model["head"]]  # type: ignore[misc]
     assert Plan().units(model) == []
+    assert Plan(shard=("*",)).units(model) == [model["layers"], model["head"]]  # type: ignore[index]  # not the model itself
     deep = nn.ModuleDict({"layers": nn.ModuleList(nn.Sequential(nn.Linear(1, 1)) for _ in range(2))})
     assert Plan(shard=("layers.*",)).units(deep) == [*deep["layers"]]  # type: ignore[misc]  # and nothing inside
 
