@@ -1,7 +1,12 @@
-"""A workload of a Llama, to plan for and to train: after a step it prints the bytes that each rank has, by pipeline stage."""
+"""A workload of a Llama, to plan for and to train.
+
+Several trainings of one step run in turn in one job, each with the options of one argument: ``planned_llama '--tp 2' '--pp 2'``.
+Then the bytes that each rank has are printed, with its place in the pipeline.
+"""
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +16,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from runner.parallel import Setting, load_strategy
+from runner.parallel.mesh import lay_out
+from runner.parallel.options import degrees_in
 from runner.parallel.task import Plan, Task
 from runner.training.options import StepOptions, read_step_options, step_parser
 from runner.training.run import Run
@@ -36,6 +43,15 @@ PLAN = Plan(
 
 
 def main(run: Run, argv: list[str]) -> None:
+    if run.train_by is not None:
+        _train(run, argv)
+        return
+    for options in argv:
+        layout = lay_out(run.job.topology, degrees_in(options.split(), run.size))
+        _train(replace(run, layout=layout), options.split())
+
+
+def _train(run: Run, argv: list[str]) -> None:
     parser = step_parser(run, __doc__)
     parser.add_argument("--size", choices=SIZES, default="debug")
     parser.add_argument("--length", type=int, default=32)
@@ -60,10 +76,10 @@ def main(run: Run, argv: list[str]) -> None:
     if run.train_by is not None:
         run.train_by(run, task, options)
         return
-    _measure(run, task, options)
+    _measure(run, task, options, " ".join(argv))
 
 
-def _measure(run: Run, task: Task, options: StepOptions) -> None:
+def _measure(run: Run, task: Task, options: StepOptions, name: str) -> None:
     setting = Setting(device=run.device, dtype=getattr(torch, options.dtype), mesh=run.mesh, options=options.parallel)
     trainer = load_strategy(options.parallel.strategy)(task, setting)
     samples = [task.train_data[number] for number in range(options.batch_size)]
@@ -79,7 +95,7 @@ def _measure(run: Run, task: Task, options: StepOptions) -> None:
     }
     everyone: list[Any] = [None] * run.size
     torch.distributed.all_gather_object(everyone, found)
-    run.say("measured " + json.dumps(everyone))
+    run.say("measured " + json.dumps({"arguments": name, "ranks": everyone}))
 
 
 def _bytes(tensors: Iterable[Tensor | nn.Parameter]) -> int:

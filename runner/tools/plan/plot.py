@@ -36,6 +36,7 @@ def plot(title: str, plans: Sequence[Planned], limit: int, estimate: float, path
     axis.axhline(limit / unit, color="black", linestyle="--", linewidth=1, label=f"limit: {size_text(limit)}")
     if estimate / unit <= 1.5 * max(*below, limit / unit):
         axis.axhline(estimate / unit, color="gray", linestyle=":", linewidth=1, label="24 bytes per parameter, whole")
+    axis.margins(y=0.05)
     axis.set(title=title, ylabel=f"memory per GPU ({name})")
     axis.set_xticks(places, [one.candidate.name for one in shown], rotation=60, ha="right", rotation_mode="anchor")
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
