@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.launching import ROOT, RUNNER, SCRIPTS, ok, own_lines, run, runner
+from tests.launching import ROOT, RUNNER, SCRIPTS, ok, run, runner
 from tests.terminal import on_terminal
 
 WORKLOAD = ["planned_llama", "--size", "debug", "--length", "16", "--batch-size", "8"]
@@ -59,3 +59,50 @@ def test_memory_is_that_of_a_run(ranks: int, tmp_path: Path) -> None:
             of_ranks = [one for one in line["ranks"] if one["stage"] == stage]
             for part in PARTS:
                 assert memory[part] == pytest.approx(max(one[part] for one in of_ranks), rel=0.02), (name, stage, part)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["planned_llama", "--gpus", "8", "--memory", "80XB"], "'80XB' is not a size of memory such as 80GB, 80GiB or 24G"),
+        (["planned_llama", "--gpus", "0", "--memory", "1G"], "--gpus: '0' is not a whole number above 0"),
+        (["planned_llama", "--memory", "1G"], "the following arguments are required: --gpus"),
+        (["--gpus", "8", "--memory", "1G"], "the following arguments are required: WORKLOAD"),
+        (["planned_llama", "--gpus", "8", "--hosts", "3", "--memory", "1G"], "--hosts 3 does not divide --gpus 8"),
+        (["workloads.nothing", "--gpus", "8", "--memory", "1G"], "no workload workloads.nothing: plan takes a module"),
+        (["planned_llama", "--gpus", "8", "--memory", "1G", "--sizes", "7b"], "unrecognized arguments: --sizes 7b"),
+        (["planned_llama", "--gpus", "8", "--memory", "1G", "--tp", "3"], "= 3 does not divide 8 ranks"),
+        (["planned_llama", "--gpus", "8", "--hosts", "4", "--memory", "1G", "--tp", "4"], "does not divide the 2 ranks"),
+        (["workloads.linear", "--gpus", "8", "--memory", "1G", "--tp", "2"], "it does not say how its layers are divided"),
+        (["planned_llama", "--gpus", "8", "--memory", "1G", "--plot", "/nowhere/x.png"], "--plot: cannot write in /nowhere"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+    done = run(*RUNNER, "plan", *arguments, cwd=tmp_path, PYTHONPATH=f"{ROOT}:{SCRIPTS}")
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert said in line
+
+
+def test_a_terminal_gets_a_table_and_files_the_rest(tmp_path: Path) -> None:
+    files = ["--json", str(tmp_path / "p.json"), "--plot", str(tmp_path / "p.png")]
+    options = ["--gpus", "8", "--hosts", "2", "--memory", "4MB", *files]
+    seen = on_terminal(80, *RUNNER, "plan", *WORKLOAD, *options, cwd=SCRIPTS)
+    assert max(map(len, seen)) <= 80
+    found = json.loads((tmp_path / "p.json").read_text())
+    assert found["parameters"] * 24 == found["by_24_bytes"]
+    layouts = found["layouts"]
+    assert len({layout["name"] for layout in layouts}) == len(layouts)
+    assert any(layout["degrees"]["tensor"] == 4 for layout in layouts)
+    assert not any(layout["degrees"]["tensor"] == 8 for layout in layouts)  # it would go across hosts
+    fitting = [layout["fits"] for layout in layouts]
+    assert fitting == sorted(fitting, reverse=True)
+    assert found["recommended"] == layouts[0]
+    assert f"take {layouts[0]['flags']}" in " ".join(seen)
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_model_that_cannot_be_followed_gets_an_estimate(tmp_path: Path) -> None:
+    found = planned(tmp_path, *WORKLOAD, "--needs-data", "--gpus", "1", "--memory", "1GB")
+    (layout,) = found["layouts"]
+    assert layout["memory"]["activations"] == 8 * found["parameters"]

@@ -109,31 +109,33 @@ def candidates(
         alike = candidate.options.strategy if candidate.degrees.data > 1 or "strategy" in given else ""
         found.setdefault((alike, candidate.degrees), candidate)
     if not found:
-        reason = next(
-            iter(left_out), f"--tp {given.get('tp')} and --pp {given.get('pp')} do not divide {cluster.gpus} GPUs"
-        )
-        raise UsageError(f"no layout of {cluster.gpus} GPUs is possible: {reason}")
+        raise UsageError(f"no layout of {cluster.gpus} GPUs is possible: {next(iter(left_out))}")
     return list(found.values()), left_out
 
 
 def _choices(cluster: Cluster, plan: Plan, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What is not given, in all ways that divide the GPUs; what no workload can bear is not among them."""
+    """What is not given, in all ways that divide the GPUs; if there is none, what is given, which then is refused."""
     strategies = [given["strategy"]] if "strategy" in given else _STRATEGIES
     tensor = [given["tp"]] if "tp" in given else _divisors(cluster.per_host) if plan.tensor else [1]
     pipeline = [given["pp"]] if "pp" in given else _divisors(cluster.gpus) if plan.pipeline else [1]
+    is_empty = True
     for strategy, tp, pp in itertools.product(strategies, tensor, pipeline):
-        if "tp" in given or "pp" in given:
-            is_possible = True  # else the options say what is wrong
-        else:
-            is_possible = cluster.gpus % (tp * pp) == 0 and (strategy in ("ddp", "fsdp") or tp == pp == 1)
-        data = max(1, cluster.gpus // (tp * pp))
-        replicas = [given["replicate"]] if "replicate" in given else [None]
-        if strategy == "fsdp" and "replicate" not in given:
-            replicas += [copies for copies in _divisors(data) if 1 < copies < data]
-        if strategy == "fsdp" and data == 1 and "strategy" not in given:
-            is_possible = False  # as ddp
-        if is_possible:
-            yield from ({"strategy": strategy, "tp": tp, "pp": pp, "replicate": copies} for copies in replicas)
+        data, rest = divmod(cluster.gpus, tp * pp)
+        is_whole = strategy not in ("ddp", "fsdp")
+        if rest or (is_whole and tp * pp > 1):
+            continue
+        copies: list[int | None] = [None]
+        if "replicate" in given:
+            copies = [given["replicate"]]
+        elif strategy == "fsdp":
+            copies += [number for number in _divisors(data) if 1 < number < data]
+        for replicate in copies:
+            is_empty = False
+            yield {"strategy": strategy, "tp": tp, "pp": pp, "replicate": replicate}
+    if is_empty:
+        yield {"strategy": "ddp", "tp": 1, "pp": 1, "replicate": None} | {
+            name: value for name, value in given.items() if name in ("strategy", "tp", "pp", "replicate")
+        }
 
 
 def _candidate(

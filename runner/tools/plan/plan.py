@@ -8,8 +8,8 @@ It needs no GPU and no memory for the model: the model is made on torch's meta d
 shapes. --batch-size and all other options of the workload count as in a run. A layout is a strategy (ddp, zero1,
 fsdp) with tensor (--tp) and pipeline parallelism (--pp); those options, if given, restrict the list.
 
-Memory is that of the rank that needs most: its parameters, gradients, optimizer state, the activations that the
-backward pass needs, and what fsdp gathers from other ranks for the time being. What allocators and libraries take
+Memory is that of the rank that needs most: its parameters, gradients, optimizer state, the activations and temporary
+tensors of its passes, and what fsdp gathers from other ranks for the time being. What allocators and libraries take
 comes on top: leave a tenth. "sent" is per rank and step, in collectives counted as rings; a group of ranks on several
 hosts counts as across hosts. "idle" is a pipeline's bubble.
 """

@@ -73,7 +73,8 @@ def plan_layout(
         own = [number for number, owner in enumerate(owners) if owner == rank]
         parameters = [one for number in own for one in stages[number]]
         kept = {number: _kept(passes[number], stages[number]) for number in own}
-        memories.append(memory_of(candidate, parameters, rule, times.largest(rank, kept)))
+        activations = times.largest(rank, kept) + max(one.temporary if (one := passes[number]) else 0 for number in own)
+        memories.append(memory_of(candidate, parameters, rule, activations))
         traffics.append(_traffic(candidate, cluster, parameters, [passes[number] for number in own], own, len(owners)))
         again = 4 if options.activation_checkpointing == "full" else 3  # forward; backward takes two; and forward again
         done = sum(one.operations for number in own if (one := passes[number]))
@@ -113,6 +114,7 @@ def _together(traced: Traced, cut: range) -> Pass | None:
     own = [traced.passes[piece] for piece in cut]
     return Pass(
         kept=sum(one.kept for one in own),
+        temporary=max(one.temporary for one in own),
         output=own[-1].output,
         sent=sum(one.sent for one in own),
         operations=sum(one.operations for one in own),

@@ -51,10 +51,17 @@ def advise(best_first: Sequence[Planned], cluster: Cluster, limit: int) -> Advic
     best = best_first[0]
     need, room = size_text(best.memory.total), size_text(limit)
     if best.memory.total > limit:
+        options = best.candidate.options
+        remedies = [
+            "more GPUs",
+            "a smaller batch",
+            *(["--activation-checkpointing full"] if options.activation_checkpointing != "full" else []),
+            *(["--strategy fsdp --offload cpu"] if options.offload == "none" else []),
+        ]
         return Advice(
             None,
-            f"no layout fits {room}: the smallest, {best.candidate.name}, needs {need} per GPU; take more GPUs, a smaller batch, "
-            "--activation-checkpointing full or --offload cpu",
+            f"no layout fits {room}: the smallest, {best.candidate.name}, needs {need} per GPU; take "
+            f"{', '.join(remedies[:-1])} or {remedies[-1]}",
         )
     level = _level(best, cluster)
     lesser = [_of(best_first, cluster, below) for below in range(level)]

@@ -68,12 +68,14 @@ class Pass:
 
     Attributes:
         kept: bytes that the backward pass needs, the outputs among them; without parameters.
+        temporary: bytes that are used for the time being, forward or backward; with checkpointing a unit's activations, too.
         output: bytes of the outputs.
         sent: bytes that tensor parallelism sends, forward and backward.
         operations: floating-point operations of the forward pass.
     """
 
     kept: int
+    temporary: int
     output: int
     sent: float
     operations: int
@@ -162,6 +164,9 @@ class Tracer:
         context = _contexts(options, casts=casts)
         cast = _DTYPES[options.precision] if casts else None
         ledger = _Ledger(options.tp, [_local(t) for t in [*model.parameters(), *model.buffers()]])
+        trained: list[Any] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        for parameter in trained:  # gradients are no activations
+            parameter.register_post_accumulate_grad_hook(_drop_gradient)
         found: list[Pass] = []
         known: dict[Any, tuple[Pass, Tensor]] = {}
         with ledger:
@@ -173,7 +178,7 @@ class Tracer:
                 part = part_of(model, self._names, piece)
                 key = _signature(model, piece, part, values) if number and not is_last else number
                 if key not in known:
-                    sent = ledger.sent
+                    sent, ledger.peak = ledger.sent, ledger.now
                     received = values.detach().requires_grad_(values.is_floating_point() and number > 0)
                     with FlopCounterMode(display=False) as counter, context():
                         outputs = part(received)
@@ -184,14 +189,17 @@ class Tracer:
                     if outputs.requires_grad:
                         with context():
                             torch.autograd.backward(outputs, torch.ones_like(outputs))
-                    one = Pass(kept, _bytes(outputs), ledger.sent - sent, operations)
+                    one = Pass(kept, ledger.peak - start - kept, _bytes(outputs), ledger.sent - sent, operations)
                     known[key] = one, outputs.detach()
                     del outputs, received
-                    model.zero_grad()
                 one, values = known[key]
                 found.append(one)
                 start = ledger.now
         return found
+
+
+def _drop_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
 
 
 def _contexts(options: ParallelOptions, *, casts: bool) -> Callable[[], AbstractContextManager[None]]:
@@ -249,13 +257,14 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
     Attributes:
         now: bytes of all storages that operations have made and that are still there.
+        peak: the most that ``now`` has been since this was set.
         sent: bytes.
     """
 
     def __init__(self, ranks: int, known: Sequence[Tensor]) -> None:
         """Args: ranks: of tensor parallelism. known: tensors that do not count."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now, self.sent = 0, 0.0
+        self.now, self.peak, self.sent = 0, 0, 0.0
         self._ranks = ranks
         self._storages: dict[int, Any] = {t.untyped_storage()._cdata: t for t in known}
 
@@ -282,3 +291,4 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
         self._storages[key] = weakref.ref(storage, gone)
         self.now += number
+        self.peak = max(self.peak, self.now)
