@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ def _plans(
     from runner.tools.plan.planning import plan_layout
     from runner.tools.plan.tracing import Tracer
 
-    captured = capture(job, given.target, rest)
+    captured = capture(job, given.target, [*rest, *_shaping(wanted)])
     task, options = captured.task, captured.options
     dtype = getattr(torch, options.dtype)
     found, left_out = candidates(
@@ -134,6 +134,12 @@ def _plans(
         raise UsageError(next(iter(left_out)))
     parameters = list(tracer.model.parameters())
     return plans, left_out, (sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad))
+
+
+def _shaping(wanted: Mapping[str, Any]) -> list[str]:
+    """The parallel options by which a workload may make another task; the others are this tool's."""
+    flags = [f"--{name.replace('_', '-')}" for name in ("sequence_parallel", "loss_parallel") if wanted.get(name)]
+    return [*flags, "--tp", str(max(2, wanted.get("tp", 2)))] if flags else []
 
 
 def _global_batch(arguments: Sequence[str]) -> int | None:
