@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from runner.launch.table import LAUNCHERS
@@ -53,8 +55,16 @@ def clean_environment(**more: str) -> dict[str, str]:
         # more ranks than cores: Open MPI 4, Open MPI 5
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        # Open MPI 5's mpirun names its folder in /tmp by its process number. It does not start ("The PMIx server's listener
+        # thread failed to start") where one that was killed, by a test for example, had the same number.
+        "PRTE_MCA_prte_tmpdir_base": tempfile.mkdtemp(dir=_launchers_folder().name),
     }
     return kept | allowed | more
+
+
+@functools.cache
+def _launchers_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # until this process ends
 
 
 def mpirun_path() -> str:

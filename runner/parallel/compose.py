@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
-from runner.errors import UsageError, raised_on_all_ranks
+from runner.errors import raised_on_all_ranks
 from runner.parallel import Setting, precision
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import degree
@@ -71,8 +71,6 @@ def compose(task: Task, setting: Setting, *, shard: bool) -> Trainer:
     Raises:
         UsageError: the task's plan does not say how to divide the model so.
     """
-    if problem := task.plan.lacks(setting.options):
-        raise UsageError(f"this workload cannot be trained with {problem}")
     if degree(setting.mesh, "pipeline") > 1:
         from runner.parallel.pipeline import pipeline
 

@@ -12,7 +12,7 @@ import math
 import warnings
 from dataclasses import astuple, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.rendezvous.topology import Topology
@@ -40,21 +40,32 @@ class Degrees:
 
     @classmethod
     @raised_on_all_ranks()
-    def of(cls, ranks: int, *, shard: int = 1, pipeline: int = 1, tensor: int = 1) -> Degrees:
-        """The given degrees, with as many replicas as the ranks allow.
+    def of(
+        cls,
+        ranks: int,
+        *,
+        replicate: int = 1,
+        shard: int = 1,
+        pipeline: int = 1,
+        tensor: int = 1,
+        rest: Literal["replicate", "shard"] = "replicate",
+    ) -> Degrees:
+        """The given degrees, multiplied in one dimension, ``rest``, by what they leave of the ranks.
 
         Raises:
             UsageError: the product of the given degrees does not divide the number of ranks.
         """
-        parts = shard * pipeline * tensor
-        if ranks % parts:
-            fitting = sorted({parts * max(1, ranks // parts), parts * (ranks // parts + 1)})
+        given = {"replicate": replicate, "shard": shard, "pipeline": pipeline, "tensor": tensor}
+        product = math.prod(given.values())
+        times, left = divmod(ranks, product)
+        if left:
+            arithmetic = " × ".join(f"{name}({number})" for name, number in given.items() if number > 1)
+            fitting = sorted({product * max(1, times), product * (times + 1)})
             raise UsageError(
-                f"shard({shard}) × pipeline({pipeline}) × tensor({tensor}) = {parts} does not divide {ranks} ranks "
-                f"({ranks} = {parts} × {ranks // parts} + {ranks % parts}); start {' or '.join(map(str, fitting))}, or take "
-                "smaller degrees",
+                f"{arithmetic} = {product} does not divide {ranks} ranks ({ranks} = {product} × {times} + {left})",
+                fix=f"start {' or '.join(map(str, fitting))}, or take smaller degrees",
             )
-        return cls(replicate=ranks // parts, shard=shard, pipeline=pipeline, tensor=tensor).checked(ranks)
+        return cls(**given | {rest: given[rest] * times})
 
     @property
     def data(self) -> int:
@@ -71,8 +82,8 @@ class Degrees:
         if min(astuple(self)) < 1 or math.prod(astuple(self)) != ranks:
             raise UsageError(
                 f"replicate({self.replicate}) × shard({self.shard}) × pipeline({self.pipeline}) × tensor({self.tensor}) = "
-                f"{math.prod(astuple(self))} is not the number of ranks ({ranks}); change one of them, or start as many "
-                "ranks",
+                f"{math.prod(astuple(self))} is not the number of ranks ({ranks})",
+                fix="change one of them, or start as many ranks",
             )
         return self
 
@@ -91,6 +102,13 @@ class Layout:
     def data_rank(self, rank: int) -> int:
         """The index of a rank's share of the samples, from 0 to ``degrees.data`` - 1."""
         return self._positions[rank] // self.degrees.tensor % self.degrees.data
+
+    def place(self, rank: int) -> dict[str, int]:
+        """A rank's index in each dimension of the degrees, from 0."""
+        rest, place = self._positions[rank], {}
+        for name in ("tensor", "shard", "replicate", "pipeline"):
+            rest, place[name] = divmod(rest, getattr(self.degrees, name))
+        return place
 
     @property
     def dimensions(self) -> dict[str, int]:

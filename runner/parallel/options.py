@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.extensions import extensions
@@ -72,17 +72,22 @@ class ParallelOptions:
     sync_every: int = 8  # local SGD's steps between two averagings
     outer_optimizer: str = "none"  # one of OUTER_OPTIMIZERS
 
+    @property
+    def stage_owners(self) -> list[int]:
+        """Of each stage, the index in the pipeline of the rank that has it. Some schedules go forth and back."""
+        ranks = list(range(self.pp))
+        if self.schedule in ("zbv", "dualpipev"):
+            return [*ranks, *reversed(ranks)]
+        return ranks * self.stages_per_rank
+
     def degrees(self, ranks: int) -> Degrees:
         """The degree of each kind of parallelism: data parallelism takes the ranks that the others leave.
 
         Raises:
             UsageError: the degrees do not fit the number of ranks.
         """
-        if self.strategy != "fsdp":
-            return Degrees.of(ranks, pipeline=self.pp, tensor=self.tp)
-        copies = self.replicate or 1
-        rest = Degrees.of(ranks, shard=copies, pipeline=self.pp, tensor=self.tp).replicate
-        return Degrees(replicate=copies, shard=rest, pipeline=self.pp, tensor=self.tp).checked(ranks)
+        rest: Literal["shard", "replicate"] = "shard" if self.strategy == "fsdp" else "replicate"
+        return Degrees.of(ranks, replicate=self.replicate or 1, pipeline=self.pp, tensor=self.tp, rest=rest)
 
 
 def strategy_names() -> list[str]:
@@ -97,6 +102,7 @@ def add_parallel_options(parser: argparse.ArgumentParser) -> None:
         "--strategy",
         choices=strategy_names(),
         default="ddp",
+        metavar="NAME",
         help="of data parallelism: ddp and horovod have the model whole on every rank, zero1 divides the optimizer's state, "
         "fsdp divides parameters and gradients too, local-sgd exchanges seldom (default: %(default)s)",
     )
@@ -125,7 +131,13 @@ def add_parallel_options(parser: argparse.ArgumentParser) -> None:
         help="compute each batch in N parts, of a whole number of samples: with --pp they are in the pipeline at once (default: "
         "twice the stages), else gradients are accumulated (default: 1)",
     )
-    group.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help="of the pipeline (default: %(default)s)")
+    group.add_argument(
+        "--schedule",
+        choices=SCHEDULES,
+        default="1f1b",
+        metavar="NAME",
+        help=f"of the pipeline: {', '.join(SCHEDULES)} (default: %(default)s)",
+    )
     group.add_argument(
         "--stages-per-rank", type=positive, metavar="N", help="of the pipeline (default: as the schedule needs)"
     )
@@ -133,7 +145,9 @@ def add_parallel_options(parser: argparse.ArgumentParser) -> None:
         "--activation-checkpointing",
         choices=CHECKPOINTED,
         default="none",
-        help="compute a layer's activations again in the backward pass; selective keeps matrix products (default: %(default)s)",
+        metavar="HOW",
+        help="compute a layer's activations again in the backward pass: full, or selective, which keeps matrix products "
+        "(default: %(default)s)",
     )
     group.add_argument(
         "--offload",
@@ -155,7 +169,8 @@ def add_parallel_options(parser: argparse.ArgumentParser) -> None:
         "--compression",
         choices=HOOKS,
         default="none",
-        help="compress gradients on the wire; horovod has fp16 only (default: %(default)s)",
+        metavar="HOW",
+        help="compress gradients on the wire: fp16, bf16, powersgd; horovod has fp16 only (default: %(default)s)",
     )
     group.add_argument(
         "--clip-norm", type=positive_float, metavar="NORM", help="scale gradients down whose norm is above this"
@@ -269,5 +284,10 @@ def _conflicts(options: ParallelOptions) -> list[tuple[bool, str]]:
         (
             options.precision == "fp16" and name in ("horovod", "local-sgd"),
             f"--precision fp16 scales gradients, which --strategy {name} cannot; take bf16, or --strategy ddp",
+        ),
+        (
+            options.precision == "fp16" and options.pp > 1,
+            "--precision fp16 leaves out steps whose gradients overflow, and the stages of a pipeline would not all do so; take "
+            "bf16",
         ),
     ]

@@ -17,7 +17,7 @@ from runner.comm.timing import synchronize
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel import Setting
 from runner.parallel.compose import DividedTrainer, divide, outline, settle
-from runner.parallel.options import SCHEDULES, ParallelOptions
+from runner.parallel.options import SCHEDULES
 from runner.parallel.stages import balanced, part_of, segments
 from runner.parallel.state import State, merged, restricted, whole_of
 from runner.parallel.task import Task, to_device
@@ -83,13 +83,13 @@ class PipelineTrainer(DividedTrainer):
         dist.broadcast(mean, group=self.pipeline, group_src=self._owners[last])
         return mean
 
-    def outputs(self, inputs: Tensor) -> Tensor:
+    def outputs(self, inputs: Tensor, *more: Any) -> Tensor:
         """As in the base class. The batch goes through the stages one by one, and all ranks get the outputs."""
         values = inputs
         for number, (owner, after) in enumerate(zip(self._owners, [*self._owners[1:], None], strict=True)):
             if number in self._stages:
                 with self.loss_context():
-                    values = whole_of(self._stages[number](values))
+                    values = whole_of(self._stages[number](values, *more))
             if after is not None and after != owner:
                 values = self._hand_on(values, owner, after)
         return self._from(values, self._owners[-1])
@@ -139,7 +139,7 @@ def pipeline(task: Task, setting: Setting, *, shard: bool) -> Trainer:
     options = setting.options
     model = outline(task, setting)
     pieces = segments(model, task.plan.cuts(model))
-    owners = stage_owners(options)
+    owners = options.stage_owners
     cuts = balanced(_costs(task, model, pieces, setting), len(owners))
     here = setting.mesh.get_local_rank("pipeline")
     names = [name for piece in pieces for name in piece]
@@ -154,14 +154,6 @@ def pipeline(task: Task, setting: Setting, *, shard: bool) -> Trainer:
     return PipelineTrainer(task, whole, setting, stages, owners)
 
 
-def stage_owners(options: ParallelOptions) -> list[int]:
-    """Of each stage, the rank in the pipeline that has it. With two per rank, some schedules go forth and back."""
-    ranks = list(range(options.pp))
-    if options.schedule in ("zbv", "dualpipev"):
-        return [*ranks, *reversed(ranks)]
-    return ranks * options.stages_per_rank
-
-
 def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], setting: Setting) -> list[float]:
     """What each piece costs: seconds, or operations if the model is on ``meta``. Measured on rank 0. Collective."""
     costs = torch.zeros(len(pieces), dtype=torch.float64, device=setting.device)
@@ -169,7 +161,7 @@ def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], settin
         device = next(model.parameters()).device
         samples: Any = [task.train_data[index] for index in range(_SAMPLES)]
         inputs = torch.stack([torch.as_tensor(sample[0]) for sample in samples])
-        values, _ = to_device(inputs, inputs, device, setting.dtype if inputs.is_floating_point() else None)
+        values, _ = to_device(inputs, inputs, device, setting.dtype)
         model.eval()
         names = [name for piece in pieces for name in piece]
         measure = _operations if device.type == "meta" else _seconds

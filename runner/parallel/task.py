@@ -86,7 +86,14 @@ class Task:
     train_data: Dataset[Any]  # of (input, target)
     test_data: Dataset[Any] | None = None
     is_classification: bool = True  # outputs are [batch, classes], targets class numbers; accuracy is computed
-    unit: str = "samples"  # what printed lines call a sample
+    unit: str = "samples"  # what printed lines count
+    units_per_sample: int = 1  # a sequence has many tokens
+    flops_per_sample: float | None = None  # of a training step, if known: floating-point operations
+    loss_in: tuple[str, float] | None = (
+        None  # another unit of the loss, and how many of it one is: ("bits/byte", 1 / ln 2)
+    )
+    schedule: Callable[[int], float] | None = None  # step, from 0 → factor of the learning rate
+    weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None  # to start from, by name; all are needed
     plan: Plan = field(default_factory=Plan)  # data parallel needs none
 
     def build(self, device: torch.device, dtype: torch.dtype) -> nn.Module:
@@ -173,6 +180,7 @@ def _seed_of(name: str) -> int:
 def to_device(
     inputs: Tensor, targets: Tensor, device: torch.device, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A batch on a device. Inputs and floating-point targets get the dtype; class numbers keep theirs."""
+    """A batch on a device. Inputs and floating-point targets get the dtype; tokens and class numbers keep theirs."""
+    input_dtype = None if inputs.dtype in (torch.int64, torch.int32) else dtype
     target_dtype = dtype if targets.is_floating_point() else None
-    return inputs.to(device, dtype, non_blocking=True), targets.to(device, target_dtype, non_blocking=True)
+    return inputs.to(device, input_dtype, non_blocking=True), targets.to(device, target_dtype, non_blocking=True)

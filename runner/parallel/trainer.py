@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel import precision
 from runner.parallel.gradients import clip_gradients
 from runner.parallel.options import ParallelOptions
-from runner.parallel.state import State, load_state, shapes_of, state_of, whole_of
+from runner.parallel.state import State, copy_part, load_state, shapes_of, state_of, whole_of
 from runner.parallel.task import Task
 
 
@@ -103,13 +104,42 @@ class Trainer:
         """The context of a forward and a backward pass."""
         return nullcontext()
 
-    def outputs(self, inputs: Tensor) -> Tensor:
+    def outputs(self, inputs: Tensor, *more: Any) -> Tensor:
         """The model's outputs, for evaluation. All ranks make the same number of calls.
 
         The bare model is called, not DDP's wrapper, which would exchange buffers in each call.
+
+        Args:
+            more: further arguments of the model, and of each stage of it.
         """
         with self.computing():
-            return whole_of(self.model(inputs))
+            return whole_of(self.model(inputs, *more))
+
+    @torch.no_grad()
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Load the model's weights, and nothing of the optimizer. Every rank takes its part of each tensor.
+
+        Raises:
+            UsageError: a name or shape is not the model's, or one is missing.
+        """
+        places, expected = self.model.state_dict(keep_vars=True), self.shapes()
+        missing = set(expected)
+        for name, tensor in weights:
+            if expected.get(name) != tuple(tensor.shape):
+                here = f"is {list(expected[name])}" if name in expected else "does not exist"
+                with raised_on_all_ranks():
+                    raise UsageError(
+                        f"{name} is {list(tensor.shape)} in the weights, and here it {here}; take the same model"
+                    )
+            missing.discard(name)
+            if name in places:
+                copy_part(tensor.to(places[name].device, places[name].dtype), places[name])
+        tied = {
+            name for name in missing if id(places.get(name)) in {id(places[one]) for one in places.keys() - missing}
+        }
+        if missing - tied:
+            with raised_on_all_ranks():
+                raise UsageError(f"the weights have no {min(missing - tied)}; take those of the same model")
 
     @torch.no_grad()
     def share_buffers(self) -> None:

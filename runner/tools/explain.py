@@ -1,16 +1,20 @@
 """``python -m runner explain``: what the ranks are, where they meet, which devices and threads they use, and why.
 
-Under any launcher, for example ``mpirun -np 4 python -m runner explain``. ``--json`` prints one object.
+Under any launcher, for example ``mpirun -np 4 python -m runner explain``. ``--json`` prints one object. With a workload's
+options of parallelism (``explain --tp 2 --pp 2``) it shows which rank gets which part of the model and the data.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from runner.comm.variables import settings
 from runner.job import Job
 from runner.options import Parser
+from runner.parallel.mesh import Layout, lay_out
+from runner.parallel.options import ParallelOptions, add_parallel_options, read_parallel_options
 from runner.tools.table import console
 
 
@@ -18,17 +22,20 @@ def explain(job: Job, argv: list[str]) -> None:
     """Print what was detected, once, on rank 0."""
     parser = Parser(prog="python -m runner explain", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    as_json = parser.parse_args(argv).json
+    add_parallel_options(parser)
+    given = parser.parse_args(argv)
+    options = read_parallel_options(given)
+    layout = lay_out(job.topology, options.degrees(job.size))
     if job.rank != 0:
         return
-    facts = facts_of(job)
-    if as_json:
+    facts = facts_of(job, layout, options)
+    if given.json:
         print(json.dumps(facts, indent=1))
     else:
         _print_tables(facts)
 
 
-def facts_of(job: Job) -> dict[str, Any]:
+def facts_of(job: Job, layout: Layout, options: ParallelOptions) -> dict[str, Any]:
     """The facts that ``--json`` prints."""
     context, topology = job.context, job.topology
     return {
@@ -42,8 +49,18 @@ def facts_of(job: Job) -> dict[str, Any]:
         "settings": settings(job),
         "versions": {name: getattr(topology.records[0], name) for name in ("runner", "python", "torch")},
         "hosts": [{"name": host.name, "ranks": list(host.ranks)} for host in topology.hosts],
-        "ranks": [_rank_facts(job, rank) for rank in range(job.size)],
+        "mesh": asdict(layout.degrees),
+        "ranks": [
+            _rank_facts(job, rank) | {"mesh": _place(layout, options.stage_owners, rank)} for rank in range(job.size)
+        ],
     }
+
+
+def _place(layout: Layout, stage_owners: list[int], rank: int) -> dict[str, Any]:
+    """A rank's place in the mesh: its stages of the pipeline, copy of the model, shard of it, part of each layer."""
+    place = layout.place(rank)
+    stages = [stage for stage, owner in enumerate(stage_owners) if owner == place["pipeline"]]
+    return place | {"stages": stages, "data": layout.data_rank(rank)}
 
 
 def _rank_facts(job: Job, rank: int) -> dict[str, Any]:
@@ -94,6 +111,9 @@ def _print_tables(facts: dict[str, Any]) -> None:
     out.print(grid)
     columns = {"rank": "rank", "host": "host", "local_rank": "local rank", "device": "device", "cores": "cores"}
     columns |= {"threads": "threads", "pid": "process"}
+    ranks = [rank | _texts_of(rank["mesh"]) for rank in ranks]
+    if any(number > 1 for name, number in facts["mesh"].items() if name != "replicate"):
+        columns |= {name: name for name in _MESH if facts["mesh"][_MESH[name]] > 1}
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in columns.values():
         table.add_column(title, justify="left" if title in ("host", "device") else "right")
@@ -101,6 +121,19 @@ def _print_tables(facts: dict[str, Any]) -> None:
         table.add_row(*(str(rank[key]) for key in columns))
     out.print()
     out.print(table)
+
+
+_MESH = {
+    "stages": "pipeline",
+    "replica": "replicate",
+    "shard": "shard",
+    "part of layers": "tensor",
+}  # column: dimension
+
+
+def _texts_of(place: dict[str, Any]) -> dict[str, str]:
+    stages = ", ".join(map(str, place["stages"]))
+    return {name: str(place[dimension]) for name, dimension in _MESH.items()} | {"stages": stages}
 
 
 def _setting(pair: tuple[str, str]) -> str:

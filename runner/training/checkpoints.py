@@ -39,8 +39,11 @@ class Checkpoints:
         if trainer.is_sharded:
             self._check_shared_folder()
 
-    def restore(self) -> tuple[Saved | None, list[str] | None]:
+    def restore(self, *, goes_on: bool = True) -> tuple[Saved | None, list[str] | None]:
         """Resume from the checkpoint that the options name, if any.
+
+        Args:
+            goes_on: the training does, so the settings have to fit.
 
         Returns:
             Its content, and the settings that have changed since (None if it did not record them).
@@ -58,7 +61,8 @@ class Checkpoints:
         whole: dict[str, Tensor] = {}  # filled on rank 0
         here = trainer.shapes()
         saved, shapes, sums = run.on_main(lambda: self._open(path, whole, here))
-        changes = resume.check_settings(saved, self._settings, trainer.optimizer, trainer.state().groups)
+        own = trainer.state().groups
+        changes = resume.check_settings(saved, self._settings, trainer.optimizer, own) if goes_on else None
         room = room_for(trainer.model, shapes, here)
         if sums:  # sharded: every rank reads its part
             names = sorted(sums)[run.rank :: run.size]
@@ -68,7 +72,8 @@ class Checkpoints:
             for name, (shape, dtype) in shapes.items():
                 _send(run, whole.get(name), shape, dtype, room.get(name))
         trainer.load(State(room, saved.groups, saved.values))
-        resume.obey_changes(saved, self._settings, trainer.optimizer)
+        if goes_on:
+            resume.obey_changes(saved, self._settings, trainer.optimizer)
         return saved, changes if saved.settings is not None else None
 
     def keep_aside(self, folder: Path, paths: list[Path]) -> None:
@@ -245,6 +250,21 @@ class Checkpoints:
             shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in whole.items()}
         resume.check_model(saved, shapes, self._run.workload, here)
         return saved, shapes, sums
+
+
+def model_weights(path: Path) -> dict[str, Tensor]:
+    """The model's weights in a checkpoint, or in the newest one of a folder, by name. Called on one rank.
+
+    Raises:
+        UsageError: there is none, or it is damaged.
+    """
+    newest = path if (path / SEAL).is_file() else next((found for _, found in checkpoint_folder.steps_in(path)), None)
+    if newest is None:
+        raise UsageError(f"there is no checkpoint in {path}; train first, or name another --checkpoint-dir")
+    _, sums = checkpoint_folder.unseal(newest)
+    checkpoint_folder.check_files(newest, sums)
+    tensors = checkpoint_folder.read_whole(newest)
+    return {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
 
 
 def _problem_of(path: Path, sums: Sums) -> str | None:

@@ -27,7 +27,7 @@ def evaluate(run: Run, trainer: Trainer, options: TrainingOptions) -> Evaluation
     if task.test_data is None:
         return None
     trainer.share_buffers()
-    batch_size = max(options.batch_size, 256)
+    batch_size = max(options.batch_size, 256 // task.units_per_sample)
     loader: DataLoader[Any] = evaluation_loader(task.test_data, run.data_rank, run.data_size, batch_size)
     calls = evaluation_batches(length_of(task.test_data), run.data_size, batch_size)
     trainer.model.eval()

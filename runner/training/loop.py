@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.errors import RunnerError
+from runner.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.parallel import Setting, load_strategy
 from runner.parallel.task import Plan, Task, to_device
 from runner.parallel.trainer import Trainer
 from runner.training import resume
-from runner.training.batches import ShardSampler, train_loader
+from runner.training.batches import ShardSampler, length_of, train_loader
 from runner.training.checkpoint_folder import Position, Saved, name_of
 from runner.training.checkpoints import Checkpoints
 from runner.training.evaluation import Evaluation, evaluate
@@ -30,6 +30,7 @@ from runner.training.output import Sink, open_output
 from runner.training.progress import Show, show_progress
 from runner.training.random_numbers import seed_random_numbers
 from runner.training.run import Run
+from runner.training.speed import speeds
 
 __all__ = ["Hook", "Plan", "Result", "State", "Task", "fit"]
 
@@ -84,18 +85,17 @@ def fit(
     device, dtype = run.device, getattr(torch, options.dtype)
     sampler = ShardSampler.over(task.train_data, run.data_rank, run.data_size, options.seed)
     loader = train_loader(task.train_data, sampler, options.batch_size, options.workers)
-    setting = Setting(device=device, dtype=dtype, mesh=run.mesh, options=options.parallel)
-    trainer = load_strategy(options.parallel.strategy)(task, setting)
-    settings = resume.settings_of(run, options, sampler.length, trainer.optimizer)
-    checkpoints = Checkpoints(run, trainer, options.checkpoint, settings)
+    trainer, checkpoints = _prepare(run, task, options)
     saved, changes = checkpoints.restore()
+    if saved is None and task.weights is not None:
+        trainer.load_weights(task.weights())
     position = saved.position if saved else Position()
     if saved:
         if _is_at_its_end(position, options):
             return _nothing_left(run, trainer, options, saved)
         run.say(_going_on(saved, options, changes))
     state = State(trainer.model, trainer.optimizer, position)
-    meter = _Meter(run, options.batch_size * run.data_size)
+    meter = _Meter(run, task, options.batch_size * run.data_size)
     last_step = _last_step(position, sampler.length, meter.global_batch, options)
     check = functools.partial(_check_finite, run, position) if options.check_finite else None
     evaluation: Evaluation | None = None
@@ -116,6 +116,8 @@ def fit(
                 seed_random_numbers(options.seed, position.step, run.data_rank, device)
                 batch = next(batches)
                 inputs, targets = to_device(batch[0], batch[1], device, dtype)
+                if task.schedule is not None:
+                    _set_rate(trainer.optimizer, task.schedule(position.step))
                 loss = trainer.step(inputs, targets, check)
                 position.step += 1
                 position.samples += meter.global_batch
@@ -153,15 +155,39 @@ def fit(
         if saved_at != position.step:
             checkpoints.save(position)
     result = Result(position.step, meter.overall(), *(evaluation or (None, None)))
-    run.say(_summary(result, task, options, options.checkpoint.folder / name_of(position.step)))
+    run.say(_summary(run, result, task, options, options.checkpoint.folder / name_of(position.step)))
     return result
+
+
+def trained(run: Run, task: Task, options: TrainingOptions) -> Trainer:
+    """The task's model as a checkpoint has it, for use and not for training. Collective.
+
+    Raises:
+        UsageError: there is no checkpoint, or it is damaged or does not fit.
+    """
+    trainer, checkpoints = _prepare(run, task, options)
+    saved, _ = checkpoints.restore(goes_on=False)
+    if saved is None:
+        with raised_on_all_ranks():
+            raise UsageError(
+                f"there is no checkpoint in {options.checkpoint.folder}; train first, or name another --checkpoint-dir"
+            )
+    trainer.model.eval()
+    return trainer
+
+
+def _prepare(run: Run, task: Task, options: TrainingOptions) -> tuple[Trainer, Checkpoints]:
+    setting = Setting(device=run.device, dtype=getattr(torch, options.dtype), mesh=run.mesh, options=options.parallel)
+    trainer = load_strategy(options.parallel.strategy)(task, setting)
+    settings = resume.settings_of(run, options, length_of(task.train_data), trainer.optimizer)
+    return trainer, Checkpoints(run, trainer, options.checkpoint, settings)
 
 
 class _Meter:
     """Collects losses on the device, and turns them into records by one collective for many steps."""
 
-    def __init__(self, run: Run, global_batch: int) -> None:
-        self.run = run
+    def __init__(self, run: Run, task: Task, global_batch: int) -> None:
+        self.run, self.task = run, task
         self.global_batch = global_batch
         self._losses: list[Tensor] = []
         self._places: list[tuple[int, int, float]] = []
@@ -190,9 +216,9 @@ class _Meter:
         seconds = time.perf_counter() - self._started
         self._seconds += seconds
         self._steps += len(means)
-        speed = len(means) * self.global_batch / seconds
+        speed = speeds(len(means) * self.global_batch / seconds, self.task, self.run.size, self.run.device)
         records = [
-            StepRecord(step=step, epoch=epoch, loss=loss, lr=lr, samples_per_s=speed)
+            StepRecord(step=step, epoch=epoch, loss=loss, lr=lr, **speed)
             for (step, epoch, lr), loss in zip(self._places, means, strict=True)
         ]
         self._losses, self._places = [], []
@@ -224,6 +250,12 @@ class _Log:
         return records
 
 
+def _set_rate(optimizer: Optimizer, factor: float) -> None:
+    """Set the learning rate of each group to a multiple of the one that it began with."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+
+
 def _is_at_its_end(position: Position, options: TrainingOptions) -> bool:
     return position.epoch >= options.epochs or position.step >= (options.max_steps or math.inf)
 
@@ -238,7 +270,7 @@ def _last_step(position: Position, length: int, global_batch: int, options: Trai
 def _nothing_left(run: Run, trainer: Trainer, options: TrainingOptions, saved: Saved) -> Result:
     position, evaluation = saved.position, evaluate(run, trainer, options)
     result = Result(position.step, 0.0, *(evaluation or (None, None)))
-    texts = ", ".join(_evaluation_texts(result.val_loss, result.val_accuracy))
+    texts = ", ".join(_evaluation_texts(result, trainer.task))
     at, option = f"epoch {position.epoch} of {options.epochs}", "--epochs"
     if position.epoch < options.epochs:
         at, option = f"step {position.step} of {options.max_steps}", "--max-steps"
@@ -272,17 +304,30 @@ def _epoch_line(epochs: int, records: list[StepRecord], task: Task) -> str:
     parts = [f"epoch {last.epoch}/{epochs}", f"step {last.step}", f"loss {mean:.4g}"]
     if last.val_loss is not None:
         accuracy = "" if last.val_accuracy is None else f" ({100 * last.val_accuracy:.2f} %)"
-        parts.append(f"test {last.val_loss:.4g}{accuracy}")
-    return "  ".join([*parts, f"{last.samples_per_s:.0f} {task.unit}/s"])
+        other = f" ({_in_its_unit(last.val_loss, task)})" if task.loss_in else ""
+        parts.append(f"test {last.val_loss:.4g}{other}{accuracy}")
+    return "  ".join([*parts, f"{last.samples_per_s * task.units_per_sample:.0f} {task.unit}/s"])
 
 
-def _evaluation_texts(val_loss: float | None, val_accuracy: float | None) -> list[str]:
-    texts = [] if val_loss is None else [f"test loss {val_loss:.4g}"]
-    return texts if val_accuracy is None else [*texts, f"test accuracy {100 * val_accuracy:.2f} %"]
+def _evaluation_texts(result: Result, task: Task) -> list[str]:
+    if result.val_loss is None:
+        return []
+    texts = [f"test loss {result.val_loss:.4g}", *([_in_its_unit(result.val_loss, task)] if task.loss_in else [])]
+    return texts if result.val_accuracy is None else [*texts, f"test accuracy {100 * result.val_accuracy:.2f} %"]
 
 
-def _summary(result: Result, task: Task, options: TrainingOptions, checkpoint: Path) -> str:
-    parts = [f"{result.steps} steps", *_evaluation_texts(result.val_loss, result.val_accuracy)]
+def _in_its_unit(loss: float, task: Task) -> str:
+    unit, factor = task.loss_in or ("", 1.0)
+    return f"{loss * factor:.4g} {unit}"
+
+
+def _summary(run: Run, result: Result, task: Task, options: TrainingOptions, checkpoint: Path) -> str:
+    parts = [f"{result.steps} steps", *_evaluation_texts(result, task)]
     if result.samples_per_s:
-        parts.append(f"{result.samples_per_s:.0f} {task.unit}/s")
+        speed = speeds(result.samples_per_s, task, run.size, run.device)
+        parts.append(f"{result.samples_per_s * task.units_per_sample:.0f} {task.unit}/s")
+        if "tflops_per_rank" in speed:
+            parts.append(f"{speed['tflops_per_rank']:.3g} TFLOP/s per rank")
+        if "mfu" in speed:
+            parts.append(f"{100 * speed['mfu']:.1f} % of the device's (MFU)")
     return f"done: {', '.join(parts)}\nmetrics     {options.logging.metrics}\ncheckpoint  {checkpoint}"

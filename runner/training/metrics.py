@@ -24,6 +24,9 @@ class StepRecord:
     loss: float
     lr: float
     samples_per_s: float
+    units_per_s: float | None = None  # of what the workload counts, if that is not samples: tokens
+    tflops_per_rank: float | None = None  # 10^12 floating-point operations of the model per second
+    mfu: float | None = None  # the share of what the device can do (model FLOPs utilisation)
     val_loss: float | None = None
     val_accuracy: float | None = None
 

@@ -13,6 +13,7 @@ from runner.errors import UsageError, raised_on_all_ranks
 from runner.numbers import not_negative, positive, positive_float
 from runner.options import Parser, add_runner_options
 from runner.parallel.options import ParallelOptions, add_parallel_options, read_parallel_options
+from runner.parallel.task import Plan
 from runner.training.checkpoint_options import CheckpointOptions, add_checkpoint_options, read_checkpoint_options
 from runner.training.data_options import DataOptions, add_data_options, read_data_options
 from runner.training.logging_options import LoggingOptions, add_logging_options, read_logging_options
@@ -64,12 +65,15 @@ class TrainingOptions(StepOptions):
         return self.data.workers
 
 
-def workload_parser(run: Run, description: str | None, *, data: Sequence[str], **defaults: Any) -> Parser:
+def workload_parser(
+    run: Run, description: str | None, *, data: Sequence[str], plan: Plan | None = None, **defaults: Any
+) -> Parser:
     """A parser with all shared options, to which a workload may add its own.
 
     Args:
         description: the workload's docstring.
         data: the data sets it knows, the default first.
+        plan: where its model may be divided; what it cannot bear is refused before anything is loaded.
         defaults: the workload's own defaults for shared options (``epochs=10``).
     """
     parser = _parser(run, description)
@@ -89,11 +93,11 @@ def workload_parser(run: Run, description: str | None, *, data: Sequence[str], *
     add_checkpoint_options(parser, Path("runs") / run.workload.rpartition(".")[2])
     add_logging_options(parser)
     add_runner_options(parser)
-    parser.set_defaults(**defaults)
+    parser.set_defaults(plan=plan or Plan(), **defaults)
     return parser
 
 
-def step_parser(run: Run, description: str | None, **defaults: Any) -> Parser:
+def step_parser(run: Run, description: str | None, *, plan: Plan | None = None, **defaults: Any) -> Parser:
     """A parser with only the shared options about computing a step, for a workload that saves nothing.
 
     Args: as for ``workload_parser``.
@@ -102,7 +106,7 @@ def step_parser(run: Run, description: str | None, **defaults: Any) -> Parser:
     _add_step_options(parser.add_argument_group("training"))
     add_parallel_options(parser)
     add_runner_options(parser)
-    parser.set_defaults(**defaults)
+    parser.set_defaults(plan=plan or Plan(), **defaults)
     return parser
 
 
@@ -184,6 +188,8 @@ def _add_step_options(group: argparse._ArgumentGroup) -> None:
 def _step_options(given: argparse.Namespace, data_size: int) -> dict[str, Any]:
     """The fields of ``StepOptions``."""
     batch_size, parallel = _batch_per_rank(given, data_size), read_parallel_options(given)
+    if problem := given.plan.lacks(parallel):
+        raise UsageError(f"this workload cannot be trained with {problem}")
     if batch_size % parallel.micro_batches:
         raise UsageError(f"--micro-batches {parallel.micro_batches} does not divide a rank's batch of {batch_size}")
     return {

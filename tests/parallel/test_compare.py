@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import RUNNER, mpirun_path, ok, own_lines, runner
+from tests.launching import RUNNER, mpirun_path, ok, own_lines, run, runner
 from tests.terminal import on_terminal
 
 SMALL = ["workloads.mnist", "--data", "digits", "--steps", "8", "--rounds", "2"]
@@ -67,7 +67,7 @@ def test_what_is_wrong_is_said_in_one_line(arguments: list[str], said: str, tmp_
 
 def test_a_workload_that_does_not_use_fit_is_named(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def main(run, argv): run.say('trained')\n")
-    done = runner(2, "compare", "own", cwd=tmp_path)
+    done = run(*RUNNER, "compare", "own", cwd=tmp_path)
     assert done.returncode == 2
     assert "own trains without fit()" in own_lines(done)[0]
 

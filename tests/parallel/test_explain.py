@@ -40,6 +40,20 @@ def test_under_mpirun(ranks: int) -> None:
     assert found["settings"]["GLOO_SOCKET_IFNAME"] == "lo"
 
 
+def test_the_mesh_of_a_workload_with_these_options() -> None:
+    options = ["--strategy", "fsdp", "--tp", "2", "--pp", "2", "--schedule", "zbv"]
+    found = json.loads(ok(runner(8, "explain", "--json", *options)).stdout)
+    assert found["mesh"] == {"replicate": 1, "shard": 2, "pipeline": 2, "tensor": 2}
+    places = [rank["mesh"] for rank in found["ranks"]]
+    assert [place["stages"] for place in places] == [[0, 3]] * 4 + [[1, 2]] * 4
+    assert [place["tensor"] for place in places] == [0, 1] * 4
+    assert [place["data"] for place in places] == [place["shard"] for place in places] == [0, 0, 1, 1] * 2
+    (titles,) = [line for line in ok(runner(8, "explain", *options)).stdout.splitlines() if line.startswith("rank ")]
+    assert titles.split("process")[1].split("  ") == ["", "stages", "shard", "part of layers"]
+    refused = runner(4, "explain", "--tp", "3")
+    assert (refused.returncode, "tensor(3) = 3 does not divide 4 ranks" in refused.stderr) == (2, True)
+
+
 def test_tables_are_printed_once_and_without_colours() -> None:
     """Open MPI's ranks see a terminal whatever mpirun's own output is."""
     text = ok(runner(2, "explain")).stdout

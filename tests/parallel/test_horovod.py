@@ -23,6 +23,7 @@ from tests.launching import (
     torchrun,
 )
 from tests.results import losses
+from tests.turns import Turns
 
 SCRIPT = str(SCRIPTS / "horovod_training.py")
 BIN = Path(sys.executable).parent
@@ -39,25 +40,15 @@ OPTIONS = {
 STRATEGIES = ("ddp", "horovod")
 
 
-def in_turn(*trainings: list[str]) -> None:
-    """Trainings one after the other in one job of two ranks."""
-    words = [word for training in trainings for word in ("then", *training)]
-    ok(runner(2, "in_turn", *words, cwd=SCRIPTS))
-
-
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(turns: Turns, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with some steps by each strategy: of mnist with each of the options, and with weight decay."""
     folder = tmp_path_factory.mktemp("trained")
     trainings = {name: ["workloads.mnist", *SHORT, "--max-steps", "20", *options] for name, options in OPTIONS.items()}
     trainings["decay"] = ["decaying", "--dtype", "float64", "--max-steps", "5"]
-    in_turn(
-        *(
-            [*training, "--strategy", strategy, "--checkpoint-dir", str(folder / strategy / name)]
-            for strategy in STRATEGIES
-            for name, training in trainings.items()
-        )
-    )
+    for strategy in STRATEGIES:
+        for name, training in trainings.items():
+            ok(turns(2, *training, "--strategy", strategy, "--checkpoint-dir", str(folder / strategy / name)))
     return folder
 
 
@@ -107,27 +98,23 @@ def test_bench_by_it(tmp_path: Path) -> None:
     assert {m["wrong"] for m in found} == {0}
 
 
-def test_a_training_by_one_strategy_goes_on_by_the_other(tmp_path: Path) -> None:
+def test_a_training_by_one_strategy_goes_on_by_the_other(turns: Turns, tmp_path: Path) -> None:
     by = {"a": ("ddp", "horovod"), "b": ("horovod", "ddp"), "c": ("ddp", "ddp")}
     for part, more in enumerate((["--epochs", "2"], ["--epochs", "4", "--resume"])):
-        options = ["workloads.linear", "--dtype", "float64", *more]
-        in_turn(
-            *(
-                [*options, "--strategy", strategies[part], "--checkpoint-dir", str(tmp_path / folder)]
-                for folder, strategies in by.items()
-            )
-        )
+        for folder, strategies in by.items():
+            options = ["--strategy", strategies[part], "--checkpoint-dir", str(tmp_path / folder), *more]
+            ok(turns(2, "workloads.linear", "--dtype", "float64", *options))
     assert len(losses(tmp_path / "c")) == 4 * 32
     assert losses(tmp_path / "a") == pytest.approx(losses(tmp_path / "c"), rel=1e-9)
     assert losses(tmp_path / "b") == pytest.approx(losses(tmp_path / "c"), rel=1e-9)
 
 
-def test_what_is_evaluated_is_what_is_saved(tmp_path: Path) -> None:
+def test_what_is_evaluated_is_what_is_saved(turns: Turns, tmp_path: Path) -> None:
     """Running statistics differ between ranks in training; by DDP each step begins with rank 0's, by Horovod none."""
     options = ["--net", "norm", "--checkpoint-dir", str(tmp_path), "--epochs", "2", "--log-every", "1"]
-    ok(runner(2, "resumable", *options, "--batch-size", "8", "--strategy", "horovod", cwd=SCRIPTS))
+    ok(turns(2, "resumable", *options, "--batch-size", "8", "--strategy", "horovod"))
     reported = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["val_loss"]
-    done = ok(run(*RUNNER, "resumable", *options, "--resume", cwd=SCRIPTS))
+    done = ok(turns(1, "resumable", *options, "--resume"))
     assert f"(test loss {reported:.4g})" in done.stdout
 
 
@@ -186,8 +173,8 @@ def test_its_meeting_point_lets_in_the_addresses_that_hosts_have_said() -> None:
 
 @pytest.mark.parametrize("controller", ["--gloo", "--mpi"])
 def test_under_horovodrun(controller: str, tmp_path: Path) -> None:
-    options = [*SHORT, "--strategy", "horovod", "--max-steps", "5"]
-    done = ok(run(*HOROVODRUN, controller, *RUNNER, "workloads.mnist", *options, cwd=tmp_path, **PATH))
+    options = ["--strategy", "horovod", "--max-steps", "5"]
+    done = ok(run(*HOROVODRUN, controller, *RUNNER, "workloads.linear", *options, cwd=tmp_path, **PATH))
     assert done.stdout.count("done: 5 steps") == 1
 
 
@@ -198,8 +185,8 @@ def test_the_launch_script() -> None:
 
 
 def test_under_torchrun(tmp_path: Path) -> None:
-    options = [*SHORT, "--strategy", "horovod", "--max-steps", "5"]
-    done = ok(torchrun(2, *RUNNER[1:], "workloads.mnist", *options, cwd=tmp_path))
+    options = ["--strategy", "horovod", "--max-steps", "5"]
+    done = ok(torchrun(2, *RUNNER[1:], "workloads.linear", *options, cwd=tmp_path))
     assert done.stdout.count("done: 5 steps") == 1
 
 

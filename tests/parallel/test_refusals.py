@@ -11,6 +11,7 @@ import pytest
 
 from tests.launching import RUNNER, SCRIPTS, free_port, mpirun, mpirun_path, own_lines, run, runner
 from tests.results import refused
+from tests.turns import Turns
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
@@ -42,11 +43,22 @@ def test_before_torch(ranks: int, arguments: list[str], texts: list[str]) -> Non
         (["--data", "digits", "--batch-size", "5000"], ["samples on", "less than one batch of 5000"]),
         (["--data", "digits", "--resume", "nothing.pt"], ["there is no checkpoint nothing.pt"]),
         (["--data", "digits", "--metrics", "/tmp"], ["cannot write /tmp: Is a directory"]),
+        (["--data", "digits", "--global-batch-size", "33"], ["33 = 2 × 16 + 1", "take 32 or 34"]),
+    ],
+)
+def test_a_workloads_options(turns: Turns, arguments: list[str], texts: list[str], tmp_path: Path) -> None:
+    refused(turns(2, "workloads.mnist", *arguments, cwd=tmp_path), *texts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (["--batch-size", "0"], ["--batch-size: '0' is not a whole number above 0"]),
         (["--backend", "nccl"], ["--backend nccl: no GPU is used"]),
         (["--backend", "mpi"], ["was built without mpi; say --backend gloo"]),
     ],
 )
-def test_a_workloads_options(arguments: list[str], texts: list[str], tmp_path: Path) -> None:
+def test_a_workloads_options_in_a_job_of_its_own(arguments: list[str], texts: list[str], tmp_path: Path) -> None:
     refused(runner(2, "workloads.mnist", *arguments, cwd=tmp_path), *texts)
 
 
@@ -55,16 +67,11 @@ def test_a_workloads_options_in_a_single_process(tmp_path: Path) -> None:
     refused(done, "--checkpoint-dir: cannot write in /proc/nothing")
 
 
-def test_a_global_batch_that_does_not_divide(tmp_path: Path) -> None:
-    done = runner(2, "workloads.mnist", "--data", "digits", "--global-batch-size", "33", cwd=tmp_path)
-    refused(done, "33 = 2 × 16 + 1", "take 32 or 34")
-
-
-def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
-    done = runner(2, "workloads.linear", "--epochs", "1", "--checkpoint-dir", "out", cwd=tmp_path)
+def test_a_checkpoint_of_another_model(turns: Turns, tmp_path: Path) -> None:
+    done = turns(2, "workloads.linear", "--epochs", "1", "--checkpoint-dir", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     sums = (tmp_path / "out" / "step-32" / "checkpoint.json").read_bytes()
-    done = runner(2, "workloads.mnist", "--data", "digits", "--resume", "--checkpoint-dir", "out", cwd=tmp_path)
+    done = turns(2, "workloads.mnist", "--data", "digits", "--resume", "--checkpoint-dir", "out", cwd=tmp_path)
     refused(done, "checkpoint of another model (workloads.linear, this is workloads.mnist)")
     assert (tmp_path / "out" / "step-32" / "checkpoint.json").read_bytes() == sums
 

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.launching import RUNNER, SCRIPTS, ok, run, runner
+from tests.launching import SCRIPTS, ok, runner
 from tests.results import metrics, refused
+from tests.turns import Turns
 
 SHORT = ["--batch-size", "16"]  # two steps an epoch on two ranks
 
 
-def trained(ranks: int, folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    options = ["--checkpoint-dir", str(folder), *arguments]
-    if ranks == 1:
-        return run(*RUNNER, "resumable", *options, cwd=SCRIPTS, **environment)
-    return runner(ranks, "resumable", *options, cwd=SCRIPTS, **environment)
+Trained = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def trained(turns: Turns) -> Trained:
+    """``trained(RANKS, FOLDER, *ARGUMENTS)``: a training, as the next turn of a job."""
+
+    def train(ranks: int, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return turns(ranks, "resumable", "--checkpoint-dir", str(folder), *arguments)
+
+    return train
+
+
+def trained_alone(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A training on two ranks, in a job of its own."""
+    return runner(2, "resumable", "--checkpoint-dir", str(folder), *arguments, cwd=SCRIPTS)
 
 
 def content_of(checkpoint: Path) -> dict[str, bytes]:
@@ -35,13 +49,13 @@ def steps_of(folder: Path) -> list[int]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The metrics of a training in one run."""
     folder = tmp_path_factory.mktemp("whole")
-    ok(trained(2, folder, *SHORT))
+    ok(trained_alone(folder, *SHORT))
     return metrics(folder)
 
 
 @pytest.mark.parametrize("stop", ["--epochs=2", "--max-steps=3"])
 def test_with_dropout_and_augmentation_two_parts_are_the_whole(
-    stop: str, whole: list[dict[str, Any]], tmp_path: Path
+    stop: str, whole: list[dict[str, Any]], trained: Trained, tmp_path: Path
 ) -> None:
     ok(trained(2, tmp_path / "parts", *SHORT, stop))
     done = ok(trained(2, tmp_path / "parts", *SHORT, "--resume"))
@@ -56,7 +70,7 @@ def test_with_dropout_and_augmentation_two_parts_are_the_whole(
     )
 
 
-def test_what_has_changed_is_said_and_obeyed_or_refused(tmp_path: Path) -> None:
+def test_what_has_changed_is_said_and_obeyed_or_refused(trained: Trained, tmp_path: Path) -> None:
     ok(trained(2, tmp_path, *SHORT, "--max-steps", "3"))
     before = content_of(tmp_path / "step-3")
     refused(trained(2, tmp_path, *SHORT, "--resume", "--optimizer", "Adam"), "was made by SGD, and this is Adam")
@@ -77,7 +91,7 @@ def test_what_has_changed_is_said_and_obeyed_or_refused(tmp_path: Path) -> None:
     assert len(metrics(tmp_path)) == 5
 
 
-def test_ranks_take_equally_many_steps_of_what_is_left_of_an_epoch(tmp_path: Path) -> None:
+def test_ranks_take_equally_many_steps_of_what_is_left_of_an_epoch(trained: Trained, tmp_path: Path) -> None:
     ok(trained(1, tmp_path, "--batch-size", "1", "--lr", "1e-4", "--max-steps", "1"))
     options = ["--batch-size", "1", "--lr", "1e-4", "--epochs", "1"]
     ok(trained(2, tmp_path, *options, "--resume", "--log-every", "1000"))
@@ -87,7 +101,7 @@ def test_ranks_take_equally_many_steps_of_what_is_left_of_an_epoch(tmp_path: Pat
     assert lines[-1]["val_loss"] is not None
 
 
-def test_what_is_evaluated_is_what_is_saved(tmp_path: Path) -> None:
+def test_what_is_evaluated_is_what_is_saved(trained: Trained, tmp_path: Path) -> None:
     """Running statistics differ between ranks in training."""
     ok(trained(2, tmp_path, *SHORT, "--net", "norm", "--epochs", "1"))
     reported = metrics(tmp_path)[-1]["val_loss"]
@@ -95,7 +109,7 @@ def test_what_is_evaluated_is_what_is_saved(tmp_path: Path) -> None:
     assert f"(test loss {reported:.4g})" in done.stdout
 
 
-def test_a_second_run_keeps_the_first(tmp_path: Path) -> None:
+def test_a_second_run_keeps_the_first(trained: Trained, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     first = ok(trained(1, folder, *SHORT, "--epochs", "1"))
     assert "earlier" not in first.stdout
@@ -124,7 +138,9 @@ def test_a_second_run_keeps_the_first(tmp_path: Path) -> None:
     assert len(metrics(folder)) == 10
 
 
-def test_a_run_that_ends_before_it_saves_leaves_the_earlier_checkpoint_in_its_place(tmp_path: Path) -> None:
+def test_a_run_that_ends_before_it_saves_leaves_the_earlier_checkpoint_in_its_place(
+    trained: Trained, tmp_path: Path
+) -> None:
     ok(trained(1, tmp_path, *SHORT, "--epochs", "1"))
     before = content_of(tmp_path / "step-4")
     refused(trained(1, tmp_path, *SHORT, "--nan-at", "0", "--check-finite"), "the loss is nan on rank 0", code=1)
@@ -133,7 +149,7 @@ def test_a_run_that_ends_before_it_saves_leaves_the_earlier_checkpoint_in_its_pl
     assert [line["step"] for line in metrics(tmp_path)] == [5, 6, 7, 8]  # none of the broken run's
 
 
-def test_checkpoints_by_steps_and_seconds_and_how_many_are_kept(tmp_path: Path) -> None:
+def test_checkpoints_by_steps_and_seconds_and_how_many_are_kept(trained: Trained, tmp_path: Path) -> None:
     options = [*SHORT, "--save-every", "0", "--keep", "3", "--epochs", "2"]  # eight steps on one rank
     ok(trained(1, tmp_path / "steps", *options, "--save-every-steps", "3"))
     assert steps_of(tmp_path / "steps") == [3, 6, 8]
@@ -145,7 +161,7 @@ def test_checkpoints_by_steps_and_seconds_and_how_many_are_kept(tmp_path: Path) 
     assert steps_of(tmp_path / "epochs") == [2, 4]
 
 
-def test_what_is_not_complete_is_passed_over(tmp_path: Path) -> None:
+def test_what_is_not_complete_is_passed_over(trained: Trained, tmp_path: Path) -> None:
     ok(trained(1, tmp_path, *SHORT, "--epochs", "2", "--keep", "1"))
     for name in ("step-9", ".step-9.new"):  # by a job that was killed
         (tmp_path / name).mkdir()
@@ -161,7 +177,7 @@ def test_what_is_not_complete_is_passed_over(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_full_disk_is_one_line_and_the_old_checkpoint_is_kept(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_the_old_checkpoint_is_kept(trained: Trained, tmp_path: Path) -> None:
     ok(trained(1, tmp_path, *SHORT, "--epochs", "1"))
     before = content_of(tmp_path / "step-4")
     full = trained(2, tmp_path, *SHORT, "--resume", "--net", "dropout", "--largest-file", "1000")
@@ -172,41 +188,43 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoint_is_kept(tmp_path: Path) 
     full = trained(1, tmp_path, *SHORT, "--epochs", "3", "--largest-file", "1000")
     refused(full, f"cannot write {tmp_path}/step-4: File too large", code=1)
     assert content_of(tmp_path / "step-4") == before
-    full = trained(2, tmp_path, *SHORT, "--metrics", "/dev/full")
+    full = trained_alone(tmp_path, *SHORT, "--metrics", "/dev/full")
     refused(full, "rank 0 of 2 on host", "cannot write /dev/full: No space left on device", code=1)
 
 
-def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused_and_kept(trained: Trained, tmp_path: Path) -> None:
     ok(trained(1, tmp_path, *SHORT, "--epochs", "1"))
     path = tmp_path / "step-4" / "model-00001-of-00001.safetensors"
     content = bytearray(path.read_bytes())
     content[-3] ^= 16
     path.write_bytes(content)
-    refused(trained(2, tmp_path, *SHORT, "--resume"), "step-4 is damaged", f"the checksum of {path.name} is wrong")
+    refused(trained_alone(tmp_path, *SHORT, "--resume"), "step-4 is damaged", f"the checksum of {path.name} is wrong")
     assert path.read_bytes() == content
 
 
 def test_a_strategy_of_another_package_shards_and_others_go_on_from_it(tmp_path: Path) -> None:
     """Thirty lines, found by their entry point: FSDP on 2 and 4 ranks, DDP on one, and back."""
     packages = os.pathsep.join([str(SCRIPTS / "other_package"), os.environ.get("PYTHONPATH", "")])
+    turns = Turns(PYTHONPATH=packages)
 
     def trained_until(step: int, ranks: int, strategy: str, folder: str) -> None:
         options = ["--dtype", "float64", "--global-batch-size", "16", "--checkpoint-dir", str(tmp_path / folder)]
         options += ["--strategy", strategy, "--max-steps", str(step), "--resume", "--clip-norm", "0.3"]
-        ok(runner(ranks, "fingerprint", *options, cwd=SCRIPTS, PYTHONPATH=packages))
+        ok(turns(ranks, "fingerprint", *options))
 
-    trained_until(40, 2, "ddp", "whole")
-    for step, ranks, strategy in ((10, 2, "sharded"), (25, 4, "sharded"), (35, 1, "ddp"), (40, 2, "sharded")):
-        trained_until(step, ranks, strategy, "parts")
-        shards = [path.name[:11] for path in sorted((tmp_path / "parts" / f"step-{step}").glob("shard-*"))]
-        assert shards == [f"shard-{rank:05d}" for rank in range(1, ranks + 1) if strategy == "sharded"]
+    with contextlib.closing(turns):
+        trained_until(40, 2, "ddp", "whole")
+        for step, ranks, strategy in ((10, 2, "sharded"), (25, 4, "sharded"), (35, 1, "ddp"), (40, 2, "sharded")):
+            trained_until(step, ranks, strategy, "parts")
+            shards = [path.name[:11] for path in sorted((tmp_path / "parts" / f"step-{step}").glob("shard-*"))]
+            assert shards == [f"shard-{rank:05d}" for rank in range(1, ranks + 1) if strategy == "sharded"]
     whole, parts = metrics(tmp_path / "whole"), metrics(tmp_path / "parts")
     assert [line["step"] for line in parts] == list(range(1, 41))
     assert [line["loss"] for line in parts] == pytest.approx([line["loss"] for line in whole], rel=1e-9)
     assert parts[-1]["val_loss"] == pytest.approx(whole[-1]["val_loss"], rel=1e-9)
 
 
-def test_a_loss_that_is_no_number_is_said_once_and_ends_the_job_where_asked(tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_is_said_once_and_ends_the_job_where_asked(trained: Trained, tmp_path: Path) -> None:
     done = ok(trained(2, tmp_path, *SHORT, "--nan-at", "3", "--log-every", "1"))
     said = [line for line in done.stdout.splitlines() if "--check-finite" in line]
     assert len(said) == 1
@@ -214,6 +232,6 @@ def test_a_loss_that_is_no_number_is_said_once_and_ends_the_job_where_asked(tmp_
     losses = [line["loss"] for line in metrics(tmp_path)]
     assert None in losses
     assert len(losses) == 8
-    done = trained(2, tmp_path, *SHORT, "--nan-at", "3", "--check-finite")
+    done = trained_alone(tmp_path, *SHORT, "--nan-at", "3", "--check-finite")
     refused(done, "--check-finite: the loss is nan on rank ", " at step ", code=1)
     assert done.stderr.count("is nan on rank") == 1

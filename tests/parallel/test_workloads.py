@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok, own_lines, run, runner
+from tests.launching import RUNNER, clean_environment, mpirun_path, ok, own_lines, run, runner
 from tests.results import metrics
+from tests.turns import Turns
 
 
-def test_mnist_on_digits_reaches_97_percent(tmp_path: Path) -> None:
-    done = ok(runner(2, "workloads.mnist", "--data", "digits", cwd=tmp_path, timeout=200))
+def test_mnist_on_digits_reaches_97_percent(turns: Turns, tmp_path: Path) -> None:
+    done = ok(turns(2, "workloads.mnist", "--data", "digits", cwd=tmp_path, timeout=200))
     lines = metrics(tmp_path / "runs" / "mnist")
     assert list(lines[0]) == ["step", "epoch", "loss", "lr", "samples_per_s", "val_loss", "val_accuracy"]
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
@@ -35,10 +36,10 @@ def test_mnist_on_digits_reaches_97_percent(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "mnist" / f"step-{len(lines)}" / "checkpoint.json").exists()
 
 
-def test_without_mnist_or_network_the_digits_are_taken_and_it_is_said(tmp_path: Path) -> None:
+def test_without_mnist_or_network_the_digits_are_taken_and_it_is_said(turns: Turns, tmp_path: Path) -> None:
     # A proxy that is not there stands for a cluster's node without a way out.
     nowhere = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
-    done = ok(runner(2, "workloads.mnist", "--epochs", "1", cwd=tmp_path, **nowhere))
+    done = ok(turns(2, "workloads.mnist", "--epochs", "1", cwd=tmp_path, **nowhere))
     said = [
         line for line in done.stdout.splitlines() if line.startswith("MNIST is not in data and cannot be downloaded")
     ]
@@ -64,9 +65,9 @@ def write_mnist(folder: Path) -> None:
             (raw / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(data))
 
 
-def test_mnist_on_disk_is_taken(tmp_path: Path) -> None:
+def test_mnist_on_disk_is_taken(turns: Turns, tmp_path: Path) -> None:
     write_mnist(tmp_path / "data")
-    done = ok(runner(2, "workloads.mnist", "--epochs", "4", cwd=tmp_path))
+    done = ok(turns(2, "workloads.mnist", "--epochs", "4", cwd=tmp_path))
     assert "digits" not in done.stdout
     lines = metrics(tmp_path / "runs" / "mnist")
     assert len(lines) == 4 * 640 // 32
@@ -77,19 +78,20 @@ def test_linear_saves_and_resumes(tmp_path: Path) -> None:
     ok(runner(2, "workloads.linear", "--epochs", "2", "--batch-size", "64", cwd=tmp_path))
     done = ok(runner(2, "workloads.linear", "--epochs", "4", "--batch-size", "64", "--resume", cwd=tmp_path))
     assert "going on from runs/linear/step-32," in done.stdout
+    assert "\x1b" not in done.stdout, "under mpirun no escape sequences reach a file"
     lines = metrics(tmp_path / "runs" / "linear")
     assert [line["epoch"] for line in lines] == [epoch for epoch in range(1, 5) for _ in range(2048 // 64 // 2)]
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert lines[-1]["val_loss"] is None
 
 
-def test_cifar10_on_fake_images(tmp_path: Path) -> None:
-    done = ok(runner(2, "workloads.cifar10", "--data", "fake", "--max-steps", "30", cwd=tmp_path))
+def test_cifar10_on_fake_images(turns: Turns, tmp_path: Path) -> None:
+    done = ok(turns(2, "workloads.cifar10", "--data", "fake", "--max-steps", "30", cwd=tmp_path))
     assert "done: 30 steps, test loss 2.3" in done.stdout
 
 
-def test_mnist_on_fake_images(tmp_path: Path) -> None:
-    done = ok(runner(2, "workloads.mnist", "--data", "fake", "--max-steps", "10", "--batch-size", "64", cwd=tmp_path))
+def test_mnist_on_fake_images(turns: Turns, tmp_path: Path) -> None:
+    done = ok(turns(2, "workloads.mnist", "--data", "fake", "--max-steps", "10", "--batch-size", "64", cwd=tmp_path))
     assert "done: 10 steps" in done.stdout
 
 
@@ -100,20 +102,22 @@ def test_under_torchrun_and_alone(tmp_path: Path) -> None:
     assert "done: 64 steps" in ok(run(sys.executable, *arguments, cwd=tmp_path)).stdout
 
 
-def fingerprints(ranks: int, folder: Path, *arguments: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def fingerprints(
+    turns: Turns, ranks: int, folder: Path, *arguments: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(what each rank printed, the metrics) of a training in double precision with a global batch of 16."""
     folder.mkdir(exist_ok=True)
     options = ["--dtype", "float64", "--global-batch-size", "16", "--checkpoint-dir", str(folder), *arguments]
-    done = ok(runner(ranks, "fingerprint", *options, cwd=SCRIPTS))
+    done = ok(turns(ranks, "fingerprint", *options))
     found = [json.loads(line.partition(" ")[2]) for line in done.stdout.splitlines() if line.startswith("fingerprint")]
     assert len(found) == ranks
     return found, metrics(folder)
 
 
-def test_same_numbers_on_1_2_and_4_ranks(tmp_path: Path) -> None:
+def test_same_numbers_on_1_2_and_4_ranks(turns: Turns, tmp_path: Path) -> None:
     curves = []
     for ranks in (1, 2, 4):
-        found, lines = fingerprints(ranks, tmp_path / str(ranks))
+        found, lines = fingerprints(turns, ranks, tmp_path / str(ranks))
         assert len({rank["digest"] for rank in found}) == 1, "weights are equal on all ranks, bit for bit"
         assert {rank["steps"] for rank in found} == {4 * 18}
         assert {rank["epochs"] for rank in found} == {4}
@@ -126,30 +130,30 @@ def test_same_numbers_on_1_2_and_4_ranks(tmp_path: Path) -> None:
     assert curves[0][-1]["loss"] < curves[0][0]["loss"]
 
 
-def test_a_resumed_training_continues_the_same_curve(tmp_path: Path) -> None:
+def test_a_resumed_training_continues_the_same_curve(turns: Turns, tmp_path: Path) -> None:
     """Stopped in the middle of the second epoch, on two ranks, and taken up on one, two and four."""
-    _, whole = fingerprints(2, tmp_path / "whole")
-    fingerprints(2, tmp_path / "2", "--max-steps", "25")
+    _, whole = fingerprints(turns, 2, tmp_path / "whole")
+    fingerprints(turns, 2, tmp_path / "2", "--max-steps", "25")
     for ranks in (1, 4):
         shutil.copytree(tmp_path / "2", tmp_path / str(ranks))
     for ranks in (1, 2, 4):
-        _, parts = fingerprints(ranks, tmp_path / str(ranks), "--resume")
+        _, parts = fingerprints(turns, ranks, tmp_path / str(ranks), "--resume")
         assert [line["step"] for line in parts] == [line["step"] for line in whole]
         assert [line["loss"] for line in parts] == pytest.approx([line["loss"] for line in whole], rel=1e-9)
         assert parts[-1]["val_loss"] == pytest.approx(whole[-1]["val_loss"], rel=1e-9)
 
 
-def test_the_learning_rate_can_be_scaled(tmp_path: Path) -> None:
-    _, lines = fingerprints(2, tmp_path / "plain", "--max-steps", "1", "--lr", "0.01")
+def test_the_learning_rate_can_be_scaled(turns: Turns, tmp_path: Path) -> None:
+    _, lines = fingerprints(turns, 2, tmp_path / "plain", "--max-steps", "1", "--lr", "0.01")
     assert lines[0]["lr"] == pytest.approx(0.01)
-    _, lines = fingerprints(2, tmp_path / "scaled", "--max-steps", "1", "--lr", "0.01", "--scale-lr")
+    _, lines = fingerprints(turns, 2, tmp_path / "scaled", "--max-steps", "1", "--lr", "0.01", "--scale-lr")
     assert lines[0]["lr"] == pytest.approx(0.02)
 
 
-def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
+def test_tensorboard_gets_the_same_numbers(turns: Turns, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    _, lines = fingerprints(2, tmp_path / "out", "--epochs", "1", "--tensorboard", str(tmp_path / "board"))
+    _, lines = fingerprints(turns, 2, tmp_path / "out", "--epochs", "1", "--tensorboard", str(tmp_path / "board"))
     events = EventAccumulator(str(tmp_path / "board"))
     events.Reload()
     losses = [event.value for event in events.Scalars("loss")]
@@ -177,19 +181,19 @@ def on_a_terminal(command: list[str], folder: Path) -> bytes:
     return shown
 
 
-def test_a_bar_on_a_terminal_and_plain_lines_elsewhere(tmp_path: Path) -> None:
-    command = [*RUNNER, "workloads.linear", "--epochs", "2", "--batch-size", "4"]
-    plain = ok(run(*command, cwd=tmp_path)).stdout
+def test_a_bar_on_a_terminal_and_plain_lines_elsewhere(turns: Turns, tmp_path: Path) -> None:
+    arguments = ["workloads.linear", "--epochs", "2", "--batch-size", "4"]
+    plain = ok(turns(1, *arguments, cwd=tmp_path)).stdout
     assert "\x1b" not in plain
     assert plain.count("epoch ") == 2
-    shown = on_a_terminal(command, tmp_path / "alone")
+    shown = on_a_terminal([*RUNNER, *arguments], tmp_path / "alone")
     assert "━".encode() in shown
     assert b"epoch 2/2" in shown
 
 
 def test_no_bar_under_an_mpirun_that_holds_it_until_a_newline(tmp_path: Path) -> None:
     """Open MPI 5's; 4's passes it on."""
-    command = ["-np", "2", *RUNNER, "workloads.linear", "--epochs", "2", "--batch-size", "4", "--rendezvous", "file"]
+    command = ["-np", "1", *RUNNER, "workloads.linear", "--epochs", "2", "--batch-size", "4", "--rendezvous", "file"]
     for mpirun in {mpirun_path(), *filter(os.path.exists, ["/usr/bin/mpirun.openmpi"])}:
         has_bar = ") 4." in run(mpirun, "--version").stdout  # mpirun (Open MPI) 4.1.4, mpirun.openmpi (OpenRTE) 4.1.4
         shown = on_a_terminal([mpirun, *command], tmp_path / str(has_bar))
@@ -197,12 +201,8 @@ def test_no_bar_under_an_mpirun_that_holds_it_until_a_newline(tmp_path: Path) ->
         assert b"epoch 2/2" in shown
 
 
-def test_under_mpirun_no_escape_sequences_reach_a_file(tmp_path: Path) -> None:
-    assert "\x1b" not in ok(runner(2, "workloads.linear", "--epochs", "1", cwd=tmp_path)).stdout
-
-
-def test_an_option_without_effect_is_refused_by_the_benchmark() -> None:
-    done = run(*RUNNER, "workloads.resnet", "--epochs", "2", "--resume")
+def test_an_option_without_effect_is_refused_by_the_benchmark(turns: Turns) -> None:
+    done = turns(1, "workloads.resnet", "--epochs", "2", "--resume")
     assert done.returncode == 2
     assert own_lines(done) == [
         "runner: unrecognized arguments: --epochs 2 --resume (see python -m runner workloads.resnet --help)"
@@ -221,4 +221,4 @@ def test_a_workloads_help_shows_all_groups_once() -> None:
 
 def test_the_runners_options_may_stand_on_either_side(tmp_path: Path) -> None:
     for arguments in (["--device", "cpu", "workloads.linear"], ["workloads.linear", "--device", "cpu"]):
-        ok(runner(2, *arguments, "--max-steps", "1", cwd=tmp_path))
+        ok(run(*RUNNER, *arguments, "--max-steps", "1", cwd=tmp_path))

@@ -1,7 +1,4 @@
-"""A workload that trains by a strategy, and the same model whole on every rank, and prints by how much they differ.
-
-Several trainings run in turn in one job, each with the options of one argument: ``parity '--tp 2' '--pp 2 --meta'``.
-"""
+"""A workload that trains by a strategy, and the same model whole on every rank, and prints by how much they differ."""
 
 import copy
 import json
@@ -15,8 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import TensorDataset
 
 from runner.parallel import Setting, load_strategy
-from runner.parallel.mesh import Layout, lay_out
-from runner.parallel.options import degrees_in
+from runner.parallel.mesh import Layout
 from runner.parallel.state import whole_of
 from runner.parallel.task import Plan, Task
 from runner.training.batches import ShardSampler
@@ -66,25 +62,16 @@ def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def main(run: Run, argv: list[str]) -> None:
-    for options in argv:
-        arguments = options.split()
-        degrees = degrees_in(arguments, run.size)
-        layout = lay_out(run.job.topology, degrees)
-        if "--order" in arguments:  # of the ranks in the mesh, as some mappings of ranks to hosts ask for
-            order = arguments[arguments.index("--order") + 1]
-            layout = Layout(degrees, tuple(map(int, order.split(","))))
-        _compare(replace(run, layout=layout), arguments)
-
-
-def _compare(run: Run, arguments: list[str]) -> None:
-    parser = step_parser(run, __doc__)
+    parser = step_parser(run, __doc__, plan=PLAN)
     parser.add_argument("--meta", action="store_true", help="the task has a factory")
     parser.add_argument("--tied", action="store_true", help="embedding and output have one weight")
     parser.add_argument("--frozen", action="store_true", help="some weights are not trained")
     parser.add_argument("--order", help="of the ranks in the mesh")
     parser.add_argument("--sgd", action="store_true", help="the optimizer is linear in the gradient")
     parser.add_argument("--steps", type=int, default=10)
-    options, given = read_step_options(run, parser, arguments)
+    options, given = read_step_options(run, parser, argv)
+    if given.order:  # as some mappings of ranks to hosts ask for
+        run = replace(run, layout=Layout(run.layout.degrees, tuple(map(int, given.order.split(",")))))
     dtype = getattr(torch, options.dtype)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, CLASSES, (SAMPLES, LENGTH + 1), generator=generator)
@@ -138,7 +125,7 @@ def _compare(run: Run, arguments: list[str]) -> None:
     everyone: list[Any] = [None] * run.size
     torch.distributed.all_gather_object(everyone, found)
     worst = {key: max(one[key] for one in everyone) for key in found}
-    run.say("parity " + json.dumps({"arguments": " ".join(arguments), **worst}))
+    run.say("parity " + json.dumps({"arguments": " ".join(argv), **worst}))
 
 
 def _nth(order: list[int], number: int, size: int) -> list[int]:

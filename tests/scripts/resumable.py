@@ -40,8 +40,6 @@ def main(run: Run, argv: list[str]) -> None:
     parser.add_argument("--nan-at", type=int, help="the sample whose target is no number")
     parser.add_argument("--largest-file", type=int, help="bytes: the disk is as good as full")
     options, given = read_options(run, parser, argv)
-    if given.largest_file:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (given.largest_file,) * 2)
     generator = torch.Generator().manual_seed(1)
     inputs, targets = torch.randn(96, 8, generator=generator) * 3, torch.randn(96, 1, generator=generator)
     if given.nan_at is not None:
@@ -55,4 +53,9 @@ def main(run: Run, argv: list[str]) -> None:
         test_data=TensorDataset(inputs[64:], targets[64:]),
         is_classification=False,
     )
-    fit(run, task, options)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (given.largest_file or before[0], before[1]))
+    try:
+        fit(run, task, options)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)  # for the next turn

@@ -30,7 +30,7 @@ def test_degrees_that_do_not_divide_the_ranks_are_refused_with_the_arithmetic() 
     with pytest.raises(UsageError) as caught:
         Degrees.of(8, tensor=3)
     assert str(caught.value) == (
-        "shard(1) × pipeline(1) × tensor(3) = 3 does not divide 8 ranks (8 = 3 × 2 + 2); start 6 or 9, or take smaller degrees"
+        "tensor(3) = 3 does not divide 8 ranks (8 = 3 × 2 + 2); start 6 or 9, or take smaller degrees"
     )
 
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from runner.errors import UsageError
 from runner.parallel.options import ParallelOptions
-from runner.parallel.pipeline import stage_owners
 from runner.parallel.stages import balanced, part_of, segments
 
 
@@ -81,6 +80,6 @@ def test_a_parameter_of_what_is_cut_belongs_to_no_stage() -> None:
 
 
 def test_who_has_which_stage() -> None:
-    assert stage_owners(ParallelOptions(pp=2)) == [0, 1]
-    assert stage_owners(ParallelOptions(pp=2, schedule="interleaved1f1b", stages_per_rank=3)) == [0, 1, 0, 1, 0, 1]
-    assert stage_owners(ParallelOptions(pp=3, schedule="zbv", stages_per_rank=2)) == [0, 1, 2, 2, 1, 0]
+    assert ParallelOptions(pp=2).stage_owners == [0, 1]
+    assert ParallelOptions(pp=2, schedule="interleaved1f1b", stages_per_rank=3).stage_owners == [0, 1, 0, 1, 0, 1]
+    assert ParallelOptions(pp=3, schedule="zbv", stages_per_rank=2).stage_owners == [0, 1, 2, 2, 1, 0]

@@ -1,0 +1,48 @@
+"""How fast a training is: samples, what they consist of, and floating-point operations per second."""
+
+from __future__ import annotations
+
+import torch
+
+from runner.parallel.task import Task
+
+# 10^12 dense bf16 operations per second, by a part of the name: NVIDIA's data sheets (without sparsity), SXM where there are two.
+PEAKS = {
+    "B200": 2250.0,
+    "GH200": 989.5,
+    "H200": 989.5,
+    "H100 PCIe": 756.5,
+    "H100 NVL": 835.5,
+    "H100": 989.5,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "L40": 181.0,
+    "L4": 121.0,
+    "A40": 149.7,
+    "A10": 125.0,
+    "V100": 125.0,
+}
+
+
+def speeds(samples_per_s: float, task: Task, ranks: int, device: torch.device) -> dict[str, float]:
+    """The speeds of all ranks together, for a record: ``samples_per_s``, and others if the task says what they need.
+
+    MFU is the model's operations (none counted twice that activation checkpointing repeats) over those of the device's peak:
+    Chowdhery et al., "PaLM", 2022, arXiv:2204.02311, appendix B.
+    """
+    found: dict[str, float] = {"samples_per_s": samples_per_s}
+    if task.units_per_sample > 1:
+        found["units_per_s"] = samples_per_s * task.units_per_sample
+    if task.flops_per_sample is not None:
+        found["tflops_per_rank"] = samples_per_s * task.flops_per_sample / ranks / 1e12
+        if (peak := peak_tflops(device)) is not None:
+            found["mfu"] = found["tflops_per_rank"] / peak
+    return found
+
+
+def peak_tflops(device: torch.device) -> float | None:
+    """What the device can do at most, in 10^12 dense bf16 operations per second; None if it is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAKS.items() if part in name), None)

@@ -1,0 +1,111 @@
+"""workloads.llama: one curve whatever the layout, checkpoints that go on under another, generation, and weights in and out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.launching import ok
+from tests.results import metrics, refused
+from tests.turns import Turns
+
+TEXT = Path(__file__)  # what the models read: a few thousand bytes
+SMALL = (f"--text={TEXT}", "--length=32", "--global-batch-size=8", "--dtype=float64", "--log-every=1", "--warmup=3")
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in metrics(folder)]
+
+
+@pytest.fixture(scope="module")
+def whole(turns: Turns, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoints and metrics of eight steps on one rank."""
+    folder = tmp_path_factory.mktemp("whole")
+    ok(turns(1, "workloads.llama", *SMALL, "--max-steps=8", f"--checkpoint-dir={folder}"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [
+        (2, "--tp 2 --sequence-parallel --loss-parallel"),
+        (4, "--strategy fsdp --tp 2 --activation-checkpointing selective"),
+        (4, "--tp 2 --pp 2 --sequence-parallel --micro-batches 2"),
+    ],
+)
+def test_the_curve_is_that_of_one_rank(ranks: int, layout: str, whole: Path, turns: Turns, tmp_path: Path) -> None:
+    options = [*SMALL, *layout.split(), f"--checkpoint-dir={tmp_path}", "--max-steps=8", "--save-every=0"]
+    done = ok(turns(ranks, "workloads.llama", *options))
+    assert losses(tmp_path) == pytest.approx(losses(whole), rel=1e-9)
+    assert metrics(tmp_path)[-1]["val_loss"] == pytest.approx(metrics(whole)[-1]["val_loss"], rel=1e-9)
+    assert "bits/byte" in done.stdout
+    assert "tokens/s" in done.stdout
+    assert metrics(tmp_path)[-1]["tflops_per_rank"] > 0
+
+
+def test_a_training_goes_on_under_other_strategies_and_numbers_of_ranks(
+    whole: Path, turns: Turns, tmp_path: Path
+) -> None:
+    parts = (
+        (2, "--strategy ddp"),
+        (4, "--strategy fsdp"),
+        (4, "--strategy fsdp --tp 2"),
+        (2, "--pp 2 --micro-batches 2"),
+        (4, "--strategy zero1"),
+        (1, "--strategy ddp"),
+    )
+    for steps, (ranks, layout) in zip((1, 2, 4, 5, 6, 8), parts, strict=True):
+        options = [*SMALL, *layout.split(), f"--checkpoint-dir={tmp_path}", f"--max-steps={steps}"]
+        resume = ["--resume"] if steps > 1 else []
+        # the schedule of the learning rate ends with the training, whose end is the same for all
+        ok(turns(ranks, "workloads.llama", *options, "--schedule-steps=8", *resume))
+    assert losses(tmp_path) == pytest.approx(losses(whole), rel=1e-9)
+
+
+def test_the_tokens_are_those_of_one_rank(whole: Path, turns: Turns) -> None:
+    options = [*SMALL, f"--checkpoint-dir={whole}", "--generate=a text", "--tokens=12"]
+    told = {layout: ok(turns(ranks, "workloads.llama", *options, *layout.split())).stdout for ranks, layout in LAYOUTS}
+    assert len(set(told.values())) == 1, told
+    (text,) = set(told.values())
+    assert text.startswith("a text")
+    assert len(text) == len("a text") + 12 + len("\n")
+    drawn = [
+        ok(turns(1, "workloads.llama", *options, "--temperature=2", f"--seed={seed}")).stdout for seed in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+LAYOUTS = ((1, ""), (2, "--tp 2"), (2, "--pp 2"), (2, "--strategy fsdp"))
+
+
+def test_weights_go_out_and_come_in(whole: Path, turns: Turns, tmp_path: Path) -> None:
+    out, back = tmp_path / "out", tmp_path / "back"
+    ok(turns(1, "workloads.llama", *SMALL, f"--checkpoint-dir={whole}", f"--export={out}"))
+    for layout in ("--strategy=fsdp", "--pp=2"):
+        folder = tmp_path / layout
+        options = [*SMALL, f"--weights={out}", "--lr=1e-300", "--max-steps=1", f"--checkpoint-dir={folder}"]
+        ok(turns(2, "workloads.llama", *options, layout))
+        ok(turns(1, "workloads.llama", *SMALL, f"--checkpoint-dir={folder}", f"--export={back}{layout}"))
+        one, other = load_file(out / "model.safetensors"), load_file(f"{back}{layout}/model.safetensors")
+        assert one.keys() == other.keys()
+        assert all(one[name].equal(other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--tp 3", "tensor(3) = 3 does not divide 2 ranks"),
+        ("--length 1024", "--length 1024 is more than the model's 512 positions"),
+        ("--sequence-parallel --tp 2 --length 31", "--tp 2 does not divide --length 31"),
+        ("--pp 2 --schedule interleaved1f1b --stages-per-rank 8 --micro-batches 4", "can be cut into 6 pieces at most"),
+        ("--export {folder} --checkpoint-dir {folder}", "there is no checkpoint in"),
+        ("--generate x --checkpoint-dir {folder}", "there is no checkpoint in"),
+        ("--text /nowhere", "/nowhere cannot be read"),
+        ("--weights /nowhere", "/nowhere"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(options: str, told: str, turns: Turns, tmp_path: Path) -> None:
+    arguments = options.format(folder=tmp_path / "none").split()
+    refused(turns(2, "workloads.llama", *SMALL, *arguments), told)

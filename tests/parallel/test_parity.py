@@ -1,0 +1,84 @@
+"""Every strategy, and combinations of them, train as one process does. ``make parity`` tries all, by every backend."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.launching import ok
+from tests.turns import Turns
+
+EXACT = ("--dtype", "float64", "--batch-size", "8")
+
+# For each number of ranks: what covers the parts of runner/parallel. Those with a factory's model are filled after division.
+COVERING = {
+    2: (
+        "--strategy fsdp --meta --tied",
+        "--strategy fsdp --frozen --clip-norm 0.1 --micro-batches 2",
+        "--strategy fsdp --activation-checkpointing full --offload cpu",
+        "--strategy zero1 --clip-norm 0.1 --micro-batches 2 --frozen",
+        "--tp 2 --meta --tied",
+        "--tp 2 --frozen --clip-norm 0.1 --activation-checkpointing selective",
+        "--pp 2 --micro-batches 4 --schedule gpipe --frozen",
+        "--strategy local-sgd --sync-every 1 --sgd",
+    ),
+    4: (
+        "--strategy fsdp --meta",
+        "--strategy fsdp --replicate 2 --clip-norm 0.1",
+        "--strategy fsdp --tp 2 --order 0,3,2,1 --meta",
+        "--tp 2 --clip-norm 0.1",
+        "--pp 2 --meta --clip-norm 0.1",
+        "--pp 4 --micro-batches 8 --schedule dualpipev",
+        "--strategy fsdp --pp 2 --schedule zbv --micro-batches 4",
+        "--strategy fsdp --pp 2 --schedule interleaved-zero-bubble --micro-batches 4 --clip-norm 0.1",
+        "--pp 2 --tp 2 --schedule interleaved1f1b --micro-batches 4 --activation-checkpointing full",
+    ),
+}
+
+
+@pytest.mark.parametrize("ranks", COVERING)
+def test_the_losses_and_weights_are_those_of_one_process(ranks: int, turns: Turns) -> None:
+    for options in COVERING[ranks]:
+        done = ok(turns(ranks, "parity", *EXACT, *options.split(), "--steps", "10"))
+        found = json.loads(done.stdout.partition("parity ")[2])
+        deviation = max(found["loss"], found["weights"], found["outputs"])
+        assert deviation < 1e-9, f"{options}: {found}"
+
+
+def test_in_single_precision_losses_stay_together(turns: Turns) -> None:
+    done = ok(turns(4, "parity", "--batch-size", "8", "--strategy", "fsdp", "--tp", "2", "--steps", "10"))
+    assert json.loads(done.stdout.partition("parity ")[2])["loss"] < 1e-5
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_in_less_precision_losses_stay_near(precision: str, turns: Turns) -> None:
+    for options in ("--strategy fsdp", "--strategy ddp", "--tp 2"):
+        done = ok(turns(2, "parity", "--batch-size", "8", *options.split(), "--precision", precision, "--steps", "5"))
+        found = json.loads(done.stdout.partition("parity ")[2])
+        assert 1e-7 < found["loss"] < 0.02, f"{options}: {found}"  # it is not the same, or nothing was cast
+
+
+def test_a_rank_has_its_share_of_the_parameters(turns: Turns) -> None:
+    counts = {}
+    for options in ("", "--strategy fsdp", "--strategy fsdp --tp 2", "--pp 4 --schedule gpipe"):
+        done = ok(turns(4, "parity", *EXACT, *options.split(), "--steps", "1"))
+        counts[options] = json.loads(done.stdout.partition("parity ")[2])["parameters"]
+    whole = counts[""]
+    assert counts["--strategy fsdp"] <= 1.05 * whole / 4
+    assert counts["--strategy fsdp --tp 2"] <= 1.2 * whole / 4  # norms, embedding and head are not divided by --tp here
+    assert counts["--pp 4 --schedule gpipe"] <= 1.2 * whole / 4
+
+
+def test_a_tied_weight_is_not_cut_from_its_twin(turns: Turns) -> None:
+    done = turns(2, "parity", *EXACT, "--pp", "2", "--tied")
+    assert done.returncode == 2
+    assert "head.weight is tied to embed.weight, and stages 0 and 1 of the pipeline would have one each" in done.stderr
+
+
+def test_what_a_plan_does_not_say_is_refused_before_the_data_is_read(turns: Turns) -> None:
+    done = turns(2, "workloads.linear", "--tp", "2")
+    assert done.returncode == 2
+    assert "this workload cannot be trained with --tp 2: it does not say how its layers are divided (Plan.tensor)" in (
+        done.stderr
+    )

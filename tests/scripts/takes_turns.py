@@ -1,0 +1,60 @@
+"""A workload that runs others one after the other in one job: those that tests/turns.py writes into a folder."""
+
+import importlib
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from runner.errors import EXIT_OK, RunnerError
+from runner.outcome import outcome_of
+from runner.parallel.mesh import lay_out
+from runner.parallel.options import degrees_in
+from runner.training.run import Run
+
+
+def main(run: Run, argv: list[str]) -> None:
+    folder, asking = Path(argv[0]), Path("/proc", argv[1])
+    for number in count():
+        turn = folder / str(number)
+        while not turn.exists():
+            if not asking.exists():
+                return
+            time.sleep(0.02)
+        asked = json.loads(turn.read_text())
+        if not asked["command"]:
+            return
+        for stream, name in ((sys.stdout, "out"), (sys.stderr, "err")):
+            stream.flush()
+            with open(f"{turn}.{name}.{run.rank}", "wb") as file:
+                os.dup2(file.fileno(), stream.fileno())
+        code = code_of(run, asked)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        new = folder / f"new.{run.rank}"
+        new.write_text(str(code))
+        new.rename(f"{turn}.code.{run.rank}")  # it is there at once
+
+
+def code_of(run: Run, asked: dict[str, Any]) -> int:
+    """Run one, with the messages and the exit code that it would have alone. An error of one rank ends the job."""
+    name, *arguments = asked["command"]
+    sys.path[0] = asked["cwd"]  # as the runner sets it
+    os.chdir(asked["cwd"])
+    before = dict(os.environ)
+    os.environ.update(asked["environment"])
+    try:
+        layout = lay_out(run.job.topology, degrees_in(arguments, run.size))
+        importlib.import_module(name).main(replace(run, workload=name, layout=layout), arguments)
+    except (RunnerError, SystemExit) as error:
+        if run.size > 1 and not getattr(error, "on_all_ranks", isinstance(error, SystemExit) and not error.code):
+            raise
+        return outcome_of(error, run.job.context, run.job).code
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return EXIT_OK

@@ -1,0 +1,80 @@
+"""Which options of parallelism go together, and the degrees that they ask for; without torch."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.errors import UsageError
+from runner.parallel.options import SCHEDULES, degrees_in
+
+
+@pytest.mark.parametrize(
+    ("arguments", "degrees"),  # replicate, shard, pipeline, tensor
+    [
+        ("", (8, 1, 1, 1)),
+        ("--tp 2", (4, 1, 1, 2)),
+        ("--pp 4 --tp 2", (1, 1, 4, 2)),
+        ("--strategy fsdp", (1, 8, 1, 1)),
+        ("--strategy fsdp --replicate 2", (2, 4, 1, 1)),
+        ("--strategy fsdp --replicate 2 --tp 2 --pp 2", (2, 1, 2, 2)),
+        ("--strategy zero1 --lr 0.1 --unknown", (8, 1, 1, 1)),
+    ],
+)
+def test_data_parallelism_takes_the_ranks_that_the_others_leave(arguments: str, degrees: tuple[int, ...]) -> None:
+    assert astuple(degrees_in(arguments.split(), 8)) == degrees
+
+
+@given(st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2]), st.integers(1, 48))
+def test_a_product_that_does_not_divide_the_ranks_is_refused_with_numbers_that_do(
+    tp: int, pp: int, replicate: int, ranks: int
+) -> None:
+    arguments = f"--strategy fsdp --tp {tp} --pp {pp} --replicate {replicate} --micro-batches 12".split()
+    product = tp * pp * replicate
+    if ranks % product == 0:
+        assert degrees_in(arguments, ranks).shard == ranks // product
+        return
+    with pytest.raises(UsageError, match=rf"= {product} does not divide {ranks} ranks") as caught:
+        degrees_in(arguments, ranks)
+    suggested = [int(word.strip(",")) for word in caught.value.fix.split() if word.strip(",").isdigit()]
+    assert suggested
+    assert all(number % product == 0 for number in suggested)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("--strategy zero1 --tp 2", "--strategy zero1 has the model whole on every rank"),
+        ("--strategy horovod --pp 2", "--strategy horovod has the model whole on every rank"),
+        ("--replicate 2", "--strategy ddp does not shard; take --strategy fsdp"),
+        ("--offload cpu", "--strategy ddp does not shard; take --strategy fsdp"),
+        ("--sequence-parallel", "add --tp 2 or more"),
+        ("--loss-parallel", "add --tp 2 or more"),
+        ("--stages-per-rank 2", "add --pp 2 or more"),
+        ("--pp 2 --schedule zbv --stages-per-rank 3", "takes 2 stages per rank, not 3"),
+        ("--pp 2 --schedule interleaved1f1b --stages-per-rank 1", "takes 2 or more stages per rank, not 1"),
+        ("--pp 4 --micro-batches 2", "--micro-batches 2 is less than 4 × 1; take 4 or more"),
+        ("--pp 2 --schedule dualpipev --micro-batches 3", "--micro-batches 3 is less than 2 × 2; take 4 or more"),
+        ("--pp 4 --schedule interleaved1f1b --micro-batches 9", "does not divide into them; take a multiple of 4"),
+        ("--strategy fsdp --comm-hook bf16", "leave it out with --strategy fsdp"),
+        ("--tp 2 --comm-hook fp16", "leave it out with --strategy ddp and a divided model"),
+        ("--strategy horovod --comm-hook powersgd", "Horovod compresses to fp16 only"),
+        ("--outer-optimizer nesterov", "take --strategy local-sgd"),
+        ("--strategy local-sgd --precision fp16", "scales gradients, which --strategy local-sgd cannot"),
+        ("--pp 2 --precision fp16", "take bf16"),
+        ("--tp two", "argument --tp: 'two' is not a whole number above 0"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_one_line(arguments: str, told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        degrees_in(arguments.split(), 8)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_has_defaults_that_go_together(schedule: str) -> None:
+    assert degrees_in(["--pp", "4", "--schedule", schedule], 8).pipeline == 4

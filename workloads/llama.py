@@ -1,0 +1,255 @@
+"""Train a Llama-style transformer on bytes of text, with any mix of data, tensor and pipeline parallelism.
+
+    mpirun -np 4 python -m runner workloads.llama --strategy fsdp --tp 2 --max-steps 200
+    mpirun -np 4 python -m runner workloads.llama --pp 2 --schedule 1f1b --micro-batches 4 --resume
+    mpirun -np 2 python -m runner workloads.llama --tp 2 --generate "def "
+    python -m runner workloads.llama --export llama-of-mine
+
+The text is Python's standard library unless ``--text`` names a file. Sizes are those of Llama 2 and 3 by name, and some small
+ones. Weights come and go in Hugging Face's layout (``--weights``, ``--export``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+)
+
+from runner.errors import UsageError
+from runner.parallel.state import shapes_of
+from runner.training.checkpoints import model_weights
+from runner.training.loop import Plan, Task, fit, trained
+from runner.training.options import TrainingOptions, positive, positive_float, read_options, workload_parser
+from runner.training.run import Run
+from runner.training.writing import writing
+from workloads.data.text import windows
+from workloads.models import llama_weights
+from workloads.models.llama import SIZES, Llama, LlamaConfig, continuation, flops_per_token
+
+_ATTENTION, _MLP = "model.layers.*.self_attn", "model.layers.*.mlp"
+
+
+def main(run: Run, argv: list[str]) -> None:
+    """Train, or generate, or export."""
+    parser = workload_parser(
+        run,
+        __doc__,
+        data=("stdlib", "synthetic"),
+        plan=plan(),
+        epochs=1,
+        max_steps=500,
+        batch_size=16,
+        lr=3e-3,
+        clip_norm=1.0,
+    )
+    _add_options(parser)
+    options, given = read_options(run, parser, argv)
+    if given.export is not None:
+        run.on_main(lambda: _export(given, options))
+        run.say(f"exported to {given.export}")
+        return
+    torch.manual_seed(options.seed)
+    task = _task(run, options, given)
+    if given.generate is None:
+        fit(run, task, options)
+    else:
+        _generate(run, task, options, given)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument("--size", choices=SIZES, default="debug", help="of the model (default: %(default)s)")
+    group.add_argument(
+        "--length", type=positive, default=256, help="tokens per sample; a token is a byte (default: %(default)s)"
+    )
+    group.add_argument("--text", metavar="FILE", help="train on a text file instead of --data")
+    group.add_argument(
+        "--warmup", type=positive, default=20, metavar="STEPS", help="of the learning rate (default: 20)"
+    )
+    group.add_argument(
+        "--schedule-steps",
+        type=positive,
+        metavar="STEPS",
+        help="where the learning rate ends (default: with the training)",
+    )
+    group.add_argument("--weights", type=Path, metavar="DIR", help="start from a model in Hugging Face's layout")
+    group.add_argument("--export", type=Path, metavar="DIR", help="write the newest checkpoint in that layout, and end")
+    group.add_argument("--generate", metavar="TEXT", help="continue a text by the newest checkpoint, and end")
+    group.add_argument("--tokens", type=positive, default=200, help="to generate (default: %(default)s)")
+    group.add_argument(
+        "--temperature", type=positive_float, help="draw tokens by their probability (default: take the likeliest)"
+    )
+
+
+def tensor_plan(*, sequence: bool, loss: bool) -> dict[str, ParallelStyle]:
+    """How layers are divided: columns of the first products, rows of the second.
+
+    Args:
+        sequence: norms and residuals have a part of the sequence each, in place of all of it.
+        loss: the logits stay divided by classes.
+    """
+    between = Shard(1) if sequence else Replicate()
+    columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=between)
+    head = ColwiseParallel(
+        input_layouts=between, output_layouts=Shard(-1) if loss else Replicate(), use_local_output=not loss
+    )
+    styles: dict[str, ParallelStyle] = {
+        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "lm_head": head,
+    }
+    styles |= {f"{_ATTENTION}.{name}_proj": columns for name in "qkv"}
+    styles |= {f"{_MLP}.{name}_proj": columns for name in ("gate", "up")}
+    styles |= {f"{_ATTENTION}.o_proj": rows, f"{_MLP}.down_proj": rows}
+    if sequence:
+        parts, whole = (Shard(1), None, None, None), (Replicate(), None, None, None)
+        norms = ("model.layers.*.input_layernorm", "model.layers.*.post_attention_layernorm", "model.norm")
+        styles |= {name: SequenceParallel() for name in norms}
+        styles |= {_ATTENTION: PrepareModuleInput(input_layouts=parts, desired_input_layouts=whole)}
+        styles |= {_MLP: PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))}
+    return styles
+
+
+def plan(*, loss: bool = False) -> Plan:
+    """Where the model may be divided; with the logits divided by classes or not."""
+    return Plan(
+        shard=("model.layers.*", "lm_head"),
+        tensor=tensor_plan(sequence=False, loss=loss),
+        sequence=tensor_plan(sequence=True, loss=loss),
+        pipeline=("model.layers.*", "lm_head"),
+        outputs="lm_head",
+    )
+
+
+def _task(run: Run, options: TrainingOptions, given: argparse.Namespace) -> Task:
+    config = _config(run, options, given)
+    problem = None
+    try:
+        train_data, test_data = windows(given.text or options.data.name, given.length)
+    except UsageError as error:  # on a host whose files differ
+        problem = str(error)
+    run.agree(problem)
+    return Task(
+        model=lambda: Llama(config),
+        loss=_loss,
+        optimizer=lambda parameters: _adamw(parameters, options.lr),
+        train_data=train_data,
+        test_data=test_data,
+        is_classification=False,
+        unit="tokens",
+        units_per_sample=given.length,
+        flops_per_sample=flops_per_token(config, given.length) * given.length,
+        loss_in=("bits/byte", 1 / math.log(2)),
+        schedule=_schedule(given.warmup, given.schedule_steps or _steps(run, options, len(train_data))),
+        weights=(lambda: llama_weights.read(given.weights)) if given.weights else None,
+        plan=plan(loss=options.parallel.loss_parallel),
+    )
+
+
+def _config(run: Run, options: TrainingOptions, given: argparse.Namespace) -> LlamaConfig:
+    """The model's dimensions: of ``--weights``, or by ``--size``.
+
+    Raises:
+        UsageError: the degrees do not divide them, or samples are too long.
+    """
+    config = (
+        SIZES[given.size] if given.weights is None else run.on_main(lambda: llama_weights.read_config(given.weights))
+    )
+    parallel, problem = options.parallel, None
+    if given.length > config.max_position_embeddings:
+        problem = (
+            f"--length {given.length} is more than the model's {config.max_position_embeddings} positions; take fewer"
+        )
+    if config.num_key_value_heads % parallel.tp:
+        problem = (
+            f"--tp {parallel.tp} does not divide the {config.num_key_value_heads} key-value heads of each layer; take a "
+            "number that does"
+        )
+    if parallel.sequence_parallel and given.length % parallel.tp:
+        problem = f"--sequence-parallel: --tp {parallel.tp} does not divide --length {given.length}; take a multiple"
+    run.agree(problem)
+    return config
+
+
+def _loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+
+def _adamw(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """AdamW as in Llama's papers; weights of norms, which have one dimension, do not decay."""
+    mine = list(parameters)
+    groups = [
+        {"params": [one for one in mine if one.dim() > 1], "weight_decay": 0.1},
+        {"params": [one for one in mine if one.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
+
+
+def _steps(run: Run, options: TrainingOptions, samples: int) -> int:
+    """The number of steps of the whole training."""
+    steps = options.epochs * (samples // (options.batch_size * run.data_size))
+    return min(steps, options.max_steps or steps)
+
+
+def _schedule(warmup: int, steps: int) -> Callable[[int], float]:
+    """Linear warm-up, then half a cosine down to a tenth."""
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        done = min(1.0, (step - warmup) / max(1, steps - warmup))
+        return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
+
+    return factor
+
+
+def _generate(run: Run, task: Task, options: TrainingOptions, given: argparse.Namespace) -> None:
+    """Print the text and its continuation, as the tokens come."""
+    parallel = replace(options.parallel, sequence_parallel=False, loss_parallel=False)  # one token has no parts
+    checkpoint = replace(options.checkpoint, resume=options.checkpoint.resume or "")
+    trainer = trained(run, task, replace(options, parallel=parallel, checkpoint=checkpoint))
+    tokens = torch.tensor([list(given.generate.encode())], device=run.device)
+    assert isinstance(trainer.model, Llama)
+    caches = trainer.model.new_caches()
+    generator = torch.Generator(run.device).manual_seed(options.seed)
+    if run.is_main:
+        print(given.generate, end="", flush=True)
+    new = continuation(
+        lambda tokens: trainer.outputs(tokens, caches),
+        tokens,
+        given.tokens,
+        temperature=given.temperature or 0.0,
+        generator=generator,
+    )
+    for token in new:
+        if run.is_main:
+            print(bytes(token.tolist()).decode("latin-1"), end="", flush=True)
+    run.say("")
+
+
+def _export(given: argparse.Namespace, options: TrainingOptions) -> None:
+    """Write the weights of a checkpoint in Hugging Face's layout. Called on rank 0.
+
+    Raises:
+        UsageError: there is no checkpoint, or it is of another size.
+    """
+    config = SIZES[given.size] if given.weights is None else llama_weights.read_config(given.weights)
+    tensors = model_weights(Path(options.checkpoint.resume or options.checkpoint.folder))
+    with torch.device("meta"):
+        expected = shapes_of(Llama(config))
+    if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
+        raise UsageError(f"the checkpoint is not of --size {given.size}; say the one that it was trained with")
+    with writing(given.export):
+        llama_weights.write(given.export, config, tensors)
