@@ -52,7 +52,7 @@ def main(run: Run, argv: list[str]) -> None:
 
 
 def _train(run: Run, argv: list[str]) -> None:
-    parser = step_parser(run, __doc__)
+    parser = step_parser(run, __doc__, plan=PLAN)
     parser.add_argument("--size", choices=SIZES, default="debug")
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runner.errors import UsageError
-from runner.parallel.pipeline import stage_owners
 from runner.parallel.stages import balanced
 from runner.tools.plan.layouts import Candidate, Cluster
 from runner.tools.plan.memory import PER_PARAMETER_ACTIVATIONS, Memory, is_wrapped, memory_of
@@ -62,7 +61,7 @@ def plan_layout(
     """
     options = candidate.options
     traced = tracer.trace(options, candidate.micro_batch, casts_parameters=is_wrapped(candidate))
-    owners = stage_owners(options) if options.pp > 1 else [0]
+    owners = options.stage_owners
     cuts = balanced(costs, len(owners))
     stages = [_distinct([one for piece in cut for one in traced.parameters[piece]]) for cut in cuts]
     _check_ties(stages)
@@ -75,7 +74,7 @@ def plan_layout(
         kept = {number: _kept(passes[number], stages[number]) for number in own}
         activations = times.largest(rank, kept) + max(one.temporary if (one := passes[number]) else 0 for number in own)
         memories.append(memory_of(candidate, parameters, rule, activations))
-        traffics.append(_traffic(candidate, cluster, parameters, [passes[number] for number in own], own, len(owners)))
+        traffics.append(_traffic(candidate, cluster, parameters, passes, own))
         again = 4 if options.activation_checkpointing == "full" else 3  # forward; backward takes two; and forward again
         done = sum(one.operations for number in own if (one := passes[number]))
         operations.append(float(again * options.micro_batches * done))
@@ -131,8 +130,8 @@ def _traffic(
     parameters: Sequence[Parameter],
     passes: Sequence[Pass | None],
     own: Sequence[int],
-    stages: int,
 ) -> Traffic:
+    """Of a rank with these parameters and stages; ``passes`` are those of all stages."""
     options, degrees, layout = candidate.options, candidate.degrees, candidate.layout
     traffic, micro_batches = Traffic(), options.micro_batches
     weights = float(sum(one.bytes for one in parameters))
@@ -159,9 +158,13 @@ def _traffic(
         dimension = "replicate" if "replicate" in layout.dimensions else "data"
         number = replicated(narrow_hook * gradients, degrees.data) / every
         traffic.add(options.strategy, number, spans_hosts=crosses(dimension))
-    known = [one for one in passes if one]
-    traffic.add("tp", micro_batches * sum(one.sent for one in known), spans_hosts=crosses("tensor"))
-    for number_of, one in zip(own, passes, strict=True):
-        if one and number_of + 1 < stages:  # forward, and as many bytes come back from there
-            traffic.add("pp", 2 * handed_on(one.output, micro_batches), spans_hosts=crosses("pipeline"))
+    for number in own:
+        if one := passes[number]:
+            traffic.add("tp", micro_batches * one.sent, spans_hosts=crosses("tensor"))
+        for other, sender in (
+            (number + 1, number),
+            (number - 1, number - 1),
+        ):  # outputs forward, inputs' gradients back
+            if 0 <= other < len(passes) and other not in own and (one := passes[sender]):
+                traffic.add("pp", handed_on(one.output, micro_batches), spans_hosts=crosses("pipeline"))
     return traffic

@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any
 
 from runner.parallel.options import SCHEDULES, ParallelOptions
-from runner.parallel.pipeline import stage_owners
 
 _TIMES = {"F": 1, "B": 2, "I": 1, "W": 1}
 _FREES = "BW"  # what a stage saved of a micro-batch is needed until then
@@ -94,7 +93,7 @@ def _torch_order(options: ParallelOptions) -> list[list[Action]]:
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import get_schedule_class
 
-    owners = stage_owners(options)
+    owners = options.stage_owners
     group: Any = dist.new_group(list(range(options.pp)))
     stages = [
         PipelineStage(nn.Identity(), number, len(owners), torch.device("cpu"), group=group)
