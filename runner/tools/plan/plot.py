@@ -25,7 +25,7 @@ def plot(title: str, plans: Sequence[Planned], limit: int, estimate: float, path
     """Draw the best layouts, the best on the left. ``estimate``: bytes of the whole model by the slides' 24 per parameter."""
     shown = plans[:_BARS]
     unit, name = (1e9, "GB") if max(one.memory.total for one in shown) >= 1e8 else (1e6, "MB")
-    figure, axes = new_figure(1, 1, inches=(max(6.5, 2.5 + 0.45 * len(shown)), 5.5))
+    figure, axes = new_figure(1, 1, inches=(max(8.0, 2.5 + 0.45 * len(shown)), 5.5))
     axis = axes[0][0]
     places, below = range(len(shown)), [0.0] * len(shown)
     for part, color in _PARTS.items():
@@ -37,7 +37,7 @@ def plot(title: str, plans: Sequence[Planned], limit: int, estimate: float, path
     if estimate / unit <= 1.5 * max(*below, limit / unit):
         axis.axhline(estimate / unit, color="gray", linestyle=":", linewidth=1, label="24 bytes per parameter, whole")
     axis.margins(y=0.05)
-    axis.set(title=title, ylabel=f"memory per GPU ({name})")
+    axis.set(title=title.replace(": ", "\n", 1), ylabel=f"memory per GPU ({name})")
     axis.set_xticks(places, [one.candidate.name for one in shown], rotation=60, ha="right", rotation_mode="anchor")
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path)
