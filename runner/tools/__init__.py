@@ -30,6 +30,7 @@ TOOLS = {
     "bench": Tool(function="runner.tools.bench.bench:bench"),
     "compare": Tool(function="runner.tools.compare.compare:compare"),
     "doctor": Tool(function="runner.tools.doctor.doctor:doctor", examines=True),
+    "plan": Tool(function="runner.tools.plan.plan:plan", meets=False),
     "jobscript": Tool(function="runner.tools.jobscript:jobscript", meets=False),
     "smoke": Tool(function="runner.tools.smoke:smoke", meets=False),
 }

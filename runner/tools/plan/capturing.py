@@ -1,0 +1,83 @@
+"""Getting hold of what a workload would train, by running its ``main`` up to the training."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from runner.errors import UsageError
+from runner.job import Job
+from runner.parallel.mesh import Degrees, lay_out
+from runner.target import find_target
+
+if TYPE_CHECKING:
+    from runner.parallel.task import Task
+    from runner.training.options import StepOptions
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A task, and the options that its workload has read."""
+
+    task: Task
+    options: StepOptions
+
+
+class _Taken(BaseException):
+    """Ends ``main`` where the training would begin: what follows is about its result."""
+
+
+def capture(job: Job, name: str, arguments: Sequence[str]) -> Captured:
+    """The task of a workload with these arguments, as one rank would train it.
+
+    Raises:
+        UsageError: it is no workload, an argument is wrong, or it trains without ``fit()``.
+    """
+    module = _workload(name)
+    from runner.training.run import Run
+
+    found: list[Captured] = []
+
+    def take(_: Run, task: Task, options: StepOptions) -> None:
+        found.append(Captured(task, options))
+        raise _Taken
+
+    run = Run(job=job, workload=name, layout=lay_out(job.topology, Degrees.of(1)), train_by=take)
+    with fake_process_group(1):
+        try:
+            module.main(run, list(arguments))
+        except _Taken:
+            return found[0]
+    raise UsageError(f"{name} trains without fit(), so there is no task to plan for")
+
+
+@contextmanager
+def fake_process_group(ranks: int) -> Iterator[None]:
+    """A default process group of so many ranks in this one process, of which it is rank 0: it exchanges nothing."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import (
+        FakeStore,
+    )  # also registers the backend; torch's own for this
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _workload(name: str) -> ModuleType:
+    sys.path.insert(0, os.getcwd())
+    try:
+        is_workload = find_target(name, as_module=False, tools=()).kind == "workload"
+    except UsageError:
+        is_workload = False
+    if not is_workload:
+        raise UsageError(f"no workload {name}: plan takes a module with main(run, argv), for example workloads.mnist")
+    return importlib.import_module(name)

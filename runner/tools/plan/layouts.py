@@ -1,0 +1,171 @@
+"""The layouts of a job: every combination of strategy and degrees that its GPUs and the task's plan allow. Imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from runner.errors import UsageError
+from runner.parallel.mesh import Degrees, Layout, lay_out
+from runner.parallel.options import ParallelOptions, read_parallel_options
+from runner.rendezvous.topology import Host, Topology
+
+if TYPE_CHECKING:
+    from runner.parallel.task import Plan
+
+_STRATEGIES = ("ddp", "zero1", "fsdp")  # of the others the user asks for one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The GPUs, equally many on each host."""
+
+    gpus: int
+    hosts: int
+
+    @property
+    def per_host(self) -> int:
+        return self.gpus // self.hosts
+
+    def topology(self) -> Topology:
+        """As a job on it would measure it; its records say nothing but how many there are."""
+        each = self.per_host
+        hosts = tuple(Host(f"host{n}", tuple(range(n * each, (n + 1) * each))) for n in range(self.hosts))
+        return Topology(hosts, cast("Any", range(self.gpus)))
+
+    def spans_hosts(self, layout: Layout, dimension: str) -> bool:
+        """Whether a group of ranks along a dimension of the mesh is on more than one host."""
+        if dimension not in layout.dimensions:
+            return False
+        return any(len({rank // self.per_host for rank in group}) > 1 for group in layout.groups(dimension))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to train. ``batch`` is of one data-parallel rank, in samples per step."""
+
+    options: ParallelOptions
+    layout: Layout
+    batch: int
+
+    @property
+    def degrees(self) -> Degrees:
+        return self.layout.degrees
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether a rank computes only a part of the model."""
+        return self.options.tp > 1 or self.options.pp > 1
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples that go through the model at once."""
+        return self.batch // self.options.micro_batches
+
+    @property
+    def name(self) -> str:
+        """``ddp 8``, ``fsdp 2×4`` (replicas × shards), ``fsdp 2, tp 4``, ``tp 4, pp 2``."""
+        degrees, options = self.degrees, self.options
+        data = (
+            f"{degrees.replicate}×{degrees.shard}" if degrees.replicate > 1 and degrees.shard > 1 else f"{degrees.data}"
+        )
+        parts = [f"{options.strategy} {data}"] if degrees.data > 1 or not self.is_divided else []
+        parts += [f"{kind} {degree}" for kind, degree in (("tp", options.tp), ("pp", options.pp)) if degree > 1]
+        return ", ".join(parts)
+
+
+def candidates(
+    cluster: Cluster,
+    plan: Plan,
+    base: ParallelOptions,
+    given: Mapping[str, Any],
+    *,
+    batch: int,
+    global_batch: int | None = None,
+) -> tuple[list[Candidate], Counter[str]]:
+    """All layouts, and why others are left out, with how many each reason concerns.
+
+    Args:
+        base: the workload's own options.
+        given: what the user asks for, by the name of the field: only such layouts.
+        batch: samples per data-parallel rank and step; or ``global_batch``, over all ranks.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found: dict[tuple[str, Degrees], Candidate] = {}
+    left_out: Counter[str] = Counter()
+    for choice in _choices(cluster, plan, given):
+        try:
+            candidate = _candidate(cluster, plan, base, dict(given) | choice, batch, global_batch)
+        except UsageError as error:
+            left_out[str(error)] += 1
+            continue
+        # With one data-parallel rank there is nothing to shard: the strategies are one.
+        alike = candidate.options.strategy if candidate.degrees.data > 1 or "strategy" in given else ""
+        found.setdefault((alike, candidate.degrees), candidate)
+    if not found:
+        raise UsageError(f"no layout of {cluster.gpus} GPUs is possible: {next(iter(left_out))}")
+    return list(found.values()), left_out
+
+
+def _choices(cluster: Cluster, plan: Plan, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What is not given, in all ways that divide the GPUs; if there is none, what is given, which then is refused."""
+    strategies = [given["strategy"]] if "strategy" in given else _STRATEGIES
+    tensor = [given["tp"]] if "tp" in given else _divisors(cluster.per_host) if plan.tensor else [1]
+    pipeline = [given["pp"]] if "pp" in given else _divisors(cluster.gpus) if plan.pipeline else [1]
+    is_empty = True
+    for strategy, tp, pp in itertools.product(strategies, tensor, pipeline):
+        data, rest = divmod(cluster.gpus, tp * pp)
+        is_whole = strategy not in ("ddp", "fsdp")
+        if rest or (is_whole and tp * pp > 1):
+            continue
+        copies: list[int | None] = [None]
+        if "replicate" in given:
+            copies = [given["replicate"]]
+        elif strategy == "fsdp":
+            copies += [number for number in _divisors(data) if 1 < number < data]
+        for replicate in copies:
+            is_empty = False
+            yield {"strategy": strategy, "tp": tp, "pp": pp, "replicate": replicate}
+    if is_empty:
+        yield {"strategy": "ddp", "tp": 1, "pp": 1, "replicate": None} | {
+            name: value for name, value in given.items() if name in ("strategy", "tp", "pp", "replicate")
+        }
+
+
+def _candidate(
+    cluster: Cluster, plan: Plan, base: ParallelOptions, wanted: dict[str, Any], batch: int, global_batch: int | None
+) -> Candidate:
+    """The layout, with all values filled in as for a run.
+
+    Raises:
+        UsageError: a run would be refused.
+    """
+    # What a layout needs, it says itself: these are not the workload's defaults.
+    own = vars(base) | {"micro_batches": None, "stages_per_rank": None}
+    if wanted["tp"] == 1:
+        wanted = wanted | {"sequence_parallel": False, "loss_parallel": False}
+    if wanted["pp"] == 1:
+        wanted = wanted | {"stages_per_rank": None}
+    options = read_parallel_options(argparse.Namespace(**(own | wanted)))
+    if problem := plan.lacks(options):
+        raise UsageError(f"this workload cannot be trained with {problem}")
+    layout = lay_out(cluster.topology(), options.degrees(cluster.gpus))
+    if options.tp > cluster.per_host:
+        raise UsageError(f"--tp {options.tp} is more than the {cluster.per_host} GPUs of a host; take a smaller one")
+    data = layout.degrees.data
+    if global_batch is not None and global_batch % data:
+        raise UsageError(f"--global-batch-size {global_batch} does not divide among {data} data-parallel ranks")
+    own_batch = global_batch // data if global_batch is not None else batch
+    if own_batch % options.micro_batches:
+        raise UsageError(f"--micro-batches {options.micro_batches} does not divide a rank's batch of {own_batch}")
+    return Candidate(options=options, layout=layout, batch=own_batch)
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]

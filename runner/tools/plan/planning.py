@@ -1,0 +1,170 @@
+"""What a layout costs: memory, idle time and traffic of its ranks, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runner.errors import UsageError
+from runner.parallel.stages import balanced
+from runner.tools.plan.layouts import Candidate, Cluster
+from runner.tools.plan.memory import PER_PARAMETER_ACTIVATIONS, Memory, is_wrapped, memory_of
+from runner.tools.plan.optimizers import StateRule
+from runner.tools.plan.schedules import timeline
+from runner.tools.plan.tracing import Parameter, Pass, Traced, Tracer
+from runner.tools.plan.traffic import Traffic, handed_on, optimizer_sharded, replicated, sharded, total
+
+# What the ranking assumes, not what the plan needs: an H100 SXM's links (NVIDIA's datasheet: NVLink 900 GB/s both ways; NDR
+# InfiniBand 400 Gb/s per GPU) and 40 % of its 989 TFLOP/s in bf16 (torchtitan reports 33 to 39 % on 8).
+_WITHIN, _ACROSS, _OPERATIONS = 450e9, 50e9, 0.4 * 989e12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A layout and what it costs.
+
+    Attributes:
+        by_stage: the memory of the ranks at each place of the pipeline.
+        idle: share of the step in which ranks wait for others in the pipeline.
+        traffic: of the rank that sends most, per step.
+        operations: floating-point operations of the rank that has most, per step.
+        problem: why activations are not followed but estimated, if so.
+    """
+
+    candidate: Candidate
+    by_stage: tuple[Memory, ...]
+    idle: float
+    traffic: Traffic
+    operations: float
+    problem: str = ""
+
+    @property
+    def memory(self) -> Memory:
+        """Of the rank that needs most."""
+        return max(self.by_stage, key=lambda memory: memory.total)
+
+    @property
+    def seconds_per_sample(self) -> float:
+        """For ranking only: computing and communicating one after the other, at the speeds above."""
+        computing = self.operations / _OPERATIONS / (1 - self.idle)
+        sending = total(self.traffic.within) / _WITHIN + total(self.traffic.across) / _ACROSS
+        return (computing + sending) / (self.candidate.batch * self.candidate.degrees.data)
+
+
+def plan_layout(
+    candidate: Candidate, cluster: Cluster, tracer: Tracer, rule: StateRule, costs: Sequence[float]
+) -> Planned:
+    """Plan one layout.
+
+    Raises:
+        UsageError: the model cannot be cut into so many stages.
+    """
+    options = candidate.options
+    traced = tracer.trace(options, candidate.micro_batch, casts_parameters=is_wrapped(candidate))
+    owners = options.stage_owners
+    cuts = balanced(costs, len(owners))
+    stages = [_distinct([one for piece in cut for one in traced.parameters[piece]]) for cut in cuts]
+    _check_ties(stages)
+    passes = [_together(traced, cut) for cut in cuts]
+    times = timeline(options)
+    memories, traffics, operations = [], [], []
+    for rank in range(options.pp):
+        own = [number for number, owner in enumerate(owners) if owner == rank]
+        parameters = [one for number in own for one in stages[number]]
+        kept = {number: _kept(passes[number], stages[number]) for number in own}
+        activations = times.largest(rank, kept) + max(one.temporary if (one := passes[number]) else 0 for number in own)
+        memories.append(memory_of(candidate, parameters, rule, activations))
+        traffics.append(_traffic(candidate, cluster, parameters, passes, own))
+        again = 4 if options.activation_checkpointing == "full" else 3  # forward; backward takes two; and forward again
+        done = sum(one.operations for number in own if (one := passes[number]))
+        operations.append(float(again * options.micro_batches * done))
+    return Planned(
+        candidate=candidate,
+        by_stage=tuple(memories),
+        idle=times.idle,
+        traffic=max(traffics, key=lambda traffic: traffic.total),
+        operations=max(operations),
+        problem=traced.problem,
+    )
+
+
+def _distinct(parameters: Sequence[Parameter]) -> list[Parameter]:
+    """A tied one once."""
+    return list({one.identity: one for one in reversed(parameters)}.values())[::-1]
+
+
+def _check_ties(stages: Sequence[Sequence[Parameter]]) -> None:
+    """As parallel/pipeline.py does.
+
+    Raises:
+        UsageError: a parameter belongs to two stages.
+    """
+    where: dict[int, int] = {}
+    for number, stage in enumerate(stages):
+        for one in stage:
+            if where.setdefault(one.identity, number) != number:
+                raise UsageError(f"{one.name} is tied to a parameter of another stage of the pipeline")
+
+
+def _together(traced: Traced, cut: range) -> Pass | None:
+    """The pass of a stage, of the pieces in it."""
+    if traced.passes is None:
+        return None
+    own = [traced.passes[piece] for piece in cut]
+    return Pass(
+        kept=sum(one.kept for one in own),
+        temporary=max(one.temporary for one in own),
+        output=own[-1].output,
+        sent=sum(one.sent for one in own),
+        operations=sum(one.operations for one in own),
+    )
+
+
+def _kept(one: Pass | None, parameters: Sequence[Parameter]) -> int:
+    return one.kept if one else PER_PARAMETER_ACTIVATIONS * sum(parameter.count for parameter in parameters)
+
+
+def _traffic(
+    candidate: Candidate,
+    cluster: Cluster,
+    parameters: Sequence[Parameter],
+    passes: Sequence[Pass | None],
+    own: Sequence[int],
+) -> Traffic:
+    """Of a rank with these parameters and stages; ``passes`` are those of all stages."""
+    options, degrees, layout = candidate.options, candidate.degrees, candidate.layout
+    traffic, micro_batches = Traffic(), options.micro_batches
+    weights = float(sum(one.bytes for one in parameters))
+    gradients = float(sum(one.bytes for one in parameters if one.is_trained))
+    narrow = 0.5 if options.precision != "fp32" and parameters[0].item == 4 else 1.0  # what fully_shard gathers
+
+    def crosses(dimension: str) -> bool:
+        return cluster.spans_hosts(layout, dimension)
+
+    if options.strategy == "fsdp":
+        dimension = "shard" if "shard" in layout.dimensions else "data"
+        gathers = 1 if options.pp > 1 else 2 * micro_batches
+        number = sharded(gradients, narrow * weights, degrees.shard, gathers)
+        traffic.add("fsdp", number, spans_hosts=crosses(dimension))
+        copies = replicated(gradients / degrees.shard, degrees.replicate)
+        traffic.add("replicas", copies, spans_hosts=crosses("replicate" if degrees.shard > 1 else "data"))
+    elif options.strategy == "zero1":
+        number = optimizer_sharded(gradients, weights, degrees.data)
+        traffic.add("zero1", number, spans_hosts=crosses("data"))
+    else:
+        # powerSGD's first steps exchange all; what it sends later depends on the shapes.
+        narrow_hook = 0.5 if options.comm_hook in ("bf16", "fp16") and parameters[0].item == 4 else 1.0
+        every = options.sync_every if options.strategy == "local-sgd" else 1
+        dimension = "replicate" if "replicate" in layout.dimensions else "data"
+        number = replicated(narrow_hook * gradients, degrees.data) / every
+        traffic.add(options.strategy, number, spans_hosts=crosses(dimension))
+    for number in own:
+        if one := passes[number]:
+            traffic.add("tp", micro_batches * one.sent, spans_hosts=crosses("tensor"))
+        for other, sender in (
+            (number + 1, number),
+            (number - 1, number - 1),
+        ):  # outputs forward, inputs' gradients back
+            if 0 <= other < len(passes) and other not in own and (one := passes[sender]):
+                traffic.add("pp", handed_on(one.output, micro_batches), spans_hosts=crosses("pipeline"))
+    return traffic

@@ -1,0 +1,106 @@
+"""The plan as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from runner.tools.plan.memory import PER_PARAMETER
+from runner.tools.plan.planning import Planned
+from runner.tools.plan.ranking import Advice
+from runner.tools.plan.sizes import size_text
+from runner.tools.plan.traffic import total
+from runner.tools.table import Column, console, print_columns
+
+_ROWS = 20
+
+
+def flags(one: Planned) -> str:
+    """The options of a run in this layout."""
+    options = one.candidate.options
+    parts = [
+        (True, f"--strategy {options.strategy}"),
+        (options.replicate is not None, f"--replicate {options.replicate}"),
+        (options.tp > 1, f"--tp {options.tp}"),
+        (options.pp > 1, f"--pp {options.pp} --schedule {options.schedule}"),
+        (options.micro_batches > 1, f"--micro-batches {options.micro_batches}"),
+    ]
+    return " ".join(text for applies, text in parts if applies)
+
+
+def print_table(title: str, plans: Sequence[Planned], advice: Advice, limit: int) -> None:
+    """Print the layouts, the best first, and the advice."""
+    shown = plans[:_ROWS]
+    memories = [one.memory for one in shown]
+    marks = ["fits" if one.memory.total <= limit else "no" for one in shown]
+    has_pipeline = any(one.idle for one in shown)
+    has_links = any(one.traffic.across for one in shown)
+
+    def sizes(heading: str, numbers: Sequence[float], spared: int = 0) -> Column:
+        return Column(title=heading, cells=[size_text(number) if number else "" for number in numbers], spared=spared)
+
+    columns = [
+        Column(title="layout\n", cells=[one.candidate.name for one in shown], justify="left"),
+        Column(title="\n", cells=marks, justify="left"),
+        sizes("memory\nper GPU", [memory.total for memory in memories]),
+        sizes("para-\nmeters", [memory.parameters for memory in memories], 4),
+        sizes("gradi-\nents", [memory.gradients for memory in memories], 5),
+        sizes("opti-\nmizer", [memory.optimizer for memory in memories], 3),
+        sizes("activa-\ntions", [memory.activations for memory in memories], 2),
+        sizes("gath-\nered", [memory.gathered for memory in memories], 6),
+    ]
+    if any(memory.host for memory in memories):
+        columns.append(sizes("in host\nmemory", [memory.host for memory in memories]))
+    if has_pipeline:
+        columns.append(Column(title="idle\n", cells=[f"{one.idle:.0%}" if one.idle else "" for one in shown]))
+    columns.append(sizes("sent in\na host", [total(one.traffic.within) for one in shown], 1))
+    if has_links:
+        columns.append(sizes("across\nhosts", [total(one.traffic.across) for one in shown]))
+    print_columns(title, columns)
+    out = console()
+    if len(plans) > len(shown):
+        out.print(f"and {len(plans) - len(shown)} more (--json has all)", style="dim", markup=False)
+    out.print()
+    if advice.planned is None:
+        out.print(f"none: {advice.reason}", markup=False)
+    else:
+        out.print(f"take {flags(advice.planned)}", style="bold", markup=False)
+        out.print(f"because {advice.reason}", markup=False)
+
+
+def as_json(one: Planned, limit: int) -> dict[str, Any]:
+    """One layout."""
+    candidate = one.candidate
+    return {
+        "name": candidate.name,
+        "flags": flags(one),
+        "degrees": asdict(candidate.degrees),
+        "options": asdict(candidate.options),
+        "batch_size": candidate.batch,
+        "fits": one.memory.total <= limit,
+        "memory": one.memory.as_dict(),
+        "by_stage": [memory.as_dict() for memory in one.by_stage],
+        "idle": one.idle,
+        "sent_within": one.traffic.within,
+        "sent_across": one.traffic.across,
+        "operations": one.operations,
+        "seconds_per_sample": one.seconds_per_sample,
+    }
+
+
+def facts(
+    plans: Sequence[Planned], advice: Advice, *, limit: int, count: int, trained: int, left_out: dict[str, int]
+) -> dict[str, Any]:
+    """What ``--json`` writes: sizes in bytes, the layouts best first."""
+    best = advice.planned
+    return {
+        "memory": limit,
+        "parameters": count,
+        "trained": trained,
+        "by_24_bytes": PER_PARAMETER * count,
+        "recommended": as_json(best, limit) if best else None,
+        "reason": advice.reason,
+        "layouts": [as_json(one, limit) for one in plans],
+        "left_out": left_out,
+    }

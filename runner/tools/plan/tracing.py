@@ -1,0 +1,294 @@
+"""What a forward and a backward pass keep, send and compute, followed with tensors that have shapes but no memory.
+
+The model is made on ``meta``, given fake tensors (torch's FakeTensorMode) and divided by tensor parallelism as in a run; then
+a micro-batch goes through its pieces one by one: those that a pipeline may cut. Memory is counted by storages, so that views
+and tensors that several operations save count once, and what activation checkpointing drops does not count.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from runner.parallel import precision
+from runner.parallel.compose import loss_context
+from runner.parallel.layers import prepare
+from runner.parallel.options import ParallelOptions
+from runner.parallel.stages import part_of, segments
+from runner.parallel.task import Task, to_device
+from runner.tools.plan.traffic import all_gather, all_reduce, all_to_all, reduce_scatter
+
+_COLLECTIVES = {
+    "all_reduce": all_reduce,
+    "all_gather_into_tensor": all_gather,
+    "reduce_scatter_tensor": reduce_scatter,
+    "all_to_all_single": all_to_all,
+}
+_COST_SAMPLES = 2  # with which a run measures where to cut (parallel/pipeline.py)
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of one rank: the shape of its part under tensor parallelism. Tied ones have one ``identity``."""
+
+    name: str
+    shape: tuple[int, ...]
+    item: int  # bytes per element
+    is_trained: bool
+    identity: int
+    unit: int  # of FSDP: the number of the module that is gathered at once; 0 is what is in none
+
+    @property
+    def bytes(self) -> int:
+        return self.item * self.count
+
+    @property
+    def count(self) -> int:
+        return int(torch.Size(self.shape).numel())
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one micro-batch does in one piece of the model, on one rank.
+
+    Attributes:
+        kept: bytes that the backward pass needs, the outputs among them; without parameters.
+        temporary: bytes that are used for the time being, forward or backward; with checkpointing a unit's activations, too.
+        output: bytes of the outputs.
+        sent: bytes that tensor parallelism sends, forward and backward.
+        operations: floating-point operations of the forward pass.
+    """
+
+    kept: int
+    temporary: int
+    output: int
+    sent: float
+    operations: int
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A model in the pieces that a pipeline may cut, in the order of calls."""
+
+    parameters: list[list[Parameter]]
+    passes: list[Pass] | None  # None: the passes cannot be followed
+    problem: str = ""  # why
+
+
+class Tracer:
+    """Follows a task's model, once for each way that matters."""
+
+    def __init__(self, task: Task, options: ParallelOptions, dtype: torch.dtype) -> None:
+        """Make the model on ``meta``.
+
+        Raises:
+            UsageError: a parameter belongs to a module that is cut.
+        """
+        self._task, self._options, self._dtype = task, options, dtype
+        whole = task.outline(dtype)
+        self.model = _copied(whole, torch.device("meta"))
+        self.pieces = segments(self.model, task.plan.cuts(self.model))
+        self._names = [name for piece in self.pieces for name in piece]
+        self._traced: dict[tuple[Any, ...], Traced] = {}
+
+    def costs(self) -> list[float]:
+        """Of each piece, the operations by which a run balances the stages of a model that a factory makes."""
+        inputs, _ = _batch(self._task, _COST_SAMPLES, self._dtype)
+        model = _copied(self.model, torch.device("meta"))  # it may keep what it computes
+        values, costs = inputs.to("meta"), []
+        for piece in self.pieces:
+            with FlopCounterMode(display=False) as counter:
+                values = part_of(model, self._names, piece)(values)
+            costs.append(float(counter.get_total_flops()))
+        return costs
+
+    def trace(self, options: ParallelOptions, samples: int, *, casts_parameters: bool) -> Traced:
+        """Follow a micro-batch of so many samples through the model as one rank of a tensor-parallel group has it.
+
+        Args:
+            casts_parameters: how a smaller precision is had: by fully_shard, or by autocast.
+        """
+        casts = casts_parameters and options.precision != "fp32"
+        key = (options.tp, options.sequence_parallel, options.loss_parallel, samples, casts)
+        if key not in self._traced:
+            self._traced[key] = self._trace(options, samples, casts=casts)
+        return self._traced[key]
+
+    def _trace(self, options: ParallelOptions, samples: int, *, casts: bool) -> Traced:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        model = _copied(self.model, torch.device("cpu"), _DTYPES[options.precision] if casts else None, mode)
+        units = self._task.plan.units(model)
+        if options.tp > 1:
+            mesh = DeviceMesh("cpu", list(range(options.tp)), mesh_dim_names=("tensor",))
+            styles = self._task.plan.styles(model, sequence=options.sequence_parallel)
+            with mode:
+                parallelize_module(model, mesh, styles, src_data_rank=None)
+        prepare(model, units, ParallelOptions(activation_checkpointing=options.activation_checkpointing))
+        parameters = self._parameters(model, units)
+        try:
+            with mode:
+                return Traced(parameters, self._passes(model, options, samples, casts=casts))
+        except Exception as error:  # of the model: what it does may depend on data
+            return Traced(parameters, None, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+
+    def _parameters(self, model: nn.Module, units: Sequence[nn.Module]) -> list[list[Parameter]]:
+        unit_of = {id(parameter): number for number, unit in enumerate(units, 1) for parameter in unit.parameters()}
+        item = self._dtype.itemsize
+        found = []
+        for piece in self.pieces:
+            own = part_of(model, self._names, piece).named_parameters()
+            found.append(
+                [
+                    Parameter(name, tuple(_local(p).shape), item, p.requires_grad, id(p), unit_of.get(id(p), 0))
+                    for name, p in own
+                ]
+            )
+        return found
+
+    def _passes(self, model: nn.Module, options: ParallelOptions, samples: int, *, casts: bool) -> list[Pass]:
+        context = _contexts(options, casts=casts)
+        cast = _DTYPES[options.precision] if casts else None
+        ledger = _Ledger(options.tp, [_local(t) for t in [*model.parameters(), *model.buffers()]])
+        trained: list[Any] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        for parameter in trained:  # gradients are no activations
+            parameter.register_post_accumulate_grad_hook(_drop_gradient)
+        found: list[Pass] = []
+        known: dict[Any, tuple[Pass, Tensor]] = {}
+        with ledger:
+            inputs, targets = _batch(self._task, samples, cast or self._dtype)
+            start = -sum(t.untyped_storage().nbytes() for t in (inputs, targets)) + ledger.now
+            values = inputs
+            for number, piece in enumerate(self.pieces):
+                is_last = number == len(self.pieces) - 1
+                part = part_of(model, self._names, piece)
+                key = _signature(model, piece, part, values) if number and not is_last else number
+                if key not in known:
+                    sent, ledger.peak = ledger.sent, ledger.now
+                    received = values.detach().requires_grad_(values.is_floating_point() and number > 0)
+                    with FlopCounterMode(display=False) as counter, context():
+                        outputs = part(received)
+                        if is_last:
+                            outputs = self._task.loss(outputs.to(self._dtype) if casts else outputs, targets)
+                        kept = ledger.now - start
+                    operations = counter.get_total_flops()
+                    if outputs.requires_grad:
+                        with context():
+                            torch.autograd.backward(outputs, torch.ones_like(outputs))
+                    one = Pass(kept, ledger.peak - start - kept, _bytes(outputs), ledger.sent - sent, operations)
+                    known[key] = one, outputs.detach()
+                    del outputs, received
+                one, values = known[key]
+                found.append(one)
+                start = ledger.now
+        return found
+
+
+def _drop_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+def _contexts(options: ParallelOptions, *, casts: bool) -> Callable[[], AbstractContextManager[None]]:
+    @contextmanager
+    def context() -> Iterator[None]:
+        with loss_context(options), precision.autocast("fp32" if casts else options.precision, "cpu"):
+            yield
+
+    return context
+
+
+def _batch(task: Task, samples: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A batch as the data has them, of one sample's shape and zeros."""
+    sample: Any = task.train_data[0]
+    inputs, targets = (torch.as_tensor(one) for one in sample[:2])
+    shaped = [torch.zeros((samples, *one.shape), dtype=one.dtype) for one in (inputs, targets)]
+    return to_device(shaped[0], shaped[1], torch.device("cpu"), dtype if inputs.is_floating_point() else None)
+
+
+def _copied(
+    model: nn.Module,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    mode: AbstractContextManager[Any] | None = None,
+) -> nn.Module:
+    """The model with tensors of the same shapes, made under a mode; tied ones stay tied, and nothing is copied."""
+
+    def empty(tensor: Tensor) -> Tensor:
+        own = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=own, device=device)
+        return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+
+    with mode or nullcontext():
+        memo: dict[int, Any] = {id(one): empty(one) for one in [*model.parameters(), *model.buffers()]}
+    return copy.deepcopy(model, memo)
+
+
+def _signature(model: nn.Module, piece: Sequence[str], part: nn.Module, values: Tensor) -> tuple[Any, ...]:
+    """What is the same for pieces that do the same, such as a transformer's layers: then one is followed."""
+    shapes = tuple((tuple(_local(one).shape), one.requires_grad) for one in part.parameters())
+    return tuple(repr(model.get_submodule(name)) for name in piece), shapes, values.shape, values.dtype
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _bytes(tensor: Tensor) -> int:
+    local = _local(tensor)
+    return local.numel() * local.element_size()
+
+
+class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Adds up the memory that is in use, by storages, and what collectives send.
+
+    Attributes:
+        now: bytes of all storages that operations have made and that are still there.
+        peak: the most that ``now`` has been since this was set.
+        sent: bytes.
+    """
+
+    def __init__(self, ranks: int, known: Sequence[Tensor]) -> None:
+        """Args: ranks: of tensor parallelism. known: tensors that do not count."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now, self.peak, self.sent = 0, 0, 0.0
+        self._ranks = ranks
+        self._storages: dict[int, Any] = {t.untyped_storage()._cdata: t for t in known}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes again with the local tensors
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "_c10d_functional" and (rule := _COLLECTIVES.get(func._opname)):
+            self.sent += rule(_bytes(args[0]), self._ranks)
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._add(tensor)
+        return result
+
+    def _add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, number = storage._cdata, storage.nbytes()
+        if key in self._storages:
+            return
+
+        def gone(_: Any) -> None:
+            del self._storages[key]
+            self.now -= number
+
+        self._storages[key] = weakref.ref(storage, gone)
+        self.now += number
+        self.peak = max(self.peak, self.now)

@@ -1,0 +1,86 @@
+"""How many bytes a rank sends in a step, and over which kind of link. Imports no torch.
+
+Collectives are counted as rings, in which no rank sends less (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms",
+2009; NCCL's "bus bandwidth", nccl-tests, doc/PERFORMANCE.md). A group of ranks on several hosts counts as across hosts, as
+the slowest link of a ring sets its pace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+def all_reduce(number: float, ranks: int) -> float:
+    """Bytes that each of ``ranks`` sends to sum ``number`` bytes: 2(n-1)/n of them."""
+    return 2 * (ranks - 1) / ranks * number
+
+
+def reduce_scatter(number: float, ranks: int) -> float:
+    """Each rank has ``number`` bytes and gets the sum of its share: (n-1)/n of them."""
+    return (ranks - 1) / ranks * number
+
+
+def all_gather(number: float, ranks: int) -> float:
+    """Each rank has ``number`` bytes and gets those of all: n-1 times as many."""
+    return (ranks - 1) * number
+
+
+def all_to_all(number: float, ranks: int) -> float:
+    """Each rank keeps 1/n of its ``number`` bytes."""
+    return (ranks - 1) / ranks * number
+
+
+@dataclass
+class Traffic:
+    """Bytes that a rank sends in a step, by what for.
+
+    Attributes:
+        within: over links within a host.
+        across: over links between hosts.
+    """
+
+    within: dict[str, float] = field(default_factory=dict)
+    across: dict[str, float] = field(default_factory=dict)
+
+    def add(self, purpose: str, number: float, *, spans_hosts: bool) -> None:
+        """Count some bytes."""
+        link = self.across if spans_hosts else self.within
+        if number:
+            link[purpose] = link.get(purpose, 0.0) + number
+
+    @property
+    def total(self) -> float:
+        return total(self.within) + total(self.across)
+
+
+def total(parts: Mapping[str, float]) -> float:
+    """Of all purposes."""
+    return sum(parts.values())
+
+
+def replicated(gradients: float, ranks: int) -> float:
+    """DDP: an all-reduce of all gradients (Li et al., "PyTorch Distributed", arXiv:2006.15704)."""
+    return all_reduce(gradients, ranks)
+
+
+def optimizer_sharded(gradients: float, parameters: float, ranks: int) -> float:
+    """ZeRO-1 as torch has it: DDP's all-reduce, then each rank broadcasts the parameters that it has updated.
+
+    (Rajbhandari et al., "ZeRO", arXiv:1910.02054, whose own reduces once to the owner.)
+    """
+    return all_reduce(gradients, ranks) + (ranks - 1) / ranks * parameters
+
+
+def sharded(gradients: float, parameters: float, ranks: int, gathers: int) -> float:
+    """FSDP: ``gathers`` all-gathers of the parameters, one reduce-scatter of the gradients.
+
+    Two, as forward and backward pass each gather (Zhao et al., "PyTorch FSDP", arXiv:2304.11277), of each micro-batch; one
+    for all micro-batches in a pipeline, where a stage keeps what it has gathered.
+    """
+    return gathers * (ranks - 1) / ranks * parameters + reduce_scatter(gradients, ranks)
+
+
+def handed_on(outputs: float, micro_batches: int) -> float:
+    """Pipeline: a stage's outputs forward, or its inputs' gradients backward, once per micro-batch."""
+    return outputs * micro_batches

@@ -1,0 +1,108 @@
+"""What ``plan`` says about memory, against what ranks have in a real run; and how it answers to what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launching import ROOT, RUNNER, SCRIPTS, ok, run, runner
+from tests.terminal import on_terminal
+
+WORKLOAD = ["planned_llama", "--size", "debug", "--length", "16", "--batch-size", "8"]
+PARTS = ("parameters", "gradients", "optimizer")
+
+
+def plan(*arguments: str, path: Path = SCRIPTS) -> Any:
+    return run(*RUNNER, "plan", *arguments, cwd=path, PYTHONPATH=str(ROOT))
+
+
+def planned(folder: Path, *arguments: str) -> dict[str, Any]:
+    file = folder / "plan.json"
+    ok(plan(*arguments, "--json", str(file)))
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+# arguments of a run: the layout's name in the plan
+RUNS = {
+    2: {
+        "--strategy ddp": "ddp 2",
+        "--strategy zero1": "zero1 2",
+        "--strategy fsdp": "fsdp 2",
+        "--tp 2": "tp 2",
+        "--pp 2": "pp 2",
+    },
+    4: {
+        "--strategy zero1": "zero1 4",
+        "--strategy fsdp": "fsdp 4",
+        "--strategy fsdp --replicate 2": "fsdp 2×2",
+        "--strategy fsdp --tp 2": "fsdp 2, tp 2",
+        "--strategy fsdp --pp 2": "fsdp 2, pp 2",
+        "--tp 2 --pp 2": "tp 2, pp 2",
+    },
+}
+
+
+@pytest.mark.parametrize("ranks", RUNS)
+def test_memory_is_that_of_a_run(ranks: int, tmp_path: Path) -> None:
+    found = planned(tmp_path, *WORKLOAD, "--gpus", str(ranks), "--memory", "1GB")
+    layouts = {layout["name"]: layout for layout in found["layouts"]}
+    jobs = [f"{' '.join(WORKLOAD[1:])} {options}" for options in RUNS[ranks]]
+    done = ok(runner(ranks, "planned_llama", *jobs, cwd=SCRIPTS, PYTHONPATH=str(ROOT)))
+    lines = [json.loads(line[9:]) for line in done.stdout.splitlines() if line.startswith("measured ")]
+    assert [line["arguments"] for line in lines] == jobs
+    for line, name in zip(lines, RUNS[ranks].values(), strict=True):
+        for stage, memory in enumerate(layouts[name]["by_stage"]):
+            of_ranks = [one for one in line["ranks"] if one["stage"] == stage]
+            for part in PARTS:
+                assert memory[part] == pytest.approx(max(one[part] for one in of_ranks), rel=0.02), (name, stage, part)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["planned_llama", "--gpus", "8", "--memory", "80XB"], "'80XB' is not a size of memory such as 80GB, 80GiB or 24G"),
+        (["planned_llama", "--gpus", "0", "--memory", "1G"], "--gpus: '0' is not a whole number above 0"),
+        (["planned_llama", "--memory", "1G"], "the following arguments are required: --gpus"),
+        (["--gpus", "8", "--memory", "1G"], "the following arguments are required: WORKLOAD"),
+        (["planned_llama", "--gpus", "8", "--hosts", "3", "--memory", "1G"], "--hosts 3 does not divide --gpus 8"),
+        (["workloads.nothing", "--gpus", "8", "--memory", "1G"], "no workload workloads.nothing: plan takes a module"),
+        (["planned_llama", "--gpus", "8", "--memory", "1G", "--sizes", "7b"], "unrecognized arguments: --sizes 7b"),
+        (["planned_llama", "--gpus", "8", "--memory", "1G", "--tp", "3"], "= 3 does not divide 8 ranks"),
+        (["planned_llama", "--gpus", "8", "--hosts", "4", "--memory", "1G", "--tp", "4"], "--tp 4 is more than the 2 GPUs of a host"),
+        (["workloads.linear", "--gpus", "8", "--memory", "1G", "--tp", "2"], "it does not say how its layers are divided"),
+        (["planned_llama", "--gpus", "8", "--memory", "1G", "--plot", "/nowhere/x.png"], "--plot: cannot write in /nowhere"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+    done = run(*RUNNER, "plan", *arguments, cwd=tmp_path, PYTHONPATH=f"{ROOT}:{SCRIPTS}")
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert said in line
+
+
+def test_a_terminal_gets_a_table_and_files_the_rest(tmp_path: Path) -> None:
+    files = ["--json", str(tmp_path / "p.json"), "--plot", str(tmp_path / "p.png")]
+    options = ["--gpus", "8", "--hosts", "2", "--memory", "4MB", *files]
+    seen = on_terminal(80, *RUNNER, "plan", *WORKLOAD, *options, cwd=SCRIPTS)
+    assert max(map(len, seen)) <= 80
+    found = json.loads((tmp_path / "p.json").read_text())
+    assert found["parameters"] * 24 == found["by_24_bytes"]
+    layouts = found["layouts"]
+    assert len({layout["name"] for layout in layouts}) == len(layouts)
+    assert any(layout["degrees"]["tensor"] == 4 for layout in layouts)
+    assert not any(layout["degrees"]["tensor"] == 8 for layout in layouts)  # it would go across hosts
+    fitting = [layout["fits"] for layout in layouts]
+    assert fitting == sorted(fitting, reverse=True)
+    assert found["recommended"] == layouts[0]
+    assert f"take {layouts[0]['flags']}" in " ".join(seen)
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_model_that_cannot_be_followed_gets_an_estimate(tmp_path: Path) -> None:
+    found = planned(tmp_path, *WORKLOAD, "--needs-data", "--gpus", "1", "--memory", "1GB")
+    (layout,) = found["layouts"]
+    assert layout["memory"]["activations"] == 8 * found["parameters"]

@@ -1,0 +1,103 @@
+"""A workload of a Llama, to plan for and to train.
+
+Several trainings of one step run in turn in one job, each with the options of one argument: ``planned_llama '--tp 2' '--pp 2'``.
+Then the bytes that each rank has are printed, with its place in the pipeline.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+from runner.parallel import Setting, load_strategy
+from runner.parallel.mesh import lay_out
+from runner.parallel.options import degrees_in
+from runner.parallel.task import Plan, Task
+from runner.training.options import StepOptions, read_step_options, step_parser
+from runner.training.run import Run
+from workloads.models.llama import SIZES, Llama
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adafactor": torch.optim.Adafactor,
+}
+PLAN = Plan(
+    shard=("model.layers.*", "lm_head"),
+    tensor={
+        **{f"model.layers.*.self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
+        "model.layers.*.self_attn.o_proj": RowwiseParallel(),
+        **{f"model.layers.*.mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")},
+        "model.layers.*.mlp.down_proj": RowwiseParallel(),
+    },
+    pipeline=("model.layers.*", "model.norm", "lm_head"),
+)
+
+
+def main(run: Run, argv: list[str]) -> None:
+    if run.train_by is not None:
+        _train(run, argv)
+        return
+    for options in argv:
+        layout = lay_out(run.job.topology, degrees_in(options.split(), run.size))
+        _train(replace(run, layout=layout), options.split())
+
+
+def _train(run: Run, argv: list[str]) -> None:
+    parser = step_parser(run, __doc__, plan=PLAN)
+    parser.add_argument("--size", choices=SIZES, default="debug")
+    parser.add_argument("--length", type=int, default=32)
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
+    parser.add_argument("--instance", action="store_true", help="the task has a model, not a factory")
+    parser.add_argument("--needs-data", action="store_true", help="the loss looks into the outputs")
+    options, given = read_step_options(run, parser, argv)
+    config = SIZES[given.size]
+    tokens = torch.randint(config.vocab_size, (512, given.length), generator=torch.Generator().manual_seed(0))
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        assert not given.needs_data or outputs.sum().item() != 0
+        return cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+    task = Task(
+        model=Llama(config) if given.instance else lambda: Llama(config),
+        loss=loss,
+        optimizer=OPTIMIZERS[given.optimizer],
+        train_data=TensorDataset(tokens, tokens),
+        plan=PLAN,
+    )
+    if run.train_by is not None:
+        run.train_by(run, task, options)
+        return
+    _measure(run, task, options, " ".join(argv))
+
+
+def _measure(run: Run, task: Task, options: StepOptions, name: str) -> None:
+    setting = Setting(device=run.device, dtype=getattr(torch, options.dtype), mesh=run.mesh, options=options.parallel)
+    trainer = load_strategy(options.parallel.strategy)(task, setting)
+    samples = [task.train_data[number] for number in range(options.batch_size)]
+    trainer.step(*(torch.stack(part) for part in zip(*samples, strict=True)))
+    parameters = list(trainer.model.parameters())
+    optimizer: Any = trainer.optimizer
+    state = getattr(optimizer, "optim", optimizer).state
+    found = {
+        "stage": run.mesh.get_local_rank("pipeline") if options.parallel.pp > 1 else 0,
+        "parameters": _bytes(parameters),
+        "gradients": _bytes(parameter.grad for parameter in parameters if parameter.grad is not None),
+        "optimizer": _bytes(value for kept in state.values() for value in kept.values() if isinstance(value, Tensor)),
+    }
+    everyone: list[Any] = [None] * run.size
+    torch.distributed.all_gather_object(everyone, found)
+    run.say("measured " + json.dumps({"arguments": name, "ranks": everyone}))
+
+
+def _bytes(tensors: Iterable[Tensor | nn.Parameter]) -> int:
+    own = [one.to_local() if hasattr(one, "to_local") else one for one in tensors]
+    return sum(one.numel() * one.element_size() for one in own)

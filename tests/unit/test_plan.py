@@ -1,0 +1,243 @@
+"""The formulas of ``plan``: as properties, against torch's own objects, and against small cases done by hand."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.utils.data import TensorDataset
+
+from runner.parallel.options import ParallelOptions
+from runner.parallel.task import Plan, Task
+from runner.tools.plan import traffic
+from runner.tools.plan.capturing import fake_process_group
+from runner.tools.plan.layouts import Candidate, Cluster, candidates
+from runner.tools.plan.memory import Memory
+from runner.tools.plan.optimizers import state_rule
+from runner.tools.plan.planning import Planned
+from runner.tools.plan.ranking import advise, ranked
+from runner.tools.plan.schedules import timeline
+from runner.tools.plan.sizes import size, size_text
+from runner.tools.plan.tracing import Tracer
+from runner.tools.plan.traffic import Traffic
+
+PLAN = Plan(
+    shard=("layers.*",),
+    tensor={"layers.*.0": ColwiseParallel(), "layers.*.2": RowwiseParallel()},
+    pipeline=("layers.*",),
+)
+
+
+@pytest.fixture
+def eight_ranks() -> Iterator[None]:
+    with fake_process_group(8):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("80GB", 80e9), ("80GiB", 80 * 2**30), ("24G", 24e9), ("1.5tb", 1.5e12), ("512 MiB", 2**29), ("1000", 1000)],
+)
+def test_sizes_are_read(text: str, number: float) -> None:
+    assert size(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "GB", "80XB", "80iB", "-1G", "0G", "80 G B", "8O GB", "1e3"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a size of memory"):
+        size(text)
+
+
+@given(st.integers(1, 10**15))
+def test_a_printed_size_reads_as_nearly_the_same(number: int) -> None:
+    assert size(size_text(number)) == pytest.approx(number, rel=0.051)
+
+
+ranks = st.integers(1, 512)
+sizes = st.integers(1, 10**12)
+
+
+@given(sizes, ranks)
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(number: int, n: int) -> None:
+    parts = traffic.reduce_scatter(number, n) + traffic.all_gather(number / n, n)
+    assert traffic.all_reduce(number, n) == pytest.approx(parts)
+    assert traffic.all_reduce(number, n) < 2 * number
+
+
+@given(sizes, ranks)
+def test_sharding_sends_half_as_much_again_as_replicas(number: int, n: int) -> None:
+    assert traffic.sharded(number, number, n, 2) == pytest.approx(1.5 * traffic.replicated(number, n))
+    assert traffic.optimizer_sharded(number, number, n) == pytest.approx(1.5 * traffic.replicated(number, n))
+
+
+def schedule(name: str, p: int, v: int, m: int) -> ParallelOptions:
+    return ParallelOptions(schedule=name, pp=p, stages_per_rank=v, micro_batches=m)
+
+
+@given(st.integers(2, 12), st.integers(1, 40))
+def test_the_bubble_of_gpipe_and_1f1b(p: int, m: int) -> None:
+    for name in ("gpipe", "1f1b"):
+        times = timeline(schedule(name, p, 1, m))
+        assert times.idle == pytest.approx((p - 1) / (m + p - 1))
+        for rank in range(p):
+            assert times.largest(rank, {rank: 1}) == (m if name == "gpipe" else min(m, p - rank))
+
+
+@pytest.mark.parametrize(("p", "v", "rounds"), [(2, 2, 1), (2, 2, 4), (4, 2, 2), (4, 3, 3), (8, 2, 2)])
+@pytest.mark.usefixtures("eight_ranks")
+def test_the_bubble_of_interleaved_and_zero_bubble_schedules(p: int, v: int, rounds: int) -> None:
+    m = p * rounds
+    interleaved = timeline(schedule("interleaved1f1b", p, v, m)).idle
+    assert interleaved == pytest.approx((p - 1) / (v * m + p - 1))
+    assert timeline(schedule("interleaved-zero-bubble", p, v, m)).idle < interleaved
+
+
+@pytest.mark.parametrize("name", ["zbv", "dualpipev"])
+@pytest.mark.usefixtures("eight_ranks")
+def test_schedules_that_go_forth_and_back_have_less_bubble(name: str) -> None:
+    p, m = 4, 16
+    times = timeline(schedule(name, p, 2, m))
+    assert 0 < times.idle < (p - 1) / (2 * m + p - 1)
+    assert times.largest(0, {0: 1, 7: 1}) <= 2 * p + 1
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        block = lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))  # noqa: E731
+        self.layers = nn.ModuleList(block() for _ in range(4))
+
+    def forward(self, values: Tensor) -> Tensor:
+        for layer in self.layers:
+            values = layer(values)
+        return values
+
+
+def task(model: nn.Module | None = None) -> Task:
+    data = TensorDataset(torch.zeros(64, 16), torch.zeros(64, 16))
+    return Task(model=model or Net, loss=nn.MSELoss(), optimizer=torch.optim.AdamW, train_data=data, plan=PLAN)
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam": torch.optim.Adam,
+    "amsgrad": lambda p: torch.optim.AdamW(p, amsgrad=True),
+    "rmsprop": torch.optim.RMSprop,
+    "adafactor": torch.optim.Adafactor,
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_of_an_optimizer_is_that_of_a_step(name: str) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Linear(9, 13), nn.LayerNorm(13))
+    model[2].bias.requires_grad_(False)
+    rule = state_rule(OPTIMIZERS[name], model, torch.float32)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    optimizer.step()
+    for key, parameter in model.named_parameters():
+        state = [value for value in optimizer.state.get(parameter, {}).values() if isinstance(value, Tensor)]
+        assert rule.bytes(key, parameter.shape) == sum(one.numel() * one.element_size() for one in state)
+
+
+def test_activations_are_what_autograd_saves() -> None:
+    tracer = Tracer(task(), ParallelOptions(), torch.float32)
+    traced = tracer.trace(ParallelOptions(), 8, casts_parameters=False)
+    assert traced.passes is not None
+    inner, outer = 4 * 8 * 32, 4 * 8 * 16
+    # The sum before the ReLU is not kept, its result is, and the layer's output, which the next one keeps.
+    assert [one.kept for one in traced.passes[1:3]] == [inner + outer] * 2
+    assert traced.passes[0].kept == inner + outer + 2 * outer  # and the batch
+    assert traced.passes[1].output == outer
+    assert traced.passes[1].operations == 2 * 2 * 8 * 16 * 32
+    again = ParallelOptions(activation_checkpointing="full")
+    kept = Tracer(task(), again, torch.float32).trace(again, 8, casts_parameters=False).passes
+    assert kept is not None
+    assert kept[1].kept == outer
+    assert kept[1].temporary >= inner
+
+
+@pytest.mark.usefixtures("eight_ranks")
+def test_a_tensor_parallel_pair_of_layers_sums_once_each_way() -> None:
+    """Megatron-LM (arXiv:1909.08053): an all-reduce forward after the second layer, and one backward before the first."""
+    options = ParallelOptions(tp=4)
+    traced = Tracer(task(), options, torch.float32).trace(options, 8, casts_parameters=False)
+    assert traced.passes is not None
+    assert traced.passes[1].sent == 2 * traffic.all_reduce(4 * 8 * 16, 4)
+    shapes = {one.name: one.shape for one in traced.parameters[1]}
+    assert shapes["layers.1.0.weight"] == (8, 16)
+    assert shapes["layers.1.2.weight"] == (16, 8)
+
+
+def every(cluster: Cluster, **given: Any) -> list[Candidate]:
+    return candidates(cluster, PLAN, ParallelOptions(), given, batch=32)[0]
+
+
+@pytest.mark.parametrize(("gpus", "hosts"), [(1, 1), (4, 1), (6, 2), (8, 2), (16, 4)])
+def test_layouts_use_all_gpus_and_divide_layers_within_hosts(gpus: int, hosts: int) -> None:
+    found = every(Cluster(gpus=gpus, hosts=hosts))
+    assert len({one.name for one in found}) == len(found)
+    for one in found:
+        assert one.degrees.data * one.degrees.pipeline * one.degrees.tensor == gpus
+        assert (gpus // hosts) % one.degrees.tensor == 0
+        assert not Cluster(gpus=gpus, hosts=hosts).spans_hosts(one.layout, "tensor")
+
+
+def test_what_is_given_restricts_the_layouts() -> None:
+    cluster = Cluster(gpus=8, hosts=2)
+    assert {one.options.tp for one in every(cluster, tp=2)} == {2}
+    assert [one.name for one in every(cluster, strategy="fsdp", tp=1, pp=1)] == ["fsdp 8", "fsdp 2×4", "fsdp 4×2"]
+    assert {one.options.schedule for one in every(cluster, pp=2, schedule="gpipe")} == {"gpipe"}
+
+
+def planned(one: Candidate, total: int, across: float = 0.0) -> Planned:
+    memory = Memory(parameters=total, gradients=0, optimizer=0, activations=0, gathered=0)
+    return Planned(candidate=one, by_stage=(memory,), idle=0.0, traffic=Traffic(across={"all": across}), operations=1.0)
+
+
+@pytest.mark.parametrize(
+    ("too_large", "recommended", "why"),
+    [
+        ([], "ddp 8", "fits whole"),
+        (["ddp 8"], "zero1 8", "once the optimizer's state is divided"),
+        (["ddp 8", "zero1 8"], "fsdp 2×4", "inside a host"),
+    ],
+)
+def test_the_simplest_that_fits_is_recommended(too_large: list[str], recommended: str, why: str) -> None:
+    cluster = Cluster(gpus=8, hosts=2)
+    plans = [planned(one, 200 if one.name in too_large else 50, across=len(one.name)) for one in every(cluster)]
+    wanted = [one for one in plans if one.candidate.name == recommended]
+    for one in wanted:
+        one.traffic.across.clear()
+    advice = advise(ranked(plans, cluster, 100), cluster, 100)
+    assert advice.planned is wanted[0]
+    assert why in advice.reason
+
+
+def test_across_hosts_the_one_that_sends_least_there_is_recommended() -> None:
+    cluster = Cluster(gpus=8, hosts=2)
+    fits = {"fsdp 8": 9e9, "fsdp 2, tp 4": 4e9, "tp 4, pp 2": 1e9}
+    plans = [
+        planned(one, 50 if one.name in fits else 200, across=fits.get(one.name, 0.0) * one.degrees.data)
+        for one in every(cluster)
+    ]
+    order = ranked(plans, cluster, 100)
+    assert [one.candidate.name for one in order[:3]] == ["tp 4, pp 2", "fsdp 2, tp 4", "fsdp 8"]
+    assert "stages send little across hosts" in advise(order, cluster, 100).reason
+
+
+def test_where_nothing_fits_the_smallest_is_named() -> None:
+    cluster = Cluster(gpus=2, hosts=1)
+    plans = [planned(one, 200 + number) for number, one in enumerate(every(cluster))]
+    advice = advise(ranked(plans, cluster, 100), cluster, 100)
+    assert advice.planned is None
+    assert "the smallest, ddp 2, needs 200 B per GPU" in advice.reason
