@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from runner.parallel.task import Plan
 from runner.training.loop import Task, fit
 from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
@@ -33,5 +34,6 @@ def main(run: Run, argv: list[str]) -> None:
         train_data=train_data,
         test_data=test_data,
         unit="images",
+        plan=Plan(shard=("features", "classifier"), pipeline=("features.*", "classifier.*")),
     )
     fit(run, task, options)

@@ -2,6 +2,7 @@
 
     mpirun -np 4 python -m runner workloads.mnist
     mpirun -np 4 python -m runner workloads.mnist --data mnist --data-dir ~/data --epochs 3
+    mpirun -np 4 python -m runner workloads.mnist --strategy fsdp
     mpirun -np 4 python -m runner workloads.mnist --resume
 
 Without MNIST on disk or a network it trains on the 1,797 digits that come with scikit-learn.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from runner.parallel.task import Plan
 from runner.training.loop import Task, fit
 from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
@@ -32,5 +34,6 @@ def main(run: Run, argv: list[str]) -> None:
         train_data=train_data,
         test_data=test_data,
         unit="images",
+        plan=Plan(pipeline=("*",)),
     )
     fit(run, task, options)

@@ -3,6 +3,7 @@
     mpirun -np 4 python -m runner workloads.resnet --model resnet50 --batch-size 32
     mpirun -np 2 python -m runner workloads.resnet --image-size 64 --batch-size 8 --strategy horovod
     mpirun -np 4 python -m runner workloads.resnet --bf16 --channels-last --compile
+    mpirun -np 4 python -m runner workloads.resnet --pp 2 --micro-batches 8
     mpirun -np 2 python -m runner compare workloads.resnet --image-size 64 --batch-size 8
 
 It saves nothing and learns nothing, so it has no options for checkpoints, metrics or epochs.
@@ -17,12 +18,15 @@ import torchvision
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from runner.parallel.task import Task
+from runner.errors import UsageError, raised_on_all_ranks
+from runner.parallel.task import Plan, Task
 from runner.training.benchmark import Protocol, benchmark
 from runner.training.options import positive, read_step_options, step_parser
 from runner.training.run import Run
+from workloads.models.convnets import chained
 
 CLASSES = 1000
+PLAN = Plan(pipeline=("layer*.*", "fc"))  # small enough to be compiled and sharded in one
 
 
 def main(run: Run, argv: list[str]) -> None:
@@ -35,23 +39,28 @@ def main(run: Run, argv: list[str]) -> None:
     group.add_argument("--batches-per-iteration", type=positive, default=10, metavar="N", help="(default: 10)")
     group.add_argument("--iterations", type=positive, default=10, metavar="N", help="(default: 10)")
     group.add_argument("--channels-last", action="store_true", help="NHWC memory, which convolutions like better")
-    group.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
-    group.add_argument("--compile", action="store_true", help="torch.compile; needs a C++ compiler on CPUs")
-    options, given = read_step_options(run, parser, argv)
-    torch.manual_seed(options.seed)
-    model: nn.Module = Forward(
-        getattr(torchvision.models, given.model)(num_classes=CLASSES),
-        bf16=given.bf16,
-        channels_last=given.channels_last,
+    group.add_argument(
+        "--bf16", action="store_const", dest="precision", const="bf16", help="the same as --precision bf16"
     )
-    if given.compile:
-        model.compile()
+    options, given = read_step_options(run, parser, argv)
+    parallel = options.parallel
+    if given.channels_last and (parallel.strategy == "fsdp" or parallel.pp > 1):
+        with raised_on_all_ranks():
+            raise UsageError(
+                "--channels-last lays out weights as fully_shard, which --strategy fsdp and --pp use, does not take them; leave it "
+                "out, or take --strategy ddp without --pp"
+            )
+    torch.manual_seed(options.seed)
+    model: nn.Module = chained(getattr(torchvision.models, given.model)(num_classes=CLASSES))
+    if given.channels_last:
+        model = model.to(memory_format=torch.channels_last)
     task = Task(
         model=model,
         loss=nn.CrossEntropyLoss(),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
         train_data=Synthetic(given.image_size, kept=options.batch_size, length=4 * options.batch_size * run.data_size),
         unit="images",
+        plan=PLAN,
     )
     protocol = Protocol(
         warmup_batches=given.warmup_batches,
@@ -75,18 +84,3 @@ class Synthetic(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return self.images[index % len(self.images)], self.classes[index % len(self.classes)]
-
-
-class Forward(nn.Module):
-    """A model that is called with inputs in the given memory format, and with autocast if asked for."""
-
-    def __init__(self, model: nn.Module, *, bf16: bool, channels_last: bool) -> None:
-        super().__init__()
-        self.format = torch.channels_last if channels_last else torch.contiguous_format
-        self.model = model.to(memory_format=torch.channels_last) if channels_last else model
-        self.bf16 = bf16
-
-    def forward(self, images: Tensor) -> Tensor:
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16):
-            outputs: Tensor = self.model(images.contiguous(memory_format=self.format))
-        return outputs.float() if self.bf16 else outputs

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -155,23 +156,51 @@ def pipeline(task: Task, setting: Setting, *, shard: bool) -> Trainer:
 
 
 def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], setting: Setting) -> list[float]:
-    """What each piece costs: seconds, or operations if the model is on ``meta``. Measured on rank 0. Collective."""
-    costs = torch.zeros(len(pieces), dtype=torch.float64, device=setting.device)
+    """What each piece costs: seconds, or operations if the model is on ``meta``. Measured on rank 0. Collective.
+
+    Raises:
+        UsageError: the pieces, one after the other, are not the model.
+    """
+    costs = torch.full([len(pieces)], math.nan, dtype=torch.float64, device=setting.device)
     if dist.get_rank() == 0:
         device = next(model.parameters()).device
         samples: Any = [task.train_data[index] for index in range(_SAMPLES)]
         inputs = torch.stack([torch.as_tensor(sample[0]) for sample in samples])
         values, _ = to_device(inputs, inputs, device, setting.dtype)
         model.eval()
+        with torch.no_grad():
+            outputs = model(values)
         names = [name for piece in pieces for name in piece]
-        measure = _operations if device.type == "meta" else _seconds
-        for number, piece in enumerate(pieces):
-            cost, values = measure(part_of(model, names, piece), values)
-            costs[number] = cost
+        parts = [part_of(model, names, piece) for piece in pieces]
+        measured, made = _measured(parts, values)
+        if made is not None and _is_same(made, outputs):
+            costs.copy_(torch.tensor(measured, dtype=costs.dtype))
         model.train()
         model.zero_grad()
     dist.broadcast(costs, src=0)
+    if costs.isnan().any():
+        with raised_on_all_ranks():
+            raise UsageError(
+                "this workload cannot be trained with --pp: the parts that Plan.pipeline cuts the model into, called one after the "
+                "other, do not give its outputs; make what forward() does between them a module, such as nn.Flatten"
+            )
     return costs.tolist()
+
+
+def _measured(parts: Iterable[nn.Module], values: Tensor) -> tuple[list[float], Tensor | None]:
+    """What each part costs, and the outputs of the last, if each could take the outputs of the one before."""
+    measure, costs = _operations if values.device.type == "meta" else _seconds, []
+    try:
+        for part in parts:
+            cost, values = measure(part, values)
+            costs.append(cost)
+    except (RuntimeError, ValueError, IndexError):  # what torch raises for shapes that do not fit
+        return costs, None
+    return costs, values
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and (one.device.type == "meta" or torch.allclose(one, other, rtol=1e-3, atol=1e-5))
 
 
 def _operations(part: nn.Module, values: Tensor) -> tuple[float, Tensor]:

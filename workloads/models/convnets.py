@@ -1,6 +1,11 @@
-"""Small convolutional networks for image classification, without batch norm: results do not depend on the number of ranks."""
+"""Convolutional networks for image classification: two small ones, and torchvision's in a form that a pipeline can cut.
+
+The small ones have no batch norm: results do not depend on the number of ranks.
+"""
 
 from __future__ import annotations
+
+from collections import OrderedDict
 
 from torch import Tensor, nn
 
@@ -41,3 +46,15 @@ class Cifar10Net(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.features(images))
         return logits
+
+
+def chained(model: nn.Module, **before: nn.Module) -> nn.Sequential:
+    """torchvision's AlexNet or ResNet as a chain of its own modules, so that a pipeline can cut it between any two.
+
+    Its ``forward`` flattens the values before the last module; here a module does. Parameters keep their names.
+
+    Args:
+        before: modules to call first, by name.
+    """
+    *modules, last = model.named_children()
+    return nn.Sequential(OrderedDict([*before.items(), *modules, ("flatten", nn.Flatten()), last]))

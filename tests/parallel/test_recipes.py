@@ -1,0 +1,82 @@
+"""What courses teach about models that are divided, each by one command: FSDP on MNIST, AlexNet in a pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launching import ok, runner
+from tests.results import losses, refused
+
+MNIST = ["workloads.mnist", "--data", "digits", "--dtype", "float64", "--global-batch-size", "32", "--max-steps"]
+
+
+def test_alexnet_two_way_data_parallel_two_stages_eight_micro_batches(tmp_path: Path) -> None:
+    options = ["--pp", "2", "--micro-batches", "8", "--batch-size", "8", "--dropout", "0", "--max-steps", "2"]
+    done = ok(runner(4, "workloads.alexnet", "--data", "fake", *options, cwd=tmp_path))
+    assert "done: 2 steps, test loss 2.3" in done.stdout
+    found = losses(tmp_path / "runs" / "alexnet")
+    assert found == pytest.approx([2.3, 2.3], abs=0.05)  # ln 10, as images are random
+    assert found[1] < found[0]
+
+
+def test_images_that_are_too_small_for_alexnet(tmp_path: Path) -> None:
+    refused(runner(1, "workloads.alexnet", "--image-size", "32", cwd=tmp_path), "--image-size 32 is too small")
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of data parallelism on MNIST."""
+    folder = tmp_path_factory.mktemp("ddp")
+    ok(runner(2, *MNIST, "8", cwd=folder))
+    found = losses(folder / "runs" / "mnist")
+    assert len(found) == 8
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
+def test_mnist_sharded_has_the_losses_of_data_parallelism(strategy: str, expected: list[float], tmp_path: Path) -> None:
+    ok(runner(2, *MNIST, "8", "--strategy", strategy, cwd=tmp_path))
+    assert losses(tmp_path / "runs" / "mnist") == pytest.approx(expected, rel=1e-9)
+
+
+def test_what_a_pipeline_has_saved_goes_on_without_one(expected: list[float], tmp_path: Path) -> None:
+    ok(runner(2, *MNIST, "4", "--pp", "2", cwd=tmp_path))
+    done = ok(runner(2, *MNIST, "8", "--resume", cwd=tmp_path))
+    assert "going on from runs/mnist/step-4," in done.stdout
+    assert losses(tmp_path / "runs" / "mnist") == pytest.approx(expected, rel=1e-9)
+
+
+OWN = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from runner.parallel.task import Plan
+from runner.training.loop import Task, fit
+from runner.training.options import read_options, workload_parser
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3))
+        self.head = nn.Linear(SIZE, 2)
+
+    def forward(self, values):
+        return self.head(FEATURES)
+
+def main(run, argv):
+    options, _ = read_options(run, workload_parser(run, "", data=("random",)), argv)
+    data = TensorDataset(torch.rand(64, 1, 6, 6), torch.randint(2, (64,)))
+    plan = Plan(pipeline=("features.*", "head"))
+    fit(run, Task(model=Net(), loss=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD, train_data=data, plan=plan), options)
+"""
+
+
+@pytest.mark.parametrize(
+    ("features", "size"), [("self.features(values).flatten(1)", 8), ("2 * self.features(values)", 2)]
+)
+def test_a_model_that_computes_between_its_parts_cannot_be_cut(features: str, size: int, tmp_path: Path) -> None:
+    """Every stage would: the second takes no input that is flat, and what is doubled twice is wrong without a word."""
+    (tmp_path / "own.py").write_text(OWN.replace("FEATURES", features).replace("SIZE", str(size)))
+    refused(runner(2, "own", "--pp", "2", cwd=tmp_path), "Plan.pipeline cuts the model into", "such as nn.Flatten")
