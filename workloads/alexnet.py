@@ -32,7 +32,7 @@ PLAN = Plan(
 
 def main(run: Run, argv: list[str]) -> None:
     """Train, evaluate, and print where the files are."""
-    parser = workload_parser(run, __doc__, data=("auto", "cifar10", "fake"), epochs=2, lr=1e-2)
+    parser = workload_parser(run, __doc__, plan=PLAN, data=("auto", "cifar10", "fake"), epochs=2, lr=1e-2)
     group = parser.add_argument_group("model and optimizer")
     group.add_argument(
         "--image-size", type=positive, default=64, metavar="PIXELS", help="that images are enlarged to (default: 64)"

@@ -18,10 +18,12 @@ from runner.training.run import Run
 from workloads.data.images import cifar10
 from workloads.models.convnets import Cifar10Net
 
+PLAN = Plan(shard=("features", "classifier"), pipeline=("features.*", "classifier.*"))
+
 
 def main(run: Run, argv: list[str]) -> None:
     """Train, evaluate, and print where the files are."""
-    parser = workload_parser(run, __doc__, data=("auto", "cifar10", "fake"), epochs=2)
+    parser = workload_parser(run, __doc__, plan=PLAN, data=("auto", "cifar10", "fake"), epochs=2)
     group = parser.add_argument_group("optimizer")
     group.add_argument("--momentum", type=float, default=0.9, help="of SGD (default: %(default)s)")
     options, given = read_options(run, parser, argv)
@@ -34,6 +36,6 @@ def main(run: Run, argv: list[str]) -> None:
         train_data=train_data,
         test_data=test_data,
         unit="images",
-        plan=Plan(shard=("features", "classifier"), pipeline=("features.*", "classifier.*")),
+        plan=PLAN,
     )
     fit(run, task, options)

@@ -20,10 +20,14 @@ from runner.training.run import Run
 from workloads.data.images import mnist
 from workloads.models.convnets import MnistNet
 
+PLAN = Plan(pipeline=("*",))
+
 
 def main(run: Run, argv: list[str]) -> None:
     """Train, evaluate, and print where the files are."""
-    parser = workload_parser(run, __doc__, data=("auto", "digits", "mnist", "fake"), epochs=15, batch_size=16, lr=2e-3)
+    parser = workload_parser(
+        run, __doc__, plan=PLAN, data=("auto", "digits", "mnist", "fake"), epochs=15, batch_size=16, lr=2e-3
+    )
     options, _ = read_options(run, parser, argv)
     torch.manual_seed(options.seed)
     train_data, test_data = mnist(run, options)
@@ -34,6 +38,6 @@ def main(run: Run, argv: list[str]) -> None:
         train_data=train_data,
         test_data=test_data,
         unit="images",
-        plan=Plan(pipeline=("*",)),
+        plan=PLAN,
     )
     fit(run, task, options)

@@ -31,7 +31,7 @@ PLAN = Plan(pipeline=("layer*.*", "fc"))  # small enough to be compiled and shar
 
 def main(run: Run, argv: list[str]) -> None:
     """Train, and print the images per second."""
-    parser = step_parser(run, __doc__)
+    parser = step_parser(run, __doc__, plan=PLAN)
     group = parser.add_argument_group("benchmark")
     group.add_argument("--model", choices=("resnet18", "resnet50"), default="resnet18", help="(default: %(default)s)")
     group.add_argument("--image-size", type=positive, default=224, metavar="PIXELS", help="(default: %(default)s)")

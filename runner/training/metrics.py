@@ -31,6 +31,9 @@ class StepRecord:
     val_accuracy: float | None = None
 
 
+_SPEEDS = ("units_per_s", "tflops_per_rank", "mfu")
+
+
 class MetricsFile:
     """JSON lines, appended to the earlier lines that are kept. A number that is not finite becomes null.
 
@@ -96,8 +99,10 @@ def lines_until(path: Path, step: int) -> list[str]:
 
 
 def _line(record: dict[str, Any]) -> str:
-    """JSON (RFC 8259), which has no NaN and no infinity."""
+    """JSON (RFC 8259), which has no NaN and no infinity. Speeds that a workload does not have are left out."""
     finite = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in record.items()
+        if value is not None or name not in _SPEEDS
     }
     return json.dumps(finite) + "\n"
