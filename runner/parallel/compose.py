@@ -71,6 +71,7 @@ def compose(task: Task, setting: Setting, *, shard: bool) -> Trainer:
     Raises:
         UsageError: the task's plan does not say how to divide the model so.
     """
+    task.plan.check(setting.options)
     if degree(setting.mesh, "pipeline") > 1:
         from runner.parallel.pipeline import pipeline
 

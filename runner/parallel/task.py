@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel.stages import PassedOn
 from runner.parallel.state import copy_part
 
@@ -55,6 +56,16 @@ class Plan:
     def cuts(self, model: nn.Module) -> list[str]:
         """The names of the model's modules that may begin a stage, in the model's order."""
         return _matching(model, self.pipeline)
+
+    @raised_on_all_ranks()
+    def check(self, options: ParallelOptions) -> None:
+        """Check that the plan says what the options need.
+
+        Raises:
+            UsageError: it does not.
+        """
+        if problem := self.lacks(options):
+            raise UsageError(f"this workload cannot be trained with {problem}")
 
     def lacks(self, options: ParallelOptions) -> str | None:
         """What the options ask for and the plan does not say, if anything."""

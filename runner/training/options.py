@@ -73,7 +73,7 @@ def workload_parser(
     Args:
         description: the workload's docstring.
         data: the data sets it knows, the default first.
-        plan: where its model may be divided; what it cannot bear is refused before anything is loaded.
+        plan: the task's, if it has one: what it cannot bear is refused before anything is loaded.
         defaults: the workload's own defaults for shared options (``epochs=10``).
     """
     parser = _parser(run, description)
@@ -93,7 +93,7 @@ def workload_parser(
     add_checkpoint_options(parser, Path("runs") / run.workload.rpartition(".")[2])
     add_logging_options(parser)
     add_runner_options(parser)
-    parser.set_defaults(plan=plan or Plan(), **defaults)
+    parser.set_defaults(plan=plan, **defaults)
     return parser
 
 
@@ -106,7 +106,7 @@ def step_parser(run: Run, description: str | None, *, plan: Plan | None = None, 
     _add_step_options(parser.add_argument_group("training"))
     add_parallel_options(parser)
     add_runner_options(parser)
-    parser.set_defaults(plan=plan or Plan(), **defaults)
+    parser.set_defaults(plan=plan, **defaults)
     return parser
 
 
@@ -188,8 +188,8 @@ def _add_step_options(group: argparse._ArgumentGroup) -> None:
 def _step_options(given: argparse.Namespace, data_size: int) -> dict[str, Any]:
     """The fields of ``StepOptions``."""
     batch_size, parallel = _batch_per_rank(given, data_size), read_parallel_options(given)
-    if problem := given.plan.lacks(parallel):
-        raise UsageError(f"this workload cannot be trained with {problem}")
+    if given.plan is not None:
+        given.plan.check(parallel)
     if batch_size % parallel.micro_batches:
         raise UsageError(f"--micro-batches {parallel.micro_batches} does not divide a rank's batch of {batch_size}")
     return {

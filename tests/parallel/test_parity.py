@@ -76,7 +76,7 @@ def test_a_tied_weight_is_not_cut_from_its_twin(turns: Turns) -> None:
     assert "head.weight is tied to embed.weight, and stages 0 and 1 of the pipeline would have one each" in done.stderr
 
 
-def test_what_a_plan_does_not_say_is_refused_before_the_data_is_read(turns: Turns) -> None:
+def test_what_a_plan_does_not_say_is_refused(turns: Turns) -> None:
     done = turns(2, "workloads.linear", "--tp", "2")
     assert done.returncode == 2
     assert "this workload cannot be trained with --tp 2: it does not say how its layers are divided (Plan.tensor)" in (
