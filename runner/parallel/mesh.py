@@ -8,6 +8,7 @@ may be mapped cyclically or unevenly.
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from dataclasses import astuple, dataclass
@@ -195,10 +196,21 @@ def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
     return mesh
 
 
+@raised_on_all_ranks()
 def _group_of(groups: list[list[int]]) -> ProcessGroup:
-    """Make process groups whose ranks are in this order; returns this rank's. Collective."""
+    """Make process groups whose ranks are in this order; returns this rank's. Collective.
+
+    Raises:
+        UsageError: this torch only makes groups of ascending ranks (2.9 does).
+    """
     import torch.distributed as dist
 
+    if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
+        raise UsageError(
+            f"ranks {', '.join(map(str, groups[0]))} would be neighbours in the mesh in this order, which this torch cannot make a "
+            "group of",
+            fix="map the ranks by core or by node, or take a newer torch (2.14 can)",
+        )
     made: list[Any] = [dist.new_group(ranks, sort_ranks=False) for ranks in groups]
     own: ProcessGroup = next(group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
     return own

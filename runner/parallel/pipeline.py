@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -60,6 +61,8 @@ class PipelineTrainer(DividedTrainer):
             PipelineStage(part, number, len(owners), setting.device, group=self.pipeline)
             for number, part in stages.items()
         ]
+        is_newer = "return_outputs" in inspect.signature(kind.step).parameters  # torch 2.9 has it not
+        self._without_outputs: dict[str, Any] = {"return_outputs": False} if is_newer else {}
         is_multi = issubclass(kind, PipelineScheduleMulti)
         self._schedule = kind(made if is_multi else made[0], options.micro_batches, loss_fn=self._loss)
 
@@ -76,7 +79,7 @@ class PipelineTrainer(DividedTrainer):
                 *([inputs] if 0 in self._stages else []),
                 target=targets if last in self._stages else None,
                 losses=losses if last in self._stages else None,
-                return_outputs=False,
+                **self._without_outputs,
             )
         mean = torch.zeros((), dtype=torch.float64, device=self._home)
         if losses:
