@@ -6,7 +6,7 @@
     python -m runner workloads.llama --export llama-of-mine
 
 The text is Python's standard library unless ``--text`` names a file. Sizes are those of Llama 2 and 3 by name, and some small
-ones. Weights come and go in Hugging Face's layout (``--weights``, ``--export``).
+ones. Weights come and go in Hugging Face's layout (``--pretrained``, ``--export``).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="STEPS",
         help="where the learning rate ends (default: with the training)",
     )
-    group.add_argument("--weights", type=Path, metavar="DIR", help="start from a model in Hugging Face's layout")
+    group.add_argument("--pretrained", type=Path, metavar="DIR", help="start from a model in Hugging Face's layout")
     group.add_argument("--export", type=Path, metavar="DIR", help="write the newest checkpoint in that layout, and end")
     group.add_argument("--generate", metavar="TEXT", help="continue a text by the newest checkpoint, and end")
     group.add_argument("--tokens", type=positive, default=200, help="to generate (default: %(default)s)")
@@ -153,19 +153,21 @@ def _task(run: Run, options: TrainingOptions, given: argparse.Namespace) -> Task
         flops_per_sample=flops_per_token(config, given.length) * given.length,
         loss_in=("bits/byte", 1 / math.log(2)),
         schedule=_schedule(given.warmup, given.schedule_steps or _steps(run, options, len(train_data))),
-        weights=(lambda: llama_weights.read(given.weights)) if given.weights else None,
+        weights=(lambda: llama_weights.read(given.pretrained)) if given.pretrained else None,
         plan=plan(loss=options.parallel.loss_parallel),
     )
 
 
 def _config(run: Run, options: TrainingOptions, given: argparse.Namespace) -> LlamaConfig:
-    """The model's dimensions: of ``--weights``, or by ``--size``.
+    """The model's dimensions: of ``--pretrained``, or by ``--size``.
 
     Raises:
         UsageError: the degrees do not divide them, or samples are too long.
     """
     config = (
-        SIZES[given.size] if given.weights is None else run.on_main(lambda: llama_weights.read_config(given.weights))
+        SIZES[given.size]
+        if given.pretrained is None
+        else run.on_main(lambda: llama_weights.read_config(given.pretrained))
     )
     parallel, problem = options.parallel, None
     if given.length > config.max_position_embeddings:
@@ -245,7 +247,7 @@ def _export(given: argparse.Namespace, options: TrainingOptions) -> None:
     Raises:
         UsageError: there is no checkpoint, or it is of another size.
     """
-    config = SIZES[given.size] if given.weights is None else llama_weights.read_config(given.weights)
+    config = SIZES[given.size] if given.pretrained is None else llama_weights.read_config(given.pretrained)
     tensors = model_weights(Path(options.checkpoint.resume or options.checkpoint.folder))
     with torch.device("meta"):
         expected = shapes_of(Llama(config))

@@ -28,6 +28,7 @@ class Tool:
 TOOLS = {
     "explain": Tool(function="runner.tools.explain:explain", shows_training=True),
     "bench": Tool(function="runner.tools.bench.bench:bench"),
+    "checkpoint": Tool(function="runner.tools.checkpoint:checkpoint", meets=False),
     "compare": Tool(function="runner.tools.compare.compare:compare"),
     "doctor": Tool(function="runner.tools.doctor.doctor:doctor", examines=True),
     "plan": Tool(function="runner.tools.plan.plan:plan", meets=False),

@@ -19,6 +19,7 @@ class CheckpointOptions:
     every_seconds: float | None
     keep: int  # so many checkpoints; older ones of this run are removed
     resume: str | None  # a checkpoint, "" for the newest in the folder, None for a fresh start
+    weights: Path | None = None  # what a fresh start begins with: a file of `checkpoint export`
 
 
 def add_checkpoint_options(parser: argparse.ArgumentParser, folder: Path) -> None:
@@ -43,6 +44,9 @@ def add_checkpoint_options(parser: argparse.ArgumentParser, folder: Path) -> Non
         "--keep", type=positive, default=2, metavar="N", help="of this run, the newest N (default: %(default)s)"
     )
     group.add_argument(
+        "--weights", type=Path, metavar="FILE", help="start from these weights, which `checkpoint export` has written"
+    )
+    group.add_argument(
         "--resume",
         nargs="?",
         const="",
@@ -60,4 +64,5 @@ def read_checkpoint_options(given: argparse.Namespace) -> CheckpointOptions:
         every_seconds=given.save_every_seconds,
         keep=given.keep,
         resume=given.resume,
+        weights=given.weights,
     )

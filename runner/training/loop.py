@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ from runner.training.progress import Show, show_progress
 from runner.training.random_numbers import seed_random_numbers
 from runner.training.run import Run
 from runner.training.speed import speeds
+from runner.training.weights import read_weights
 
 __all__ = ["Hook", "Plan", "Result", "State", "Task", "fit"]
 
@@ -87,8 +88,8 @@ def fit(
     loader = train_loader(task.train_data, sampler, options.batch_size, options.workers)
     trainer, checkpoints = _prepare(run, task, options)
     saved, changes = checkpoints.restore()
-    if saved is None and task.weights is not None:
-        trainer.load_weights(task.weights())
+    if saved is None and (weights := _weights(run, task, options)) is not None:
+        trainer.load_weights(weights)
     position = saved.position if saved else Position()
     if saved:
         if _is_at_its_end(position, options):
@@ -157,6 +158,24 @@ def fit(
     result = Result(position.step, meter.overall(), *(evaluation or (None, None)))
     run.say(_summary(run, result, task, options, options.checkpoint.folder / name_of(position.step)))
     return result
+
+
+def _weights(run: Run, task: Task, options: TrainingOptions) -> Iterable[tuple[str, Tensor]] | None:
+    """The weights that a fresh start begins with, if any are given.
+
+    Raises:
+        UsageError: a rank cannot read the file.
+    """
+    path = options.checkpoint.weights
+    if path is None:
+        return task.weights() if task.weights is not None else None
+    problem = None
+    try:
+        next(read_weights(path), None)
+    except UsageError as error:
+        problem = str(error)
+    run.agree(problem)
+    return read_weights(path)
 
 
 def trained(run: Run, task: Task, options: TrainingOptions) -> Trainer:

@@ -85,7 +85,7 @@ def test_weights_go_out_and_come_in(whole: Path, turns: Turns, tmp_path: Path) -
     ok(turns(1, "workloads.llama", *SMALL, f"--checkpoint-dir={whole}", f"--export={out}"))
     for layout in ("--strategy=fsdp", "--pp=2"):
         folder = tmp_path / layout
-        options = [*SMALL, f"--weights={out}", "--lr=1e-300", "--max-steps=1", f"--checkpoint-dir={folder}"]
+        options = [*SMALL, f"--pretrained={out}", "--lr=1e-300", "--max-steps=1", f"--checkpoint-dir={folder}"]
         ok(turns(2, "workloads.llama", *options, layout))
         ok(turns(1, "workloads.llama", *SMALL, f"--checkpoint-dir={folder}", f"--export={back}{layout}"))
         one, other = load_file(out / "model.safetensors"), load_file(f"{back}{layout}/model.safetensors")
@@ -103,7 +103,7 @@ def test_weights_go_out_and_come_in(whole: Path, turns: Turns, tmp_path: Path) -
         ("--export {folder} --checkpoint-dir {folder}", "there is no checkpoint in"),
         ("--generate x --checkpoint-dir {folder}", "there is no checkpoint in"),
         ("--text /nowhere", "/nowhere cannot be read"),
-        ("--weights /nowhere", "/nowhere"),
+        ("--pretrained /nowhere", "/nowhere"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(options: str, told: str, turns: Turns, tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""``python -m runner checkpoint``: list, verify, export and remove the checkpoints of a training.
+
+    python -m runner checkpoint ls runs/mnist                     step, size and age of each
+    python -m runner checkpoint verify runs/mnist                 compare every file with its checksum
+    python -m runner checkpoint export runs/mnist model.safetensors   the newest one's weights, in one file
+    python -m runner checkpoint prune runs/mnist --keep 1         remove the older ones
+
+A checkpoint that several ranks wrote is read by one process here. Exported weights come back with ``--weights FILE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from runner.errors import UsageError
+from runner.job import Job
+from runner.numbers import positive
+from runner.options import Parser
+from runner.tools.table import Row, print_rows
+
+
+def checkpoint(job: Job, argv: list[str]) -> None:
+    """Do what the subcommand says, in one process."""
+    parser = Parser(prog="python -m runner checkpoint", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="ls|verify|export|prune")
+    for name, work, title in (
+        ("ls", _list, "list the checkpoints of a folder"),
+        ("verify", _verify, "compare every file with its checksum; exit code 1 if one differs"),
+        ("export", _export, "write the weights as one safetensors file"),
+        ("prune", _prune, "remove all but the newest"),
+    ):
+        command = commands.add_parser(name, help=title, description=title)
+        command.add_argument("folder", type=Path, metavar="DIR", help="of a training, or one checkpoint in it")
+        command.set_defaults(work=work)
+        if name == "export":
+            command.add_argument("file", type=Path, metavar="FILE", help="to write")
+        if name == "prune":
+            command.add_argument("--keep", type=positive, required=True, metavar="N", help="the newest N stay")
+    given = parser.parse_args(argv)
+    if job.rank == 0:
+        given.work(given)
+
+
+def _list(given: argparse.Namespace) -> None:
+    from runner.training.checkpoint_folder import unseal
+
+    rows = []
+    for path in _found(given.folder):
+        try:
+            saved, sums = unseal(path)
+        except UsageError as error:
+            rows.append(Row(path.name, "fail", error.message))
+            continue
+        size = sum(size for size, _ in sums.values())
+        age = (time.time() - path.stat().st_mtime) / 60
+        rows.append(
+            Row(
+                path.name,
+                "ok",
+                f"{saved.workload}, epoch {saved.position.epoch}, {size / 1e6:.1f} MB in {len(sums)} files, {age:.0f} min old",
+            )
+        )
+    print_rows(rows, "checkpoint", f"in {given.folder}")
+
+
+def _verify(given: argparse.Namespace) -> None:
+    from runner.training.checkpoint_folder import check_files, unseal
+
+    rows = []
+    for path in _found(given.folder):
+        try:
+            _, sums = unseal(path)
+            check_files(path, sums)
+            rows.append(Row(path.name, "ok", f"{len(sums)} files are as they were written"))
+        except UsageError as error:
+            rows.append(Row(path.name, "fail", error.message))
+    print_rows(rows, "checkpoint", f"in {given.folder}")
+    sys.exit(any(row.status == "fail" for row in rows))
+
+
+def _export(given: argparse.Namespace) -> None:
+    from runner.training.checkpoints import model_weights
+    from runner.training.weights import write_weights
+    from runner.training.writing import writing
+
+    weights = model_weights(given.folder)
+    with writing(given.file):
+        write_weights(given.file, weights)
+    print(f"{len(weights)} tensors in {given.file}")
+
+
+def _prune(given: argparse.Namespace) -> None:
+    from runner.training.checkpoint_folder import remove
+
+    for path in _found(given.folder)[given.keep :]:
+        remove(path)
+        print(f"removed {path}")
+
+
+def _found(folder: Path) -> list[Path]:
+    """The complete checkpoints of a folder, newest first, or the one that it is.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from runner.training.checkpoint_folder import SEAL, steps_in
+
+    found = [folder] if (folder / SEAL).is_file() else [path for _, path in steps_in(folder)]
+    if not found:
+        raise UsageError(f"there is no complete checkpoint in {folder}", fix="name the --checkpoint-dir of a training")
+    return found

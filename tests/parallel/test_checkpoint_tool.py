@@ -1,0 +1,64 @@
+"""``checkpoint ls|verify|export|prune``, and weights that come back by --weights."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.launching import RUNNER, ok, run
+from tests.results import refused
+from tests.turns import Turns
+
+STEPS = ("--save-every-steps=1", "--keep=3", "--max-steps=4", "--batch-size=64", "--log-every=1")
+
+
+def checkpoint(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return run(*RUNNER, "checkpoint", *map(str, arguments))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_from_training_to_a_file_and_back(strategy: str, turns: Turns, tmp_path: Path) -> None:
+    folder, file = tmp_path / "run", tmp_path / "model.safetensors"
+    ok(turns(2, "workloads.linear", *STEPS, f"--strategy={strategy}", f"--checkpoint-dir={folder}"))
+    listed = ok(checkpoint("ls", folder)).stdout
+    assert [line.split()[0] for line in listed.splitlines() if line.startswith("step-")] == [
+        "step-4",
+        "step-3",
+        "step-2",
+    ]
+    assert "workloads.linear, epoch 0, " in listed
+    assert "2 tensors in" in ok(checkpoint("export", folder, file)).stdout
+    assert {name: tuple(tensor.shape) for name, tensor in load_file(file).items()} == {"weight": (1, 20), "bias": (1,)}
+    refused(checkpoint("export", folder, file), f"{file} exists already")
+
+    again = tmp_path / "again"  # the next step is that of the run which has gone on
+    options = [f"--weights={file}", "--lr=1e-30", "--max-steps=1", "--batch-size=64"]
+    ok(turns(2, "workloads.linear", *options, "--strategy=fsdp", f"--checkpoint-dir={again}"))
+    back = tmp_path / "back.safetensors"
+    ok(checkpoint("export", again, back))
+    assert all(load_file(back)[name].equal(tensor) for name, tensor in load_file(file).items())
+
+    assert ok(checkpoint("prune", folder, "--keep", "1")).stdout.count("removed") == 2
+    ok(checkpoint("verify", folder))
+    (damaged, *_) = sorted((folder / "step-4").glob("*.safetensors"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    told = checkpoint("verify", folder)
+    assert told.returncode == 1
+    assert f"the checksum of {damaged.name} is wrong" in told.stdout
+
+
+def test_weights_that_do_not_fit_are_refused(turns: Turns, tmp_path: Path) -> None:
+    ok(turns(1, "workloads.mnist", "--data=fake", "--max-steps=1", f"--checkpoint-dir={tmp_path / 'run'}"))
+    file = tmp_path / "model.safetensors"
+    ok(checkpoint("export", tmp_path / "run", file))
+    refused(
+        turns(2, "workloads.linear", f"--weights={file}", f"--checkpoint-dir={tmp_path / 'other'}"),
+        "take the same model",
+    )
+    refused(
+        turns(2, "workloads.linear", "--weights=/nowhere", f"--checkpoint-dir={tmp_path / 'other'}"), "cannot be read"
+    )
+    refused(checkpoint("ls", tmp_path), f"there is no complete checkpoint in {tmp_path}")

@@ -1,0 +1,104 @@
+"""The speed-up of pipeline schedules over one stage, by layers that take a known time because they sleep.
+
+    mpirun -np 4 python -m runner tests.speed.pipeline [--backend gloo] [--micro-batches 9 16] [--milliseconds 10]
+
+A forward pass of a layer takes this long, a backward pass twice (half of it for the inputs, half for the weights: zero-bubble
+schedules do them apart). One stage takes m × layers × 3 × that; the formula's speed-up is m p / (m + p - 1).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from runner.parallel import Setting, load_strategy
+from runner.parallel.mesh import Degrees, lay_out
+from runner.parallel.options import SCHEDULES, ParallelOptions
+from runner.parallel.task import Plan, Task
+from runner.training.run import Run
+
+LAYERS, WIDTH = 8, 4
+
+
+class _Sleep(torch.autograd.Function):
+    """Adds a weight. Forward takes ``seconds``; the gradients of the inputs and of the weight, as long each."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weight: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return values + weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        (gradient,) = gradients
+        for_values, for_weight, _ = ctx.needs_input_grad
+        time.sleep(ctx.seconds * (for_values + for_weight))
+        return gradient if for_values else None, gradient.sum(0) if for_weight else None, None
+
+
+class Sleeping(nn.Module):
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.weight, self.seconds = nn.Parameter(torch.zeros(WIDTH)), seconds
+
+    def forward(self, values: Tensor) -> Tensor:
+        outputs: Tensor = _Sleep.apply(values, self.weight, self.seconds)
+        return outputs
+
+
+def main(run: Run, argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--micro-batches", type=int, nargs="+", default=[9, 16])
+    parser.add_argument("--milliseconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args(argv)
+    seconds = given.milliseconds / 1000
+    run.say("  p   m  schedule                 speed-up  formula  ratio (smallest to largest)")
+    for micro_batches in given.micro_batches:
+        formula = micro_batches * run.size / (micro_batches + run.size - 1)
+        for name, schedule in SCHEDULES.items():
+            if "interleaved" in name and micro_batches % run.size:
+                continue
+            if name == "dualpipev" and micro_batches < 2 * run.size:
+                continue
+            options = ParallelOptions(
+                pp=run.size, schedule=name, stages_per_rank=schedule.stages, micro_batches=micro_batches
+            )
+            found = [_speed_up(run, options, seconds) for _ in range(given.rounds)]
+            ratios = [one / formula for one in found]
+            run.say(
+                f"{run.size:3} {micro_batches:3}  {name:24} {statistics.median(found):8.3f} {formula:8.3f}  "
+                f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+            )
+
+
+def _speed_up(run: Run, options: ParallelOptions, seconds: float) -> float:
+    task = Task(
+        model=nn.Sequential(*(Sleeping(seconds) for _ in range(LAYERS))),
+        loss=nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+        train_data=TensorDataset(torch.zeros(4, WIDTH), torch.zeros(4, WIDTH)),
+        is_classification=False,
+        plan=Plan(pipeline=("*",)),
+    )
+    layout = lay_out(run.job.topology, Degrees.of(run.size, pipeline=options.pp))
+    mesh = replace(run, layout=layout).mesh
+    setting = Setting(device=run.device, dtype=torch.float32, mesh=mesh, options=options)
+    trainer = load_strategy("ddp")(task, setting)
+    batch = torch.zeros(options.micro_batches, WIDTH)
+    trainer.step(batch, batch)  # agrees on shapes
+    dist.barrier()
+    start = time.perf_counter()
+    trainer.step(batch, batch)
+    dist.barrier()
+    alone = options.micro_batches * LAYERS * 3 * seconds
+    return alone / (time.perf_counter() - start)
