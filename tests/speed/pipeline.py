@@ -3,7 +3,7 @@
     mpirun -np 4 python -m runner tests.speed.pipeline [--backend gloo] [--micro-batches 9 16] [--milliseconds 10]
 
 A forward pass of a layer takes this long, a backward pass twice (half of it for the inputs, half for the weights: zero-bubble
-schedules do them apart). One stage takes m × layers × 3 × that; the formula's speed-up is m p / (m + p - 1).
+schedules do them apart). The formula's speed-up is m p / (m + p - 1).
 """
 
 from __future__ import annotations
@@ -29,29 +29,31 @@ LAYERS, WIDTH = 8, 4
 
 
 class _Sleep(torch.autograd.Function):
-    """Adds a weight. Forward takes ``seconds``; the gradients of the inputs and of the weight, as long each."""
+    """Passes a tensor on, after a time; so does the backward pass with its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, weight: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
-        time.sleep(seconds)
-        return values + weight
+    def forward(ctx: Any, values: Tensor, before: float, after: float) -> Tensor:
+        ctx.after = after
+        time.sleep(before)
+        return values.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        (gradient,) = gradients
-        for_values, for_weight, _ = ctx.needs_input_grad
-        time.sleep(ctx.seconds * (for_values + for_weight))
-        return gradient if for_values else None, gradient.sum(0) if for_weight else None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        time.sleep(ctx.after)
+        return gradients[0], None, None
 
 
 class Sleeping(nn.Module):
-    def __init__(self, seconds: float) -> None:
+    """Adds a weight; the gradients of its inputs and of the weight take as long as the forward pass."""
+
+    def __init__(self, seconds: float, *, is_first: bool) -> None:
         super().__init__()
         self.weight, self.seconds = nn.Parameter(torch.zeros(WIDTH)), seconds
+        self.start = nn.Parameter(torch.zeros(WIDTH)) if is_first else None  # so that its inputs need a gradient, too
 
     def forward(self, values: Tensor) -> Tensor:
-        outputs: Tensor = _Sleep.apply(values, self.weight, self.seconds)
+        values = values if self.start is None else values + self.start
+        outputs: Tensor = _Sleep.apply(values, self.seconds, self.seconds) + _Sleep.apply(self.weight, 0, self.seconds)
         return outputs
 
 
@@ -83,7 +85,7 @@ def main(run: Run, argv: list[str]) -> None:
 
 def _speed_up(run: Run, options: ParallelOptions, seconds: float) -> float:
     task = Task(
-        model=nn.Sequential(*(Sleeping(seconds) for _ in range(LAYERS))),
+        model=nn.Sequential(*(Sleeping(seconds, is_first=layer == 0) for layer in range(LAYERS))),
         loss=nn.functional.mse_loss,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
         train_data=TensorDataset(torch.zeros(4, WIDTH), torch.zeros(4, WIDTH)),
@@ -100,5 +102,5 @@ def _speed_up(run: Run, options: ParallelOptions, seconds: float) -> float:
     start = time.perf_counter()
     trainer.step(batch, batch)
     dist.barrier()
-    alone = options.micro_batches * LAYERS * 3 * seconds
+    alone = options.micro_batches * 3 * LAYERS * seconds
     return alone / (time.perf_counter() - start)
