@@ -200,7 +200,7 @@ def test_from_meta_to_initialised() -> None:
     torch.manual_seed(0)
     for module in model.modules():
         if list(module.parameters(recurse=False)):
-            module.reset_parameters()  # type: ignore[operator]
+            module.reset_parameters()  # type: ignore[operator]  # a Module's attributes have no type
     assert model.lm_head.weight is model.model.embed_tokens.weight
     stds = {name: float(tensor.std()) for name, tensor in model.state_dict().items() if tensor.dim() == 2}
     for name, std in stds.items():
@@ -216,7 +216,7 @@ def test_tied_weights_stay_one_parameter() -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(TIED)
     model(some_tokens()).sum().backward()
     assert model.lm_head.weight.grad is model.model.embed_tokens.weight.grad
-    model.lm_head = PassThrough()  # type: ignore[assignment]
+    model.lm_head = PassThrough()  # type: ignore[assignment]  # as a pipeline stage has it
     model.to(torch.float32)
     assert model(some_tokens()).shape == (2, 12, DEBUG.hidden_size)
 

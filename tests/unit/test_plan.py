@@ -111,8 +111,7 @@ def test_schedules_that_go_forth_and_back_have_less_bubble(name: str) -> None:
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        block = lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))  # noqa: E731
-        self.layers = nn.ModuleList(block() for _ in range(4))
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)) for _ in range(4))
 
     def forward(self, values: Tensor) -> Tensor:
         for layer in self.layers:

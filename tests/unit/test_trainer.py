@@ -76,7 +76,7 @@ def test_tied_parameters_stay_tied() -> None:
         return model
 
     model = task(tied).build(CPU, torch.float32)
-    assert model[0].weight is model[1].weight  # type: ignore[index, union-attr]
+    assert model[0].weight is model[1].weight  # type: ignore[index, union-attr]  # it is a Sequential
 
 
 def test_a_plan_names_modules_by_patterns() -> None:

@@ -11,15 +11,11 @@ Options that compare does not know are passed to the workload.
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from runner.comm.choice import network_backend, network_backends
@@ -30,10 +26,10 @@ from runner.job import Job
 from runner.numbers import positive
 from runner.options import Parser
 from runner.parallel.mesh import Degrees, lay_out
-from runner.target import find_target
 from runner.tools.compare.plot import plot
 from runner.tools.output import check_output
 from runner.tools.table import Column, print_columns
+from runner.tools.workloads import load_workload
 
 if TYPE_CHECKING:
     from runner.tools.compare.turns import Turns
@@ -77,7 +73,7 @@ def compare(job: Job, argv: list[str]) -> None:
     if given.target.startswith("-"):
         parser.error("name the workload first")
     engines = _engines(job, given.engines)
-    module = _workload(given.target)
+    module = load_workload(given.target, "compare")
     from runner.tools.compare.turns import Turns
     from runner.training.loop import Result
     from runner.training.run import Run
@@ -114,25 +110,6 @@ def compare(job: Job, argv: list[str]) -> None:
             plot(f"{given.target}, {job.size} ranks", comparisons[:-1], comparisons[-1], given.plot)
         for path in filter(None, (given.json, given.plot)):
             print(f"wrote {path}")
-
-
-@raised_on_all_ranks()
-def _workload(name: str) -> ModuleType:
-    """The workload's module.
-
-    Raises:
-        UsageError: there is no workload of that name.
-    """
-    sys.path.insert(0, os.getcwd())
-    try:
-        is_workload = find_target(name, as_module=False, tools=()).kind == "workload"
-    except UsageError:
-        is_workload = False
-    if not is_workload:
-        raise UsageError(
-            f"no workload {name}: compare takes a module with main(run, argv), for example workloads.mnist"
-        )
-    return importlib.import_module(name)
 
 
 def _parser() -> Parser:

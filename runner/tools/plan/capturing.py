@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from runner.errors import UsageError
 from runner.job import Job
 from runner.parallel.mesh import Degrees, lay_out
-from runner.target import find_target
+from runner.tools.workloads import load_workload
 
 if TYPE_CHECKING:
     from runner.parallel.task import Task
@@ -39,7 +35,7 @@ def capture(job: Job, name: str, arguments: Sequence[str]) -> Captured:
     Raises:
         UsageError: it is no workload, an argument is wrong, or it trains without ``fit()``.
     """
-    module = _workload(name)
+    module = load_workload(name, "plan")
     from runner.training.run import Run
 
     found: list[Captured] = []
@@ -70,14 +66,3 @@ def fake_process_group(ranks: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def _workload(name: str) -> ModuleType:
-    sys.path.insert(0, os.getcwd())
-    try:
-        is_workload = find_target(name, as_module=False, tools=()).kind == "workload"
-    except UsageError:
-        is_workload = False
-    if not is_workload:
-        raise UsageError(f"no workload {name}: plan takes a module with main(run, argv), for example workloads.mnist")
-    return importlib.import_module(name)

@@ -263,7 +263,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
     def __init__(self, ranks: int, known: Sequence[Tensor]) -> None:
         """Args: ranks: of tensor parallelism. known: tensors that do not count."""
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
         self.now, self.peak, self.sent = 0, 0, 0.0
         self._ranks = ranks
         self._storages: dict[int, Any] = {t.untyped_storage()._cdata: t for t in known}
