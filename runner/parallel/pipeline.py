@@ -64,11 +64,7 @@ class PipelineTrainer(DividedTrainer):
         is_newer = "return_outputs" in inspect.signature(kind.step).parameters  # torch 2.9 has it not
         self._without_outputs: dict[str, Any] = {"return_outputs": False} if is_newer else {}
         is_multi = issubclass(kind, PipelineScheduleMulti)
-        self._schedule = kind(made if is_multi else made[0], options.micro_batches, loss_fn=self._loss)
-
-    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        loss = self.task.loss(outputs, targets)
-        return loss if self.scaler is None else self.scaler.scale(loss)
+        self._schedule = kind(made if is_multi else made[0], options.micro_batches, loss_fn=task.loss)
 
     def backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """As in the base class. All stages get the batch; the first uses the inputs, the last the targets."""
