@@ -54,12 +54,14 @@ $(VENV)/installed: pyproject.toml setup.py $(VERSIONS)
 run: setup
 	$(MPIRUN) -np $(NP) $(BIN)/python -m runner workloads.mnist
 
-# Two workers: one for what mostly waits, one for what computes (tests/conftest.py).
+# Two workers: one for what mostly waits, one for what computes (tests/conftest.py has the order).
+WORKERS := -n 2 --dist loadscope --no-loadscope-reorder
+
 test: setup
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -q $(WORKERS) $(PYTEST_FLAGS)
 
 test-fast: setup
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m fast $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -q $(WORKERS) -m fast $(PYTEST_FLAGS)
 
 # The ends of what pyproject.toml claims; the oldest torch goes with the oldest Python.
 OLDEST_PYTHON ?= python3.10

@@ -39,16 +39,11 @@ _OF_GPUS = "GPUs"
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Fast ones first: unit tests before those that start launchers; none of those whose launchers are not there.
 
-    With two workers (make test) one begins with the cluster's tests, which mostly wait, as the cluster is started once; the
-    other goes through the files one by one, as a file's tests may share a training.
+    If workers share the tests (make test), one begins with the cluster's, which mostly wait.
     """
-    is_shared = config.getoption("dist", "no") != "no"
+    is_shared = "PYTEST_XDIST_WORKER" in os.environ
     order = {"unit": 0, "parallel": 1, "cluster": -1 if is_shared else 2, "faults": 3, "gpu": 4}
     items.sort(key=lambda item: order.get(item.path.parent.name, 9))
-    if is_shared:
-        for item in items:
-            of_cluster = item.path.parent.name == "cluster"
-            item.add_marker(pytest.mark.xdist_group("cluster" if of_cluster else str(item.path)))
     _mark_fast(items, everything=not config.option.file_or_dir)
     needs = {
         "the virtual cluster": (lambda item: "cluster" in item.path.parts, missing(slurm=True) or _missing_mpi()),
@@ -62,6 +57,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[:] = [item for item in items if item not in without]
             config.hook.pytest_deselected(items=without)
             left_out.append(f"{len(without)} tests of {what} are left out: {reason}")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A worker takes a file at a time, whose tests may share a job; and all of the cluster's, which is started once.
+
+    (Groups by pytest-xdist's marker have no effect with pytest 9.2.)
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = nodeid.partition("::")[0]
+            return "cluster" if "/cluster/" in file else file
+
+    return ByFile(config, log)
 
 
 def _mark_fast(items: list[pytest.Item], *, everything: bool) -> None:
