@@ -30,9 +30,9 @@ from torch.distributed.tensor.parallel import (
 
 from runner.errors import UsageError
 from runner.parallel.state import shapes_of
-from runner.training.checkpoints import model_weights
 from runner.training.loop import Plan, Task, fit, trained
 from runner.training.options import TrainingOptions, positive, positive_float, read_options, workload_parser
+from runner.training.restore import model_weights
 from runner.training.run import Run
 from runner.training.writing import writing
 from workloads.data.text import windows

@@ -82,7 +82,7 @@ def _verify(given: argparse.Namespace) -> None:
 
 
 def _export(given: argparse.Namespace) -> None:
-    from runner.training.checkpoints import model_weights
+    from runner.training.restore import model_weights
     from runner.training.weights import write_weights
     from runner.training.writing import writing
 

@@ -29,6 +29,7 @@ from runner.training.options import TrainingOptions
 from runner.training.output import Sink, open_output
 from runner.training.progress import Show, show_progress
 from runner.training.random_numbers import seed_random_numbers
+from runner.training.restore import restore
 from runner.training.run import Run
 from runner.training.speed import speeds
 from runner.training.weights import read_weights
@@ -87,7 +88,7 @@ def fit(
     sampler = ShardSampler.over(task.train_data, run.data_rank, run.data_size, options.seed)
     loader = train_loader(task.train_data, sampler, options.batch_size, options.workers)
     trainer, checkpoints = _prepare(run, task, options)
-    saved, changes = checkpoints.restore()
+    saved, changes = restore(run, trainer, options.checkpoint, checkpoints.settings)
     if saved is None and (weights := _weights(run, task, options)) is not None:
         trainer.load_weights(weights)
     position = saved.position if saved else Position()
@@ -185,7 +186,7 @@ def trained(run: Run, task: Task, options: TrainingOptions) -> Trainer:
         UsageError: there is no checkpoint, or it is damaged or does not fit.
     """
     trainer, checkpoints = _prepare(run, task, options)
-    saved, _ = checkpoints.restore(goes_on=False)
+    saved, _ = restore(run, trainer, options.checkpoint, checkpoints.settings, goes_on=False)
     if saved is None:
         with raised_on_all_ranks():
             raise UsageError(
