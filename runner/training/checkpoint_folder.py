@@ -113,8 +113,8 @@ def read_whole(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write this rank's parts of the tensors (DTensors). Collective.
+def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: Any = None) -> None:
+    """Write this rank's parts of the tensors (DTensors). Collective, in a group of all ranks.
 
     Raises:
         OSError: a rank cannot write.
@@ -123,7 +123,8 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     from torch.distributed.checkpoint.state_dict_saver import save
 
     with _by_torch():
-        save(_separate(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+        storage = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        save(_separate(tensors), storage_writer=storage, process_group=group)
 
 
 def read_shards(folder: Path, into: dict[str, Tensor]) -> None:

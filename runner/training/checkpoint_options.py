@@ -19,6 +19,7 @@ class CheckpointOptions:
     every_seconds: float | None
     keep: int  # so many checkpoints; older ones of this run are removed
     resume: str | None  # a checkpoint, "" for the newest in the folder, None for a fresh start
+    is_async: bool = False  # written by a thread while the training goes on
     weights: Path | None = None  # what a fresh start begins with: a file of `checkpoint export`
 
 
@@ -39,6 +40,11 @@ def add_checkpoint_options(parser: argparse.ArgumentParser, folder: Path) -> Non
         type=positive_float,
         metavar="S",
         help="seconds between checkpoints; the clock is read every --log-every steps, and after each epoch",
+    )
+    group.add_argument(
+        "--save-async",
+        action="store_true",
+        help="go on training while a checkpoint is written; takes memory on the host for a second copy of the state",
     )
     group.add_argument(
         "--keep", type=positive, default=2, metavar="N", help="of this run, the newest N (default: %(default)s)"
@@ -63,6 +69,7 @@ def read_checkpoint_options(given: argparse.Namespace) -> CheckpointOptions:
         every_steps=given.save_every_steps,
         every_seconds=given.save_every_seconds,
         keep=given.keep,
+        is_async=given.save_async,
         resume=given.resume,
         weights=given.weights,
     )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +37,13 @@ class Checkpoints:
         self._aside: tuple[Path, list[Path]] | None = None
         self._saved_at = time.monotonic()
         self._has_saved = False
+        self._unfinished: Callable[[], None] | None = None
+        self._group: Any = None
         trainer.state()  # what cannot be saved is refused now, not after an epoch
         if trainer.is_sharded:
             self._check_shared_folder()
+            if options.is_async:  # a thread needs a group of its own, and one of the host's for the memory of the host
+                self._group = dist.new_group(backend="gloo" if run.device.type == "cuda" else None)
 
     def keep_aside(self, folder: Path, paths: list[Path]) -> None:
         """Move other runs' checkpoints to a folder, but only when this run writes its first."""
@@ -52,33 +60,50 @@ class Checkpoints:
         return seconds is not None and self._run.on_main(lambda: time.monotonic() - self._saved_at >= seconds)
 
     def save(self, position: Position) -> None:
-        """Write a checkpoint, and remove the oldest beyond ``--keep``.
+        """Write a checkpoint, and remove the oldest beyond ``--keep``; with ``--save-async`` while the training goes on.
 
         Raises:
-            RunnerError: it cannot be written; the older ones are kept.
+            RunnerError: this one, or the one before, cannot be written; the older ones are kept.
         """
-        run, trainer = self._run, self._trainer
+        run, trainer, is_async = self._run, self._trainer, self._options.is_async
+        self.finish()
         trainer.share_buffers()
         state = trainer.state()
-        path = self._options.folder / checkpoint_folder.name_of(position.step)
-        draft = path.with_name(f".{path.name}.new")
         saved = Saved(
-            path=path,
+            path=self._options.folder / checkpoint_folder.name_of(position.step),
             workload=run.workload,
-            position=position,
+            position=replace(position),  # the loop counts on in its own
             settings=self.settings,
             groups=state.groups,
             values=state.values,
         )
-        if trainer.is_sharded:
-            run.on_main(lambda: self._begin(draft))
-            sums = self._write_by_all(draft, state.tensors)
-            run.on_main(lambda: self._finish(draft, saved, sums))
-        else:
-            run.on_main(lambda: self._write(draft, saved, state.tensors))
         self._saved_at = time.monotonic()
+        here = trainer.is_sharded or run.is_main
+        tensors: Mapping[str, Tensor] = state.tensors if here else {}
+        if is_async:  # the next step changes the originals
+            tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        write: Callable[[], None] = functools.partial(
+            self._write_by_all if trainer.is_sharded else self._write, saved, tensors
+        )
+        if is_async and here:
+            write = _in_background(write).result
+        self._unfinished = write if trainer.is_sharded else functools.partial(run.on_main, write)
+        if not is_async:
+            self.finish()
 
-    def _write(self, draft: Path, saved: Saved, tensors: Mapping[str, Tensor]) -> None:
+    def finish(self) -> None:
+        """Wait until the last checkpoint is written.
+
+        Raises:
+            RunnerError: it cannot be; the older ones are kept.
+        """
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is not None:
+            unfinished()
+
+    def _write(self, saved: Saved, tensors: Mapping[str, Tensor]) -> None:
+        """Write all tensors. Called on rank 0."""
+        draft = _draft_of(saved)
         self._begin(draft)
         try:
             with writing(saved.path):
@@ -87,26 +112,28 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        self._finish(draft, saved, sums)
+        self._end(draft, saved, sums)
 
-    def _write_by_all(self, draft: Path, tensors: Mapping[str, Tensor]) -> Sums:
-        """Write this rank's part next to those of the others. Returns the sums of all parts."""
-        run, problem, sums = self._run, None, Sums()
+    def _write_by_all(self, saved: Saved, tensors: Mapping[str, Tensor]) -> None:
+        """Write this rank's part next to those of the others. Collective."""
+        run, group, draft, problem, sums = self._run, self._group, _draft_of(saved), None, Sums()
+        run.on_main(lambda: self._begin(draft), group)
         try:
             with writing(draft.parent):
-                checkpoint_folder.write_shards(draft, tensors)
+                checkpoint_folder.write_shards(draft, tensors, group)
                 sums = checkpoint_folder.sums_of(checkpoint_folder.shards_of(draft, run.rank))
         except RunnerError as error:
             problem = str(error)
         try:
-            run.agree(problem, RunnerError)
+            run.agree(problem, RunnerError, group)
         except RunnerError:
             if run.is_main:
                 shutil.rmtree(draft, ignore_errors=True)
             raise
         everyone: list[Any] = [None] * run.size
-        dist.all_gather_object(everyone, sums)
-        return {name: values for own in everyone for name, values in own.items()}
+        dist.all_gather_object(everyone, sums, group=group)
+        of_all = {name: values for own in everyone for name, values in own.items()}
+        run.on_main(lambda: self._end(draft, saved, of_all), group)
 
     def _check_shared_folder(self) -> None:
         """See that all ranks write to the same folder.
@@ -134,7 +161,7 @@ class Checkpoints:
             draft.mkdir()
         self._has_saved = True
 
-    def _finish(self, draft: Path, saved: Saved, sums: Sums) -> None:
+    def _end(self, draft: Path, saved: Saved, sums: Sums) -> None:
         try:
             with writing(saved.path):
                 checkpoint_folder.seal(draft, saved, sums)
@@ -154,3 +181,23 @@ class Checkpoints:
             for path in paths:
                 os.rename(path, folder / path.name)
             self._aside = None
+
+
+def _draft_of(saved: Saved) -> Path:
+    return saved.path.with_name(f".{saved.path.name}.new")
+
+
+def _in_background(work: Callable[[], None]) -> Future[None]:
+    """Call it in a thread that does not keep a failed job from its end."""
+    future: Future[None] = Future()
+
+    def call() -> None:
+        try:
+            work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=call, name="checkpoint", daemon=True).start()
+    return future

@@ -156,6 +156,7 @@ def fit(
             trainer.model.train()
         if saved_at != position.step:
             checkpoints.save(position)
+        checkpoints.finish()
     result = Result(position.step, meter.overall(), *(evaluation or (None, None)))
     run.say(_summary(run, result, task, options, options.checkpoint.folder / name_of(position.step)))
     return result

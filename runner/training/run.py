@@ -75,8 +75,11 @@ class Run:
         dist.all_reduce(total, group=self.group(dimension))
         return total.tolist()
 
-    def on_main(self, work: Callable[[], T]) -> T:
+    def on_main(self, work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
         """Call ``work`` on rank 0, and return its result on all ranks of the job. Collective.
+
+        Args:
+            group: of all ranks, for a thread that has its own.
 
         Raises:
             RunnerError: rank 0 raised it or a subclass; all ranks raise the same.
@@ -89,21 +92,26 @@ class Run:
                 error.on_all_ranks = True
                 answer[1] = error
         if self.size > 1:
-            dist.broadcast_object_list(answer, src=0, device=self.device)
+            dist.broadcast_object_list(answer, src=0, group=group, device=None if group else self.device)
         if answer[1] is not None:
             raise answer[1]
         result: T = answer[0]
         return result
 
-    def agree(self, problem: str | None, kind: type[RunnerError] = UsageError) -> None:
+    def agree(
+        self, problem: str | None, kind: type[RunnerError] = UsageError, group: dist.ProcessGroup | None = None
+    ) -> None:
         """Raise on all ranks of the job if any of them has a problem. Collective.
+
+        Args:
+            group: as in ``on_main``.
 
         Raises:
             RunnerError: of this kind; a rank has a problem. With several hosts the message names its host.
         """
         problems: list[str | None] = [None] * self.size
         if self.size > 1:
-            dist.all_gather_object(problems, problem)
+            dist.all_gather_object(problems, problem, group=group)
         else:
             problems = [problem]
         found = {text: rank for rank, text in reversed(list(enumerate(problems))) if text is not None}

@@ -6,11 +6,14 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from runner.training import checkpoint_folder
 from tests.launching import SCRIPTS, ok, runner
 from tests.results import metrics, refused
 from tests.turns import Turns
@@ -159,6 +162,28 @@ def test_checkpoints_by_steps_and_seconds_and_how_many_are_kept(trained: Trained
     assert steps_of(tmp_path / "steps") == [2, 3, 4]
     ok(trained(2, tmp_path / "epochs", *options, "--save-every-seconds", "1e-6"))  # the clock is read after each, too
     assert steps_of(tmp_path / "epochs") == [2, 4]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_checkpoint_that_is_written_during_the_next_steps_is_that_of_its_step(
+    strategy: str, trained: Trained, tmp_path: Path
+) -> None:
+    options = [*SHORT, "--strategy", strategy, "--epochs", "2", "--save-every-steps", "2", "--keep", "9"]
+    ok(trained(2, tmp_path / "at-once", *options))
+    ok(trained(2, tmp_path / "meanwhile", *options, "--save-async", "--slow-writing", "0.3"))
+    assert steps_of(tmp_path / "meanwhile") == [2, 4]
+    for step in ("step-2", "step-4"):
+        (there, _), (here, _) = (checkpoint_folder.unseal(tmp_path / name / step) for name in ("at-once", "meanwhile"))
+        assert replace(there, path=here.path) == here
+        expected, found = (checkpoint_folder.read_whole(tmp_path / name / step) for name in ("at-once", "meanwhile"))
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_what_cannot_be_written_in_the_background_ends_the_job(trained: Trained, tmp_path: Path) -> None:
+    ok(trained(1, tmp_path, *SHORT, "--epochs", "1"))
+    options = [*SHORT, "--resume", "--save-async", "--largest-file", "1000", "--max-steps", "6"]
+    refused(trained(2, tmp_path, *options), f"cannot write {tmp_path}/step-6: File too large", code=1)
+    assert steps_of(tmp_path) == [4]
 
 
 def test_what_is_not_complete_is_passed_over(trained: Trained, tmp_path: Path) -> None:

@@ -2,12 +2,16 @@
 
 import random
 import resource
+import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from runner.training import checkpoint_folder
 from runner.training.loop import Task, fit
 from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
@@ -33,11 +37,22 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
         return self.inputs[index] + noise, self.targets[index]
 
 
+def after(seconds: float, write: Callable[..., None]) -> Callable[..., None]:
+    """As on a slow disk."""
+
+    def written(*arguments: Any) -> None:
+        time.sleep(seconds)
+        write(*arguments)
+
+    return written
+
+
 def main(run: Run, argv: list[str]) -> None:
     parser = workload_parser(run, __doc__, data=("random",), epochs=4, lr=0.01)
     parser.add_argument("--net", choices=NETS, default="dropout")
     parser.add_argument("--optimizer", choices=("SGD", "Adam"), default="SGD")
     parser.add_argument("--nan-at", type=int, help="the sample whose target is no number")
+    parser.add_argument("--slow-writing", type=float, default=0.0, help="seconds before tensors are written")
     parser.add_argument("--largest-file", type=int, help="bytes: the disk is as good as full")
     options, given = read_options(run, parser, argv)
     generator = torch.Generator().manual_seed(1)
@@ -53,9 +68,14 @@ def main(run: Run, argv: list[str]) -> None:
         test_data=TensorDataset(inputs[64:], targets[64:]),
         is_classification=False,
     )
+    writes = checkpoint_folder.write_whole, checkpoint_folder.write_shards
+    checkpoint_folder.write_whole, checkpoint_folder.write_shards = (
+        after(given.slow_writing, write) for write in writes
+    )
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (given.largest_file or before[0], before[1]))
     try:
         fit(run, task, options)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)  # for the next turn
+        checkpoint_folder.write_whole, checkpoint_folder.write_shards = writes
