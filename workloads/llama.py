@@ -248,7 +248,7 @@ def _export(given: argparse.Namespace, options: TrainingOptions) -> None:
         UsageError: there is no checkpoint, or it is of another size.
     """
     config = SIZES[given.size] if given.pretrained is None else llama_weights.read_config(given.pretrained)
-    tensors = model_weights(Path(options.checkpoint.resume or options.checkpoint.folder))
+    tensors = model_weights(options.checkpoint.resume_from)
     with torch.device("meta"):
         expected = shapes_of(Llama(config))
     if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:

@@ -239,11 +239,17 @@ def check_files(folder: Path, sums: Sums) -> None:
             raise damaged(folder, f"the checksum of {name} is wrong")
 
 
-def damaged(path: Path, reason: str) -> UsageError:
+INSTEAD = "take the newest that is intact by --resume auto, name another by --resume CHECKPOINT, or train anew without --resume"
+
+
+class DamagedError(UsageError):
+    """A checkpoint is not as it was written."""
+
+
+def damaged(path: Path, reason: str) -> DamagedError:
     """The error for a checkpoint that cannot be used."""
-    return UsageError(
-        f"--resume: {path} is damaged, or no checkpoint ({' '.join(reason.split())[:120]}); name another by --resume "
-        "CHECKPOINT, or train anew without --resume"
+    return DamagedError(
+        f"--resume: {path} is damaged, or no checkpoint ({' '.join(reason.split())[:120]})", fix=INSTEAD
     )
 
 

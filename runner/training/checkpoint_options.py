@@ -8,6 +8,8 @@ from pathlib import Path
 
 from runner.numbers import not_negative, positive, positive_float
 
+AUTO = "auto"  # the newest that is intact
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
@@ -18,9 +20,14 @@ class CheckpointOptions:
     every_steps: int | None
     every_seconds: float | None
     keep: int  # so many checkpoints; older ones of this run are removed
-    resume: str | None  # a checkpoint, "" for the newest in the folder, None for a fresh start
+    resume: str | None  # a checkpoint, "" for the newest in the folder, AUTO, None for a fresh start
     is_async: bool = False  # written by a thread while the training goes on
     weights: Path | None = None  # what a fresh start begins with: a file of `checkpoint export`
+
+    @property
+    def resume_from(self) -> Path:
+        """Where ``--resume`` looks: a checkpoint that was named, or the folder."""
+        return self.folder if self.resume in (None, "", AUTO) else Path(str(self.resume))
 
 
 def add_checkpoint_options(parser: argparse.ArgumentParser, folder: Path) -> None:
@@ -57,7 +64,7 @@ def add_checkpoint_options(parser: argparse.ArgumentParser, folder: Path) -> Non
         nargs="?",
         const="",
         metavar="CHECKPOINT",
-        help="go on from a checkpoint: this one, or the newest in --checkpoint-dir if there is one",
+        help="go on from a checkpoint: this one, or the newest in --checkpoint-dir if there is one; auto passes over damaged ones",
     )
 
 

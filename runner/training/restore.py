@@ -13,8 +13,8 @@ from runner.errors import UsageError
 from runner.parallel.state import State, copy_part, room_for
 from runner.parallel.trainer import Trainer
 from runner.training import checkpoint_file, checkpoint_folder, resume
-from runner.training.checkpoint_folder import SEAL, Saved, Shapes, Sums
-from runner.training.checkpoint_options import CheckpointOptions
+from runner.training.checkpoint_folder import SEAL, DamagedError, Saved, Shapes, Sums
+from runner.training.checkpoint_options import AUTO, CheckpointOptions
 from runner.training.run import Run
 
 
@@ -35,10 +35,24 @@ def restore(
     """
     if options.resume is None:
         return None, None
-    path = run.on_main(lambda: _find(options))
-    if path is None:
+    paths = run.on_main(lambda: _candidates(options))
+    if not paths:
         run.say(f"no checkpoint in {options.folder} yet: starting from the beginning")
         return None, None
+    while True:
+        try:
+            return _load(run, trainer, paths[0], settings, goes_on=goes_on)
+        except DamagedError as error:
+            if len(paths) == 1:
+                raise
+            run.say(f"passed over: {error.message.removeprefix('--resume: ')}")
+            del paths[0]
+
+
+def _load(
+    run: Run, trainer: Trainer, path: Path, settings: dict[str, Any], *, goes_on: bool
+) -> tuple[Saved, list[str] | None]:
+    """Load a checkpoint; nothing of it if it is damaged. Collective."""
     whole: dict[str, Tensor] = {}  # filled on rank 0
     here = trainer.shapes()
     saved, shapes, sums = run.on_main(lambda: _open(path, trainer, whole, here, run.workload))
@@ -47,7 +61,11 @@ def restore(
     room = room_for(trainer.model, shapes, here)
     if sums:  # sharded: every rank reads its part
         names = sorted(sums)[run.rank :: run.size]
-        run.agree(_problem_of(path, {name: sums[name] for name in names}))
+        try:
+            run.agree(_problem_of(path, {name: sums[name] for name in names}), DamagedError)
+        except DamagedError as error:
+            error.fix = checkpoint_folder.INSTEAD
+            raise
         checkpoint_folder.read_shards(path, room)
     else:
         for name, (shape, dtype) in shapes.items():
@@ -73,17 +91,23 @@ def model_weights(path: Path) -> dict[str, Tensor]:
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
 
 
-def _find(options: CheckpointOptions) -> Path | None:
-    """The checkpoint to resume from; None if none was named and none exists yet. Called on rank 0.
+def _candidates(options: CheckpointOptions) -> list[Path]:
+    """The checkpoint to resume from, and with ``--resume auto`` the older ones, to be taken if it is damaged. Called on rank 0.
+
+    Returns:
+        None of them, if none was named and none exists yet.
 
     Raises:
-        UsageError: it does not exist.
+        UsageError: the one that was named does not exist.
     """
-    path = Path(options.resume or options.folder)
+    path = options.resume_from
     try:
-        return _find_in(path, is_named=bool(options.resume))
+        if options.resume == AUTO:
+            return [older for _, older in checkpoint_folder.steps_in(path)]
+        found = _find_in(path, is_named=bool(options.resume))
     except OSError as error:
         raise UsageError(f"--resume: {path} cannot be read: {error.strerror}") from None
+    return [] if found is None else [found]
 
 
 def _find_in(path: Path, *, is_named: bool) -> Path | None:
@@ -137,7 +161,7 @@ def _problem_of(path: Path, sums: Sums) -> str | None:
     try:
         checkpoint_folder.check_files(path, sums)
     except UsageError as error:
-        return str(error)
+        return error.message
     return None
 
 

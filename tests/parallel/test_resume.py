@@ -227,6 +227,24 @@ def test_a_damaged_checkpoint_is_refused_and_kept(trained: Trained, tmp_path: Pa
     assert path.read_bytes() == content
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_the_newest_that_is_intact_is_taken(strategy: str, trained: Trained, tmp_path: Path) -> None:
+    options = [*SHORT, "--strategy", strategy, "--keep", "9"]
+    ok(trained(2, tmp_path, *options, "--epochs", "3"))
+    cut, flipped = (sorted((tmp_path / step).glob("*.safetensors"))[-1] for step in ("step-6", "step-4"))
+    size = cut.stat().st_size
+    cut.write_bytes(cut.read_bytes()[:-8])
+    content = bytearray(flipped.read_bytes())
+    content[-3] ^= 16
+    flipped.write_bytes(content)
+    done = ok(trained(2, tmp_path, *options, "--resume", "auto"))
+    assert done.stdout.splitlines()[:3] == [
+        f"passed over: {cut.parent} is damaged, or no checkpoint ({cut.name} has {size - 8} bytes, not {size})",
+        f"passed over: {flipped.parent} is damaged, or no checkpoint (the checksum of {flipped.name} is wrong)",
+        f"going on from {tmp_path}/step-2, step 2, 1 of 4 epochs done",
+    ]
+
+
 def test_a_strategy_of_another_package_shards_and_others_go_on_from_it(tmp_path: Path) -> None:
     """Thirty lines, found by their entry point: FSDP on 2 and 4 ranks, DDP on one, and back."""
     packages = os.pathsep.join([str(SCRIPTS / "other_package"), os.environ.get("PYTHONPATH", "")])
