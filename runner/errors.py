@@ -18,6 +18,7 @@ from contextlib import contextmanager
 EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: ended before its time, with its state saved; run it again
 
 
 class Policy(enum.Enum):

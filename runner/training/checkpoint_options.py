@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.numbers import not_negative, positive, positive_float
+from runner.numbers import duration, not_negative, positive, positive_float
 
 AUTO = "auto"  # the newest that is intact
 
@@ -22,6 +22,10 @@ class CheckpointOptions:
     keep: int  # so many checkpoints; older ones of this run are removed
     resume: str | None  # a checkpoint, "" for the newest in the folder, AUTO, None for a fresh start
     is_async: bool = False  # written by a thread while the training goes on
+    time_limit: float | None = (
+        None  # seconds from the start until the job is ended; None: as the scheduler says, if it does
+    )
+    requeue: bool = False
     weights: Path | None = None  # what a fresh start begins with: a file of `checkpoint export`
 
     @property
@@ -57,6 +61,16 @@ def add_checkpoint_options(parser: argparse.ArgumentParser, folder: Path) -> Non
         "--keep", type=positive, default=2, metavar="N", help="of this run, the newest N (default: %(default)s)"
     )
     group.add_argument(
+        "--time-limit",
+        type=duration,
+        metavar="TIME",
+        help="save and end, with exit code 75, before the job has run for this long: minutes, H:M:S or D-H:M:S "
+        "(default: where Slurm or TORQUE says when it ends, a minute before); SIGTERM and SIGUSR1 do the same at once",
+    )
+    group.add_argument(
+        "--requeue", action="store_true", help="after that put the job back into Slurm's queue (scontrol requeue)"
+    )
+    group.add_argument(
         "--weights", type=Path, metavar="FILE", help="start from these weights, which `checkpoint export` has written"
     )
     group.add_argument(
@@ -79,4 +93,6 @@ def read_checkpoint_options(given: argparse.Namespace) -> CheckpointOptions:
         is_async=given.save_async,
         resume=given.resume,
         weights=given.weights,
+        time_limit=given.time_limit,
+        requeue=given.requeue,
     )

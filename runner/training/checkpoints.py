@@ -33,9 +33,9 @@ class Checkpoints:
     """
 
     def __init__(self, run: Run, trainer: Trainer, options: CheckpointOptions, settings: dict[str, Any]) -> None:
-        self._run, self._trainer, self._options, self.settings = run, trainer, options, settings
+        self._run, self._trainer, self.options, self.settings = run, trainer, options, settings
         self._aside: tuple[Path, list[Path]] | None = None
-        self._saved_at = time.monotonic()
+        self._step, self._saved_at = -1, time.monotonic()  # of the last checkpoint
         self._has_saved = False
         self._unfinished: Callable[[], None] | None = None
         self._group: Any = None
@@ -51,33 +51,37 @@ class Checkpoints:
 
     def is_due(self, position: Position) -> bool:
         """Whether ``--save-every-steps`` asks for a checkpoint at this step."""
-        every = self._options.every_steps
+        every = self.options.every_steps
         return every is not None and position.step % every == 0
 
     def time_is_due(self) -> bool:
         """Whether ``--save-every-seconds`` asks for a checkpoint now, by rank 0's clock."""
-        seconds = self._options.every_seconds
+        seconds = self.options.every_seconds
         return seconds is not None and self._run.on_main(lambda: time.monotonic() - self._saved_at >= seconds)
 
     def save(self, position: Position) -> None:
         """Write a checkpoint, and remove the oldest beyond ``--keep``; with ``--save-async`` while the training goes on.
 
+        Does nothing if this step's was the last that was written.
+
         Raises:
             RunnerError: this one, or the one before, cannot be written; the older ones are kept.
         """
-        run, trainer, is_async = self._run, self._trainer, self._options.is_async
+        run, trainer, is_async = self._run, self._trainer, self.options.is_async
+        if position.step == self._step:
+            return
         self.finish()
         trainer.share_buffers()
         state = trainer.state()
         saved = Saved(
-            path=self._options.folder / checkpoint_folder.name_of(position.step),
+            path=self.options.folder / checkpoint_folder.name_of(position.step),
             workload=run.workload,
             position=replace(position),  # the loop counts on in its own
             settings=self.settings,
             groups=state.groups,
             values=state.values,
         )
-        self._saved_at = time.monotonic()
+        self._step, self._saved_at = position.step, time.monotonic()
         here = trainer.is_sharded or run.is_main
         tensors: Mapping[str, Tensor] = state.tensors if here else {}
         if is_async:  # the next step changes the originals
@@ -141,7 +145,7 @@ class Checkpoints:
         Raises:
             UsageError: on some host it is another one.
         """
-        run, folder = self._run, self._options.folder
+        run, folder = self._run, self.options.folder
         marker = folder / run.on_main(lambda: f".shared-{os.urandom(4).hex()}")
         if run.is_main:
             marker.touch()
@@ -171,7 +175,7 @@ class Checkpoints:
             shutil.rmtree(draft, ignore_errors=True)
             raise
         with writing(saved.path.parent):
-            for _, path in checkpoint_folder.steps_in(saved.path.parent)[self._options.keep :]:
+            for _, path in checkpoint_folder.steps_in(saved.path.parent)[self.options.keep :]:
                 checkpoint_folder.remove(path)
 
     def _move_aside(self) -> None:

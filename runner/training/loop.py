@@ -27,6 +27,7 @@ from runner.training.evaluation import Evaluation, evaluate
 from runner.training.metrics import StepRecord
 from runner.training.options import TrainingOptions
 from runner.training.output import Sink, open_output
+from runner.training.preemption import end_early, listening
 from runner.training.progress import Show, show_progress
 from runner.training.random_numbers import seed_random_numbers
 from runner.training.restore import restore
@@ -80,6 +81,7 @@ def fit(
     Raises:
         UsageError: the data is too small for the batch, or the checkpoint is damaged or does not fit.
         RunnerError: a file cannot be written, or the loss is not finite and ``--check-finite`` is set.
+        Preempted: a signal or the time limit has ended the training early; it is saved.
     """
     if run.train_by is not None:
         taken: Result = run.train_by(run, task, options)
@@ -101,13 +103,13 @@ def fit(
     last_step = _last_step(position, sampler.length, meter.global_batch, options)
     check = functools.partial(_check_finite, run, position) if options.check_finite else None
     evaluation: Evaluation | None = None
-    saved_at = None
     with ExitStack() as stack:
         sinks = open_output(run, options, saved, checkpoints, stack)
         show = stack.enter_context(
             show_progress(visible=run.is_main, epochs=options.epochs, steps=last_step, done=position.step)
         )
         log = _Log(sinks, show)
+        preemption = stack.enter_context(listening(run, options.checkpoint.time_limit))
         trainer.model.train()
         while position.epoch < options.epochs and position.step < last_step:
             sampler.epoch, sampler.skip = position.epoch, position.samples
@@ -134,8 +136,10 @@ def fit(
                     is_due = is_due or checkpoints.time_is_due()
                 if is_due:
                     checkpoints.save(position)
-                    saved_at = position.step
                     meter.start()
+                if left and (reason := preemption.reason(position.step)):
+                    log.write(meter.records())
+                    end_early(run, checkpoints, position, reason)
             records = meter.records()
             evaluation = evaluate(run, trainer, options)
             if records and evaluation:
@@ -152,10 +156,10 @@ def fit(
             is_due = bool(epoch_is_over and every and position.epoch % every == 0) or checkpoints.is_due(position)
             if is_due or checkpoints.time_is_due():
                 checkpoints.save(position)
-                saved_at = position.step
+            if position.step < last_step and (reason := preemption.reason(position.step)):
+                end_early(run, checkpoints, position, reason)
             trainer.model.train()
-        if saved_at != position.step:
-            checkpoints.save(position)
+        checkpoints.save(position)
         checkpoints.finish()
     result = Result(position.step, meter.overall(), *(evaluation or (None, None)))
     run.say(_summary(run, result, task, options, options.checkpoint.folder / name_of(position.step)))

@@ -17,6 +17,7 @@ from runner.parallel.task import Plan
 from runner.training.checkpoint_options import CheckpointOptions, add_checkpoint_options, read_checkpoint_options
 from runner.training.data_options import DataOptions, add_data_options, read_data_options
 from runner.training.logging_options import LoggingOptions, add_logging_options, read_logging_options
+from runner.training.preemption import check_requeue
 from runner.training.run import Run
 
 __all__ = [
@@ -137,6 +138,8 @@ def read_options(run: Run, parser: Parser, argv: Sequence[str]) -> tuple[Trainin
         checkpoint=read_checkpoint_options(given),
         logging=read_logging_options(given, given.checkpoint_dir),
     )
+    if options.checkpoint.requeue:
+        run.on_main(lambda: check_requeue(os.environ))
     folders = {"--checkpoint-dir": options.checkpoint.folder, "--metrics": options.logging.metrics.parent}
 
     def check_folders() -> None:

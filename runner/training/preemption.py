@@ -1,0 +1,151 @@
+"""Preemption: a signal, or the end of the time limit, asks for a checkpoint at the next step and for the end of the job.
+
+SIGTERM and SIGUSR1 may reach the ranks in different steps, or only one rank. So the ranks agree in a collective, at steps that
+all of them know: some ten times per second.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from runner.errors import EXIT_REQUEUE, RunnerError, UsageError, raised_on_all_ranks
+from runner.training.checkpoint_folder import Position, name_of
+from runner.training.checkpoints import Checkpoints
+from runner.training.run import Run
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_BETWEEN = 0.1  # seconds between two agreements
+_MARGIN = 60.0  # seconds before the time limit that are left for the checkpoint, at most a tenth of the time
+_TIME_LIMIT = 1  # sent in place of a signal's number: 1 is SIGHUP's, which is not listened to
+
+
+class Preempted(RunnerError):
+    """The training was asked to end, and has saved its state."""
+
+    exit_code = EXIT_REQUEUE
+
+
+class Preemption:
+    """Whether the training is to end. Made by ``listening``."""
+
+    def __init__(self, run: Run, left: float | None) -> None:
+        """``left``: seconds until the job is ended, if that is known."""
+        self._run = run
+        self._asked = 0  # the signal that this rank has received, or _TIME_LIMIT
+        self._end = None if left is None else time.monotonic() + max(0.9 * left, left - _MARGIN)
+        self._next = 0  # the step of the next agreement
+        self._agreed = (0, time.monotonic())  # step and time of the last one
+
+    def receive(self, number: int, _: FrameType | None) -> None:
+        """A signal's handler."""
+        self._asked = number
+
+    def reason(self, step: int) -> str | None:
+        """Why the training is to end after this step; None if it goes on. Collective."""
+        if step < self._next:
+            return None
+        if self._run.is_main and self._end is not None and time.monotonic() > self._end:
+            self._asked = self._asked or _TIME_LIMIT
+        asked, interval = self._asked, self._interval(step)
+        if self._run.size > 1:
+            both = torch.tensor([asked, interval if self._run.is_main else 0], device=self._run.device)
+            dist.all_reduce(both, op=dist.ReduceOp.MAX)
+            asked, interval = both.tolist()
+        self._next, self._agreed = step + interval, (step, time.monotonic())
+        if asked == 0:
+            return None
+        return "the time limit is near" if asked == _TIME_LIMIT else signal.Signals(asked).name
+
+    def _interval(self, step: int) -> int:
+        """Steps until the next agreement. It at most doubles, as the first steps take longer than others."""
+        last, since = self._agreed
+        per_step = (time.monotonic() - since) / max(1, step - last)
+        return max(1, min(int(_BETWEEN / max(per_step, 1e-6)), 2 * (step - last)))
+
+
+@contextmanager
+def listening(run: Run, time_limit: float | None) -> Iterator[Preemption]:
+    """Listen to the signals that a launcher or scheduler sends before it ends a job, unless the program does so itself.
+
+    Args:
+        time_limit: seconds that the job may run; None: as the scheduler says, if it does.
+    """
+    left = time_left(os.environ) if time_limit is None else time_limit - _running_for()
+    preemption = Preemption(run, left)
+    free = [number for number in _SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
+    for number in free:
+        signal.signal(number, preemption.receive)
+    try:
+        yield preemption
+    finally:
+        for number in free:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def time_left(environment: Mapping[str, str]) -> float | None:
+    """Seconds until the scheduler ends this job, where it says so: Slurm since 22.05 (SLURM_JOB_END_TIME, seconds since 1970).
+
+    TORQUE has PBS_WALLTIME, the seconds of the whole job; they are counted from now, as it does not say when it began.
+    """
+    if (end := environment.get("SLURM_JOB_END_TIME", "")).isdigit():
+        return max(0.0, int(end) - time.time())
+    if (whole := environment.get("PBS_WALLTIME", "")).isdigit():
+        return float(whole)
+    return None
+
+
+def _running_for() -> float:
+    """The age of this process in seconds: the job's, but for the launcher's start."""
+    import psutil
+
+    return time.time() - psutil.Process().create_time()
+
+
+def end_early(run: Run, checkpoints: Checkpoints, position: Position, reason: str) -> NoReturn:
+    """Save, and end the job; put it back into the queue if that is asked for. Collective.
+
+    Raises:
+        Preempted: on all ranks.
+    """
+    checkpoints.save(position)
+    checkpoints.finish()
+    where = f"saved {checkpoints.options.folder / name_of(position.step)}"
+    if checkpoints.options.requeue:
+        run.on_main(lambda: _requeue(where))
+        where += ", back in Slurm's queue"
+    with raised_on_all_ranks():
+        raise Preempted(f"{reason}: {where}", fix="go on with --resume")
+
+
+def check_requeue(environment: Mapping[str, str]) -> None:
+    """See that ``--requeue`` can be obeyed.
+
+    Raises:
+        UsageError: this is no Slurm job.
+    """
+    if "SLURM_JOB_ID" not in environment:
+        raise UsageError(
+            "--requeue: this is no Slurm job",
+            fix="leave it out; with another scheduler exit code 75 says to run it again",
+        )
+
+
+def _requeue(where: str) -> None:
+    command = ["scontrol", "requeue", os.environ["SLURM_JOB_ID"]]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        problem = "" if done.returncode == 0 else done.stderr.strip()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = str(error)
+    if problem:
+        raise RunnerError(f"--requeue: {where}, but {' '.join(command)} failed: {problem}", fix="submit the job again")
