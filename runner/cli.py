@@ -10,15 +10,15 @@ from typing import NoReturn
 from runner.comm.choice import with_backend, with_spare_cores
 from runner.dispatch import dispatch
 from runner.errors import Policy, RunnerError, UsageError, raised_on_all_ranks
-from runner.guard.launcher import launcher_of
-from runner.guard.watch import start_worker
+from runner.guard.board import Board
+from runner.guard.watch import Lifeline, start_worker
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect
 from runner.launch.misfits import idle_tasks, refuse_misfit
 from runner.launch.table import SINGLE
 from runner.options import Request, parse, refuse_idle_options
-from runner.outcome import SUCCESS, end_worker, guard_words, outcome_of, refuse_launch
+from runner.outcome import SUCCESS, end_worker, guard_watched, guard_words, guards_address, outcome_of, refuse_launch
 from runner.placement import Placement, Resources, as_record, place_all, resources
 from runner.rendezvous.agreement import compare_ranks
 from runner.rendezvous.endpoint import allow_open_files
@@ -40,21 +40,21 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         refuse_launch(error)
     if warning := idle_tasks(context):
         print(f"runner: {warning}", file=sys.stderr, flush=True)
-    lifeline = start_worker(guard_words(context, request, way), request.timeout + 10, lambda: launcher_of(context))
+    lifeline = start_worker(guard_words(context, request, way), guard_watched(context, request))
     # start_worker() has forked: from here on this is the worker.
     job: Job | None = None
     try:
         _prepare_process()
         policy = Policy.DIAGNOSTIC if examines(request.tool) else Policy.STRICT
-        target, record = _find(request, context)
+        target, record = _find(request, context, lifeline)
         met = rendezvous(context, record, way=way, timeout=request.timeout, policy=policy)
         with raised_on_all_ranks():
             topology = compare_ranks(met.records, policy)
-        lifeline.met()
+        lifeline.met(guards_address(context, met))
         with raised_on_all_ranks():
             placements = place(context, topology, request.device, policy)
         assert target is not None  # otherwise compare_ranks() has refused the records
-        job = _job(request, target, context, met, topology, placements)
+        job = _job(request, target, context, met, topology, placements, lifeline.board)
         _warn_of_placement(job, target)
         dispatch(target, request.arguments, job)
         outcome = SUCCESS
@@ -72,7 +72,7 @@ def _prepare_process() -> None:
     allow_open_files()
 
 
-def _find(request: Request, context: LaunchContext) -> tuple[Target | None, RankRecord]:
+def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple[Target | None, RankRecord]:
     """The target (None if it is not found), and this rank's record, which holds the problem if there is one."""
     problem = target = None
     try:
@@ -87,6 +87,7 @@ def _find(request: Request, context: LaunchContext) -> tuple[Target | None, Rank
         digest=target.digest if target else "",
         arguments=list(request.arguments),
         resources=as_record(resources(context.environment)),
+        guard_port=lifeline.port,
     )
     return target, record
 
@@ -112,8 +113,10 @@ def _job(
     met: Rendezvous,
     topology: Topology,
     placements: tuple[Placement, ...],
+    board: Board,
 ) -> Job:
     job = Job(
+        board=board,
         context=context,
         topology=topology,
         endpoint=met.endpoint,

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+EXIT_HANG = 70  # EX_SOFTWARE: a rank has made no progress
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: ended before its time, with its state saved; run it again
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from runner.guard.board import Board
 from runner.launch.context import LaunchContext
 from runner.placement import Placement
 from runner.rendezvous.endpoint import Endpoint
@@ -25,6 +26,7 @@ class Job:
     backend_why: str = ""
     replaced_backends: Mapping[str, str] = field(default_factory=dict)  # the name in the script: the backend it gets
     collective_timeout: float = 1800.0  # seconds
+    board: Board = field(default_factory=Board, compare=False, repr=False)  # where the worker reports its progress
     timeout_is_asked_for: bool = False  # if not, scripts have torch's own default
 
     @property

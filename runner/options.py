@@ -83,6 +83,7 @@ class Request:
     replace_backend: str | None
     timeout: float
     collective_timeout: float | None
+    hang_timeout: float
 
     @property
     def tool(self) -> str:
@@ -132,6 +133,14 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--timeout", type=seconds, default=300.0, metavar="SECONDS", help="until all ranks have met (default: 300)"
+    )
+    group.add_argument(
+        "--hang-timeout",
+        type=seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="without a step of a workload's training or a batch of its evaluation, until the job ends and shows where each "
+        "rank is (default: 600)",
     )
     group.add_argument(
         "--collective-timeout",
@@ -191,6 +200,7 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
         replace_backend=known.replace_backend,
         timeout=known.timeout,
         collective_timeout=known.collective_timeout,
+        hang_timeout=known.hang_timeout,
     )
 
 

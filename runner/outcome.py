@@ -12,13 +12,16 @@ from typing import NoReturn
 import runner.dispatch
 from runner.comm.ended import ended_ranks
 from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError
-from runner.guard.watch import Lifeline, Words
+from runner.guard.launcher import launcher_of
+from runner.guard.line import Address
+from runner.guard.watch import Lifeline, Watched, Words
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import is_reporting
 from runner.options import Request
 from runner.rendezvous.mpi_library import library_of_launcher
-from runner.rendezvous.rendezvous import Way
+from runner.rendezvous.rendezvous import Rendezvous, Way
+from runner.rendezvous.secret import derived
 from runner.rendezvous.topology import ranks_text
 from runner.shutdown import shutdown
 
@@ -50,6 +53,13 @@ def outcome_of(error: BaseException, context: LaunchContext, job: Job | None) ->
     """The outcome of an exception in the worker. Prints a message, if this rank has to."""
     if isinstance(error, SystemExit):
         code = _exit_code_of(error)
+        if code == EXIT_OK and job is not None and (progress := job.board.read()).is_in_training:
+            print(
+                f"runner: {context.label} left early, by sys.exit() after step {progress.step} of the training",
+                file=sys.stderr,
+                flush=True,
+            )
+            return Outcome(code=EXIT_FAILURE, is_collective=False)
         if code != EXIT_OK and context.size.value > 1:
             print(f"runner: {context.label} ended with code {code}", file=sys.stderr, flush=True)
         # The program chose to end, so its exit handlers have no time limit.
@@ -69,7 +79,7 @@ def end_worker(outcome: Outcome, lifeline: Lifeline, job: Job | None) -> NoRetur
     if os.getpid() != lifeline.worker:
         shutdown(outcome.code, collective=False)  # a forked child: process group and MPI belong to its parent
     if outcome.code != EXIT_OK and outcome.is_bounded:
-        lifeline.failed(outcome.code)  # from here on the guard bounds every wait
+        lifeline.failed(outcome.code, everywhere=outcome.is_collective)  # from here on the guard bounds every wait
     shutdown(outcome.code, collective=outcome.is_collective, job=job if outcome.code == EXIT_OK else None)
 
 
@@ -77,12 +87,34 @@ def guard_words(context: LaunchContext, request: Request, way: Way) -> Words:
     """What the guard prints about the worker."""
     return Words(
         label=context.label,
+        rank=context.rank.value,
+        size=context.size.value,
         no_rendezvous=lambda code: _why_no_rendezvous(context, request, way, code),
         is_reporting=context.rank.value == 0,
         # Open MPI 5's mpirun (PRRTE) drops its ranks' output once it has been told to end.
         is_shown_to_the_end="PRTE_LAUNCHED" not in context.environment,
         how_to_resume="go on from its last checkpoint with --resume" if request.may_be_workload else "",
     )
+
+
+def guard_watched(context: LaunchContext, request: Request) -> Watched:
+    """What the guard watches."""
+    return Watched(
+        meet_within=request.timeout + 10,
+        hang_after=request.hang_timeout,
+        launcher=lambda: launcher_of(context),
+        is_middle=context.rank.value == 0 and context.size.value > 1,
+    )
+
+
+def guards_address(context: LaunchContext, met: Rendezvous) -> Address | None:
+    """Where the guards have their line, for this rank's; None if there is none."""
+    port = met.records[0].guard_port
+    if not port:
+        return None
+    host, _ = met.endpoint.rank_0 or (met.endpoint.host, 0)
+    key = derived(met.endpoint.key, "guards").hex()
+    return Address(host=host, port=port, key=key, rank=context.rank.value, size=context.size.value)
 
 
 def _why_no_rendezvous(context: LaunchContext, request: Request, way: Way, code: int | None) -> str:

@@ -71,6 +71,7 @@ class Checkpoints:
         if position.step == self._step:
             return
         self.finish()
+        run.job.board.enter("saving")
         trainer.share_buffers()
         state = trainer.state()
         saved = Saved(

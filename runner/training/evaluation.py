@@ -36,6 +36,7 @@ def evaluate(run: Run, trainer: Trainer, options: TrainingOptions) -> Evaluation
     for batch in loader:
         inputs, targets = to_device(batch[0], batch[1], run.device, dtype)
         outputs = trainer.outputs(inputs)
+        run.job.board.enter("evaluating")
         loss_sum += task.loss(outputs, targets).item() * len(targets)
         if task.is_classification:
             correct += int((outputs.argmax(dim=1) == targets).sum())

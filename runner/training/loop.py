@@ -104,6 +104,7 @@ def fit(
     check = functools.partial(_check_finite, run, position) if options.check_finite else None
     evaluation: Evaluation | None = None
     with ExitStack() as stack:
+        stack.enter_context(run.job.board.training())
         sinks = open_output(run, options, saved, checkpoints, stack)
         show = stack.enter_context(
             show_progress(visible=run.is_main, epochs=options.epochs, steps=last_step, done=position.step)
@@ -124,6 +125,7 @@ def fit(
                     _set_rate(trainer.optimizer, task.schedule(position.step))
                 loss = trainer.step(inputs, targets, check)
                 position.step += 1
+                run.job.board.step(position.step, last_step, position.epoch + 1, options.epochs)
                 position.samples += meter.global_batch
                 meter.add(loss, position, float(trainer.optimizer.param_groups[0]["lr"]))
                 for hook in on_step:
@@ -141,6 +143,7 @@ def fit(
                     log.write(meter.records())
                     end_early(run, checkpoints, position, reason)
             records = meter.records()
+            run.job.board.enter("evaluating")
             evaluation = evaluate(run, trainer, options)
             if records and evaluation:
                 records[-1].val_loss, records[-1].val_accuracy = evaluation

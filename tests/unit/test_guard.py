@@ -17,11 +17,11 @@ import pytest
 BEGINNING = """
 import os, signal, sys, time
 {first}
-from runner.guard.watch import Words, start_worker
+from runner.guard.watch import Watched, Words, start_worker
 words = Words(
     label="rank 0 of 1 on host here", no_rendezvous=lambda code: f"nobody came ({{code}})", is_reporting=True, how_to_resume="go on"
 )
-lifeline = start_worker(words, {limit}{launcher})
+lifeline = start_worker(words, Watched(meet_within={limit}{launcher}))
 print("worker", os.getpid(), flush=True)
 """
 
@@ -114,13 +114,13 @@ def test_the_last_word_of_a_worker_that_ended_before_its_guard_looked_counts() -
     with guarded("lifeline.met(); os._exit(16)", first=slow) as process:
         _, errors = process.communicate(timeout=20)
         assert (process.returncode, errors) == (16, "")
-    with guarded("lifeline.failed(9); os.kill(os.getpid(), 11)", first=slow) as process:
+    with guarded("lifeline.failed(9, everywhere=False); os.kill(os.getpid(), 9)", first=slow) as process:
         _, errors = process.communicate(timeout=20)
         assert (process.returncode, errors) == (9, "")
 
 
 def test_a_failed_worker_that_hangs_is_ended_with_its_code() -> None:
-    with guarded("lifeline.failed(9); time.sleep(60)") as process:
+    with guarded("lifeline.failed(9, everywhere=False); time.sleep(60)") as process:
         process.communicate(timeout=20)
         assert process.returncode == 9
 
@@ -145,7 +145,13 @@ def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 @pytest.mark.parametrize(
     "end",
-    ["os._exit(3)", "os.kill(os.getpid(), 9)", "lifeline.failed(9); time.sleep(60)", "sys.exit()", "guard killed"],
+    [
+        "os._exit(3)",
+        "os.kill(os.getpid(), 9)",
+        "lifeline.failed(9, everywhere=False); time.sleep(60)",
+        "sys.exit()",
+        "guard killed",
+    ],
 )
 def test_what_the_program_has_started_ends_with_it(end: str) -> None:
     """But for what it has put in a session of its own."""
@@ -210,7 +216,7 @@ def test_ctrl_c_and_sigint_on_a_terminal_are_heard_once(how: str) -> None:
 
 def test_who_ended_it_is_said() -> None:
     with guarded(
-        "lifeline.met(); print('met', flush=True); time.sleep(60)", launcher=f", lambda: {os.getpid()}"
+        "lifeline.met(); print('met', flush=True); time.sleep(60)", launcher=f", launcher=lambda: {os.getpid()}"
     ) as process:
         worker_of(process)
         assert process.stdout is not None
@@ -228,7 +234,7 @@ def test_who_ended_it_is_said() -> None:
 
 
 def test_a_worker_that_ends_by_itself_is_not_said_to_be_ended() -> None:
-    body = "signal.signal(signal.SIGTERM, signal.SIG_IGN); lifeline.failed(2); print(1, flush=True); time.sleep(1)"
+    body = "signal.signal(signal.SIGTERM, signal.SIG_IGN); lifeline.failed(2, everywhere=False); print(1, flush=True); time.sleep(1)"
     with guarded(body) as process:
         worker_of(process)
         assert process.stdout is not None
@@ -248,7 +254,7 @@ def test_a_signal_to_the_worker_alone_is_named() -> None:
 def test_it_ends_when_its_launcher_has_ended() -> None:
     with (
         subprocess.Popen(["sleep", "300"]) as launcher,
-        guarded(CHILDREN + "time.sleep(60)", launcher=f", lambda: {launcher.pid}") as process,
+        guarded(CHILDREN + "time.sleep(60)", launcher=f", launcher=lambda: {launcher.pid}") as process,
     ):
         worker = worker_of(process)
         children = children_of(process)

@@ -1,0 +1,209 @@
+"""The line between the guards of a job: a star with rank 0's guard in the middle, which passes messages on.
+
+What one guard tells, all others hear. So a rank that has failed, is frozen or has lost its host is known everywhere at once,
+also where the launcher does not end the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from runner.errors import RunnerError
+from runner.rendezvous.client import Client, connect
+from runner.rendezvous.protocol import ProtocolError
+from runner.rendezvous.server import Server
+
+Message = dict[str, Any]
+
+_LARGEST = 1 << 22  # bytes of a message: the stacks of a rank
+_ROUND = 0.05  # seconds in which the middle looks for something to send
+_BEAT = 5.0  # seconds between two signs of life
+_SILENT = 30.0  # seconds without one after which a guard counts as gone
+_JOINING = 10.0  # seconds for the connection to the middle
+_SENDING = 1.0
+GONE = "gone"  # the message about a guard that is no longer there
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """Where the middle is, and who asks."""
+
+    host: str
+    port: int
+    key: str  # hexadecimal
+    rank: int
+    size: int
+
+
+class Line:
+    """This guard's end. ``wake`` is the writing end of a pipe that gets a byte for each message."""
+
+    def __init__(self, address: Address, listener: socket.socket | None, wake: int) -> None:
+        """Join the line, in a thread. ``listener`` is that of rank 0's guard."""
+        self._address, self._listener, self._wake = address, listener, wake
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self.is_open = True
+        work = self._join if listener is None else self._serve
+        self._thread = threading.Thread(target=work, name="line", daemon=True)
+        self._thread.start()
+
+    def heard(self) -> list[Message]:
+        """The messages that have arrived, each with the ``rank`` that told it."""
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._inbox.get_nowait())
+        return found
+
+    def tell(self, message: Message) -> None:
+        """Tell all other guards; only rank 0's if the message has a true ``to_middle``."""
+        self._outbox.put(message)
+
+    def close(self) -> None:
+        """Leave, after what was told is sent; within a second or two."""
+        self._outbox.put({"left": True})
+        self._outbox.put(None)
+        self._thread.join(2 * _SENDING)
+
+    def _hear(self, message: Message) -> None:
+        self._inbox.put(message)
+        with contextlib.suppress(OSError):
+            os.write(self._wake, b"l")
+
+    def _serve(self) -> None:
+        assert self._listener is not None
+        server = Server(self._listener, bytes.fromhex(self._address.key), self._address.size, _LARGEST)
+        with contextlib.suppress(OSError, RunnerError), server:
+            _Middle(server, self._outbox, self._hear).serve()
+        self.is_open = False
+
+    def _join(self) -> None:
+        try:
+            client = self._connect()
+        except (OSError, ProtocolError):
+            self.is_open = False  # the launcher alone ends the ranks then
+            return
+        with client:
+            if not self._talk(client):
+                self._hear({"rank": 0, GONE: "rank 0's guard"})
+        self.is_open = False
+
+    def _connect(self) -> Client:
+        one, end = self._address, time.monotonic() + _JOINING
+        while True:
+            try:
+                family = socket.getaddrinfo(one.host, one.port, type=socket.SOCK_STREAM)[0][0]
+                return connect(family, (one.host, one.port), bytes.fromhex(one.key), one.rank, _JOINING)
+            except (OSError, ProtocolError):
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+
+    def _talk(self, client: Client) -> bool:
+        """Send and receive until one side leaves. Returns whether it has said so."""
+        heard = sent = looked = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now - looked > _BEAT:  # this process was suspended, and perhaps the others, too
+                heard = now
+            looked = now
+            try:
+                while True:
+                    message = self._outbox.get_nowait()
+                    if message is None:
+                        return True
+                    client.send(message, _SENDING)
+            except queue.Empty:
+                pass
+            except OSError:
+                return False
+            try:
+                if now - sent > _BEAT:
+                    client.send({}, _SENDING)
+                    sent = now
+                message = client.receive(2 * _ROUND)
+                heard = now
+                if message.get("left"):
+                    return True
+                if message.keys() - {"rank"}:
+                    self._hear(message)
+            except TimeoutError:
+                if now - heard > _SILENT:
+                    return False
+            except (OSError, ProtocolError):
+                return False
+
+
+class _Middle:
+    """Rank 0's guard: it passes messages on, and notices who is gone."""
+
+    def __init__(self, server: Server, outbox: queue.SimpleQueue[Message | None], hear: Any) -> None:
+        self._server, self._outbox, self._hear = server, outbox, hear
+        self._told: list[Message] = []  # for those that join later
+        self._heard: dict[int, float] = {}  # by rank: when it was last heard; not those that have left
+        self._left: set[int] = set()
+
+    def serve(self) -> None:
+        sent = looked = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now - looked > _BEAT:
+                self._heard = dict.fromkeys(self._heard, now)
+            looked = now
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    own = self._outbox.get_nowait()
+                    if own is None:
+                        return
+                    if not own.get("to_middle"):
+                        self._pass_on(0, own)
+            if now - sent > _BEAT:
+                sent = now
+                self._pass_on(0, {})
+            for peer, message in self._server.receive(_ROUND):
+                if peer.rank is not None and isinstance(message, dict):
+                    self._take(peer.rank, message)
+            for rank in self._server.ranks.keys() - self._heard.keys() - self._left:
+                self._heard[rank] = now
+                for message in self._told:
+                    self._server.ranks[rank].send(message, _SENDING)
+            self._look_for_the_gone(now)
+
+    def _take(self, rank: int, message: Message) -> None:
+        self._heard[rank] = time.monotonic()
+        if message.get("left"):
+            self._left.add(rank)
+            self._heard.pop(rank, None)
+        elif message:
+            if not message.get("to_middle"):
+                self._pass_on(rank, message)
+            self._hear(message | {"rank": rank})
+
+    def _look_for_the_gone(self, now: float) -> None:
+        for rank, heard in list(self._heard.items()):
+            reason = ""
+            if rank not in self._server.ranks:
+                reason = "its guard has ended, with its host or by a signal"
+            elif now - heard > _SILENT:
+                reason = f"its host has not answered for {_SILENT:.0f} s"
+            if reason:
+                del self._heard[rank]
+                self._left.add(rank)
+                self._pass_on(rank, {GONE: reason})
+                self._hear({"rank": rank, GONE: reason})
+
+    def _pass_on(self, rank: int, message: Message) -> None:
+        whole = message | {"rank": rank}
+        if message.keys() & {"failed", GONE}:
+            self._told.append(whole)
+        for other in self._heard.keys() & self._server.ranks.keys():
+            if other != rank:
+                self._server.ranks[other].send(whole, _SENDING)

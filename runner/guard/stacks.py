@@ -1,0 +1,101 @@
+"""The Python stack of a worker, taken from outside: also while it waits in C, holds the GIL, or was stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+# A signal that no library is known to use. faulthandler's handler is C, so it needs no GIL.
+_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + 9
+_QUIET = 0.2  # seconds without a new line after which a stack counts as written
+_WITHIN = 2.0
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
+
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/runner/", "/lib/python")
+_BELOW = ("/runner/dispatch.py", "/runner/cli.py", "/runner/__main__.py", "<frozen runpy>")
+# A rank whose innermost frames are of these waits for other ranks: torch's collectives, the runner's, DDP's in backward().
+_COLLECTIVES = ("/torch/distributed/", "/runner/comm/", "/horovod/", "/mpi4py/", "/torch/autograd/graph.py")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A line of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.function} ({os.path.basename(self.file)}:{self.line})"
+
+
+def new_file() -> IO[Any]:
+    """The file through which worker and guard share stacks. Made before the fork."""
+    return tempfile.TemporaryFile()
+
+
+def let_show(file: IO[Any]) -> None:
+    """Called in the worker: from now on its stacks can be taken. A crash in C also shows the stack, on stderr."""
+    faulthandler.register(_SIGNAL, file=file, all_threads=True, chain=False)
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is no file
+        if not faulthandler.is_enabled():
+            faulthandler.enable(all_threads=False)
+
+
+def take(worker: int, file: IO[Any]) -> str:
+    """Called in the guard: the stacks of all threads of its worker, "" if it does not show them. A stopped worker goes on."""
+    descriptor = file.fileno()
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)  # the worker has the same position
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(worker, _SIGNAL)
+        os.kill(worker, signal.SIGCONT)
+    end, size, since = time.monotonic() + _WITHIN, 0, time.monotonic()
+    while time.monotonic() < end and (size == 0 or time.monotonic() - since < _QUIET):
+        time.sleep(0.02)
+        if (now := os.fstat(descriptor).st_size) != size:
+            size, since = now, time.monotonic()
+    return os.pread(descriptor, size, 0).decode(errors="replace")
+
+
+def main_thread(text: str) -> list[Frame]:
+    """The main thread's frames, innermost first: faulthandler writes that thread last."""
+    block = re.split(r"\n\s*\n", text.strip())[-1]
+    return [Frame(found["file"], int(found["line"]), found["function"]) for found in _FRAME.finditer(block)]
+
+
+def waits(frames: Sequence[Frame]) -> bool:
+    """Whether a rank with this stack waits for others."""
+    return any(_is_of(frame, _COLLECTIVES) for frame in frames[:6])
+
+
+def place(frames: Sequence[Frame]) -> str:
+    """Where a rank is: the collective and the program's line that called it, or the innermost line."""
+    if not frames:
+        return "a place that it does not show"
+    if not waits(frames):
+        return str(frames[0])
+    called = [frame for frame in frames if _is_of(frame, _COLLECTIVES)]
+    inner = next((frame for frame in called if frame.file.endswith("distributed_c10d.py")), called[0])
+    caller = next((frame for frame in frames if not _is_of(frame, _LIBRARIES)), None)
+    return f"{inner.function}, called in {caller}" if caller is not None else str(inner)
+
+
+def of_program(frames: Sequence[Frame]) -> list[Frame]:
+    """The frames without the runner's own below the program."""
+    own = len(frames)
+    while own and _is_of(frames[own - 1], _BELOW):
+        own -= 1
+    return list(frames[:own])
+
+
+def _is_of(frame: Frame, parts: Sequence[str]) -> bool:
+    return any(part in frame.file for part in parts)

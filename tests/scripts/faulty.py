@@ -1,0 +1,67 @@
+"""A training in which something goes wrong on one rank, at one step."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from runner.training.loop import State, Task, fit
+from runner.training.options import read_options, workload_parser
+from runner.training.run import Run
+
+
+def hold_the_gil() -> None:
+    ctypes.PyDLL(None).sleep(600)  # PyDLL does not release it
+
+
+def raise_an_error() -> None:
+    raise ValueError("odd")
+
+
+FAULTS: dict[str, Callable[[], object]] = {
+    "raise": raise_an_error,
+    "exit7": lambda: sys.exit(7),
+    "exit-message": lambda: sys.exit("this is why"),
+    "exit0": sys.exit,
+    "leave": lambda: os._exit(0),
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "SIGSEGV": lambda: ctypes.string_at(0),
+    "SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "GIL": hold_the_gil,
+    "sleep": lambda: time.sleep(600),
+    "skip": lambda: dist.all_reduce(torch.ones(1)),  # one collective more than the others
+    "guard": lambda: os.kill(os.getppid(), signal.SIGKILL),
+}
+
+
+def main(run: Run, argv: list[str]) -> None:
+    parser = workload_parser(run, __doc__, data=("random",), epochs=1000000, lr=0.01)
+    parser.add_argument("--fault", choices=FAULTS)
+    parser.add_argument("--at", type=int, default=5, help="the step after which it happens")
+    parser.add_argument("--on", type=int, default=1, help="the rank")
+    parser.add_argument("--milliseconds", type=float, default=5.0, help="that each step takes longer")
+    options, given = read_options(run, parser, argv)
+    torch.manual_seed(options.seed)
+    data = torch.randn(256, 8)
+    task = Task(
+        model=nn.Linear(8, 1),
+        loss=nn.MSELoss(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr),
+        train_data=TensorDataset(data, data.sum(dim=1, keepdim=True)),
+        is_classification=False,
+    )
+
+    def after(state: State) -> None:
+        time.sleep(given.milliseconds / 1000)
+        if given.fault and state.position.step == given.at and run.rank == given.on:
+            FAULTS[given.fault]()
+
+    fit(run, task, options, on_step=[after])

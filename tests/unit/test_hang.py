@@ -1,0 +1,139 @@
+"""Where each rank is, from the stacks of a job that hangs; and when a worker counts as hung."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import IO, Any
+
+import pytest
+
+from runner.guard import stacks
+from runner.guard.board import Board
+from runner.guard.hang import Hang, Patience
+
+SLEEPING = """Thread 0x00007f (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 320 in wait
+
+Current thread 0x00007e (most recent call first):
+  File "/home/me/train.py", line 14 in load
+  File "/home/me/train.py", line 30 in <module>
+  File "/opt/site-packages/runner/dispatch.py", line 77 in _run_script
+"""
+WAITING = """Current thread 0x00007e (most recent call first):
+  File "/opt/site-packages/torch/distributed/distributed_c10d.py", line 3913 in all_reduce
+  File "/opt/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/home/me/train.py", line 31 in <module>
+  File "/opt/site-packages/runner/dispatch.py", line 77 in _run_script
+"""
+
+
+@pytest.fixture
+def file() -> Iterator[IO[Any]]:
+    """That worker and guard share."""
+    with stacks.new_file() as made:
+        yield made
+
+
+@pytest.fixture
+def child(file: IO[Any]) -> Iterator[int]:
+    """A process that shows its stacks."""
+    out, ready = os.pipe()
+    process = os.fork()
+    if process == 0:
+        stacks.let_show(file)
+        os.write(ready, b"r")
+        time.sleep(60)
+        os._exit(0)
+    os.read(out, 1)
+    yield process
+    os.close(out)
+    os.close(ready)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+
+
+def test_the_rank_that_others_wait_for_is_named(file: IO[Any]) -> None:
+    hang = Hang(0, file)
+    hang.stacks = {0: WAITING, 1: SLEEPING, 2: WAITING, 3: WAITING}
+    hang.others = {2: "no progress for 30 s, after step 7"}
+    lines = hang.report(range(4)).splitlines()
+    assert lines[0] == (
+        "no progress for 30 s, after step 7: rank 1 in load (train.py:14); ranks 0, 2-3 waiting in all_reduce, called in "
+        "<module> (train.py:31)"
+    )
+    assert lines[1] == "ranks 0, 2-3, most recent call first:"
+    assert lines[5:] == [
+        "rank 1, most recent call first:",
+        '  File "/home/me/train.py", line 14, in load',
+        '  File "/home/me/train.py", line 30, in <module>',
+    ]
+
+
+def test_a_rank_that_is_stopped_is_named_wherever_it_is(file: IO[Any]) -> None:
+    hang = Hang(0, file)
+    hang.stacks = {0: WAITING, 1: WAITING}
+    hang.others = {0: "no progress for 30 s, after step 7", 1: "stopped by a signal (SIGSTOP) for 10 s"}
+    first = hang.report(range(2)).splitlines()[0]
+    assert first.startswith(
+        "stopped by a signal (SIGSTOP) for 10 s: rank 1 in all_reduce, called in <module> (train.py:31); "
+    )
+    assert "rank 0 waiting in" in first
+
+
+def test_a_rank_without_a_stack_is_not_taken_for_one_that_waits(file: IO[Any]) -> None:
+    hang = Hang(0, file)
+    hang.stacks = {0: WAITING}
+    hang.reason = "no progress for 30 s, after step 7"
+    assert "rank 1 in a place that it does not show; rank 0 waiting in all_reduce" in hang.report(range(2))
+
+
+def test_a_process_shows_where_it_is_also_when_it_was_stopped(child: int, file: IO[Any]) -> None:
+    for stop in (False, True):
+        if stop:
+            os.kill(child, signal.SIGSTOP)
+        frames = stacks.main_thread(stacks.take(child, file))
+        assert frames[0].function == "child", frames
+        assert not stacks.waits(frames)
+
+
+def test_progress_is_what_the_worker_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    board = Board()
+    patience = Patience(os.getpid(), board, 5.0)
+
+    def wait(seconds: int) -> list[str]:
+        found = []
+        for _ in range(seconds):
+            now[0] += 1
+            found.append(patience.lost())
+        return found
+
+    assert not any(wait(60))  # before the training
+    board.step(1, 9, 1, 1)
+    assert not any(wait(5))
+    board.step(2, 9, 1, 1)
+    assert not any(wait(5))
+    assert wait(2)[-1] == "no progress for 5 s, after step 2"
+    board.enter("saving")  # may take long
+    assert not any(wait(60))
+    board.step(3, 9, 1, 1)
+    now[0] += 3600  # the job was suspended
+    assert patience.lost() == ""
+
+
+def test_the_time_of_a_step_is_without_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    board = Board()
+    for step, seconds in enumerate([3.0, 0.5, 0.5, 0.5], 1):
+        now[0] += seconds
+        board.step(step, 9, 1, 2, loss=1.5)
+    board.enter("evaluating")
+    now[0] += 100
+    board.step(5, 9, 2, 2)
+    progress = board.read()
+    assert (progress.step_seconds, progress.loss, progress.epoch) == (0.5, 1.5, 2)
