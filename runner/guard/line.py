@@ -108,8 +108,9 @@ class Line:
                 time.sleep(0.1)
 
     def _talk(self, client: Client) -> bool:
-        """Send and receive until one side leaves. Returns whether it has said so."""
+        """Send and receive until one side leaves. Returns whether it has said so, or had not noticed that this guard has come."""
         heard = sent = looked = time.monotonic()
+        has_joined = False
         while True:
             now = time.monotonic()
             if now - looked > _BEAT:  # this process was suspended, and perhaps the others, too
@@ -124,13 +125,13 @@ class Line:
             except queue.Empty:
                 pass
             except OSError:
-                return False
+                return not has_joined
             try:
                 if now - sent > _BEAT:
                     client.send({}, _SENDING)
                     sent = now
                 message = client.receive(2 * _ROUND)
-                heard = now
+                heard, has_joined = now, True
                 if message.get("left"):
                     return True
                 if message.keys() - {"rank"}:
@@ -139,7 +140,7 @@ class Line:
                 if now - heard > _SILENT:
                     return False
             except (OSError, ProtocolError):
-                return False
+                return not has_joined
 
 
 class _Middle:
@@ -173,7 +174,7 @@ class _Middle:
                     self._take(peer.rank, message)
             for rank in self._server.ranks.keys() - self._heard.keys() - self._left:
                 self._heard[rank] = now
-                for message in self._told:
+                for message in [{}, *self._told]:  # the first says that it has joined
                     self._server.ranks[rank].send(message, _SENDING)
             self._look_for_the_gone(now)
 
