@@ -1,0 +1,132 @@
+"""What the ranks of a job say about themselves: a JSON file per rank, which each rank replaces every few seconds."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from runner.errors import UsageError
+
+FOLDER = "state"  # in the folder of a job
+_NAME = re.compile(r"rank-(\d+)\.json")
+_FIX = "name the --log-dir of a job"
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """A rank's state as it was last written. None: unknown. Times are Unix times by the clock of the rank's host."""
+
+    rank: int
+    size: int | None = None
+    host: str | None = None
+    local_rank: int | None = None
+    pid: int | None = None
+    time: float | None = None  # of writing
+    started: float | None = None
+    interval: float | None = None  # seconds between two writings
+    phase: str | None = None  # starting, training, evaluating, saving, ended
+    step: int | None = None
+    steps: int | None = None  # of the whole training
+    epoch: int | None = None
+    epochs: int | None = None
+    loss: float | None = None  # may be NaN or infinite
+    step_seconds: float | None = None
+    progress: float | None = None  # the time of the last progress
+    cpu: float | None = None  # percent of one core
+    memory: int | None = None  # bytes
+    gpu: float | None = None  # percent
+    gpu_memory: int | None = None  # bytes
+    exit_code: int | None = None
+    what: str | None = None  # is wrong
+
+    @property
+    def has_ended(self) -> bool:
+        return self.phase == "ended" or self.exit_code is not None
+
+
+def job_folder(given: Path | None) -> Path:
+    """The folder of a job: the given one, or the newest one here or in ``runs/`` in which ranks leave their states.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if given is not None:
+        if not (given / FOLDER).is_dir():
+            raise UsageError(f"there is no folder {given / FOLDER}", fix=_FIX)
+        return given
+    found = {}
+    for folder in (Path(), *Path("runs").glob("*")):
+        with suppress(OSError):
+            if (state := folder / FOLDER).is_dir():
+                found[folder] = state.stat().st_mtime  # which changes with each file that is replaced
+    if not found:
+        raise UsageError(f"no job has left a folder {FOLDER}/ here or in runs/*/", fix=_FIX)
+    return max(found, key=lambda folder: found[folder])
+
+
+def read_states(folder: Path) -> list[State]:
+    """The states in a job's folder, by rank. A file that cannot be read is a state in which all is unknown."""
+    states = []
+    for path in (folder / FOLDER).glob("rank-*.json"):
+        if name := _NAME.fullmatch(path.name):
+            rank = int(name[1])
+            try:
+                state = parse(rank, path.read_text(encoding="utf-8"))
+                states.append(state if state.time is not None else replace(state, time=path.stat().st_mtime))
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError) as error:
+                states.append(State(rank=rank, what=f"{path.name} cannot be read: {error}"))
+    return sorted(states, key=lambda state: state.rank)
+
+
+def parse(rank: int, text: str) -> State:
+    """A state from its file's text. What is missing, or not of its type, is unknown.
+
+    Raises:
+        ValueError: it is not a JSON object.
+    """
+    fields = json.loads(text)
+    if not isinstance(fields, dict):
+        raise ValueError("it is not a JSON object")
+    return State(rank=rank, **{name: read(fields.get(name)) for name, read in _FIELDS.items()})
+
+
+def _text(value: object) -> str | None:
+    return " ".join(value.split()) if isinstance(value, str) else None
+
+
+def _any_number(value: object) -> float | None:
+    with suppress(OverflowError):
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return None
+
+
+def _number(value: object) -> float | None:
+    number = _any_number(value)
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _whole(value: object) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)
+
+
+def _fields(read: Callable[[object], Any], *names: str) -> dict[str, Callable[[object], Any]]:
+    return dict.fromkeys(names, read)
+
+
+_FIELDS = {
+    **_fields(_text, "host", "phase", "what"),
+    **_fields(
+        _whole, "size", "local_rank", "pid", "step", "steps", "epoch", "epochs", "memory", "gpu_memory", "exit_code"
+    ),
+    **_fields(_number, "time", "started", "interval", "step_seconds", "progress", "cpu", "gpu"),
+    **_fields(_any_number, "loss"),
+}

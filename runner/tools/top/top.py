@@ -1,0 +1,62 @@
+"""``python -m runner top [DIR]``: all ranks of a running job, live; those in trouble stand first.
+
+    python -m runner top                     the newest job here or in runs/
+    python -m runner top runs/mnist          the job that writes in this folder
+    python -m runner top --once runs/mnist   print once; --json prints one JSON object
+
+It runs on any host that sees the folder, and needs no launcher. Each rank leaves its state in DIR/state every few
+seconds. A rank is "missing" if it has not for 10 s or 3 intervals, "stuck" without progress for 30 s or 20 steps
+(whichever is longer), "slow" if its step takes more than 1.3 times the ranks' median. Arrow and page keys scroll;
+q quits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+from runner.job import Job
+from runner.launch.processes import on_terminal
+from runner.options import Parser
+from runner.tools.table import console
+from runner.tools.top.states import job_folder, read_states
+from runner.tools.top.verdicts import facts, judge, overview
+from runner.tools.top.view import head, table
+
+
+def top(job: Job, argv: list[str]) -> None:
+    """Show a job's ranks: live on a terminal, otherwise once.
+
+    Raises:
+        UsageError: no job leaves its ranks' states there.
+    """
+    parser = Parser(prog="python -m runner top", description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", metavar="DIR", help="of a job (default: the newest)")
+    parser.add_argument("--once", action="store_true", help="print once, as it also does where there is no terminal")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args(argv)
+    folder = job_folder(given.folder)
+    if given.once or given.json or not (os.isatty(0) and on_terminal(in_place=True)):
+        _print_once(folder, as_json=given.json)
+    else:
+        from runner.tools.top.live import watch
+
+        watch(folder)
+
+
+def _print_once(folder: Path, *, as_json: bool) -> None:
+    now = time.time()
+    verdicts = judge(read_states(folder), now)
+    if as_json:
+        print(json.dumps({"folder": str(folder)} | facts(verdicts, now), indent=1))
+        return
+    out, job = console(), overview(verdicts, now)
+    out.print(*head(verdicts, job, str(folder)), sep="\n")
+    if verdicts:
+        ranks, left_out = table(verdicts, job, out.width)
+        out.print()
+        out.print(ranks)
+        if left_out:
+            out.print(f"no room for: {', '.join(left_out)}", style="dim", markup=False)

@@ -1,0 +1,205 @@
+"""How the ranks of a job are, judged by their states: who has failed, is missing, stuck or slow, and the job as a whole."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from runner.tools.top.states import State
+
+# The statuses, in the order in which ranks are shown. The first ones need attention.
+STATUSES = ("failed", "missing", "stuck", "slow", "running", "ended")
+TROUBLE = STATUSES[:4]
+_STANDING = {"failed", "missing", "stuck"}  # a job with such a rank does not go on
+
+# A rank is missing if it has not written for so many seconds or intervals, whichever is more,
+_SILENT_SECONDS = 10.0
+_SILENT_INTERVALS = 3
+# stuck without progress for so many seconds or median step times,
+_STUCK_SECONDS = 30.0
+_STUCK_STEPS = 20
+# and slow if its step takes so many times the median.
+_SLOW = 1.3
+
+# A file that is older than this before the newest rank's start is of an earlier job in the same folder.
+_START_SPREAD = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """How one rank is."""
+
+    status: str  # one of STATUSES
+    state: State  # in which all is unknown if it has written none
+    why: str = ""  # what is wrong
+    idle: float | None = None  # seconds since its last progress
+    urgency: float = 0.0  # within a status, larger ones are shown first
+
+    @property
+    def rank(self) -> int:
+        return self.state.rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """A job as a whole. None: unknown."""
+
+    size: int
+    hosts: list[str]
+    seconds: float | None  # since the first rank has started, until now or until the last has ended
+    step: int | None  # of the rank that is behind the others
+    steps: int | None
+    epoch: int | None
+    epochs: int | None
+    loss: float | None
+    steps_per_second: float | None
+    seconds_left: float | None  # None also where a rank has failed, is missing or stuck
+    counts: dict[str, int]  # ranks by status
+
+
+def judge(states: Iterable[State], now: float) -> list[Verdict]:
+    """How each rank of a job is, those that need attention first.
+
+    Args:
+        now: Unix time. The hosts' clocks may differ from it, and from each other, by some seconds.
+    """
+    by_rank = {state.rank: state for state in _of_this_job(list(states))}
+    ranks = [by_rank.get(rank, State(rank=rank)) for rank in range(_size(by_rank.values()))]
+    median = _median_step(state for state in ranks if not (_ended(state) or _missing(state, now)))
+    verdicts = [
+        _ended(state) or _missing(state, now) or _stuck(state, median) or _slow(state, median) or _running(state)
+        for state in ranks
+    ]
+    return sorted(verdicts, key=lambda one: (STATUSES.index(one.status), -one.urgency, one.rank))
+
+
+def overview(verdicts: Sequence[Verdict], now: float) -> Overview:
+    """The job, from the verdicts on all its ranks."""
+    verdicts = sorted(verdicts, key=lambda one: one.rank)
+    states = [one.state for one in verdicts]
+    living = [one.state for one in verdicts if one.status in ("stuck", "slow", "running")]
+    present = [one.state for one in verdicts if one.status != "missing"] or states
+    behind = min(present, key=lambda state: math.inf if state.step is None else state.step, default=State(rank=0))
+    median = _median_step(living)
+    counts = Counter(one.status for one in verdicts)
+    left = None
+    if median and behind.step is not None and behind.steps is not None and not counts.keys() & _STANDING:
+        left = max(0, behind.steps - behind.step) * median
+    started = [state.started for state in states if state.started is not None]
+    written = [state.time for state in states if state.time is not None]
+    until = now if living or not written else max(written)
+    return Overview(
+        size=len(verdicts),
+        hosts=list(dict.fromkeys(state.host for state in states if state.host)),
+        seconds=max(0.0, until - min(started)) if started else None,
+        step=behind.step,
+        steps=behind.steps,
+        epoch=behind.epoch,
+        epochs=behind.epochs,
+        loss=next((state.loss for state in present if state.loss is not None), None),
+        steps_per_second=1 / median if median else None,
+        seconds_left=left,
+        counts={status: counts[status] for status in STATUSES if counts[status]},
+    )
+
+
+def facts(verdicts: Sequence[Verdict], now: float) -> dict[str, Any]:
+    """All of it for JSON, which has no NaN and no infinity: they become None."""
+
+    def finite(fields: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in fields.items()
+        }
+
+    ranks = [finite({"status": one.status, "why": one.why, "idle": one.idle} | asdict(one.state)) for one in verdicts]
+    return {"time": now} | finite(asdict(overview(verdicts, now))) | {"ranks": ranks}
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``12 min``, ``3.5 h``, ``2.1 d``."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} d"
+
+
+def _of_this_job(states: list[State]) -> list[State]:
+    newest = max((state.started for state in states if state.started is not None), default=-math.inf)
+    return [state for state in states if state.time is None or state.time >= newest - _START_SPREAD]
+
+
+def _size(states: Iterable[State]) -> int:
+    """The number of ranks: what the newest state says, or as many as have left a state."""
+    known = max((state for state in states if state.size), key=lambda state: state.time or 0.0, default=None)
+    return known.size if known and known.size else max((state.rank for state in states), default=-1) + 1
+
+
+def _ended(state: State) -> Verdict | None:
+    if not state.has_ended:
+        return None
+    if not (state.exit_code or (state.what and state.exit_code is None)):
+        return Verdict(status="ended", state=state)
+    code = "" if state.exit_code is None else f"exit code {state.exit_code}"
+    why = f"{state.what} ({code})" if state.what and code else state.what or code
+    # The first one that failed may be the others' cause.
+    return Verdict(status="failed", state=state, why=why, urgency=-(state.time or 0.0))
+
+
+def _missing(state: State, now: float) -> Verdict | None:
+    if state.time is None:
+        return Verdict(status="missing", state=state, why=state.what or "it has not written its state")
+    silent = now - state.time
+    if silent <= max(_SILENT_SECONDS, _SILENT_INTERVALS * (state.interval or 0.0)):
+        return None
+    idle = None if state.progress is None else max(silent, now - state.progress)
+    why = f"it has not written its state for {duration(silent)}{_said(state)}"
+    return Verdict(status="missing", state=state, why=why, idle=idle)
+
+
+def _stuck(state: State, median: float | None) -> Verdict | None:
+    idle = _idle(state)
+    if idle is None or idle <= max(_STUCK_SECONDS, _STUCK_STEPS * (median or 0.0)):
+        return None
+    where = "".join(
+        [", " + state.phase if state.phase else "", "" if state.step is None else f", step {state.step}", _said(state)]
+    )
+    # The others may be waiting for the one that is behind.
+    urgency = -math.inf if state.step is None else -state.step
+    return Verdict(
+        status="stuck", state=state, why=f"no progress for {duration(idle)}{where}", idle=idle, urgency=urgency
+    )
+
+
+def _slow(state: State, median: float | None) -> Verdict | None:
+    ratio = state.step_seconds / median if state.step_seconds and median else 0.0
+    if ratio <= _SLOW:
+        return None
+    why = f"a step takes {ratio:.1f} times the median{_said(state)}"
+    return Verdict(status="slow", state=state, why=why, idle=_idle(state), urgency=ratio)
+
+
+def _running(state: State) -> Verdict:
+    return Verdict(status="running", state=state, why=state.what or "", idle=_idle(state))
+
+
+def _said(state: State) -> str:
+    return f": {state.what}" if state.what else ""
+
+
+def _idle(state: State) -> float | None:
+    """Seconds between a rank's last progress and its last writing, both by its own clock."""
+    if state.progress is None or state.time is None:
+        return None
+    return max(0.0, state.time - state.progress)
+
+
+def _median_step(states: Iterable[State]) -> float | None:
+    """The median of the ranks' step times; of two the shorter one, so that the other can be slow."""
+    times = [state.step_seconds for state in states if state.step_seconds and state.step_seconds > 0]
+    return statistics.median_low(times) if times else None

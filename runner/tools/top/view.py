@@ -1,0 +1,138 @@
+"""How a job's ranks look: the job in two lines, a line per kind of trouble, and a table of the ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from runner.rendezvous.topology import ranks_text
+from runner.tools.table import Column
+from runner.tools.top.verdicts import TROUBLE, Overview, Verdict, duration
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+_STYLES = {"failed": "bold red", "missing": "red", "stuck": "magenta", "slow": "yellow", "ended": "dim"}
+_GAP = 2  # spaces between columns
+TITLE_LINES = 2  # of the table
+
+
+def head(verdicts: Sequence[Verdict], job: Overview, folder: str) -> list[Text]:
+    """The lines above the table: the job, and what is wrong."""
+    from rich.text import Text
+
+    lines = [Text(line, style="bold") for line in _job_lines(job, folder)]
+    lines += [Text(line, style=_STYLES[status]) for status, line in _trouble_lines(verdicts)]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return lines
+
+
+def table(verdicts: Sequence[Verdict], job: Overview, width: int, rows: slice = slice(None)) -> tuple[Table, list[str]]:
+    """The table of some of the ranks, in a width that all would need, and the titles of columns that do not fit it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    columns, left_out = fitting(_columns(verdicts, job), width)
+    shown = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+    for column in columns:
+        shown.add_column(column.title, justify=column.justify, no_wrap=True, min_width=_width(column))
+    for number, one in list(enumerate(verdicts))[rows]:
+        shown.add_row(*(Text(column.cells[number]) for column in columns), style=_STYLES.get(one.status))
+    return shown, left_out
+
+
+def fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[str]]:
+    """The columns that fit a width, and the titles of those that are left out."""
+    shown = list(columns)
+    while sum(map(_width, shown)) + _GAP * (len(shown) - 1) > width and any(column.spared for column in shown):
+        shown.remove(max(shown, key=lambda column: column.spared))
+    return shown, [" ".join(column.title.split()) for column in columns if column not in shown]
+
+
+def _width(column: Column) -> int:
+    from rich.cells import cell_len
+
+    return max(map(cell_len, (*column.title.splitlines(), *column.cells)), default=0)
+
+
+def _job_lines(job: Overview, folder: str) -> list[str]:
+    ranks = f"{job.size} rank{'' if job.size == 1 else 's'}"
+    hosts = "" if not job.hosts else f" on {job.hosts[0] if len(job.hosts) == 1 else f'{len(job.hosts)} hosts'}"
+    since = "" if job.seconds is None else f" for {_clock(job.seconds)}"
+    if not job.size:
+        return [f"no rank has written its state in {folder} yet"]
+    parts = (
+        _of("epoch", job.epoch, job.epochs),
+        _of("step", job.step, job.steps),
+        "" if job.loss is None else f"loss {job.loss:.4g}",
+        "" if job.steps_per_second is None else f"{job.steps_per_second:.3g} steps/s",
+        "" if job.seconds_left is None else f"{_clock(job.seconds_left)} left",
+    )
+    return [f"{ranks}{hosts}{since}, {folder}", "  ".join(filter(None, parts)) or "no step yet"]
+
+
+def _of(name: str, number: int | None, whole: int | None) -> str:
+    return "" if number is None else f"{name} {number}" + ("" if whole is None else f"/{whole}")
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(min(seconds, 1e9))))
+
+
+def _trouble_lines(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
+    """Per status: its first rank, why, and which other ranks."""
+    lines = []
+    for status in TROUBLE:
+        if found := [one for one in verdicts if one.status == status]:
+            first, others = found[0], [one.rank for one in found[1:]]
+            host = f" on {first.state.host}" if first.state.host else ""
+            more = f"; also {ranks_text(others)}" if others else ""
+            lines.append((status, f"{status}: rank {first.rank}{host}: {first.why}{more}"))
+    return lines
+
+
+def _columns(verdicts: Sequence[Verdict], job: Overview) -> list[Column]:
+    states = [one.state for one in verdicts]
+    columns = [
+        Column(title="\nrank", cells=[str(one.rank) for one in verdicts]),
+        Column(title="\nhost", cells=[_short(state.host) for state in states], justify="left", spared=2),
+        Column(title="\nstate", cells=list(map(_state_text, verdicts)), justify="left"),
+        Column(title="\nstep", cells=["" if state.step is None else str(state.step) for state in states]),
+        Column(title="ms per\nstep", cells=[_scaled(state.step_seconds, 1e-3) for state in states]),
+        Column(title="\nloss", cells=["" if state.loss is None else f"{state.loss:.3g}" for state in states], spared=3),
+        Column(
+            title="last\nprogress", cells=["" if one.idle is None else duration(one.idle) for one in verdicts], spared=1
+        ),
+        Column(title="CPU\n%", cells=[_scaled(state.cpu) for state in states], spared=5),
+        Column(title="mem.\nGiB", cells=[_scaled(state.memory, 2**30) for state in states], spared=6),
+        Column(title="GPU\n%", cells=[_scaled(state.gpu) for state in states], spared=4),
+        Column(title="GPU\nGiB", cells=[_scaled(state.gpu_memory, 2**30) for state in states], spared=5),
+        Column(title="", cells=[one.why for one in verdicts], justify="left", spared=9),
+    ]
+    if len(job.hosts) == 1:  # the first line names it
+        columns = [column for column in columns if column.title != "\nhost"]
+    return [column for column in columns if any(column.cells) or not column.spared]
+
+
+def _state_text(one: Verdict) -> str:
+    if one.status == "failed" and one.state.exit_code is not None:
+        return f"exit {one.state.exit_code}"
+    return one.state.phase or one.status if one.status == "running" else one.status
+
+
+def _short(host: str | None) -> str:
+    """A host's name without its domain; an address stays whole."""
+    first = (host or "").partition(".")[0]
+    return first if not first.isdecimal() else str(host)
+
+
+def _scaled(value: float | None, unit: float = 1.0) -> str:
+    """A number of units, with a decimal where it is small."""
+    if value is None or not math.isfinite(value):
+        return ""
+    number = value / unit
+    return f"{number:.0f}" if number >= 99.95 or number == 0 or unit == 1.0 else f"{number:.1f}"

@@ -1,0 +1,148 @@
+"""``top`` as a command: printed once, live on a terminal with its keys, and ended in the ways that users end it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launching import RUNNER, clean_environment, ok, run
+from tests.results import refused
+from tests.terminal import on_terminal
+
+RANKS = 64
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job of 64 ranks, of which rank 41 was killed."""
+    path = tmp_path_factory.mktemp("job")
+    (path / "state").mkdir()
+    for rank in range(RANKS):
+        leave(path, rank, **({"phase": "ended", "exit_code": 137, "what": "killed by SIGKILL"} if rank == 41 else {}))
+    return path
+
+
+def leave(path: Path, rank: int, **other: Any) -> None:
+    now = time.time() + 3600  # so that none is missing, however long the tests take
+    state = {"rank": rank, "size": RANKS, "host": f"node{rank // 8}", "time": now, "started": now, "progress": now}
+    state |= {"phase": "training", "step": 7, "steps": 600, "loss": 0.5, "step_seconds": 0.1, "cpu": 100.0} | other
+    (path / "state" / f"rank-{rank:05d}.json").write_text(json.dumps(state))
+
+
+class Terminal:
+    """A command on a terminal of its own, with 80 columns."""
+
+    def __init__(self, *command: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self.resize(24)
+        self.mode = termios.tcgetattr(self._ours)
+        self.seen = ""
+        streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+        self.process = subprocess.Popen(["setsid", "--ctty", *command], env=clean_environment(TERM="xterm"), **streams)
+        os.close(theirs)
+
+    def resize(self, lines: int) -> None:
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 80, 0, 0))
+
+    def press(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def wait_for(self, shown: Callable[[list[str]], bool]) -> list[str]:
+        """The lines of the first picture, of those that come from now on, which is as wanted."""
+        self.seen, deadline = "", time.monotonic() + 60
+        while self._read(deadline):
+            for picture in self.seen.split("\x1b[H")[1:]:
+                lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", picture).replace("\r", "").split("\n")
+                if shown(lines):
+                    return lines
+        raise AssertionError(self.seen)
+
+    def end(self) -> int:
+        """The exit code of the command."""
+        deadline = time.monotonic() + 60
+        while self._read(deadline):
+            pass
+        return self.process.wait(1)
+
+    def _read(self, deadline: float) -> bool:
+        if not select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return False
+        with contextlib.suppress(OSError):  # EIO: the command has ended
+            self.seen += os.read(self._ours, 65536).decode()
+            return True
+        return False
+
+    def mode_now(self) -> list[Any]:
+        return termios.tcgetattr(self._ours)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+@pytest.fixture
+def terminal(folder: Path) -> Iterator[Terminal]:
+    """The live view of the job."""
+    shown = Terminal(*RUNNER, "top", str(folder))
+    yield shown
+    shown.close()
+
+
+def test_it_is_printed_once_where_no_key_can_be_pressed(folder: Path) -> None:
+    seen = on_terminal(80, *RUNNER, "top", str(folder))
+    assert max(map(len, seen)) <= 80
+    assert seen[2] == "failed: rank 41 on node5: killed by SIGKILL (exit code 137)"
+    ranks = [int(line.split()[0]) for line in seen[6:] if line.strip()[:1].isdigit()]
+    assert ranks == [41, *range(41), *range(42, RANKS)]
+    found = json.loads(ok(run(*RUNNER, "top", "--json", str(folder))).stdout)
+    assert (found["size"], found["counts"]) == (RANKS, {"failed": 1, "running": 63})
+    assert [rank["rank"] for rank in found["ranks"]] == ranks
+    refused(run(*RUNNER, "top", cwd=folder / "state"), "no job has left a folder state/ here or in runs/*/; name")
+
+
+def test_it_scrolls_follows_the_job_and_the_terminals_size(folder: Path, terminal: Terminal) -> None:
+    first = terminal.wait_for(lambda lines: lines[-1].startswith("1-17 of 64"))
+    assert first[2].startswith("failed: rank 41")
+    assert max(map(len, first)) <= 80
+    assert len(first) == 24
+    terminal.press("\x1b[F")
+    terminal.wait_for(lambda lines: lines[-1].startswith("48-64 of 64"))
+    terminal.press("\x1b[A\x1b[5~")
+    terminal.wait_for(lambda lines: lines[-1].startswith("30-46 of 64"))
+    terminal.resize(34)
+    assert len(terminal.wait_for(lambda lines: lines[-1].startswith("30-56 of 64"))) == 34
+    leave(folder, 7, step_seconds=0.2)
+    terminal.wait_for(lambda lines: lines[3].startswith("slow: rank 7 on node0: a step takes 2.0 times"))
+    terminal.resize(100)
+    terminal.wait_for(lambda lines: lines[-1].rstrip() == "" and any(line.startswith("q: quit") for line in lines))
+
+
+@pytest.mark.parametrize(("way", "code"), [("q", 0), ("\x03", 130), (signal.SIGTERM, 143)])
+def test_however_it_ends_the_terminal_is_as_before(terminal: Terminal, way: str | int, code: int) -> None:
+    terminal.wait_for(lambda lines: "of 64" in lines[-1])
+    assert terminal.mode_now() != terminal.mode
+    if isinstance(way, str):
+        terminal.press(way)
+    else:
+        terminal.process.send_signal(way)
+    assert terminal.end() == code
+    assert terminal.mode_now() == terminal.mode
+    assert "Traceback" not in terminal.seen
+    assert terminal.seen.rindex("\x1b[?1049l") > terminal.seen.rfind("\x1b[?1049h")
+    assert terminal.seen.rindex("\x1b[?25h") > terminal.seen.rfind("\x1b[?25l")
