@@ -124,8 +124,9 @@ def test_the_job() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"exit_code": 1}, {"time": NOW - 60}, {"progress": NOW - 60}])
-def test_a_job_that_stands_has_no_time_left(changes: dict[str, Any]) -> None:
-    assert overview(judge(job(state(3, **changes)), NOW), NOW).seconds_left is None
+def test_a_job_that_stands_has_no_rate_and_no_time_left(changes: dict[str, Any]) -> None:
+    shown = overview(judge(job(state(3, **changes)), NOW), NOW)
+    assert (shown.steps_per_second, shown.seconds_left) == (None, None)
 
 
 def test_a_job_that_has_ended_no_longer_takes_time() -> None:
@@ -199,7 +200,7 @@ def test_what_is_drawn_for_four_ranks() -> None:
     lines = drawn(job(state(2, exit_code=137, what="killed by [SIGKILL]", progress=None)), 80)
     assert [line.rstrip() for line in lines] == [
         "4 ranks on 2 hosts for 0:10:00, runs/x",
-        "epoch 1/3  step 120/600  loss 0.31  2 steps/s",
+        "epoch 1/3  step 120/600  loss 0.31",
         "failed: rank 2 on node1: killed by [SIGKILL] (exit code 137)",
         "                             ms per            last  CPU  mem.",
         "rank  host   state     step    step  loss  progress    %   GiB",

@@ -20,7 +20,7 @@ from runner.tools.top.verdicts import judge, overview
 from runner.tools.top.view import TITLE_LINES, head, table
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, ConsoleDimensions, Group, RenderableType
 
 _EVERY = 1.0  # seconds
 _LOOK = 0.1  # seconds until a changed size of the terminal is noticed
@@ -42,15 +42,14 @@ def watch(folder: Path) -> None:
     """Show a job until q is pressed. Standard input and output must be a terminal."""
     from rich.live import Live
 
-    screen = _Screen(folder)
-    with _keys(), Live(console=console(), screen=True, auto_refresh=False) as live:
+    screen, out = _Screen(folder), console()
+    with _keys(), Live(console=out, screen=True, auto_refresh=False) as live:
         while True:
             screen.read()
             deadline = time.monotonic() + _EVERY
             while time.monotonic() < deadline:
-                size = os.get_terminal_size()
-                live.update(screen.draw(size), refresh=True)
-                keys = _pressed(deadline, size)
+                live.update(screen.draw(out.size), refresh=True)
+                keys = _pressed(deadline, out)
                 if "q" in keys:
                     return
                 screen.scroll(keys)
@@ -76,16 +75,18 @@ class _Screen:
     def _move(self, first: int) -> None:
         self._first = max(0, min(first, len(self._verdicts) - self._height))
 
-    def draw(self, size: os.terminal_size) -> Group:
+    def draw(self, size: ConsoleDimensions) -> Group:
         from rich.console import Group
         from rich.text import Text
 
         lines = head(self._verdicts, self._job, str(self._folder))
-        self._height = max(1, size.lines - len(lines) - 1 - TITLE_LINES - 1)
+        self._height = max(1, size.height - len(lines) - 1 - TITLE_LINES - 1)
         self._move(self._first)  # there may be fewer ranks, or room for more, than before
         rows = slice(self._first, self._first + self._height)
-        ranks, _ = table(self._verdicts, self._job, size.columns, rows)
-        return Group(*lines, Text(), ranks, Text(self._keys_line(), style="dim", no_wrap=True, overflow="ellipsis"))
+        ranks, _ = table(self._verdicts, self._job, size.width, rows)
+        keys = Text(self._keys_line(), style="dim", no_wrap=True, overflow="ellipsis")
+        shown: list[RenderableType] = [*lines, Text(), ranks, keys] if self._verdicts else [*lines, keys]
+        return Group(*shown)
 
     def _keys_line(self) -> str:
         number = len(self._verdicts)
@@ -95,9 +96,10 @@ class _Screen:
         return f"{self._first + 1}-{last} of {number}; arrow and page keys, Home, End: scroll; q: quit"
 
 
-def _pressed(deadline: float, size: os.terminal_size) -> list[str]:
+def _pressed(deadline: float, out: Console) -> list[str]:
     """The keys that are pressed until a time, "q" where the terminal has gone; none if it gets another size."""
-    while (left := deadline - time.monotonic()) > 0 and os.get_terminal_size() == size:
+    size = out.size
+    while (left := deadline - time.monotonic()) > 0 and out.size == size:
         if select.select([0], [], [], min(left, _LOOK))[0]:
             return _KEY.findall(os.read(0, 1024).decode(errors="replace")) or ["q"]
     return []

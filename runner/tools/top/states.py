@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -57,14 +58,14 @@ def job_folder(given: Path | None) -> Path:
         UsageError: there is none.
     """
     if given is not None:
-        if not (given / FOLDER).is_dir():
+        if not os.path.isdir(given / FOLDER):
             raise UsageError(f"there is no folder {given / FOLDER}", fix=_FIX)
         return given
     found = {}
     for folder in (Path(), *Path("runs").glob("*")):
-        with suppress(OSError):
-            if (state := folder / FOLDER).is_dir():
-                found[folder] = state.stat().st_mtime  # which changes with each file that is replaced
+        if os.path.isdir(state := folder / FOLDER):
+            with suppress(OSError):
+                found[folder] = os.path.getmtime(state)  # which changes with each file that is replaced
     if not found:
         raise UsageError(f"no job has left a folder {FOLDER}/ here or in runs/*/", fix=_FIX)
     return max(found, key=lambda folder: found[folder])

@@ -38,12 +38,13 @@ def top(job: Job, argv: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(argv)
     folder = job_folder(given.folder)
-    if given.once or given.json or not (os.isatty(0) and on_terminal(in_place=True)):
-        _print_once(folder, as_json=given.json)
-    else:
+    can_redraw = os.isatty(0) and on_terminal(in_place=True) and not console().is_dumb_terminal
+    if can_redraw and not (given.once or given.json):
         from runner.tools.top.live import watch
 
         watch(folder)
+    else:
+        _print_once(folder, as_json=given.json)
 
 
 def _print_once(folder: Path, *, as_json: bool) -> None:

@@ -56,8 +56,8 @@ class Overview:
     epoch: int | None
     epochs: int | None
     loss: float | None
-    steps_per_second: float | None
-    seconds_left: float | None  # None also where a rank has failed, is missing or stuck
+    steps_per_second: float | None  # None also where a rank has failed, is missing or stuck, as below
+    seconds_left: float | None
     counts: dict[str, int]  # ranks by status
 
 
@@ -84,10 +84,10 @@ def overview(verdicts: Sequence[Verdict], now: float) -> Overview:
     living = [one.state for one in verdicts if one.status in ("stuck", "slow", "running")]
     present = [one.state for one in verdicts if one.status != "missing"] or states
     behind = min(present, key=lambda state: math.inf if state.step is None else state.step, default=State(rank=0))
-    median = _median_step(living)
     counts = Counter(one.status for one in verdicts)
+    median = None if counts.keys() & _STANDING else _median_step(living)
     left = None
-    if median and behind.step is not None and behind.steps is not None and not counts.keys() & _STANDING:
+    if median and behind.step is not None and behind.steps is not None:
         left = max(0, behind.steps - behind.step) * median
     started = [state.started for state in states if state.started is not None]
     written = [state.time for state in states if state.time is not None]

@@ -61,7 +61,7 @@ def _width(column: Column) -> int:
 
 def _job_lines(job: Overview, folder: str) -> list[str]:
     ranks = f"{job.size} rank{'' if job.size == 1 else 's'}"
-    hosts = "" if not job.hosts else f" on {job.hosts[0] if len(job.hosts) == 1 else f'{len(job.hosts)} hosts'}"
+    hosts = "" if not job.hosts else f" on {_short(job.hosts[0]) if len(job.hosts) == 1 else f'{len(job.hosts)} hosts'}"
     since = "" if job.seconds is None else f" for {_clock(job.seconds)}"
     if not job.size:
         return [f"no rank has written its state in {folder} yet"]
@@ -89,7 +89,7 @@ def _trouble_lines(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
     for status in TROUBLE:
         if found := [one for one in verdicts if one.status == status]:
             first, others = found[0], [one.rank for one in found[1:]]
-            host = f" on {first.state.host}" if first.state.host else ""
+            host = f" on {_short(first.state.host)}" if first.state.host else ""
             more = f"; also {ranks_text(others)}" if others else ""
             lines.append((status, f"{status}: rank {first.rank}{host}: {first.why}{more}"))
     return lines
