@@ -8,6 +8,7 @@ import os
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import runner
@@ -33,7 +34,8 @@ A target is one of
 EPILOG = """\
 Rank, size and local rank come from the launcher's variables, the meeting point from MPI (or a file, or the
 scheduler's host list): no port, host name or interface has to be given. Exit codes: 0 done, 1 a rank failed,
-2 the request or the launch is wrong (one line says what to change); a script's own exit code is passed on.
+2 the request or the launch is wrong (one line says what to change), 70 a rank hangs, 75 saved and ended early: run
+it again; a script's own exit code is passed on.
 """
 
 
@@ -84,6 +86,7 @@ class Request:
     timeout: float
     collective_timeout: float | None
     hang_timeout: float
+    log_folder: Path | None
 
     @property
     def tool(self) -> str:
@@ -133,6 +136,12 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--timeout", type=seconds, default=300.0, metavar="SECONDS", help="until all ranks have met (default: 300)"
+    )
+    group.add_argument(
+        "--log-dir",
+        type=Path,
+        metavar="DIR",
+        help="each rank leaves its state in DIR/state every two seconds; `python -m runner top DIR` shows it",
     )
     group.add_argument(
         "--hang-timeout",
@@ -201,6 +210,7 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
         timeout=known.timeout,
         collective_timeout=known.collective_timeout,
         hang_timeout=known.hang_timeout,
+        log_folder=known.log_dir,
     )
 
 

@@ -37,6 +37,7 @@ class Outcome:
 
     code: int
     is_collective: bool  # all ranks end like this, so they can leave the process group and MPI together
+    why: str = ""  # in a line
     is_bounded: bool = True  # the guard kills a worker whose exit takes long; not after the program's sys.exit()
 
 
@@ -69,9 +70,9 @@ def outcome_of(error: BaseException, context: LaunchContext, job: Job | None) ->
     if isinstance(error, RunnerError):
         is_one_ranks = not error.on_all_ranks and context.size.value > 1
         _say_once(error, context.rank.value == 0, f"{context.label}: " if is_one_ranks else "")
-        return Outcome(code=error.exit_code, is_collective=error.on_all_ranks)
-    _tell_failure(error, context, job)
-    return Outcome(code=EXIT_FAILURE, is_collective=False)
+        return Outcome(code=error.exit_code, is_collective=error.on_all_ranks, why=str(error))
+    cause = _tell_failure(error, context, job)
+    return Outcome(code=EXIT_FAILURE, is_collective=False, why=cause)
 
 
 def end_worker(outcome: Outcome, lifeline: Lifeline, job: Job | None) -> NoReturn:
@@ -79,7 +80,9 @@ def end_worker(outcome: Outcome, lifeline: Lifeline, job: Job | None) -> NoRetur
     if os.getpid() != lifeline.worker:
         shutdown(outcome.code, collective=False)  # a forked child: process group and MPI belong to its parent
     if outcome.code != EXIT_OK and outcome.is_bounded:
-        lifeline.failed(outcome.code, everywhere=outcome.is_collective)  # from here on the guard bounds every wait
+        lifeline.failed(
+            outcome.code, everywhere=outcome.is_collective, why=outcome.why
+        )  # from here on the guard bounds every wait
     shutdown(outcome.code, collective=outcome.is_collective, job=job if outcome.code == EXIT_OK else None)
 
 
@@ -104,6 +107,13 @@ def guard_watched(context: LaunchContext, request: Request) -> Watched:
         hang_after=request.hang_timeout,
         launcher=lambda: launcher_of(context),
         is_middle=context.rank.value == 0 and context.size.value > 1,
+        log_folder=request.log_folder,
+        names={
+            "rank": context.rank.value,
+            "size": context.size.value,
+            "local_rank": context.local_rank.value if context.local_rank else None,
+            "host": context.host,
+        },
     )
 
 
@@ -153,8 +163,8 @@ def _exit_code_of(leaving: SystemExit) -> int:
     return EXIT_FAILURE
 
 
-def _tell_failure(error: BaseException, context: LaunchContext, job: Job | None) -> None:
-    """Print one line with rank, host and cause, then the program's own part of the traceback."""
+def _tell_failure(error: BaseException, context: LaunchContext, job: Job | None) -> str:
+    """Print one line with rank, host and cause, then the program's own part of the traceback. Returns the cause."""
     cause = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
     own = _skip_runner(error.__traceback__)
     if any(sign in str(error) for sign in _ECHOES):
@@ -163,6 +173,7 @@ def _tell_failure(error: BaseException, context: LaunchContext, job: Job | None)
     print(f"runner: {context.label} failed: {cause}", file=sys.stderr, flush=True)
     sys.excepthook(type(error), error.with_traceback(own), own)  # the program's own hook, if it has set one
     sys.stderr.flush()
+    return cause
 
 
 def _who_has_ended(job: Job | None) -> str:

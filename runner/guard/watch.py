@@ -18,8 +18,9 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import IO, Any
 
 from runner.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_USAGE
@@ -29,6 +30,7 @@ from runner.guard.hang import Hang, Patience
 from runner.guard.launcher import described, end_of, error_output_of
 from runner.guard.line import GONE, Address, Line, Message
 from runner.guard.stacks import let_show, new_file
+from runner.guard.state import StateFile
 from runner.rendezvous.endpoint import listen, port_of
 
 # Seconds that a failed worker's exit handlers get before it is killed, and that its child processes get between
@@ -69,6 +71,8 @@ class Watched:
     hang_after: float = 0.0  # seconds without progress in a training; 0: forever
     launcher: Callable[[], int] = lambda: 0  # the id of the process whose end also ends the ranks, 0 for none
     is_middle: bool = False  # of the line between the guards
+    log_folder: Path | None = None  # where the rank's state is written
+    names: Mapping[str, Any] = field(default_factory=dict)  # rank, size, local_rank and host, for the state
 
 
 class Lifeline:
@@ -83,13 +87,14 @@ class Lifeline:
         """Tell the guard that the ranks have met: the time limit ends. ``address``: of the line between the guards."""
         self._tell({"met": asdict(address) if address else None})
 
-    def failed(self, code: int, *, everywhere: bool) -> None:
+    def failed(self, code: int, *, everywhere: bool, why: str = "") -> None:
         """Tell the guard that the worker is about to end with this code, and is to be killed if it does not.
 
         Args:
             everywhere: all ranks do.
+            why: the cause, in a line.
         """
-        self._tell({"code": code & 0xFF, "everywhere": everywhere})
+        self._tell({"code": code & 0xFF, "everywhere": everywhere, "why": why[:500]})
 
     def _tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
@@ -158,6 +163,9 @@ class _Guard:
         self._end_of_launcher = end_of(self._launcher)
         self._board, self._patience = board, Patience(worker, board, watched.hang_after)
         self._hang = Hang(worker, stacks)
+        folder = watched.log_folder
+        self._state = StateFile(folder, board, worker, **watched.names) if folder is not None else None
+        self._said = ""  # what this guard has printed last, or the worker's own cause of its end
         self._listener = listener
         self._line: Line | None = None
         self._verdict: int | None = None  # the exit code, if it is known before the worker's end
@@ -211,7 +219,9 @@ class _Guard:
             ready, _, _ = select.select(sources, [], [], left)
 
     def tell_end(self, code: int) -> None:
-        """Tell the other guards how this rank has ended, and leave their line."""
+        """Tell the others how this rank has ended, and leave their line."""
+        if self._state:
+            self._state.end(code, self._said)
         if self._line is None:
             return
         if code != EXIT_OK and not self._is_everywhere and not self._hang.is_reported:
@@ -230,6 +240,7 @@ class _Guard:
                     self._line = Line(Address(**message["met"]), self._listener, self._wake)
             else:
                 self._verdict, self._is_everywhere = message["code"], message["everywhere"]
+                self._said = message["why"]
                 self._deadline = time.monotonic() + GRACE
         return content != b""
 
@@ -261,6 +272,8 @@ class _Guard:
 
     def _look(self) -> None:
         """See whether the worker makes progress; if not, find out with the other guards where each rank is."""
+        if self._state:
+            self._state.update()
         if self._verdict is not None or not self._met:
             return
         if not self._hang.reason and (reason := self._patience.lost()):
@@ -336,6 +349,7 @@ class _Guard:
 
     def _say(self, text: str, *, last: bool = False, is_named: bool = True) -> None:
         output = error_output_of(self._launcher) if last and not self._words.is_shown_to_the_end else None
+        self._said = text.partition("\n")[0]
         with contextlib.suppress(OSError):  # the launcher that took the output may be gone
             label = f"{self._words.label}: " if is_named else ""
             print(f"runner: {label}{text}", file=output or sys.stderr, flush=True)

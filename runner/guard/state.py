@@ -1,0 +1,70 @@
+"""A rank's state in a file, for ``top`` and for whoever starts the job again: ``DIR/state/rank-00003.json``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from runner.guard.board import Board
+
+_INTERVAL = 2.0  # seconds between two writings
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+class StateFile:
+    """Written by a rank's guard, so also while its worker hangs. It is replaced as a whole."""
+
+    def __init__(self, folder: Path, board: Board, worker: int, **names: Any) -> None:
+        """``names``: rank, size, local_rank and host."""
+        self._path = folder / "state" / f"rank-{names['rank']:05d}.json"
+        self._board, self._worker = board, worker
+        self._facts = names | {"pid": worker, "started": time.time(), "interval": _INTERVAL}
+        self._next = 0.0
+        self._used: tuple[float, float] | None = None  # processor seconds of the worker, and when
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def update(self) -> None:
+        """Write the state, if it is time."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _INTERVAL
+            self._write(self._usage())
+
+    def end(self, code: int, what: str) -> None:
+        """Write how the rank has ended."""
+        self._write({"phase": "ended", "exit_code": code, "what": what})
+
+    def _write(self, more: dict[str, Any]) -> None:
+        progress = self._board.read()
+        state = self._facts | {
+            "time": time.time(),
+            "phase": progress.phase,
+            "step": progress.step,
+            "steps": progress.steps or None,
+            "epoch": progress.epoch or None,
+            "epochs": progress.epochs or None,
+            "loss": None if math.isnan(progress.loss) else progress.loss,
+            "step_seconds": progress.step_seconds or None,
+            "progress": time.time() - (time.monotonic() - progress.at) if progress.at else None,
+        }
+        draft = self._path.with_suffix(".new")
+        with contextlib.suppress(OSError):  # a folder that cannot be written is no reason to end a job
+            draft.write_text(json.dumps(state | more))
+            os.replace(draft, self._path)
+
+    def _usage(self) -> dict[str, Any]:
+        """The worker's share of a core in percent, and its memory (Linux)."""
+        try:
+            fields = Path(f"/proc/{self._worker}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return {}
+        now, seconds = time.monotonic(), (int(fields[11]) + int(fields[12])) / _TICKS
+        before, self._used = self._used, (seconds, now)
+        cpu = None if before is None or now <= before[1] else 100 * (seconds - before[0]) / (now - before[1])
+        return {"cpu": cpu, "memory": int(fields[21]) * _PAGE}
