@@ -173,21 +173,24 @@ def lay_out(topology: Topology, degrees: Degrees) -> Layout:
     return next((layout for layout in layouts if layout.is_ascending), layouts[0])
 
 
-def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
+def device_mesh(layout: Layout, device_type: str, backend: str | None = None) -> DeviceMesh:
     """The layout as torch's DeviceMesh. Collective.
 
     It has the dimension ``data``, and ``pipeline`` and ``tensor`` if their degree is above 1. With replicas of something that
     is divided, ``data`` is flattened from the dimensions ``replicate`` and ``shard``, which fully_shard takes.
+
+    Args:
+        backend: of the dimensions' groups; None: the default group's.
     """
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
     dimensions = layout.dimensions
     ranks = torch.tensor(layout.ranks, dtype=torch.int).reshape(tuple(dimensions.values()))
-    if layout.is_ascending:
+    if layout.is_ascending and backend is None:
         mesh = DeviceMesh(device_type, ranks, mesh_dim_names=tuple(dimensions))
     else:
-        groups = [_group_of(layout.groups(dimension)) for dimension in dimensions]
+        groups = [_group_of(layout.groups(dimension), backend) for dimension in dimensions]
         mesh = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=tuple(dimensions))
     if "replicate" in dimensions:
         mesh["replicate", "shard"]._flatten("data")
@@ -197,21 +200,23 @@ def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
 
 
 @raised_on_all_ranks()
-def _group_of(groups: list[list[int]]) -> ProcessGroup:
+def _group_of(groups: list[list[int]], backend: str | None) -> ProcessGroup:
     """Make process groups whose ranks are in this order; returns this rank's. Collective.
 
     Raises:
-        UsageError: this torch only makes groups of ascending ranks (2.9 does).
+        UsageError: ranks do not ascend, and this torch only makes groups of ascending ranks (2.9 does).
     """
     import torch.distributed as dist
 
-    if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
+    odd = next((ranks for ranks in groups if ranks != sorted(ranks)), None)
+    if odd and "sort_ranks" not in inspect.signature(dist.new_group).parameters:
         raise UsageError(
-            f"ranks {', '.join(map(str, groups[0]))} would be neighbours in the mesh in this order, which this torch cannot make a "
+            f"ranks {', '.join(map(str, odd))} would be neighbours in the mesh in this order, which this torch cannot make a "
             "group of",
             fix="map the ranks by core or by node, or take a newer torch (2.14 can)",
         )
-    made: list[Any] = [dist.new_group(ranks, sort_ranks=False) for ranks in groups]
+    in_order: dict[str, Any] = {"sort_ranks": False} if odd else {}
+    made: list[Any] = [dist.new_group(ranks, backend=backend, **in_order) for ranks in groups]
     own: ProcessGroup = next(group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
     return own
 

@@ -40,7 +40,11 @@ _DTYPES = (
 
 
 class PipelineTrainer(DividedTrainer):
-    """Trains this rank's stages."""
+    """Trains this rank's stages.
+
+    Attributes:
+        pipeline_stages: torch's objects, whose methods the schedule calls.
+    """
 
     def __init__(
         self, task: Task, model: nn.Module, setting: Setting, stages: dict[int, nn.Module], owners: Sequence[int]
@@ -57,14 +61,15 @@ class PipelineTrainer(DividedTrainer):
         self._home, self._stages, self._owners = setting.device, stages, owners
         options = setting.options
         kind: Any = get_schedule_class(SCHEDULES[options.schedule].name)
-        made = [
+        self.pipeline_stages = [
             PipelineStage(part, number, len(owners), setting.device, group=self.pipeline)
             for number, part in stages.items()
         ]
         is_newer = "return_outputs" in inspect.signature(kind.step).parameters  # torch 2.9 has it not
         self._without_outputs: dict[str, Any] = {"return_outputs": False} if is_newer else {}
         is_multi = issubclass(kind, PipelineScheduleMulti)
-        self._schedule = kind(made if is_multi else made[0], options.micro_batches, loss_fn=task.loss)
+        scheduled = self.pipeline_stages if is_multi else self.pipeline_stages[0]
+        self._schedule = kind(scheduled, options.micro_batches, loss_fn=task.loss)
 
     def backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """As in the base class. All stages get the batch; the first uses the inputs, the last the targets."""

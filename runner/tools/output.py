@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +31,21 @@ def check_output(json: str | None, plot: str | None) -> None:
             raise UsageError(f"{option}: cannot write in {Path(path).parent}; name another file")
 
 
-def new_figure(rows: int, columns: int, *, inches: tuple[float, float]) -> tuple[Figure, Any]:
-    """A figure that needs no display, and its axes by row and column. ``inches``: width and height of the whole."""
+def new_figure(
+    rows: int, columns: int, *, inches: tuple[float, float], heights: Sequence[float] | None = None
+) -> tuple[Figure, Any]:
+    """A figure that needs no display, and its axes by row and column.
+
+    Args:
+        inches: width and height of the whole.
+        heights: of the rows, in proportion to one another; None: all are equal.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=inches, dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(rows, columns, squeeze=False)
+    return figure, figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
 
 
 def size_text(size: float) -> str:

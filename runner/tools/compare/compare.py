@@ -1,44 +1,53 @@
 """``python -m runner compare WORKLOAD``: train one workload by several engines, in turn, in one launch.
 
     mpirun -np 2 python -m runner compare workloads.resnet --engines ddp,horovod
-    mpirun -np 4 python -m runner compare mywork --batch-size 64 --plot m.png
+    mpirun -np 4 python -m runner compare workloads.llama --engines ddp,fsdp:gloo,tp2:mpi4py,tp2+fsdp,pp2 --plot m.png
+    mpirun -np 4 python -m runner compare mywork --engines pp2+schedule=gpipe,pp2+schedule=zbv --global-batch-size 64
+    mpirun -np 4 python -m runner compare mywork --engines ddp,ddp+comm-hook=powersgd,local-sgd --sync-every 16
 
-An engine is ddp (the runner's loop) or bare (DDP by hand, as in tutorials), with a backend after a colon, or horovod.
-All have the same model, data and seed. A step's time is that of the slowest rank. "in communication" is a step's time
-minus that of a step without any exchange; "hidden" is the share of the exchange that overlaps the backward pass.
-Options that compare does not know are passed to the workload.
+An engine is what divides the work, joined by +: a strategy (ddp, fsdp, zero1, local-sgd, horovod; without one: ddp), tpN,
+ppN, and any other parallel option without its dashes; or it is bare (DDP by hand, as in tutorials). A backend may follow
+after a colon. Options that compare does not know are passed to the workload, and count for all engines.
+
+All have the same model, data and seed, and the same samples in each step: --batch-size is that of data parallelism over
+all ranks, and where fewer ranks share the data, each takes more. A step's time is that of the slowest rank. "in comm." is
+a step's time minus that of a step in which every rank trains its share alone: communication, and waiting. "hidden" is the
+share of the exchange of gradients that overlaps the backward pass. "sent" is counted from the collectives that a step
+calls, as rings (of an all-reduce among n ranks, each sends 2(n-1)/n); Horovod's is from the size of its gradients.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import statistics
-from collections.abc import Callable
+from argparse import SUPPRESS
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.comm.choice import network_backend, network_backends
+from runner.comm.choice import network_backend
 from runner.comm.process_group import start_process_group
-from runner.comm.table import backends
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
 from runner.numbers import positive
 from runner.options import Parser
-from runner.parallel.mesh import Degrees, lay_out
+from runner.tools.compare.choices import ALONE, BACKENDS, KINDS, Choice, about, alone, chosen
+from runner.tools.compare.passes import Timeline
 from runner.tools.compare.plot import plot
 from runner.tools.output import check_output
 from runner.tools.table import Column, print_columns
 from runner.tools.workloads import load_workload
 
 if TYPE_CHECKING:
-    from runner.tools.compare.turns import Turns
+    from types import ModuleType
 
-_MEASURED = [backend for backend in backends().values() if backend.is_measured]
-BACKENDS = [backend.name for backend in _MEASURED if backend.is_process_group]
-LIBRARIES = [backend.name for backend in _MEASURED if not backend.is_process_group]  # with a strategy of that name
-KINDS = ("ddp", *LIBRARIES, "bare")
-ALONE = "alone"
+    from runner.parallel.task import Task
+    from runner.tools.compare.turns import Entrant, Turns
+    from runner.training.options import StepOptions
+    from runner.training.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +63,15 @@ class Comparison:
     ratio_low: float
     ratio_high: float
     communication: float  # step minus a step without any exchange
-    exchange: float  # of all gradients, with nothing else running
+    exchange: float  # of all gradients, with nothing else running; 0 if there is no such exchange
     hidden: float | None  # share of the exchange that does not lengthen the step
     memory: int  # rise of the peak while the engine is built and does its first steps
     loss: float  # of the last step, mean over ranks
     ranks_agree: bool  # whether the weights are bit-equal on all ranks
     distance: float  # relative, from the first engine's weights
+    sent: float  # bytes per step, of the rank that sends most
+    idle: float | None  # of a pipeline: the share of its ranks' time that the timeline shows nothing in
+    timeline: Timeline | None  # of a pipeline: one of its steps
 
 
 def compare(job: Job, argv: list[str]) -> None:
@@ -72,20 +84,26 @@ def compare(job: Job, argv: list[str]) -> None:
     given, rest = parser.parse_known_args(argv)
     if given.target.startswith("-"):
         parser.error("name the workload first")
-    engines = _engines(job, given.engines)
+    if given.layout:
+        with raised_on_all_ranks():
+            raise UsageError(
+                "--strategy, --tp, --pp and --replicate are parts of an engine's name here; for example --engines "
+                "ddp,fsdp+tp2,pp2,fsdp+replicate=2"
+            )
+    choices = chosen(job, given.engines, rest)
     module = load_workload(given.target, "compare")
     from runner.tools.compare.turns import Turns
     from runner.training.loop import Result
     from runner.training.run import Run
 
     start_process_group(replace(job, backend=network_backend(job)))
-    layout = lay_out(job.topology, Degrees.of(job.size))
-    plain_run = Run(job=job, workload=given.target, layout=layout)
+    plain_run = Run(job=job, workload=given.target, layout=alone(job).layout)
     plain_run.on_main(lambda: check_output(given.json, given.plot))
     found: list[Turns] = []
 
     def train_by(run: Run, task: Any, options: Any) -> Result:
-        found.append(Turns([*engines, (ALONE, "")], run, task, options, steps=given.steps, rounds=given.rounds))
+        entrants = _entrants(module, run, task, options, [*choices, alone(job)], rest)
+        found.append(Turns(run, entrants, steps=given.steps, rounds=given.rounds))
         found[0].take()
         return Result(given.steps, 0.0, None, None)
 
@@ -95,13 +113,14 @@ def compare(job: Job, argv: list[str]) -> None:
             raise UsageError(f"{given.target} trains without fit(), so its training cannot be taken over")
     comparisons = _comparisons(found[0])
     if job.rank == 0:
-        _print(given.target, job, comparisons)
+        _print(given.target, job, found[0].samples, comparisons)
         if given.json:
             facts = {
                 "workload": given.target,
                 "arguments": rest,
                 "ranks": job.size,
                 "hosts": [len(host.ranks) for host in job.topology.hosts],
+                "samples_per_step": found[0].samples,
                 "versions": {name: getattr(job.topology.records[0], name) for name in ("runner", "python", "torch")},
                 "engines": [asdict(comparison) for comparison in comparisons],
             }
@@ -122,64 +141,83 @@ def _parser() -> Parser:
         "--engines",
         type=lambda text: text.split(","),
         metavar="NAME,…",
-        help=f"some of {', '.join(KINDS)}, ddp and bare with :{'|:'.join(BACKENDS)} (default: all that can be used)",
+        help=f"each of {', '.join(KINDS)}, with +tpN, +ppN, +OPTION or +OPTION=VALUE, and :{'|:'.join(BACKENDS)} (default: ddp "
+        "by all backends, Horovod and bare, as far as they can be used)",
     )
+    parser.add_argument("--strategy", "--tp", "--pp", "--replicate", dest="layout", help=SUPPRESS)
     parser.add_argument("--steps", type=positive, default=60, help="that each engine does at least (default: 60)")
     parser.add_argument(
         "--rounds", type=positive, default=6, help="measurements per engine; the engines take turns (default: 6)"
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures as one JSON object")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw samples/s as bars (needs matplotlib)")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE.png",
+        help="draw samples/s as bars, and a step of each pipeline: which rank computes what when (needs matplotlib)",
+    )
     return parser
 
 
-@raised_on_all_ranks()
-def _engines(job: Job, wanted: list[str] | None) -> list[tuple[str, str]]:
-    """(kind, backend) of each engine: those asked for, or all that can be used.
+class _Taken(BaseException):
+    """Ends a workload's ``main`` where its training would begin."""
+
+
+def _entrants(
+    module: ModuleType, run: Run, task: Task, options: StepOptions, choices: Sequence[Choice], arguments: Sequence[str]
+) -> list[Entrant]:
+    """What each engine trains, with the options that a run of the workload has with the engine's flags.
+
+    The data and the optimizer are the same for all, and so is the number of samples per step.
+
+    Args:
+        task: the workload's, with plain data parallelism over all ranks, and its ``options``.
 
     Raises:
-        UsageError: one that was asked for cannot be used.
+        UsageError: the workload does not bear an engine.
     """
-    network = network_backend(job)
-    if wanted is None:
-        faster = [name for name in BACKENDS if name not in network_backends().values()]
-        named = [
-            *(("ddp", name) for name in (network, *faster)),
-            *((name, "") for name in LIBRARIES),
-            ("bare", network),
-        ]
-        return [(kind, backend) for kind, backend in named if not backends()[backend or kind].unavailable_reason(job)]
-    engines = []
-    for text in wanted:
-        kind, _, backend = text.partition(":")
-        if kind not in KINDS or (backend and backend not in BACKENDS) or (kind in LIBRARIES and backend):
-            raise UsageError(
-                f"--engines: no engine {text!r}; there are {', '.join(KINDS)}, ddp and bare with a backend: "
-                f"{', '.join(f'ddp:{name}' for name in BACKENDS)}",
-            )
-        backend = "" if kind in LIBRARIES else backend or network
-        if problem := backends()[backend or kind].unavailable_reason(job):
-            raise UsageError(f"--engines {text}: {problem}")
-        engines.append((kind, backend))
-    return list(dict.fromkeys(engines))
+    from runner.tools.compare.turns import Entrant
+
+    samples = options.batch_size * run.size
+    entrants = []
+    for choice in choices:
+        own_task, own_options = task, options
+        if choice.flags:
+            more = [*choice.flags, f"--global-batch-size={samples}"]
+            with about(choice.name):
+                own_task, own_options = _captured(module, replace(run, layout=choice.layout), [*arguments, *more])
+            own_task = replace(own_task, train_data=task.train_data, optimizer=task.optimizer)
+        entrants.append(Entrant(choice=choice, task=own_task, options=own_options))
+    return entrants
+
+
+def _captured(module: ModuleType, run: Run, arguments: Sequence[str]) -> tuple[Task, StepOptions]:
+    """What a workload would train with these arguments. What it prints has been printed before."""
+    found: list[tuple[Task, StepOptions]] = []
+
+    def take(_: Run, task: Task, options: StepOptions) -> None:
+        found.append((task, options))
+        raise _Taken
+
+    with contextlib.suppress(_Taken), contextlib.redirect_stdout(io.StringIO()):
+        module.main(replace(run, train_by=take), list(arguments))
+    return found[0]
 
 
 def _comparisons(turns: Turns) -> list[Comparison]:
     """The results of all engines, ``alone`` last."""
-    alone = statistics.median(turns.seconds((ALONE, "")))
-    first = turns.engines[0]
+    by_itself, first = statistics.median(turns.entrants[-1].all_seconds), turns.entrants[0]
     comparisons = []
-    for engine in turns.engines:
-        seconds = sorted(turns.seconds(engine))
-        step, exchange = statistics.median(seconds), turns.exchange[engine]
+    for entrant in turns.entrants:
+        seconds = sorted(entrant.all_seconds)
+        step, exchange = statistics.median(seconds), entrant.exchange
         ratios = [
             statistics.median(one) / statistics.median(own)
-            for one, own in zip(turns.rounds_of(first), turns.rounds_of(engine), strict=True)
+            for one, own in zip(first.seconds, entrant.seconds, strict=True)
         ]
-        communication = max(0.0, step - alone)
+        communication = max(0.0, step - by_itself)
         comparisons.append(
             Comparison(
-                engine=":".join(filter(None, engine)),
+                engine=entrant.choice.name,
                 samples_per_s=turns.samples / step,
                 step=step,
                 step_low=seconds[len(seconds) // 10],
@@ -190,18 +228,21 @@ def _comparisons(turns: Turns) -> list[Comparison]:
                 communication=communication,
                 exchange=exchange,
                 hidden=min(1.0, max(0.0, 1 - communication / exchange)) if exchange else None,
-                memory=turns.memory[engine],
-                loss=turns.losses[engine],
-                ranks_agree=turns.agree[engine],
-                distance=turns.distance[engine],
+                memory=entrant.memory,
+                loss=entrant.loss,
+                ranks_agree=entrant.agree,
+                distance=entrant.distance,
+                sent=entrant.sent,
+                idle=entrant.timeline.idle if entrant.timeline else None,
+                timeline=entrant.timeline,
             )
         )
     return comparisons
 
 
-def _print(target: str, job: Job, comparisons: list[Comparison]) -> None:
+def _print(target: str, job: Job, samples: int, comparisons: list[Comparison]) -> None:
     hosts = len(job.topology.hosts)
-    title = f"{target}, {job.size} ranks on {hosts} host{'s' * (hosts > 1)}, {job.placement.device}"
+    ranks = f"{job.size} ranks on {hosts} host{'s' * (hosts > 1)}, {job.placement.device}"
 
     def column(title: str, text: Callable[[Comparison], str], spared: int = 0) -> Column:
         return Column(title=title, cells=[text(c) for c in comparisons], spared=spared)
@@ -210,7 +251,7 @@ def _print(target: str, job: Job, comparisons: list[Comparison]) -> None:
         return lambda c: "" if c.engine == ALONE else text(c)
 
     print_columns(
-        title,
+        f"{target}, {ranks}, {samples} samples per step of each engine",
         [
             Column(title="engine\n", cells=[c.engine for c in comparisons], justify="left"),
             column("samples/s\n", lambda c: f"{c.samples_per_s:.1f}"),
@@ -219,8 +260,9 @@ def _print(target: str, job: Job, comparisons: list[Comparison]) -> None:
             column(f"vs\n{comparisons[0].engine}", lambda c: f"{c.ratio:.2f}"),
             column("lowest to\nhighest", lambda c: f"{c.ratio_low:.2f} to {c.ratio_high:.2f}", 3),
             column("in comm.\n(ms)", of_exchange(lambda c: f"{1e3 * c.communication:.2f}")),
-            column("exchange\n(ms)", of_exchange(lambda c: f"{1e3 * c.exchange:.2f}"), 2),
+            column("exchange\n(ms)", lambda c: f"{1e3 * c.exchange:.2f}" if c.exchange else "", 2),
             column("hidden\n", lambda c: "" if c.hidden is None else f"{100 * c.hidden:.0f} %"),
+            column("sent\n(MiB)", of_exchange(lambda c: f"{c.sent / 2**20:.3g}"), 2),
             column("memory\n(MiB)", lambda c: f"{c.memory / 2**20:.0f}", 1),
             column("last loss\n", lambda c: f"{c.loss:.6f}", 5),
             Column(title="weights\n", cells=[_agreement(c) for c in comparisons], justify="left"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,13 @@ from runner.comm.backend import Buffers, Connection, Finish
 from runner.comm.table import backends
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel import Setting, load_strategy
+from runner.parallel.mesh import device_mesh
 from runner.parallel.options import ParallelOptions
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
-from runner.training.options import TrainingOptions
+from runner.tools.compare.choices import ALONE, BARE, LIBRARIES, Choice
+from runner.tools.plan.traffic import all_reduce
+from runner.training.options import StepOptions
 from runner.training.run import Run
 
 _BUCKET = 25 << 20  # bytes: DDP's default (torch docs, DistributedDataParallel, bucket_cap_mb)
@@ -32,38 +36,58 @@ class Engine:
 
     Attributes:
         step: trains on a batch; returns the rank's loss, detached.
-        exchange: averages as many bytes as the gradients have, and does nothing else.
+        exchange: averages as many bytes as the gradients have, and does nothing else; None if a step does something else.
         turn: context of each of its turns.
+        settle: makes the weights those that an evaluation would take. Collective.
+        period: the number of steps after which what is sent repeats.
+        sent_by_library: bytes per step that a rank sends without torch.distributed.
+        stages: of the pipeline: torch's objects on this rank.
     """
 
     model: nn.Module
     step: Callable[[Tensor, Tensor], Tensor]
     exchange: Callable[[], object] | None = None
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
+    settle: Callable[[], None] = lambda: None
+    period: int = 1
+    sent_by_library: float = 0.0
+    stages: Sequence[Any] = ()
 
 
-def build(name: str, backend: str, run: Run, task: Task, options: TrainingOptions) -> Engine:
-    """An engine: ``ddp`` (the runner's), ``bare`` (DDP by hand), a library's, or ``alone`` (nothing is exchanged).
+def build(choice: Choice, run: Run, task: Task, options: StepOptions) -> Engine:
+    """Make an engine.
 
     Args:
-        backend: for ``ddp`` and ``bare``.
+        options: as a workload reads them with the engine's flags.
+
+    Raises:
+        UsageError: the model, or this machine, does not bear it.
     """
     task = _copied(task)
     device, dtype = run.device, getattr(torch, options.dtype)
-    if name == "alone":
+    if choice.kind == ALONE:
         model = task.build(device, dtype)
         trainer = Trainer(task, model, task.optimizer(model.parameters()), options.parallel)
         return Engine(model=model, step=trainer.step)
-    connection = backends()[backend or name].start(run.job)
-    if name == "bare":
+    connection = backends()[choice.backend or choice.kind].start(run.job)
+    if choice.kind == BARE:
         model = task.build(device, dtype)
         step = _bare(model, connection, task, options)
-    else:
-        setting = Setting(device=device, dtype=dtype, mesh=_mesh(run, connection), options=options.parallel)
-        trainer = load_strategy(name)(task, setting)
-        model, step = trainer.model, trainer.step
-    exchange = _exchange(model, run, connection, options)
-    return Engine(model=model, step=step, exchange=exchange, turn=connection.turn)
+        return Engine(model=model, step=step, exchange=_exchange(model, run, connection, options), turn=connection.turn)
+    mesh = device_mesh(choice.layout, device.type, choice.backend or None)
+    trainer = load_strategy(choice.kind)(task, Setting(device=device, dtype=dtype, mesh=mesh, options=options.parallel))
+    is_library = choice.kind in LIBRARIES
+    averages_all = is_library or (choice.kind == "ddp" and _is_whole(mesh))
+    return Engine(
+        model=trainer.model,
+        step=trainer.step,
+        exchange=_exchange(trainer.model, run, connection, options) if averages_all else None,
+        turn=connection.turn,
+        settle=trainer.share_buffers,
+        period=options.parallel.sync_every if choice.kind == "local-sgd" else 1,
+        sent_by_library=all_reduce(_gradient_bytes(trainer.model, options), run.size) if is_library else 0.0,
+        stages=getattr(trainer, "pipeline_stages", ()),
+    )
 
 
 def _copied(task: Task) -> Task:
@@ -76,21 +100,18 @@ def _copied(task: Task) -> Task:
     return replace(task, model=model)
 
 
-def _mesh(run: Run, connection: Connection) -> DeviceMesh:
-    if connection.group is None:
-        return run.mesh
-    return DeviceMesh.from_group(connection.group, run.device.type, mesh_dim_names=("data",))
+def _is_whole(mesh: DeviceMesh) -> bool:
+    """Whether every rank has the whole model."""
+    return mesh.mesh_dim_names == ("data",)
 
 
 @raised_on_all_ranks()
 def _bare(
-    model: nn.Module, connection: Connection, task: Task, options: TrainingOptions
+    model: nn.Module, connection: Connection, task: Task, options: StepOptions
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """A step of DDP as tutorials write it."""
-    if options.parallel != ParallelOptions(strategy=options.parallel.strategy):
-        raise UsageError(
-            "--engines bare knows no --micro-batches, --compression and --clip-norm; leave them out",
-        )
+    if options.parallel != ParallelOptions():
+        raise UsageError("DDP by hand knows no --micro-batches, --comm-hook, --clip-norm and the like; leave them out")
     wrapped = DistributedDataParallel(model, process_group=connection.group)
     optimizer = task.optimizer(wrapped.parameters())
 
@@ -104,7 +125,7 @@ def _bare(
     return step
 
 
-def _exchange(model: nn.Module, run: Run, connection: Connection, options: TrainingOptions) -> Callable[[], object]:
+def _exchange(model: nn.Module, run: Run, connection: Connection, options: StepOptions) -> Callable[[], object]:
     @functools.cache
     def starts() -> list[Callable[[], Finish]]:
         found = []
@@ -123,10 +144,21 @@ def _exchange(model: nn.Module, run: Run, connection: Connection, options: Train
     return exchange
 
 
-def _buckets(model: nn.Module, options: TrainingOptions) -> tuple[Tensor, ...]:
+def _buckets(model: nn.Module, options: StepOptions) -> tuple[Tensor, ...]:
     """Zeros of as many bytes as the gradients take on the wire, in buckets of DDP's size."""
-    count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    first = next(model.parameters())
-    dtype = torch.float16 if options.parallel.comm_hook == "fp16" else first.dtype
-    gradients = torch.zeros(count, dtype=dtype, device=first.device)
+    dtype = _wire_dtype(model, options)
+    gradients = torch.zeros(_count(model), dtype=dtype, device=next(model.parameters()).device)
     return torch.split(gradients, _BUCKET // gradients.element_size())
+
+
+def _gradient_bytes(model: nn.Module, options: StepOptions) -> int:
+    return _count(model) * _wire_dtype(model, options).itemsize
+
+
+def _count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def _wire_dtype(model: nn.Module, options: StepOptions) -> torch.dtype:
+    narrow = {"fp16": torch.float16, "bf16": torch.bfloat16}
+    return narrow.get(options.parallel.comm_hook, next(model.parameters()).dtype)

@@ -6,7 +6,8 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -15,93 +16,113 @@ from torch import Tensor
 
 from runner.comm.timing import largest, seconds_per_call, synchronize
 from runner.launch.processes import on_terminal
+from runner.parallel.state import whole_of
 from runner.parallel.task import Task, to_device
+from runner.tools.compare.choices import ALONE, Choice, about
 from runner.tools.compare.engines import Engine, build
+from runner.tools.compare.passes import Timeline
+from runner.tools.compare.sending import counted
+from runner.tools.compare.timeline import record
 from runner.tools.table import show_progress
 from runner.training.batches import ShardSampler, train_loader
-from runner.training.options import TrainingOptions
+from runner.training.options import StepOptions
 from runner.training.run import Run
-
-Name = tuple[str, str]  # kind, backend
 
 _WARM_UP = 3  # steps of an engine that are not timed
 _EXCHANGES = 5  # of which the median is taken, in each round
+_RECORDED = 3  # steps of a pipeline, of which the shortest is shown
+
+
+@dataclass(kw_only=True)
+class Entrant:
+    """An engine, what it trains, and its results, which are the same on all ranks.
+
+    Attributes:
+        seconds: of each step, of the slowest rank; a list per round.
+        exchange: seconds to exchange the gradients with nothing else running; 0 if there is no such exchange.
+        memory: rise of the peak in bytes, of the largest rank.
+        loss: of the last step, mean over ranks.
+        agree: whether all ranks have the same weights.
+        distance: ‖w - w₁‖ ÷ ‖w₁‖, from the first engine's weights.
+        sent: bytes per step, of the rank that sends most.
+        timeline: of a pipeline.
+    """
+
+    choice: Choice
+    task: Task
+    options: StepOptions
+    seconds: list[list[float]] = field(default_factory=list)
+    exchange: float = 0.0
+    memory: int = 0
+    loss: float = 0.0
+    agree: bool = True
+    distance: float = 0.0
+    sent: float = 0.0
+    timeline: Timeline | None = None
+
+    @property
+    def all_seconds(self) -> list[float]:
+        """Seconds of each step, of all rounds."""
+        return [seconds for turn in self.seconds for seconds in turn]
 
 
 class Turns:
-    """Trains by each engine in turn, and holds the results, which are the same on all ranks.
+    """Trains by each engine in turn.
 
     Attributes:
-        samples: per step, of all ranks.
-        exchange: seconds to exchange the gradients with nothing else running; 0 if nothing is exchanged.
-        memory: rise of the peak in bytes, of the largest rank.
-        losses: of the last step, mean over ranks.
-        agree: whether all ranks have the same weights.
-        distance: ‖w - w₁‖ ÷ ‖w₁‖, from the first engine's weights.
+        samples: per step, of all ranks; the same for each engine.
     """
 
-    def __init__(
-        self, engines: list[Name], run: Run, task: Task, options: TrainingOptions, *, steps: int, rounds: int
-    ) -> None:
-        self.engines, self.samples = engines, options.batch_size * run.data_size
-        self.exchange: dict[Name, float] = {}
-        self.memory: dict[Name, int] = {}
-        self.losses: dict[Name, float] = {}
-        self.agree: dict[Name, bool] = {}
-        self.distance: dict[Name, float] = {}
-        self._run, self._task, self._options = run, task, options
+    def __init__(self, run: Run, entrants: Sequence[Entrant], *, steps: int, rounds: int) -> None:
+        """``entrants``: the first is what the others are compared with, the last is ``alone``."""
+        self.entrants = list(entrants)
+        alone = self.entrants[-1]
+        assert alone.choice.kind == ALONE
+        self.samples = alone.options.batch_size * run.size
+        self._run = run
         self._rounds = min(rounds, steps)
         self._each = -(-steps // self._rounds)
-        self._random = dict.fromkeys(engines, torch.get_rng_state())  # so that dropout is the same for each engine
-        self._seconds: dict[Name, list[list[float]]] = {name: [] for name in engines}
-        self._exchanges: dict[Name, list[float]] = {name: [] for name in engines}
-        self._built: dict[Name, tuple[Engine, Iterator[tuple[Tensor, Tensor]]]] = {}
-
-    def seconds(self, engine: Name) -> list[float]:
-        """Seconds of each step, of the slowest rank."""
-        return [seconds for turn in self._seconds[engine] for seconds in turn]
-
-    def rounds_of(self, engine: Name) -> list[list[float]]:
-        """As ``seconds``, but in a list per round."""
-        return self._seconds[engine]
+        names = [entrant.choice.name for entrant in entrants]
+        self._random = dict.fromkeys(names, torch.get_rng_state())  # so that dropout is the same for each engine
+        self._exchanges: dict[str, list[float]] = {name: [] for name in names}
+        self._built: dict[str, tuple[Engine, Iterator[tuple[Tensor, Tensor]]]] = {}
 
     def take(self) -> None:
-        """Run all steps of all engines. Collective."""
-        order = list(self.engines)
-        warmed = build(
-            "alone", "", self._run, self._task, self._options
-        )  # so that no engine's time includes torch's first step
-        warmed.step(*next(self._batches()))
+        """Run all steps of all engines. Collective.
+
+        Raises:
+            UsageError: an engine cannot be built.
+        """
+        order, alone = list(self.entrants), self.entrants[-1]
+        # So that no engine's time includes torch's first step.
+        warmed = build(alone.choice, self._run, alone.task, alone.options)
+        warmed.step(*next(self._batches(alone)))
         del warmed
         for number in range(self._rounds):
-            for name in order:
+            for entrant in order:
                 if self._run.is_main and on_terminal(in_place=True):
-                    show_progress(f"round {number + 1} of {self._rounds}: {':'.join(filter(None, name))}")
-                self._turn(name)
+                    show_progress(f"round {number + 1} of {self._rounds}: {entrant.choice.name}")
+                self._turn(entrant)
             order.append(order.pop(0))  # the next round begins with another engine
         if self._run.is_main:
             show_progress("")
-        reference = self._weights(self.engines[0])
-        for name in self.engines:
-            weights = self._weights(name)
-            extremes = torch.stack([weights, -weights])
-            dist.all_reduce(extremes, dist.ReduceOp.MAX)
-            self.agree[name] = bool((extremes[0] == -extremes[1]).all())
-            self.distance[name] = float((weights - reference).norm() / reference.norm())
-            self.exchange[name] = statistics.median(self._exchanges[name] or [0.0])
+        self._compare_weights()
+        for entrant in self.entrants:
+            self._look_into(entrant)
 
-    def _turn(self, name: Name) -> None:
-        device = self._run.device
+    def _turn(self, entrant: Entrant) -> None:
+        device, name = self._run.device, entrant.choice.name
         torch.set_rng_state(self._random[name])
         if name not in self._built:
             before = _reset_peak(device)
-            engine = build(*name, self._run, self._task, self._options)
-            batches = self._batches()
+            with about(name):
+                engine = build(entrant.choice, self._run, entrant.task, entrant.options)
+            batches = self._batches(entrant)
             self._built[name] = engine, batches
             for _ in range(_WARM_UP):
                 engine.step(*next(batches))
             (rise,) = largest([float(_peak(device) - before)], device)
-            self.memory[name] = int(rise)
+            entrant.memory = int(rise)
         engine, batches = self._built[name]
         with engine.turn():
             own, loss = [], torch.zeros(())
@@ -114,24 +135,82 @@ class Turns:
             if engine.exchange is not None:
                 times = [seconds_per_call(engine.exchange, 1, device) for _ in range(_EXCHANGES)]
                 self._exchanges[name].append(statistics.median(times))
-        self._seconds[name].append(largest(own, device))
+                entrant.exchange = statistics.median(self._exchanges[name])
+        entrant.seconds.append(largest(own, device))
         self._random[name] = torch.get_rng_state()
         (total,) = self._run.sum(float(loss))
-        self.losses[name] = total / self._run.size
+        entrant.loss = total / self._run.size
 
-    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """An endless series of batches, the same for every engine."""
-        run, data, options = self._run, self._task.train_data, self._options
-        sampler = ShardSampler.over(data, run.data_rank, run.data_size, options.seed)
-        loader = train_loader(data, sampler, options.batch_size, options.workers)
+    def _batches(self, entrant: Entrant) -> Iterator[tuple[Tensor, Tensor]]:
+        """An endless series of an engine's batches. All ranks together have the same samples with every engine."""
+        task, options, layout = entrant.task, entrant.options, entrant.choice.layout
+        sampler = ShardSampler.over(
+            task.train_data, layout.data_rank(self._run.rank), layout.degrees.data, options.seed
+        )
+        loader = train_loader(task.train_data, sampler, options.batch_size, options.workers)
         dtype = getattr(torch, options.dtype)
         for sampler.epoch in itertools.count():
             for batch in loader:
-                yield to_device(batch[0], batch[1], run.device, dtype)
+                yield to_device(batch[0], batch[1], self._run.device, dtype)
 
-    def _weights(self, name: Name) -> Tensor:
-        state = self._built[name][0].model.parameters()
-        return torch.cat([parameter.detach().double().reshape(-1) for parameter in state])
+    def _compare_weights(self) -> None:
+        """Find whether ranks agree, and how far each engine's weights are from the first one's."""
+        whole, _ = self._built[ALONE]
+        places = {name: weight.numel() for name, weight in whole.model.named_parameters()}
+        reference = None
+        for entrant in self.entrants:
+            engine, _ = self._built[entrant.choice.name]
+            with engine.turn():
+                engine.settle()
+                weights, entrant.agree = _weights(engine, places)
+            reference = weights if reference is None else reference
+            entrant.distance = float((weights - reference).norm() / reference.norm())
+
+    def _look_into(self, entrant: Entrant) -> None:
+        """Do some more steps, to see what is sent, and what a pipeline does when. They come last, as they take longer."""
+        engine, batches = self._built[entrant.choice.name]
+        run = self._run
+        with engine.turn():
+            with counted() as counter:
+                for _ in range(engine.period):
+                    engine.step(*next(batches))
+            own = counter.sent / engine.period + engine.sent_by_library
+            (entrant.sent,) = largest([own], run.device)
+            if engine.stages:
+                recorded = [
+                    record(
+                        lambda: engine.step(*next(batches)),
+                        engine.stages,
+                        entrant.choice.layout,
+                        run.job.topology,
+                        run.device,
+                    )
+                    for _ in range(_RECORDED)
+                ]
+                entrant.timeline = min(recorded, key=lambda one: one.seconds)
+
+
+@torch.no_grad()
+def _weights(engine: Engine, places: dict[str, int]) -> tuple[Tensor, bool]:
+    """The whole model's parameters in a row, and whether all ranks that have one have the same. Collective.
+
+    Args:
+        places: the number of elements of each parameter, by name.
+    """
+    own = {name: whole_of(weight.detach()).double() for name, weight in engine.model.named_parameters()}
+    device = next(iter(own.values())).device
+    elsewhere = -torch.inf  # another stage's
+    row = torch.cat(
+        [
+            own[name].reshape(-1)
+            if name in own
+            else torch.full([number], elsewhere, dtype=torch.float64, device=device)
+            for name, number in places.items()
+        ]
+    )
+    extremes = torch.stack([row, torch.where(row == elsewhere, elsewhere, -row)])
+    dist.all_reduce(extremes, dist.ReduceOp.MAX)
+    return torch.where(row == elsewhere, extremes[0], row), bool((extremes[0] == -extremes[1]).all())
 
 
 def _reset_peak(device: torch.device) -> int:

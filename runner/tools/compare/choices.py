@@ -1,0 +1,126 @@
+"""The engines that ``--engines`` names, checked against the job. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+
+from runner.comm.choice import network_backend, network_backends
+from runner.comm.table import backends
+from runner.errors import UsageError, raised_on_all_ranks
+from runner.job import Job
+from runner.parallel.mesh import Degrees, Layout, lay_out
+from runner.parallel.options import ParallelOptions, degrees_in, strategy_names
+
+_MEASURED = [backend for backend in backends().values() if backend.is_measured]
+BACKENDS = [backend.name for backend in _MEASURED if backend.is_process_group]
+LIBRARIES = [backend.name for backend in _MEASURED if not backend.is_process_group]  # with a strategy of that name
+BARE, ALONE = "bare", "alone"
+KINDS = (*dict.fromkeys([*strategy_names(), *LIBRARIES]), BARE)
+
+_LAYOUT = ("strategy", "tp", "pp")  # written without the option's name
+_OPTIONS = [name for field in fields(ParallelOptions) if (name := field.name.replace("_", "-")) not in _LAYOUT]
+_DEGREE = re.compile(r"(tp|pp)(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """An engine.
+
+    Attributes:
+        name: as it is shown; with its backend, if it has one.
+        kind: a strategy, ``bare`` or ``alone``.
+        flags: the options of a workload that train by it; none for ddp and what is no strategy.
+        backend: of its process groups; "" if it has none.
+        layout: which rank has which part of the model and the data.
+    """
+
+    name: str
+    kind: str
+    flags: tuple[str, ...] = ()
+    backend: str = ""
+    layout: Layout
+
+
+def alone(job: Job) -> Choice:
+    """Every rank for itself."""
+    return Choice(name=ALONE, kind=ALONE, layout=_plain(job))
+
+
+@raised_on_all_ranks()
+def chosen(job: Job, wanted: Sequence[str] | None, arguments: Sequence[str]) -> list[Choice]:
+    """The engines that are asked for, or all with the whole model on every rank that can be used.
+
+    Args:
+        arguments: the workload's.
+
+    Raises:
+        UsageError: there is no such engine, or it cannot be used here, or its options do not go together.
+    """
+    if wanted is None:
+        return [_choice(job, text, arguments) for text in _default(job)]
+    return list({choice.name: choice for choice in (_choice(job, text, arguments) for text in wanted)}.values())
+
+
+@contextmanager
+def about(name: str) -> Iterator[None]:
+    """Say in an error's message which engine it is about."""
+    try:
+        yield
+    except UsageError as error:
+        error.message = f"--engines {name}: {error.message}"
+        raise
+
+
+def _default(job: Job) -> list[str]:
+    network = network_backend(job)
+    faster = [name for name in BACKENDS if name not in network_backends().values()]
+    usable = [name for name in (network, *faster, *LIBRARIES) if not backends()[name].unavailable_reason(job)]
+    return [*(f"ddp:{name}" if name in BACKENDS else name for name in usable), f"{BARE}:{network}"]
+
+
+def _choice(job: Job, text: str, arguments: Sequence[str]) -> Choice:
+    how, _, backend = text.partition(":")
+    kind, flags = _read(text, how)
+    is_library = kind in LIBRARIES
+    if (backend and backend not in BACKENDS) or (is_library and backend):
+        raise UsageError(_no_engine(text))
+    backend = "" if is_library else backend or network_backend(job)
+    with about(text):
+        if problem := backends()[backend or kind].unavailable_reason(job):
+            raise UsageError(problem)
+        if kind == BARE and flags:
+            raise UsageError(f"DDP by hand takes no {' '.join(flags)}; leave it out, or take ddp")
+        layout = lay_out(job.topology, degrees_in([*arguments, *flags], job.size))
+    return Choice(name=":".join(filter(None, (how, backend))), kind=kind, flags=flags, backend=backend, layout=layout)
+
+
+def _read(text: str, how: str) -> tuple[str, tuple[str, ...]]:
+    """The kind, and a workload's options, of ``fsdp+tp2+schedule=zbv``."""
+    kinds, flags = [], []
+    for part in how.split("+"):
+        if part in KINDS:
+            kinds.append(part)
+        elif degree := _DEGREE.fullmatch(part):
+            flags.append(f"--{degree[1]}={degree[2]}")
+        elif part.partition("=")[0] in _OPTIONS:
+            flags.append(f"--{part}")
+        else:
+            raise UsageError(_no_engine(text))
+    if len(kinds) > 1:
+        raise UsageError(f"--engines {text}: {' and '.join(kinds)} are two strategies; name one")
+    kind = kinds[0] if kinds else "ddp"
+    return kind, (*([f"--strategy={kind}"] if kind not in ("ddp", BARE) else []), *flags)
+
+
+def _no_engine(text: str) -> str:
+    return (
+        f"--engines: no engine {text!r}; there are {', '.join(KINDS)}, with +tpN, +ppN and other parallel options "
+        f"(tp2+fsdp, pp2+schedule=zbv), and a backend after them: {', '.join(f':{name}' for name in BACKENDS)}"
+    )
+
+
+def _plain(job: Job) -> Layout:
+    return lay_out(job.topology, Degrees.of(job.size))
