@@ -23,17 +23,19 @@ def plot(title: str, engines: Sequence[Comparison], alone: Comparison, path: str
     """Draw a bar per engine, with the spread of its steps and its hidden share, and a line for ``alone``; then timelines."""
     pipelines = [(c, c.timeline) for c in engines if c.timeline is not None]
     heights = [_BARS, *(_AROUND + _ROW * len(timeline.stages) for _, timeline in pipelines)]
-    width = max(5.0, 1.5 + 1.3 * len(engines), 10.0 if pipelines else 0.0)
+    each = max(1.3, 0.1 * max(len(line) for c in engines for line in _in_lines(c.engine).splitlines()))
+    width = max(5.0, 1.5 + each * len(engines), 10.0 if pipelines else 0.0)
     figure, axes = new_figure(len(heights), 1, inches=(width, sum(heights)), heights=heights)
     _draw_bars(axes[0][0], engines, alone)
     axes[0][0].set(title=title)
     longest = max((timeline.seconds for _, timeline in pipelines), default=0.0)
     for (engine, timeline), (axis,) in zip(pipelines, axes[1:], strict=True):
         _draw_timeline(axis, timeline, longest)
-        axis.set_title(f"{engine.engine}: a step, {timeline.idle:.0%} idle", fontsize="medium")
+        axis.set_title(f"{engine.engine}: a step, {timeline.idle:.0%} idle", loc="left", fontsize="medium")
     if pipelines:
         axes[-1][0].set_xlabel("ms since the first pass began")
-        _add_legend(axes[-1][0], {one.kind for _, timeline in pipelines for one in timeline.passes})
+        boxes = _boxes({one.kind for _, timeline in pipelines for one in timeline.passes})
+        figure.legend(handles=boxes, loc="outside lower center", ncols=len(boxes), frameon=False)
     figure.savefig(path)
 
 
@@ -50,8 +52,9 @@ def _draw_bars(axis: Any, engines: Sequence[Comparison], alone: Comparison) -> N
     )
     axis.axhline(alone.samples_per_s, color="gray", linestyle="--", linewidth=1, label="nothing exchanged")
     axis.set(ylabel="samples/s")
-    axis.set_ylim(bottom=0)
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, frameon=False)
+    tops = [height + more for height, more in zip(heights, high, strict=True)]
+    axis.set_ylim(0, 1.2 * max(*tops, alone.samples_per_s))  # the legend is above the bars
+    axis.legend(loc="upper right", ncols=2, frameon=False)
 
 
 def _draw_timeline(axis: Any, timeline: Timeline, longest: float) -> None:
@@ -75,19 +78,12 @@ def _draw_timeline(axis: Any, timeline: Timeline, longest: float) -> None:
         axis.spines[side].set_visible(False)
 
 
-def _add_legend(axis: Any, kinds: set[str]) -> None:
+def _boxes(kinds: set[str]) -> list[Any]:
+    """The boxes of a legend."""
     from matplotlib.patches import Patch
 
     boxes = [Patch(color=_COLORS[kind], label=text) for kind, text in KINDS.items() if kind in kinds]
-    boxes.append(Patch(color=_IDLE, label="idle"))
-    axis.legend(
-        handles=boxes,
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.55),
-        ncols=len(boxes),
-        frameon=False,
-        fontsize="small",
-    )
+    return [*boxes, Patch(color=_IDLE, label="idle")]
 
 
 def _row_title(rank: int, stages: Sequence[int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -197,7 +198,8 @@ def _weights(engine: Engine, places: dict[str, int]) -> tuple[Tensor, bool]:
     Args:
         places: the number of elements of each parameter, by name.
     """
-    own = {name: whole_of(weight.detach()).double() for name, weight in engine.model.named_parameters()}
+    with _without_advice():
+        own = {name: whole_of(weight.detach()).double() for name, weight in engine.model.named_parameters()}
     device = next(iter(own.values())).device
     elsewhere = -torch.inf  # another stage's
     row = torch.cat(
@@ -211,6 +213,18 @@ def _weights(engine: Engine, places: dict[str, int]) -> tuple[Tensor, bool]:
     extremes = torch.stack([row, torch.where(row == elsewhere, elsewhere, -row)])
     dist.all_reduce(extremes, dist.ReduceOp.MAX)
     return torch.where(row == elsewhere, extremes[0], row), bool((extremes[0] == -extremes[1]).all())
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """Without torch's warnings that a tensor with two kinds of shards is gathered in two calls."""
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _reset_peak(device: torch.device) -> int:
