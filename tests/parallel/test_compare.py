@@ -13,6 +13,34 @@ from tests.terminal import on_terminal
 SMALL = ["workloads.mnist", "--data", "digits", "--steps", "8", "--rounds", "2"]
 RESNET = ["--image-size", "32", "--batch-size", "2"]
 
+DIVISIBLE = """
+import torch
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.utils.data import TensorDataset
+
+from runner.training.loop import Plan, Task, fit
+from runner.training.options import read_options, workload_parser
+
+PLAN = Plan(shard=("*",), tensor={"0": ColwiseParallel(), "2": RowwiseParallel()}, pipeline=("1", "2", "3"))
+
+
+def main(run, argv):
+    run.say("began")
+    options, _ = read_options(run, workload_parser(run, None, data=("random",), plan=PLAN), argv)
+    torch.manual_seed(options.seed)
+    task = Task(
+        model=lambda: nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16), nn.Linear(16, 2)),
+        loss=nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=options.lr),
+        train_data=TensorDataset(torch.rand(256, 16), torch.rand(256, 2)),
+        is_classification=False,
+        plan=PLAN,
+    )
+    fit(run, task, options)
+"""
+PARAMETERS = 8 * (16 * 64 + 64 + 64 * 16 + 16 + 16 * 2 + 2)  # bytes of that model, in float64
+
 
 @pytest.mark.mpi4py
 def test_engines_train_the_same_model(tmp_path: Path) -> None:
@@ -37,18 +65,68 @@ def test_engines_train_the_same_model(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+# engine: bytes that a rank sends per step, of 16 samples
+LAYOUTS = {
+    "ddp:gloo": PARAMETERS,  # an all-reduce among two: each sends as much as there is
+    "fsdp:mpi4py": 1.5 * PARAMETERS,  # two all-gathers and a reduce-scatter of halves
+    "tp2+fsdp:gloo": 16 * 16 * 8,  # the second layer's outputs are summed
+    "pp2:gloo": 16 * 64 * 8 + 4,  # the first layer's outputs are handed on; the loss is broadcast
+    "pp2+schedule=zbv:mpi4py": None,
+    "local-sgd:gloo": PARAMETERS / 8,  # an average every eight steps
+}
+
+
+@pytest.mark.mpi4py
+def test_layouts_train_the_same_model(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(DIVISIBLE)
+    options = ["--steps", "4", "--rounds", "1", "--dtype", "float64", "--batch-size", "8", "--scale-lr"]
+    files = ["--json", "found.json", "--plot", "found.png"]
+    done = ok(runner(2, "compare", "own", *options, *files, "--engines", ",".join(LAYOUTS), cwd=tmp_path))
+    found = json.loads((tmp_path / "found.json").read_text())
+    engines = {engine["engine"]: engine for engine in found["engines"]}
+    assert list(engines) == [*LAYOUTS, "alone"]
+    assert found["samples_per_step"] == 16
+    assert "own, 2 ranks on 1 host, cpu, 16 samples per step of each engine" in done.stdout
+    assert done.stdout.count("began") == 1
+    for name, sent in LAYOUTS.items():
+        engine = engines[name]
+        assert engine["ranks_agree"], name
+        assert engine["sent"] == pytest.approx(sent) if sent else engine["sent"] > 0
+        if name == "local-sgd:gloo":
+            assert engine["distance"] > 1e-6
+        else:
+            assert engine["loss"] == pytest.approx(engines["ddp:gloo"]["loss"], rel=1e-9)
+            assert engine["distance"] < 1e-12
+    assert {name for name, engine in engines.items() if engine["timeline"]} == {"pp2:gloo", "pp2+schedule=zbv:mpi4py"}
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
+    kinds = {
+        "pp2:gloo": ["forward", "backward"],
+        "pp2+schedule=zbv:mpi4py": ["forward", "inputs", "weights", "backward"],
+    }
+    for name, expected in kinds.items():
+        passes = engines[name]["timeline"]["passes"]
+        assert {one["kind"] for one in passes} <= set(expected)
+        assert 0 <= engines[name]["idle"] < 1
+        forward = {(one["stage"], one["micro_batch"]): one for one in passes if one["kind"] == "forward"}
+        stages, micro_batches = (1 + max(numbers) for numbers in zip(*forward, strict=True))
+        assert len(forward) == stages * micro_batches
+        for (stage, number), one in forward.items():  # each begins when the stage before has ended
+            assert stage == 0 or one["start"] > forward[stage - 1, number]["end"]
+
+
 def test_a_narrow_terminal_gets_fewer_columns(tmp_path: Path) -> None:
     seen = on_terminal(80, mpirun_path(), "-np", "2", *RUNNER, "compare", *SMALL, "--engines", "ddp", cwd=tmp_path)
     assert max(map(len, seen)) <= 80
     assert [line.split()[0] for line in seen[1:5]] == ["engine", "(ms)", "ddp:gloo", "alone"]
     assert "ranks agree" in seen[3]
-    assert "no room for: 10 % to 90 % (ms), lowest to highest, exchange (ms), last loss" in seen[5]
+    assert "no room for: 10 % to 90 % (ms), lowest to highest, exchange (ms), sent (MiB), last loss" in seen[5]
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([*SMALL, "--engines", "ddp:carrier-pigeon"], "--engines: no engine 'ddp:carrier-pigeon'; there are ddp, horovod, bare"),
+        ([*SMALL, "--engines", "ddp:carrier-pigeon"], "--engines: no engine 'ddp:carrier-pigeon'; there are ddp, fsdp, zero1, local-sgd, horovod, bare, with +tpN"),
+        ([*SMALL, "--engines", "tp2:gloo"], "--engines tp2:gloo: this workload cannot be trained with --tp 2: it does not say how its layers"),
         ([*SMALL, "--engines", "ddp:nccl"], "--engines ddp:nccl: no GPU is used"),
         (["workloads.nothing"], "no workload workloads.nothing: compare takes a module with main(run, argv)"),
         ([*SMALL, "--epochz", "3"], "unrecognized arguments: --epochz 3 (see python -m runner workloads.mnist --help)"),

@@ -153,6 +153,11 @@ def test_explain_imports_no_torch(without_torch: str) -> None:
         (["--help"], {}),
         (["plan", "--help"], {}),
         (["plan", "workloads.mnist", "--gpus", "4", "--memory", "80XB"], {}),
+        (["compare", "--help"], {}),
+        (["compare", "workloads.mnist", "--engines", "ddp:gloo,fdsp"], {}),
+        (["compare", "workloads.mnist", "--engines", "zero1+tp2"], {}),
+        (["compare", "workloads.mnist", "--engines", "ddp,tp2"], {}),  # of one rank
+        (["compare", "workloads.mnist", "--tp", "2"], {}),
         (["nothing.like.this"], {}),
         (["missing.py"], {}),
         (["workloads.models"], {}),

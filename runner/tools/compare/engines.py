@@ -77,7 +77,7 @@ def build(choice: Choice, run: Run, task: Task, options: StepOptions) -> Engine:
     mesh = device_mesh(choice.layout, device.type, choice.backend or None)
     trainer = load_strategy(choice.kind)(task, Setting(device=device, dtype=dtype, mesh=mesh, options=options.parallel))
     is_library = choice.kind in LIBRARIES
-    averages_all = is_library or (choice.kind == "ddp" and _is_whole(mesh))
+    averages_all = is_library or (choice.kind == "ddp" and _is_whole(mesh) and options.parallel.comm_hook != "powersgd")
     return Engine(
         model=trainer.model,
         step=trainer.step,
