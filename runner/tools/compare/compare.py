@@ -3,7 +3,7 @@
     mpirun -np 2 python -m runner compare workloads.resnet --engines ddp,horovod
     mpirun -np 4 python -m runner compare workloads.llama --engines ddp,fsdp:gloo,tp2:mpi4py,tp2+fsdp,pp2 --plot m.png
     mpirun -np 4 python -m runner compare mywork --engines pp2+schedule=gpipe,pp2+schedule=zbv --global-batch-size 64
-    mpirun -np 4 python -m runner compare mywork --engines ddp,ddp+comm-hook=powersgd,local-sgd --sync-every 16
+    mpirun -np 4 python -m runner compare mywork --engines ddp,ddp+comm-hook=bf16,local-sgd --sync-every 16
 
 An engine is what divides the work, joined by +: a strategy (ddp, fsdp, zero1, local-sgd, horovod; without one: ddp), tpN,
 ppN, and any other parallel option without its dashes; or it is bare (DDP by hand, as in tutorials). A backend may follow
@@ -13,7 +13,8 @@ All have the same model, data and seed, and the same samples in each step: --bat
 all ranks, and where fewer ranks share the data, each takes more. A step's time is that of the slowest rank. "in comm." is
 a step's time minus that of a step in which every rank trains its share alone: communication, and waiting. "hidden" is the
 share of the exchange of gradients that overlaps the backward pass. "sent" is counted from the collectives that a step
-calls, as rings (of an all-reduce among n ranks, each sends 2(n-1)/n); Horovod's is from the size of its gradients.
+calls, as rings (of an all-reduce among n ranks, each sends 2(n-1)/n), for the rank that sends most; Horovod's is from the size of its gradients, and PowerSGD's is not
+counted.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Comparison:
     loss: float  # of the last step, mean over ranks
     ranks_agree: bool  # whether the weights are bit-equal on all ranks
     distance: float  # relative, from the first engine's weights
-    sent: float  # bytes per step, of the rank that sends most
+    sent: float | None  # bytes per step, of the rank that sends most; None if they cannot be counted
     idle: float | None  # of a pipeline: the share of its ranks' time that the timeline shows nothing in
     timeline: Timeline | None  # of a pipeline: one of its steps
 
@@ -262,7 +263,7 @@ def _print(target: str, job: Job, samples: int, comparisons: list[Comparison]) -
             column("in comm.\n(ms)", of_exchange(lambda c: f"{1e3 * c.communication:.2f}")),
             column("exchange\n(ms)", lambda c: f"{1e3 * c.exchange:.2f}" if c.exchange else "", 2),
             column("hidden\n", lambda c: "" if c.hidden is None else f"{100 * c.hidden:.0f} %"),
-            column("sent\n(MiB)", of_exchange(lambda c: f"{c.sent / 2**20:.3g}"), 2),
+            column("sent\n(MiB)", of_exchange(lambda c: "" if c.sent is None else f"{c.sent / 2**20:.3g}"), 2),
             column("memory\n(MiB)", lambda c: f"{c.memory / 2**20:.0f}", 1),
             column("last loss\n", lambda c: f"{c.loss:.6f}", 5),
             Column(title="weights\n", cells=[_agreement(c) for c in comparisons], justify="left"),

@@ -41,6 +41,7 @@ class Engine:
         settle: makes the weights those that an evaluation would take. Collective.
         period: the number of steps after which what is sent repeats.
         sent_by_library: bytes per step that a rank sends without torch.distributed.
+        is_counted: whether what is sent can be counted.
         stages: of the pipeline: torch's objects on this rank.
     """
 
@@ -51,6 +52,7 @@ class Engine:
     settle: Callable[[], None] = lambda: None
     period: int = 1
     sent_by_library: float = 0.0
+    is_counted: bool = True
     stages: Sequence[Any] = ()
 
 
@@ -77,7 +79,8 @@ def build(choice: Choice, run: Run, task: Task, options: StepOptions) -> Engine:
     mesh = device_mesh(choice.layout, device.type, choice.backend or None)
     trainer = load_strategy(choice.kind)(task, Setting(device=device, dtype=dtype, mesh=mesh, options=options.parallel))
     is_library = choice.kind in LIBRARIES
-    averages_all = is_library or (choice.kind == "ddp" and _is_whole(mesh) and options.parallel.comm_hook != "powersgd")
+    has_own_calls = options.parallel.comm_hook == "powersgd"  # its hook goes on in other threads
+    averages_all = is_library or (choice.kind == "ddp" and _is_whole(mesh) and not has_own_calls)
     return Engine(
         model=trainer.model,
         step=trainer.step,
@@ -86,6 +89,7 @@ def build(choice: Choice, run: Run, task: Task, options: StepOptions) -> Engine:
         settle=trainer.share_buffers,
         period=options.parallel.sync_every if choice.kind == "local-sgd" else 1,
         sent_by_library=all_reduce(_gradient_bytes(trainer.model, options), run.size) if is_library else 0.0,
+        is_counted=not has_own_calls,
         stages=getattr(trainer, "pipeline_stages", ()),
     )
 

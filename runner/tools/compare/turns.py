@@ -45,7 +45,7 @@ class Entrant:
         loss: of the last step, mean over ranks.
         agree: whether all ranks have the same weights.
         distance: ‖w - w₁‖ ÷ ‖w₁‖, from the first engine's weights.
-        sent: bytes per step, of the rank that sends most.
+        sent: bytes per step, of the rank that sends most; None if they cannot be counted.
         timeline: of a pipeline.
     """
 
@@ -58,7 +58,7 @@ class Entrant:
     loss: float = 0.0
     agree: bool = True
     distance: float = 0.0
-    sent: float = 0.0
+    sent: float | None = None
     timeline: Timeline | None = None
 
     @property
@@ -172,11 +172,12 @@ class Turns:
         engine, batches = self._built[entrant.choice.name]
         run = self._run
         with engine.turn():
-            with counted() as counter:
-                for _ in range(engine.period):
-                    engine.step(*next(batches))
-            own = counter.sent / engine.period + engine.sent_by_library
-            (entrant.sent,) = largest([own], run.device)
+            if engine.is_counted:
+                with counted() as counter:
+                    for _ in range(engine.period):
+                        engine.step(*next(batches))
+                own = counter.sent / engine.period + engine.sent_by_library
+                (entrant.sent,) = largest([own], run.device)
             if engine.stages:
                 recorded = [
                     record(
