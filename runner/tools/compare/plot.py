@@ -33,7 +33,9 @@ def plot(title: str, engines: Sequence[Comparison], alone: Comparison, path: str
         _draw_timeline(axis, timeline, longest)
         axis.set_title(f"{engine.engine}: a step, {timeline.idle:.0%} idle", loc="left", fontsize="medium")
     if pipelines:
-        axes[-1][0].set_xlabel("ms since the first pass began")
+        is_paler = any(len(stages) > 1 for _, timeline in pipelines for stages in timeline.stages.values())
+        remark = "; paler: a rank's later stage" if is_paler else ""
+        axes[-1][0].set_xlabel(f"ms since the first pass began{remark}")
         boxes = _boxes({one.kind for _, timeline in pipelines for one in timeline.passes})
         figure.legend(handles=boxes, loc="outside lower center", ncols=len(boxes), frameon=False)
     figure.savefig(path)
