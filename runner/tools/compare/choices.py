@@ -32,7 +32,7 @@ class Choice:
     Attributes:
         name: as it is shown; with its backend, if it has one.
         kind: a strategy, ``bare`` or ``alone``.
-        flags: the options of a workload that train by it; none for ddp and what is no strategy.
+        flags: what a workload's options are for it, if its task depends on them.
         backend: of its process groups; "" if it has none.
         layout: which rank has which part of the model and the data.
     """
@@ -93,12 +93,16 @@ def _choice(job: Job, text: str, arguments: Sequence[str]) -> Choice:
             raise UsageError(problem)
         if kind == BARE and flags:
             raise UsageError(f"DDP by hand takes no {' '.join(flags)}; leave it out, or take ddp")
-        layout = lay_out(job.topology, degrees_in([*arguments, *flags], job.size))
-    return Choice(name=":".join(filter(None, (how, backend))), kind=kind, flags=flags, backend=backend, layout=layout)
+        strategy = [] if kind == BARE else [f"--strategy={kind}"]
+        layout = lay_out(job.topology, degrees_in([*arguments, *strategy, *flags], job.size))
+    if flags or kind not in (*LIBRARIES, BARE, "ddp"):
+        flags = [*strategy, *flags]
+    name = ":".join(filter(None, (how, backend)))
+    return Choice(name=name, kind=kind, flags=tuple(flags), backend=backend, layout=layout)
 
 
-def _read(text: str, how: str) -> tuple[str, tuple[str, ...]]:
-    """The kind, and a workload's options, of ``fsdp+tp2+schedule=zbv``."""
+def _read(text: str, how: str) -> tuple[str, list[str]]:
+    """The kind, and a workload's other options, of ``fsdp+tp2+schedule=zbv``."""
     kinds, flags = [], []
     for part in how.split("+"):
         if part in KINDS:
@@ -111,8 +115,7 @@ def _read(text: str, how: str) -> tuple[str, tuple[str, ...]]:
             raise UsageError(_no_engine(text))
     if len(kinds) > 1:
         raise UsageError(f"--engines {text}: {' and '.join(kinds)} are two strategies; name one")
-    kind = kinds[0] if kinds else "ddp"
-    return kind, (*([f"--strategy={kind}"] if kind not in ("ddp", BARE) else []), *flags)
+    return kinds[0] if kinds else "ddp", flags
 
 
 def _no_engine(text: str) -> str:

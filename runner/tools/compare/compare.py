@@ -186,9 +186,19 @@ def _entrants(
             more = [*choice.flags, f"--global-batch-size={samples}"]
             with about(choice.name):
                 own_task, own_options = _captured(module, replace(run, layout=choice.layout), [*arguments, *more])
+                _check_samples(own_options.batch_size * choice.layout.degrees.data, samples)
             own_task = replace(own_task, train_data=task.train_data, optimizer=task.optimizer)
         entrants.append(Entrant(choice=choice, task=own_task, options=own_options))
     return entrants
+
+
+@raised_on_all_ranks()
+def _check_samples(own: int, samples: int) -> None:
+    if own != samples:
+        raise UsageError(
+            f"the workload takes {own} samples per step, and {samples} with ddp, so they cannot be compared; read its "
+            "options by read_options()"
+        )
 
 
 def _captured(module: ModuleType, run: Run, arguments: Sequence[str]) -> tuple[Task, StepOptions]:
