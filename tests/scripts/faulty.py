@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -44,7 +45,8 @@ FAULTS: dict[str, Callable[[], object]] = {
 
 def main(run: Run, argv: list[str]) -> None:
     parser = workload_parser(run, __doc__, data=("random",), epochs=1000000, lr=0.01)
-    parser.add_argument("--fault", choices=FAULTS)
+    parser.add_argument("--fault", choices=["nothing", "nan", *FAULTS], default="nothing")
+    parser.add_argument("--stamp", type=Path, help="a file that is to have the time of the fault")
     parser.add_argument("--at", type=int, default=5, help="the step after which it happens")
     parser.add_argument("--on", type=int, default=1, help="the rank")
     parser.add_argument("--milliseconds", type=float, default=5.0, help="that each step takes longer")
@@ -61,7 +63,15 @@ def main(run: Run, argv: list[str]) -> None:
 
     def after(state: State) -> None:
         time.sleep(given.milliseconds / 1000)
-        if given.fault and state.position.step == given.at and run.rank == given.on:
+        if state.position.step != given.at or run.rank != given.on:
+            return
+        if given.stamp is not None:
+            draft = given.stamp.with_suffix(".new")
+            draft.write_text(str(time.time()))
+            draft.rename(given.stamp)
+        if given.fault in FAULTS:
             FAULTS[given.fault]()
+        elif given.fault == "nan":
+            data.fill_(float("nan"))
 
     fit(run, task, options, on_step=[after])

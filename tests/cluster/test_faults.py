@@ -1,0 +1,27 @@
+"""Each fault once, the launchers in turn; ``make test-faults`` tries each under all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.faults import ALL, CASES, Case, occurs, try_case
+from tests.cluster.virtual import Cluster
+
+
+def in_turn() -> list[tuple[Case, str]]:
+    """Each case with the next launcher under which it can occur."""
+    chosen, names = [], [*ALL]
+    for case in CASES:
+        launcher = next(name for name in names if occurs(case, name))
+        names.remove(launcher)
+        names.append(launcher)
+        chosen.append((case, launcher))
+    return chosen
+
+
+@pytest.mark.parametrize(("case", "launcher"), in_turn(), ids=[f"{case.number}-{name}" for case, name in in_turn()])
+def test_the_job_ends_and_says_why(vc: Cluster, case: Case, launcher: str, tmp_path: Path) -> None:
+    found = try_case(vc, case, launcher, tmp_path)
+    assert found.problem(case) in ("", f"{found.seconds:.1f} s"), found  # the time is for make test-faults
