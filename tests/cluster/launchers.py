@@ -98,7 +98,7 @@ def torchrun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subpr
         processes.append(
             subprocess.Popen(
                 vc.command(host, _torchrun(vc, slots, index, port, program)),
-                env=clean_environment() | {"GLOO_SOCKET_IFNAME": "eth0"},
+                env=clean_environment() | vc.environment | {"GLOO_SOCKET_IFNAME": "eth0"},
                 cwd=vc.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -49,6 +49,7 @@ def main(run: Run, argv: list[str]) -> None:
     parser.add_argument("--stamp", type=Path, help="a file that is to have the time of the fault")
     parser.add_argument("--at", type=int, default=5, help="the step after which it happens")
     parser.add_argument("--on", type=int, default=1, help="the rank")
+    parser.add_argument("--once", type=Path, help="a file that is made at the fault; if it is there, all goes well")
     parser.add_argument("--milliseconds", type=float, default=5.0, help="that each step takes longer")
     options, given = read_options(run, parser, argv)
     torch.manual_seed(options.seed)
@@ -65,6 +66,10 @@ def main(run: Run, argv: list[str]) -> None:
         time.sleep(given.milliseconds / 1000)
         if state.position.step != given.at or run.rank != given.on:
             return
+        if given.once is not None:
+            if given.once.exists():
+                return
+            given.once.touch()
         if given.stamp is not None:
             draft = given.stamp.with_suffix(".new")
             draft.write_text(str(time.time()))

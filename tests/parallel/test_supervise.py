@@ -1,0 +1,63 @@
+"""supervise starts a job again where that helps, from its newest intact checkpoint, and not where it does not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.launching import RUNNER, SCRIPTS, mpirun_path, run
+from tests.results import metrics
+
+
+def supervised(folder: Path, *arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """A training of 60 steps on two ranks, saved every 20 steps."""
+    job = [mpirun_path(), "-np", "2", *RUNNER, "faulty", "--resume", "auto", "--checkpoint-dir", str(folder / "run")]
+    job += ["--save-every", "0", "--save-every-steps", "20", "--max-steps", "60", "--milliseconds", "1", *arguments]
+    return run(*RUNNER, "supervise", "--log-dir", str(folder / "log"), *options, "--", *job, cwd=SCRIPTS)
+
+
+def attempts(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "log" / "attempts.jsonl").read_text().splitlines()]
+
+
+def test_a_killed_job_goes_on_and_the_same_failure_twice_ends_it(tmp_path: Path) -> None:
+    done = supervised(tmp_path, "--fault", "SIGKILL", "--at", "31", "--once", str(tmp_path / "once"))
+    assert done.returncode == 0, done.stderr
+    first, second = attempts(tmp_path)
+    assert (first["code"], first["rank"], first["what"], first["next"]) == (
+        137,
+        1,
+        "killed by SIGKILL",
+        "started again",
+    )
+    assert (second["code"], second["next"]) == (0, "done")
+    assert f"going on from {tmp_path}/run/step-20" in done.stdout
+    assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 61))
+    state = json.loads((tmp_path / "log" / "attempt-2" / "state" / "rank-00001.json").read_text())
+    assert (state["phase"], state["exit_code"], state["step"], state["steps"]) == ("ended", 0, 60, 60)
+
+    done = supervised(tmp_path, "--fault", "raise", "--at", "70", "--max-steps", "90")
+    assert done.returncode == 1
+    assert [one["what"] for one in attempts(tmp_path)] == ["ValueError: odd"] * 2
+    assert "supervise: attempt 2 ended with code 1 after " in done.stderr
+    assert "the same error at the same step (" in done.stderr
+    report = run(*RUNNER, "supervise", "--report", str(tmp_path / "log")).stdout
+    assert "started again" in report
+    assert "rank 1 on " in report
+
+
+def test_what_a_restart_does_not_mend_is_not_started_again(tmp_path: Path) -> None:
+    done = supervised(tmp_path, "--epochs", "none")
+    assert done.returncode == 2
+    assert [one["next"] for one in attempts(tmp_path)] == ["the request is wrong, and a restart does not mend that"]
+    done = supervised(tmp_path, "--fault", "exit7", options=("--max-restarts", "0"))
+    assert done.returncode == 7
+    assert [one["next"] for one in attempts(tmp_path)] == ["--max-restarts 0 are over"]
+
+
+def test_a_command_without_the_runner_is_refused() -> None:
+    done = run(*RUNNER, "supervise", "--", "sleep", "1")
+    assert done.returncode == 2
+    assert done.stderr.startswith("runner: supervise: the command does not start a runner; for example")
