@@ -1,0 +1,62 @@
+"""From the SIGKILL of a rank to the next step of the training: supervise with mpirun ÷ torchrun --max-restarts, in turn.
+
+    python -m tests.speed.restart [--ranks 2 4] [--rounds 5]
+
+The job is the same script under both: a few steps by DDP on gloo, a checkpoint after each; it kills one of its ranks once, and goes on
+from its checkpoint. Prints the seconds of each, and the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.launching import RUNNER, SCRIPTS, mpirun_path, ok, run
+
+SCRIPT = str(SCRIPTS / "killed_once.py")
+
+
+def by_runner(ranks: int, folder: Path) -> list[str]:
+    job = [mpirun_path(), "-np", str(ranks), *RUNNER, SCRIPT, str(folder)]
+    return [*RUNNER, "supervise", "--log-dir", str(folder / "log"), "--", *job]
+
+
+def by_torchrun(ranks: int, folder: Path) -> list[str]:
+    options = ["--nproc-per-node", str(ranks), "--max-restarts", "3"]
+    return [sys.executable, "-m", "torch.distributed.run", *options, SCRIPT, str(folder)]
+
+
+def measure(ranks: int, command: list[str], folder: Path) -> float:
+    ok(run(*command, timeout=200))
+    killed, went_on = (float((folder / name).read_text()) for name in ("killed", "went-on"))
+    return went_on - killed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    for ranks in given.ranks:
+        ways = {"supervise": by_runner, "torchrun": by_torchrun}
+        found: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(given.rounds):
+            for name, way in ways.items():
+                with tempfile.TemporaryDirectory() as folder:
+                    found[name].append(measure(ranks, way(ranks, Path(folder)), Path(folder)))
+        for name, seconds in found.items():
+            print(
+                f"{ranks} ranks, {name:10} {statistics.median(seconds):5.2f} s ({min(seconds):.2f} to {max(seconds):.2f})"
+            )
+        ratios = [own / other for own, other in zip(found["supervise"], found["torchrun"], strict=True)]
+        print(
+            f"{ranks} ranks, ratio      {statistics.median(ratios):5.2f}   ({min(ratios):.2f} to {max(ratios):.2f})",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
