@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 from runner.comm.choice import with_backend, with_spare_cores
 from runner.dispatch import dispatch
 from runner.errors import Policy, RunnerError, UsageError, raised_on_all_ranks
 from runner.guard.board import Board
-from runner.guard.watch import Lifeline, start_worker
+from runner.guard.nursery import Lifeline
+from runner.guard.watch import start_worker
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect
@@ -35,13 +37,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         request = parse(sys.argv[1:] if argv is None else argv, tool_names())
         context = detect(os.environ, SINGLE.name if works_alone(request.tool) else request.launcher)
         refuse_misfit(context)
-        way = choose_way(context, request.rendezvous)
+        way = choose_way(context, request.rendezvous, restarts=request.restarts > 0)
     except RunnerError as error:
         refuse_launch(error)
     if warning := idle_tasks(context):
         print(f"runner: {warning}", file=sys.stderr, flush=True)
     lifeline = start_worker(guard_words(context, request, way), guard_watched(context, request))
     # start_worker() has forked: from here on this is the worker.
+    context = replace(context, attempt=lifeline.attempt)
     job: Job | None = None
     try:
         _prepare_process()

@@ -16,6 +16,7 @@ from runner.comm.table import process_groups
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.launch.detect import is_reporting
 from runner.launch.table import SINGLE, launchers
+from runner.numbers import not_negative
 from runner.placement import DEVICES
 from runner.rendezvous.rendezvous import WAYS
 
@@ -87,6 +88,7 @@ class Request:
     collective_timeout: float | None
     hang_timeout: float
     log_folder: Path | None
+    restarts: int
 
     @property
     def tool(self) -> str:
@@ -142,6 +144,14 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help="each rank leaves its state in DIR/state every two seconds; `python -m runner top DIR` shows it",
+    )
+    group.add_argument(
+        "--restart-in-place",
+        type=not_negative,
+        default=0,
+        metavar="N",
+        help="after a failure start all ranks again, up to N times, without the launcher and without MPI; each rank keeps a spare "
+        "process that has imported torch",
     )
     group.add_argument(
         "--hang-timeout",
@@ -211,6 +221,7 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
         collective_timeout=known.collective_timeout,
         hang_timeout=known.hang_timeout,
         log_folder=known.log_dir,
+        restarts=known.restart_in_place,
     )
 
 

@@ -14,7 +14,8 @@ from runner.comm.ended import ended_ranks
 from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError
 from runner.guard.launcher import launcher_of
 from runner.guard.line import Address
-from runner.guard.watch import Lifeline, Watched, Words
+from runner.guard.nursery import Lifeline
+from runner.guard.watch import Watched, Words
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import is_reporting
@@ -108,6 +109,7 @@ def guard_watched(context: LaunchContext, request: Request) -> Watched:
         launcher=lambda: launcher_of(context),
         is_middle=context.rank.value == 0 and context.size.value > 1,
         log_folder=request.log_folder,
+        restarts=request.restarts,
         names={
             "rank": context.rank.value,
             "size": context.size.value,

@@ -46,7 +46,7 @@ def torchrun_variables(job: Job) -> dict[str, str]:
         "ROLE_RANK": job.rank,
         "ROLE_WORLD_SIZE": job.size,
         "MASTER_PORT": job.endpoint.port,
-        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_RESTART_COUNT": job.context.attempt,
         "TORCHELASTIC_MAX_RESTARTS": 0,
     }
     return {name: str(number) for name, number in numbers.items()} | {

@@ -19,19 +19,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from runner.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_USAGE
-from runner.guard.board import Board
-from runner.guard.group import Group, adopt_orphans, die_with
+from runner.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
+from runner.guard.group import Group, adopt_orphans
 from runner.guard.hang import Hang, Patience
 from runner.guard.launcher import described, end_of, error_output_of
 from runner.guard.line import GONE, Address, Line, Message
-from runner.guard.stacks import let_show, new_file
+from runner.guard.nursery import Child, Lifeline, Nursery
 from runner.guard.state import StateFile
-from runner.rendezvous.endpoint import listen, port_of
+from runner.rendezvous.endpoint import listen
 
 # Seconds that a failed worker's exit handlers get before it is killed, and that its child processes get between
 # SIGTERM and SIGKILL.
@@ -39,6 +38,7 @@ GRACE = 2.0
 _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended
 _AFTER_ANOTHER = 1.0  # seconds that a worker gets after another rank has failed, before SIGTERM
 _SAVING = 30.0  # seconds that a worker which saves on SIGTERM gets for it
+_SPARE_AFTER = 2.0  # seconds after the rendezvous: a spare process is not to slow the start down
 _ROUND = 1.0  # seconds between two looks at the worker
 
 # The first end a job; the others inform the program. Both are passed to the worker only: if SIGTERM ended its data
@@ -72,71 +72,41 @@ class Watched:
     launcher: Callable[[], int] = lambda: 0  # the id of the process whose end also ends the ranks, 0 for none
     is_middle: bool = False  # of the line between the guards
     log_folder: Path | None = None  # where the rank's state is written
+    restarts: int = 0  # how often all ranks are started again after a failure
     names: Mapping[str, Any] = field(default_factory=dict)  # rank, size, local_rank and host, for the state
 
 
-class Lifeline:
-    """The worker's end of the pipe to its guard."""
-
-    def __init__(self, pipe: int, board: Board, port: int) -> None:
-        self._pipe, self.board = pipe, board
-        self.port = port  # at which rank 0's guard listens for the others, 0 on other ranks
-        self.worker = os.getpid()  # a forked child has the lifeline too, but another process id
-
-    def met(self, address: Address | None = None) -> None:
-        """Tell the guard that the ranks have met: the time limit ends. ``address``: of the line between the guards."""
-        self._tell({"met": asdict(address) if address else None})
-
-    def failed(self, code: int, *, everywhere: bool, why: str = "") -> None:
-        """Tell the guard that the worker is about to end with this code, and is to be killed if it does not.
-
-        Args:
-            everywhere: all ranks do.
-            why: the cause, in a line.
-        """
-        self._tell({"code": code & 0xFF, "everywhere": everywhere, "why": why[:500]})
-
-    def _tell(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._pipe, json.dumps(message).encode() + b"\n")
-
-
 def start_worker(words: Words, watched: Watched) -> Lifeline:
-    """Fork. Returns in the worker; the parent stays here and ends with the worker's exit code."""
+    """Fork. Returns in the worker; the parent stays here and ends with the worker's exit code.
+
+    With ``watched.restarts`` it returns again in the workers that take the place of one that has failed.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    pipe_out, pipe_in = os.pipe()
-    parent = os.getpid()
-    # Launchers signal a rank's whole process group, and the worker should get each signal once, from its guard: so it has
-    # a group of its own. Not on a terminal, whose input goes to the foreground group only.
-    has_own_group = not os.isatty(0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored a child's exit status is lost
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)  # so that no signal is lost between the fork and the watch
-    board, stacks = Board(), new_file()
-    listener = _listener() if watched.is_middle else None
-    port = port_of(listener) if listener else 0
-    worker = os.fork()
-    if worker == 0:
-        os.close(pipe_out)
-        if listener is not None:
-            listener.close()
-        die_with(parent)
-        if has_own_group:
-            os.setpgid(0, 0)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
-        let_show(stacks)
-        return Lifeline(pipe_in, board, port)
-    os.close(pipe_in)
+    nursery = Nursery(listener=_listener() if watched.is_middle else None, signals=_WATCHED)
+    worker = nursery.fork()
+    if isinstance(worker, Lifeline):
+        return worker
     adopt_orphans()
-    group = Group(worker, is_own=has_own_group, but=(pipe_out, *([listener.fileno()] if listener else [])))
-    guard = _Guard(worker, pipe_out, group, words, watched, board, stacks, listener)
-    code = guard.watch(time.monotonic() + watched.meet_within)
-    guard.tell_end(code)
-    group.end(GRACE)
+    guard = _Guard(nursery, words, watched)
+    while True:
+        ended = guard.watch(worker)
+        if isinstance(ended, Lifeline):
+            return ended  # this is a spare process, which has become the worker
+        if not guard.starts_again(ended):
+            break
+        successor = guard.spare or nursery.fork(is_spare=True)
+        if isinstance(successor, Lifeline):
+            return successor
+        worker = successor
+        worker.call(guard.attempt)
+    guard.leave(ended)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(code)
+    os._exit(ended)
 
 
 def _listener() -> socket.socket | None:
@@ -147,56 +117,70 @@ def _listener() -> socket.socket | None:
 
 
 class _Guard:
-    def __init__(
-        self,
-        worker: int,
-        pipe: int,
-        group: Group,
-        words: Words,
-        watched: Watched,
-        board: Board,
-        stacks: IO[Any],
-        listener: socket.socket | None,
-    ) -> None:
-        self._worker, self._pipe, self._group, self._words = worker, pipe, group, words
+    def __init__(self, nursery: Nursery, words: Words, watched: Watched) -> None:
+        self._nursery, self._words, self._watched = nursery, words, watched
         self._launcher = watched.launcher()
         self._end_of_launcher = end_of(self._launcher)
-        self._board, self._patience = board, Patience(worker, board, watched.hang_after)
-        self._hang = Hang(worker, stacks)
-        folder = watched.log_folder
-        self._state = StateFile(folder, board, worker, **watched.names) if folder is not None else None
-        self._said = ""  # what this guard has printed last, or the worker's own cause of its end
-        self._listener = listener
+        self._listener = nursery.listener
         self._line: Line | None = None
-        self._verdict: int | None = None  # the exit code, if it is known before the worker's end
-        self._is_everywhere = False  # all ranks end like that
-        self._met = False
-        self._signals: list[int] = [signal.SIGKILL]  # that end the worker, one at each deadline
-        self._received = b""  # from the worker, without its end
         self._passed_on: set[int] = set()
         self._ignored = {number for number in _ENDS if signal.getsignal(number) == signal.SIG_IGN}  # nohup
         self._events, events = os.pipe()
         self._heard, self._wake = os.pipe()  # a byte for each message of the line
-        for end in (self._events, self._heard, pipe):
+        for end in (self._events, self._heard):
             os.set_blocking(end, False)
         threading.Thread(target=_hear, args=(events,), daemon=True).start()
+        self._is_orphan = False
+        self.attempt = 0
+        self.spare: Child | None = None
+        self._may_start_again = watched.restarts > 0
 
-    def watch(self, deadline: float) -> int:
-        """Watch the worker until it has ended. Returns the exit code."""
-        self._deadline: float | None = deadline
-        sources = [self._events, self._pipe, self._heard, *([self._end_of_launcher] if self._end_of_launcher else [])]
+    def _begin(self, worker: Child) -> None:
+        """Turn to a new worker."""
+        self.spare = None
+        self._worker, self._pipe, self._board = worker.process, worker.messages, worker.board
+        os.set_blocking(self._pipe, False)
+        self._group = Group(
+            worker.process, is_own=self._nursery.has_own_group, but=(self._pipe, *self._nursery.own_ends())
+        )
+        self._patience = Patience(worker.process, worker.board, self._watched.hang_after)
+        self._hang = Hang(worker.process, worker.stacks)
+        folder = self._watched.log_folder
+        self._state = None if folder is None else StateFile(folder, worker.board, worker.process, **self._watched.names)
+        self._said = ""  # what this guard has printed last, or the worker's own cause of its end
+        self._verdict: int | None = None  # the exit code, if it is known before the worker's end
+        self._is_everywhere = False  # all ranks end like that
+        self._follows = False  # another rank has failed
+        self._met: float | None = None  # when the ranks have met
+        self._done: set[int] = set()  # other ranks whose workers have ended well
+        self._signals: list[int] = [signal.SIGKILL]  # that end the worker, one at each deadline
+        self._received = b""  # from the worker, without its end
+        self._deadline: float | None = time.monotonic() + self._watched.meet_within
+
+    def watch(self, worker: Child) -> int | Lifeline:
+        """Watch a worker until it has ended. Returns the exit code; in a spare process that was called, its lifeline."""
+        self._begin(worker)
+        sources = [self._events, self._pipe, self._heard]
+        if self._end_of_launcher and not self._is_orphan:
+            sources.append(self._end_of_launcher)
         ready: list[int] = []
+        code: int | None = None
         while True:
-            status = self._status()
-            if not self._read_worker() and self._pipe in sources:  # after _status(), so that its last message is read
+            status = self._status() if code is None else None
+            if (
+                code is None and not self._read_worker() and self._pipe in sources
+            ):  # after _status(): its last message is read
                 sources.remove(self._pipe)
             if status is not None:
-                return self._exit_code(status)
+                code = self._exit_code(status)
+                if not self._waits_for_others(code):
+                    return code
             if self._events in ready:
                 for event in _EVENT.iter_unpack(os.read(self._events, 256 * _EVENT.size)):
                     self._receive(*event)
             if self._end_of_launcher in ready:
                 sources = [end for end in sources if end != self._end_of_launcher]
+                self._is_orphan = True
                 self._end_worker(EXIT_FAILURE, _ORPHANED)
                 self._signal(signal.SIGTERM)
                 self._say("the launcher has ended without its ranks, so this one ends too")
@@ -204,8 +188,12 @@ class _Guard:
                 os.read(self._heard, 256)
                 for message in self._line.heard() if self._line else ():
                     self._take(message)
-            self._look()
-            if self._deadline is not None and time.monotonic() >= self._deadline:
+            if code is not None:
+                if self._follows or not self._waits_for_others(code):
+                    return EXIT_FAILURE if self._follows else code
+            elif (spare := self._look()) is not None:
+                return spare
+            elif self._deadline is not None and time.monotonic() >= self._deadline:
                 if self._verdict is None and self._met:
                     self._verdict = 128 + signal.SIGTERM  # it was to save, and has not
                 elif self._verdict is None:
@@ -218,15 +206,49 @@ class _Guard:
             left = _ROUND if self._deadline is None else min(_ROUND, max(0.0, self._deadline - time.monotonic()))
             ready, _, _ = select.select(sources, [], [], left)
 
-    def tell_end(self, code: int) -> None:
+    def starts_again(self, code: int) -> bool:
+        """Whether all ranks are started again after this one has ended. Tells the other guards."""
+        again = (
+            self._may_start_again
+            and self.attempt < self._watched.restarts
+            and bool(self._met)
+            and not self._is_everywhere
+            and not self._is_orphan
+            and not self._passed_on.intersection(_ENDS)
+            and code not in (EXIT_OK, EXIT_USAGE, EXIT_REQUEUE)
+            and (self._words.size == 1 or (self._line is not None and self._line.is_open))
+        )
+        if (
+            self._line
+            and code != EXIT_OK
+            and not self._is_everywhere
+            and not self._follows
+            and not self._hang.is_reported
+        ):
+            self._line.tell({"failed": code, "attempt": self.attempt, "again": again})
+        self._group.end(GRACE)
+        if again:
+            self.attempt += 1
+            if self._words.is_reporting:
+                self._say(f"all ranks start again ({self.attempt} of {self._watched.restarts})", is_named=False)
+        return again
+
+    def leave(self, code: int) -> None:
         """Tell the others how this rank has ended, and leave their line."""
         if self._state:
             self._state.end(code, self._said)
-        if self._line is None:
-            return
-        if code != EXIT_OK and not self._is_everywhere and not self._hang.is_reported:
-            self._line.tell({"failed": code})
-        self._line.close()
+        if self._line:
+            self._line.close()
+
+    def _waits_for_others(self, code: int) -> bool:
+        """Whether a rank that has ended well stays, to start again if another one fails."""
+        line = self._line
+        if code != EXIT_OK or not self._may_start_again or line is None or not line.is_open or self._is_orphan:
+            return False
+        if self._words.rank not in self._done:
+            self._done.add(self._words.rank)
+            line.tell({"done": self.attempt})
+        return len(self._done) < self._words.size and not self._passed_on.intersection(_ENDS)
 
     def _read_worker(self) -> bool:
         """Take the worker's messages. Returns whether there may be more."""
@@ -235,8 +257,8 @@ class _Guard:
         *lines, self._received = self._received.split(b"\n")
         for message in map(json.loads, lines):
             if "met" in message:
-                self._deadline, self._met = None, True
-                if message["met"] and (message["met"]["rank"] > 0 or self._listener):
+                self._deadline, self._met = None, time.monotonic()
+                if message["met"] and not self._line and (message["met"]["rank"] > 0 or self._listener):
                     self._line = Line(Address(**message["met"]), self._listener, self._wake)
             else:
                 self._verdict, self._is_everywhere = message["code"], message["everywhere"]
@@ -253,12 +275,19 @@ class _Guard:
     def _take(self, message: Message) -> None:
         """A message of another guard."""
         rank = message["rank"]
-        if "failed" in message and self._verdict is None:
-            self._end_worker(EXIT_FAILURE, _AFTER_ANOTHER, signal.SIGTERM)
-        elif GONE in message and self._verdict is None:
-            if rank == 0 or self._words.is_reporting:
-                self._say(f"rank {rank} is gone: {message[GONE]}; so this rank ends too", last=True)
-            self._end_worker(EXIT_FAILURE, _AFTER_ANOTHER, signal.SIGTERM)
+        if "failed" in message or GONE in message:
+            if message.get("attempt", self.attempt) < self.attempt and message["again"]:
+                return  # of workers that are no longer there
+            self._may_start_again = self._may_start_again and message.get("again", False)
+            if self._verdict is None or self._may_start_again:
+                self._follows = True
+            if self._verdict is None:
+                if GONE in message and (rank == 0 or self._words.is_reporting):
+                    self._say(f"rank {rank} is gone: {message[GONE]}; so this rank ends too", last=True)
+                self._end_worker(EXIT_FAILURE, 0.0 if self._may_start_again else _AFTER_ANOTHER, signal.SIGTERM)
+        elif "done" in message:
+            if message["done"] == self.attempt:
+                self._done.add(rank)
         elif "hangs" in message:
             self._hang.others[rank] = message["hangs"]
         elif "show" in message:
@@ -270,12 +299,24 @@ class _Guard:
             self._hang.is_reported = True
             self._end_worker(EXIT_HANG, 0.0)
 
-    def _look(self) -> None:
-        """See whether the worker makes progress; if not, find out with the other guards where each rank is."""
+    def _look(self) -> Lifeline | None:
+        """See how the worker does, and keep a spare one. Returns a lifeline in a spare process that was called."""
         if self._state:
             self._state.update()
         if self._verdict is not None or not self._met:
-            return
+            return None
+        self._look_for_a_hang()
+        is_time = self._may_start_again and not self.spare and time.monotonic() - self._met > _SPARE_AFTER
+        if not is_time or self.attempt >= self._watched.restarts:
+            return None
+        child = self._nursery.fork(is_spare=True, but=(self._events, self._heard, self._wake, self._pipe))
+        if isinstance(child, Lifeline):
+            return child
+        self.spare = child
+        return None
+
+    def _look_for_a_hang(self) -> None:
+        """See whether the worker makes progress; if not, find out with the other guards where each rank is."""
         if not self._hang.reason and (reason := self._patience.lost()):
             self._hang.reason = reason
             if self._line and not self._listener:
@@ -304,6 +345,8 @@ class _Guard:
             while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 if ended[0] == self._worker:
                     return ended[1]
+                if self.spare and ended[0] == self.spare.process:
+                    self.spare = None
         return None
 
     def _receive(self, number: int, sender: int, code: int) -> None:

@@ -46,6 +46,7 @@ class LaunchContext:
     local_size: Value | None
     ignored: tuple[Ignored, ...]
     environment: Mapping[str, str]
+    attempt: int = 0  # how often the guards have started the ranks again
 
     @property
     def host(self) -> str:
@@ -69,6 +70,10 @@ class LaunchContext:
         It is made of the launcher's own identifiers. If these are missing, it is made of the launcher process
         above all ranks (on one host) or of the scheduler's job (on several).
         """
+        name = self._job_name()
+        return f"{name}/attempt {self.attempt}" if name and self.attempt else name
+
+    def _job_name(self) -> str | None:
         names = self.launcher.job or ("",)
         if not all(self.environment.get(name) for name in names):
             names = tuple(name for name in SCHEDULER_JOBS if self.environment.get(name))[:1]

@@ -39,8 +39,11 @@ class Rendezvous:
     why: str  # why this way was taken
 
 
-def choose_way(context: LaunchContext, wanted: str = "auto") -> Way:
+def choose_way(context: LaunchContext, wanted: str = "auto", *, restarts: bool = False) -> Way:
     """The way that is asked for (one of ``WAYS``), or the first that is possible.
+
+    Args:
+        restarts: ranks are to be started again without their launcher (``--restart-in-place``).
 
     Raises:
         RendezvousError: none is possible; the message says what to set or install.
@@ -48,6 +51,12 @@ def choose_way(context: LaunchContext, wanted: str = "auto") -> Way:
     """
     if context.size.value == 1:
         return Way(name="single", why="one rank")
+    if restarts and (context.launcher.has_store or wanted == "mpi"):
+        what = (
+            "torchrun starts ranks again itself (--max-restarts)" if context.launcher.has_store else "--rendezvous mpi"
+        )
+        with raised_on_all_ranks():
+            raise UsageError(f"--restart-in-place cannot be used here: {what}", fix="leave one of the two out")
     if wanted != "auto":
         if problem := _impossible(context, wanted):
             with raised_on_all_ranks():  # they have the same command line and launcher
@@ -56,6 +65,8 @@ def choose_way(context: LaunchContext, wanted: str = "auto") -> Way:
     if context.user_endpoint and not context.launcher.has_store:
         return Way(name="env", why="MASTER_ADDR and MASTER_PORT are set")
     no_mpi = mpi_unavailable(context)
+    if restarts:
+        no_mpi = MpiUnavailable(NoMpi.RESTARTS, "MPI does not let ranks start again (--restart-in-place)")
     if no_mpi is None:
         return Way(name="mpi", why=f"started by {context.launcher.title}, and mpi4py is installed")
     if context.on_one_host and context.job_id:

@@ -125,12 +125,12 @@ def fit(
                     _set_rate(trainer.optimizer, task.schedule(position.step))
                 loss = trainer.step(inputs, targets, check)
                 position.step += 1
+                known = state.records[-1].loss if state.records else None
+                run.job.board.step(position.step, last_step, position.epoch + 1, options.epochs, known)
                 position.samples += meter.global_batch
                 meter.add(loss, position, float(trainer.optimizer.param_groups[0]["lr"]))
                 for hook in on_step:
                     hook(state)
-                known = state.records[-1].loss if state.records else None
-                run.job.board.step(position.step, last_step, position.epoch + 1, options.epochs, known)
                 show.step(position.epoch + 1, position.step, known)
                 is_due = left and checkpoints.is_due(position)
                 if left and (is_due or len(meter) == options.logging.every):

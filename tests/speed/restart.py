@@ -1,4 +1,4 @@
-"""From the SIGKILL of a rank to the next step of the training: supervise with mpirun ÷ torchrun --max-restarts, in turn.
+"""From the SIGKILL of a rank to the next step of the training, beside torchrun --max-restarts, in turn.
 
     python -m tests.speed.restart [--ranks 2 4] [--rounds 5]
 
@@ -17,20 +17,25 @@ from pathlib import Path
 from tests.launching import RUNNER, SCRIPTS, mpirun_path, ok, run
 
 SCRIPT = str(SCRIPTS / "killed_once.py")
+PAUSE = "8"  # seconds of training before the kill
 
 
-def by_runner(ranks: int, folder: Path) -> list[str]:
-    job = [mpirun_path(), "-np", str(ranks), *RUNNER, SCRIPT, str(folder)]
+def by_supervise(ranks: int, folder: Path) -> list[str]:
+    job = [mpirun_path(), "-np", str(ranks), *RUNNER, SCRIPT, str(folder), PAUSE]
     return [*RUNNER, "supervise", "--log-dir", str(folder / "log"), "--", *job]
+
+
+def in_place(ranks: int, folder: Path) -> list[str]:
+    return [mpirun_path(), "-np", str(ranks), *RUNNER, "--restart-in-place", "3", SCRIPT, str(folder), PAUSE]
 
 
 def by_torchrun(ranks: int, folder: Path) -> list[str]:
     options = ["--nproc-per-node", str(ranks), "--max-restarts", "3"]
-    return [sys.executable, "-m", "torch.distributed.run", *options, SCRIPT, str(folder)]
+    return [sys.executable, "-m", "torch.distributed.run", *options, SCRIPT, str(folder), PAUSE]
 
 
 def measure(ranks: int, command: list[str], folder: Path) -> float:
-    ok(run(*command, timeout=200))
+    ok(run(*command, timeout=90))
     killed, went_on = (float((folder / name).read_text()) for name in ("killed", "went-on"))
     return went_on - killed
 
@@ -41,7 +46,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     for ranks in given.ranks:
-        ways = {"supervise": by_runner, "torchrun": by_torchrun}
+        ways = {"in place": in_place, "supervise": by_supervise, "torchrun": by_torchrun}
         found: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(given.rounds):
             for name, way in ways.items():
@@ -51,11 +56,12 @@ def main() -> None:
             print(
                 f"{ranks} ranks, {name:10} {statistics.median(seconds):5.2f} s ({min(seconds):.2f} to {max(seconds):.2f})"
             )
-        ratios = [own / other for own, other in zip(found["supervise"], found["torchrun"], strict=True)]
-        print(
-            f"{ranks} ranks, ratio      {statistics.median(ratios):5.2f}   ({min(ratios):.2f} to {max(ratios):.2f})",
-            flush=True,
-        )
+        for name in ("in place", "supervise"):
+            ratios = [own / other for own, other in zip(found[name], found["torchrun"], strict=True)]
+            print(
+                f"{ranks} ranks, {name} ÷ torchrun {statistics.median(ratios):5.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

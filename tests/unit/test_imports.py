@@ -23,7 +23,7 @@ TABLE: dict[str, set[str]] = {
     "job": {"launch", "guard", "placement", "rendezvous"},
     "target": {"errors"},
     "numbers": set(),
-    "options": {"errors", "launch", "placement", "rendezvous", "comm"},
+    "options": {"errors", "numbers", "launch", "placement", "rendezvous", "comm"},
     "comm": {"errors", "environment", "extensions", "launch", "placement", "rendezvous", "job"},
     "parallel": {"errors", "extensions", "numbers", "rendezvous", "comm"},
     "training": {"errors", "numbers", "launch", "job", "options", "comm", "parallel"},

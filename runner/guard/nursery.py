@@ -1,0 +1,124 @@
+"""The guard's child processes: the worker, and a spare one that has imported torch and waits to take its place."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import IO, Any
+
+from runner.errors import EXIT_OK
+from runner.guard.board import Board
+from runner.guard.group import die_with
+from runner.guard.line import Address
+from runner.guard.stacks import let_show, new_file
+from runner.rendezvous.endpoint import port_of
+
+
+_IMPORTED = ("torch.distributed", "torch._dynamo")  # by a spare process; DDP's constructor imports the second
+
+
+class Lifeline:
+    """The worker's end of the pipe to its guard."""
+
+    def __init__(self, pipe: int, board: Board, port: int) -> None:
+        self._pipe, self.board = pipe, board
+        self.port = port  # at which rank 0's guard listens for the others, 0 on other ranks
+        self.attempt = 0  # how often the ranks were started again
+        self.worker = os.getpid()  # a forked child has the lifeline too, but another process id
+
+    def met(self, address: Address | None = None) -> None:
+        """Tell the guard that the ranks have met: the time limit ends. ``address``: of the line between the guards."""
+        self._tell({"met": asdict(address) if address else None})
+
+    def failed(self, code: int, *, everywhere: bool, why: str = "") -> None:
+        """Tell the guard that the worker is about to end with this code, and is to be killed if it does not.
+
+        Args:
+            everywhere: all ranks do.
+            why: the cause, in a line.
+        """
+        self._tell({"code": code & 0xFF, "everywhere": everywhere, "why": why[:500]})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._pipe, json.dumps(message).encode() + b"\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Child:
+    """A worker, or a spare one, as its guard sees it."""
+
+    process: int
+    messages: int  # the pipe from its lifeline
+    board: Board
+    stacks: IO[Any]
+    calls: int  # the pipe on which a spare one waits
+
+    def call(self, attempt: int) -> None:
+        """Have a spare process become the worker."""
+        os.write(self.calls, str(attempt).encode())
+
+
+class Nursery:
+    """Makes the guard's children."""
+
+    def __init__(self, *, listener: socket.socket | None, signals: Sequence[int]) -> None:
+        """Call in the guard.
+
+        Args:
+            listener: of the line between the guards, on rank 0.
+            signals: that the guard has blocked, and a child is to receive.
+        """
+        self.listener, self._signals, self._parent = listener, signals, os.getpid()
+        # Launchers signal a rank's whole process group, and the worker should get each signal once, from its guard: so it
+        # has a group of its own. Not on a terminal, whose input goes to the foreground group only.
+        self.has_own_group = not os.isatty(0)
+        self._port = port_of(listener) if listener else 0
+
+    def own_ends(self) -> list[int]:
+        """The file descriptors that only the guard may hold."""
+        return [self.listener.fileno()] if self.listener else []
+
+    def fork(self, *, is_spare: bool = False, but: Sequence[int] = ()) -> Child | Lifeline:
+        """Fork. Returns the child in the guard, and its lifeline in the child: in a spare one when it is called.
+
+        Args:
+            but: further file descriptors that only the guard may hold.
+        """
+        messages, pipe = os.pipe()
+        called, calls = os.pipe()
+        board, stacks = Board(), new_file()
+        process = os.fork()
+        if process:
+            os.close(pipe)
+            os.close(called)
+            return Child(process=process, messages=messages, board=board, stacks=stacks, calls=calls)
+        for end in (messages, calls, *self.own_ends(), *but):
+            os.close(end)
+        die_with(self._parent)
+        if self.has_own_group:
+            os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._signals)
+        let_show(stacks)
+        lifeline = Lifeline(pipe, board, self._port)
+        if is_spare:
+            lifeline.attempt = _wait(called)
+        os.close(called)
+        return lifeline
+
+
+def _wait(called: int) -> int:
+    """Import torch, and wait to be called. Returns the attempt's number."""
+    with contextlib.suppress(ImportError):
+        for module in _IMPORTED:
+            importlib.import_module(module)
+    attempt = os.read(called, 16)
+    if not attempt:
+        os._exit(EXIT_OK)  # the guard has ended, and needs it no more
+    return int(attempt)
