@@ -28,6 +28,7 @@ from runner.training.metrics import StepRecord
 from runner.training.options import TrainingOptions
 from runner.training.output import Sink, open_output
 from runner.training.preemption import end_early, listening
+from runner.training.profile import profiled
 from runner.training.progress import Show, show_progress
 from runner.training.random_numbers import seed_random_numbers
 from runner.training.restore import restore
@@ -101,6 +102,7 @@ def fit(
     state = State(trainer.model, trainer.optimizer, position)
     meter = _Meter(run, task, options.batch_size * run.data_size)
     last_step = _last_step(position, sampler.length, meter.global_batch, options)
+    steps = profiled(run, options, last_step - position.step, meter.leave_out)
     check = functools.partial(_check_finite, run, position) if options.check_finite else None
     evaluation: Evaluation | None = None
     with ExitStack() as stack:
@@ -117,7 +119,7 @@ def fit(
             meter.start()
             seed_random_numbers(options.seed, position.step, run.data_rank, device)  # for the loader's processes
             batches = iter(loader)
-            for left in reversed(range(min(len(loader), last_step - position.step))):
+            for left in steps(reversed(range(min(len(loader), last_step - position.step)))):
                 seed_random_numbers(options.seed, position.step, run.data_rank, device)
                 batch = next(batches)
                 inputs, targets = to_device(batch[0], batch[1], device, dtype)
@@ -230,6 +232,10 @@ class _Meter:
     def start(self) -> None:
         """Start the clock: the time before was not training."""
         self._started = time.perf_counter()
+
+    def leave_out(self, seconds: float) -> None:
+        """Leave out a time that was not training."""
+        self._started += seconds
 
     def add(self, loss: Tensor, position: Position, lr: float) -> None:
         self._losses.append(loss)

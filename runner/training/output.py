@@ -36,7 +36,7 @@ def open_output(
             since = saved.position.step if saved is not None and goes_on else -1
             earlier = [path for step, path in steps_in(folder) if step > since]
             earlier += [path for path in [folder / checkpoint_file.NAME] if not goes_on and path.exists()]
-            aside, metrics_aside = _kept_names(folder / "earlier", metrics)
+            aside, metrics_aside = kept_names(folder / "earlier", metrics)
             names = [aside] if earlier else []
             if _holds_something(metrics) and (earlier or not (goes_on and kept)):
                 os.rename(metrics, metrics_aside)
@@ -89,7 +89,7 @@ def _holds_something(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
-def _kept_names(*paths: Path) -> list[Path]:
+def kept_names(*paths: Path) -> list[Path]:
     """Names to keep these files under, with the first number that is free for all: metrics.1.jsonl, earlier.1."""
     for number in count(1):
         names = [path.with_name(f"{path.stem}.{number}{path.suffix}") for path in paths]

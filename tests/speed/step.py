@@ -78,9 +78,17 @@ def measure(run: Run, options: TrainingOptions, rounds: int) -> None:
         sampler = ShardSampler(len(data), run.rank, run.size, options.seed)
         return hand_written(train_loader(data, sampler, options.batch_size, 0), options)
 
-    loops: dict[str, Callable[[], float]] = {"runner": runner, "tutorial": tutorial, "bare": bare}
+    compare_loops(run, {"runner": runner, "tutorial": tutorial, "bare": bare}, rounds, 1.02)
+
+
+def compare_loops(run: Run, loops: dict[str, Callable[[], float]], rounds: int, limit: float) -> None:
+    """Run loops in turn, and print the times that they return, and the first one's ratios to the others.
+
+    Args:
+        limit: wanted of the first ratio.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in loops}
-    names = list(loops)
+    first, *others = names = list(loops)
     for number in range(rounds + 1):  # the first is not counted
         for name in names:
             torch.distributed.barrier()
@@ -92,7 +100,7 @@ def measure(run: Run, options: TrainingOptions, rounds: int) -> None:
         run.say(
             f"{name:10} {1e3 * statistics.median(times):.3f} ms per step ({1e3 * min(times):.3f} to {1e3 * max(times):.3f})"
         )
-    for name, limit in (("tutorial", 1.02), ("bare", None)):
-        ratios = [own / other for own, other in zip(seconds["runner"], seconds[name], strict=True)]
-        wanted = f", wanted: at most {limit}" if limit else ""
-        run.say(f"runner / {name:10} {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}){wanted}")
+    for name in others:
+        ratios = [own / other for own, other in zip(seconds[first], seconds[name], strict=True)]
+        wanted = f", wanted: at most {limit}" if name == others[0] else ""
+        run.say(f"{first} / {name:10} {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}){wanted}")

@@ -1,0 +1,100 @@
+"""What the time of a trace's steps went into: compute, exposed communication, idle.
+
+On a GPU, compute is its kernels and copies, and communication is NCCL's kernels; those of a collective that waits for another
+rank run all the while. Where no GPU computes, compute is torch's operators in the processor, and communication is the calls of
+collectives and what c10d's backends record of their work. Exposed is communication while nothing is computed. Idle is the
+rest: on a GPU the wait for the processor, on a processor Python between the operators, and the wait for data.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.distributed import Backend
+
+Interval = tuple[float, float]  # from, to
+
+STEP = "ProfilerStep#"  # the name that trace viewers know
+
+# Names of events. Autograd's nodes are no operators: their hooks may wait.
+_OPERATOR = r"(?!autograd::|torch::autograd::)[\w.]+::\w+"
+_CALL = r"(c10d|_c10d_functional\w*)::"  # of a collective, in the thread that asks for it or waits for it
+# And their categories.
+_OPERATORS, _ANNOTATIONS = ("cpu_op",), ("user_annotation",)
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Parts of the steps' time, in the unit of the intervals; together they are all of it.
+
+    Attributes:
+        compute: something is computed, whatever is communicated meanwhile.
+        exposed: there is communication, and nothing is computed.
+        idle: neither.
+    """
+
+    compute: float
+    exposed: float
+    idle: float
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.exposed + self.idle
+
+
+def shares(
+    steps: Iterable[Interval],
+    compute: Iterable[Interval],
+    communication: Iterable[Interval],
+    calls: Iterable[Interval] = (),
+) -> Shares:
+    """Divide the time of steps. Intervals of one kind may overlap; what is outside of the steps does not count.
+
+    Args:
+        calls: communication by the one thread that would compute. A computation around it is an operator that waits.
+    """
+    kinds = (steps, calls, compute, communication)
+    ends = sorted(
+        (time, kind, change)
+        for kind, intervals in enumerate(kinds)
+        for interval in intervals
+        for time, change in zip(interval, (1, -1), strict=True)
+    )
+    open_now = [0] * len(kinds)
+    found = {"compute": 0.0, "exposed": 0.0, "idle": 0.0}
+    before = 0.0
+    for time, kind, change in ends:
+        is_step, is_call, is_compute, is_communication = open_now
+        if is_step:
+            name = "exposed" if is_call else "compute" if is_compute else "exposed" if is_communication else "idle"
+            found[name] += time - before
+        open_now[kind] += change
+        before = time
+    return Shares(**found)
+
+
+def read_shares(path: Path, *, on_gpu: bool) -> Shares:
+    """The shares of a Chrome trace of torch.profiler, compressed by gzip, in µs."""
+    with gzip.open(path) as file:
+        events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+    by_host = "|".join(name for name in Backend.backend_list if name != "nccl")  # NCCL's kernels tell
+
+    def those(kinds: tuple[str, ...], name: str) -> list[Interval]:
+        """Events of these categories, whose name begins so."""
+        return [
+            (event["ts"], event["ts"] + event["dur"])
+            for event in events
+            if event.get("cat") in kinds and re.match(name, event["name"])
+        ]
+
+    steps = those(_ANNOTATIONS, STEP)
+    collectives = those(_ANNOTATIONS, f"({by_host}):[^:]")  # gloo:all_reduce
+    if on_gpu:
+        return shares(steps, those(_ON_DEVICE, "(?!nccl)"), [*those(_ON_DEVICE, "nccl"), *collectives])
+    return shares(steps, those(_OPERATORS, _OPERATOR), collectives, those(_OPERATORS, _CALL))

@@ -1,0 +1,103 @@
+"""What the time of a trace's steps went into, and which steps can be chosen."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.errors import UsageError
+from runner.options import Parser
+from runner.training.logging_options import add_logging_options, read_logging_options
+from runner.training.profile_shares import Interval, Shares, read_shares, shares
+
+TIMES = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda ends: (min(ends), max(ends))), max_size=5)
+
+
+@given(TIMES, TIMES, TIMES, TIMES)
+def test_shares_are_those_of_each_moment(
+    steps: list[Interval], compute: list[Interval], communication: list[Interval], calls: list[Interval]
+) -> None:
+    def holds(intervals: list[Interval], moment: int) -> bool:
+        return any(start <= moment < end for start, end in intervals)
+
+    found = shares(steps, compute, communication, calls)
+    counted = {"compute": 0, "exposed": 0, "idle": 0}
+    for moment in filter(lambda moment: holds(steps, moment), range(20)):
+        computes = holds(compute, moment) and not holds(calls, moment)
+        communicates = holds(communication, moment) or holds(calls, moment)
+        counted["compute" if computes else "exposed" if communicates else "idle"] += 1
+    assert found == Shares(**counted)
+
+
+def trace(path: Path, *events: tuple[str, str, float, float]) -> Path:
+    """A trace of events: category, name, from, to; with marks of other kinds, as torch writes them."""
+    others: list[dict[str, Any]] = [{"ph": "M", "name": "process_name"}, {"ph": "s", "name": "fwdbwd", "ts": 1}]
+    written = [{"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": end - ts} for cat, name, ts, end in events]
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": others + written}).encode()))
+    return path
+
+
+STEP = ("user_annotation", "ProfilerStep#10", 0, 100)
+
+
+def test_on_a_gpu_its_kernels_count(tmp_path: Path) -> None:
+    path = trace(
+        tmp_path / "trace",
+        STEP,
+        ("cpu_op", "aten::mm", 0, 100),
+        ("user_annotation", "nccl:all_reduce", 0, 90),
+        ("gpu_user_annotation", "nccl:all_reduce", 10, 60),
+        ("kernel", "sm90_xmma_gemm", 10, 30),
+        ("gpu_memcpy", "Memcpy HtoD", 30, 35),
+        ("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 20, 60),
+        ("kernel", "after the steps", 100, 150),
+    )
+    assert read_shares(path, on_gpu=True) == Shares(compute=25, exposed=25, idle=50)
+
+
+def test_a_gpus_tensors_may_be_sent_by_the_host(tmp_path: Path) -> None:
+    path = trace(tmp_path / "trace", STEP, ("kernel", "gemm", 0, 30), ("user_annotation", "gloo:all_reduce", 20, 80))
+    assert read_shares(path, on_gpu=True) == Shares(compute=30, exposed=50, idle=20)
+
+
+def test_on_a_processor_torchs_operators_count(tmp_path: Path) -> None:
+    path = trace(
+        tmp_path / "trace",
+        STEP,
+        ("user_annotation", "Optimizer.step#AdamW.step", 0, 100),
+        ("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", 0, 60),  # its hooks may wait
+        ("cpu_op", "aten::mm", 0, 30),
+        ("cpu_op", "c10d::allreduce_", 30, 32),
+        ("user_annotation", "gloo:all_reduce", 25, 50),
+    )
+    assert read_shares(path, on_gpu=False) == Shares(compute=30, exposed=20, idle=50)
+
+
+def test_an_operator_that_waits_does_not_compute(tmp_path: Path) -> None:
+    path = trace(
+        tmp_path / "trace", STEP, ("cpu_op", "aten::mm", 0, 100), ("cpu_op", "_c10d_functional::wait_tensor", 10, 50)
+    )
+    assert read_shares(path, on_gpu=False) == Shares(compute=60, exposed=40, idle=0)
+
+
+def chosen(text: str) -> range | None:
+    parser = Parser(prog="work")
+    add_logging_options(parser)
+    return read_logging_options(parser.parse_args(["--profile", text]), Path("runs")).profile
+
+
+@pytest.mark.parametrize(("text", "steps"), [("10-12", range(10, 13)), ("1", range(1, 2)), ("7-7", range(7, 8))])
+def test_steps_are_chosen_by_their_numbers(text: str, steps: range) -> None:
+    assert chosen(text) == steps
+
+
+@pytest.mark.parametrize("text", ["0", "0-3", "12-10", "3-", "1-2-3", "1.5", "x", "", "-"])
+def test_what_is_not_a_range_of_steps_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--profile: .* is neither a step"):
+        chosen(text)
