@@ -16,8 +16,8 @@ _PATIENCE = 5.0  # seconds that ending a record may take
 
 
 def is_on() -> bool:
-    """Whether a profiler is active."""
-    return bool(torch._C._autograd._profiler_enabled())
+    """Whether a profiler is active: this thread's, or one of all threads."""
+    return bool(torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled)
 
 
 def recorded(name: str, tensors: Sequence[torch.Tensor], steps: Steps) -> Steps:
