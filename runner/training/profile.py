@@ -39,7 +39,9 @@ def profiled(
         return iter
     if chosen[-1] > steps:
         with raised_on_all_ranks():
-            raise UsageError(f"--profile: there is no step {chosen[-1]}, this run makes {steps}; name some of these")
+            raise UsageError(
+                f"--profile: this run makes {steps} steps, and step {chosen[-1]} is asked for; name some of those"
+            )
     return _Recorder(run, options.checkpoint.folder, chosen, leave_out)
 
 
@@ -47,7 +49,9 @@ class _Recorder:
     def __init__(self, run: Run, folder: Path, chosen: range, leave_out: Callable[[float], None]) -> None:
         self._run, self._folder, self._chosen, self._leave_out = run, folder, chosen, leave_out
         self._number = 0  # of the step, of this run
-        self._profiler = torch.profiler.profile(activities=_activities(run.device))
+        # Of all threads, as what a backend does may begin in one thread and end in another.
+        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        self._profiler = torch.profiler.profile(activities=_activities(run.device), experimental_config=config)
 
     def __call__(self, steps: Iterable[int]) -> Iterator[int]:
         for left in steps:

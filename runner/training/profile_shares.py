@@ -1,9 +1,10 @@
 """What the time of a trace's steps went into: compute, exposed communication, idle.
 
-On a GPU, compute is its kernels and copies, and communication is NCCL's kernels; those of a collective that waits for another
-rank run all the while. Where no GPU computes, compute is torch's operators in the processor, and communication is the calls of
-collectives and what c10d's backends record of their work. Exposed is communication while nothing is computed. Idle is the
-rest: on a GPU the wait for the processor, on a processor Python between the operators, and the wait for data.
+On a GPU, compute is its kernels and copies, and communication is NCCL's kernels, which also run while they wait for another
+rank, and the collectives of other backends. On a CPU, compute is torch's operators in the thread that trains, and
+communication is what backends record of their collectives, and the calls of these. Exposed is communication while nothing is
+computed. Idle is the rest: on a GPU the wait for the CPU; on a CPU Python between the operators, the wait for data, and what
+leaves no record, such as Horovod's exchange.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Interval = tuple[float, float]  # from, to
 STEP = "ProfilerStep#"  # the name that trace viewers know
 
 # Names of events. Autograd's nodes are no operators: their hooks may wait.
-_OPERATOR = r"(?!autograd::|torch::autograd::)[\w.]+::\w+"
+_OPERATOR = r"(?!autograd::|torch::autograd::)[\w.]+::\w+|## Call CompiledFxGraph"
 _CALL = r"(c10d|_c10d_functional\w*)::"  # of a collective, in the thread that asks for it or waits for it
 # And their categories.
 _OPERATORS, _ANNOTATIONS = ("cpu_op",), ("user_annotation",)
@@ -83,18 +84,21 @@ def read_shares(path: Path, *, on_gpu: bool) -> Shares:
     """The shares of a Chrome trace of torch.profiler, compressed by gzip, in µs."""
     with gzip.open(path) as file:
         events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+    trainer = {event["tid"] for event in events if event["name"].startswith(STEP)}  # the thread that trains
     by_host = "|".join(name for name in Backend.backend_list if name != "nccl")  # NCCL's kernels tell
 
-    def those(kinds: tuple[str, ...], name: str) -> list[Interval]:
-        """Events of these categories, whose name begins so."""
+    def those(kinds: tuple[str, ...], name: str, threads: set[int] | None = None) -> list[Interval]:
+        """Events of these categories, whose name begins so, by any or some threads."""
         return [
             (event["ts"], event["ts"] + event["dur"])
             for event in events
-            if event.get("cat") in kinds and re.match(name, event["name"])
+            if event.get("cat") in kinds
+            and re.match(name, event["name"])
+            and (threads is None or event["tid"] in threads)
         ]
 
     steps = those(_ANNOTATIONS, STEP)
     collectives = those(_ANNOTATIONS, f"({by_host}):[^:]")  # gloo:all_reduce
     if on_gpu:
         return shares(steps, those(_ON_DEVICE, "(?!nccl)"), [*those(_ON_DEVICE, "nccl"), *collectives])
-    return shares(steps, those(_OPERATORS, _OPERATOR), collectives, those(_OPERATORS, _CALL))
+    return shares(steps, those(_OPERATORS, _OPERATOR, trainer), collectives, those(_OPERATORS, _CALL, trainer))

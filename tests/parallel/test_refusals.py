@@ -43,6 +43,11 @@ def test_before_torch(ranks: int, arguments: list[str], texts: list[str]) -> Non
         (["--data", "digits", "--batch-size", "5000"], ["samples on", "less than one batch of 5000"]),
         (["--data", "digits", "--resume", "nothing.pt"], ["there is no checkpoint nothing.pt"]),
         (["--data", "digits", "--metrics", "/tmp"], ["cannot write /tmp: Is a directory"]),
+        (["--profile", "12-10"], ["--profile: '12-10' is neither a step (10) nor the first and the last of several"]),
+        (
+            ["--data", "digits", "--max-steps", "9", "--profile", "9-10"],
+            ["this run makes 9 steps, and step 10 is asked"],
+        ),
         (["--data", "digits", "--global-batch-size", "33"], ["33 = 2 × 16 + 1", "take 32 or 34"]),
     ],
 )

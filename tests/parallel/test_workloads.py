@@ -161,6 +161,34 @@ def test_tensorboard_gets_the_same_numbers(turns: Turns, tmp_path: Path) -> None
     assert len(events.Scalars("val_accuracy")) == 1
 
 
+def test_chosen_steps_are_profiled(turns: Turns, tmp_path: Path) -> None:
+    """Across the end of an epoch, which has 16 steps; those of an earlier run are kept."""
+    arguments = ["workloads.linear", "--epochs", "2", "--batch-size", "64", "--profile"]
+    ok(turns(2, *arguments, "1", cwd=tmp_path))
+    done = ok(turns(2, *arguments, "15-18", cwd=tmp_path))
+    folder = tmp_path / "runs" / "linear"
+    assert (folder / "profile.1").is_dir()
+    for rank in range(2):
+        with gzip.open(folder / "profile" / f"rank-{rank:05}.json.gz") as file:
+            events = [event for event in json.load(file)["traceEvents"] if event["ph"] == "X"]
+        names = [event["name"] for event in events]
+        assert [name for name in names if name.startswith("ProfilerStep#")] == [
+            f"ProfilerStep#{n}" for n in range(15, 19)
+        ]
+        exchanges = [event for event in events if event["name"].endswith(":all_reduce")]
+        assert exchanges
+        assert all(event["args"].get("finished", True) for event in exchanges), "their ends are known"
+    lines = done.stdout.splitlines()
+    begin = lines.index("steps 15 to 18, ms per step:")
+    assert lines[begin + 4] == f"traces      {Path('runs/linear/profile')}"
+    for rank, line in enumerate(lines[begin + 2 : begin + 4]):
+        number, step, *shares = (float(word.rstrip("%")) for word in line.split())
+        assert number == rank
+        assert sum(shares[::2]) == pytest.approx(step, abs=0.03)
+        assert sum(shares[1::2]) == pytest.approx(100, abs=0.3)
+        assert shares[0] > 0
+
+
 def on_a_terminal(command: list[str], folder: Path) -> bytes:
     """What a person sees of a command."""
     folder.mkdir()

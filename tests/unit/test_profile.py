@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,17 @@ def test_shares_are_those_of_each_moment(
     assert found == Shares(**counted)
 
 
-def trace(path: Path, *events: tuple[str, str, float, float]) -> Path:
-    """A trace of events: category, name, from, to; with marks of other kinds, as torch writes them."""
+Event = tuple[str, str, float, float]  # category, name, from, to
+
+
+def trace(path: Path, *events: Event, elsewhere: Sequence[Event] = ()) -> Path:
+    """A trace of a thread's events, and another's; with marks of other kinds, as torch writes them."""
     others: list[dict[str, Any]] = [{"ph": "M", "name": "process_name"}, {"ph": "s", "name": "fwdbwd", "ts": 1}]
-    written = [{"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": end - ts} for cat, name, ts, end in events]
+    written = [
+        {"ph": "X", "cat": cat, "name": name, "tid": thread, "ts": start, "dur": end - start}
+        for thread, of_thread in enumerate((events, elsewhere))
+        for cat, name, start, end in of_thread
+    ]
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": others + written}).encode()))
     return path
 
@@ -74,7 +82,7 @@ def test_on_a_processor_torchs_operators_count(tmp_path: Path) -> None:
         ("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", 0, 60),  # its hooks may wait
         ("cpu_op", "aten::mm", 0, 30),
         ("cpu_op", "c10d::allreduce_", 30, 32),
-        ("user_annotation", "gloo:all_reduce", 25, 50),
+        elsewhere=[("user_annotation", "gloo:all_reduce", 25, 50), ("cpu_op", "aten::copy_", 40, 50)],
     )
     assert read_shares(path, on_gpu=False) == Shares(compute=30, exposed=20, idle=50)
 
