@@ -93,6 +93,8 @@ format: setup
 speed: setup
 	$(BIN)/python -m tests.speed.startup
 	$(MPIRUN) -np $(NP) $(BIN)/python -m runner tests.speed.step
+	$(MPIRUN) -np $(NP) $(BIN)/python -m runner tests.speed.loop --strategy ddp
+	$(MPIRUN) -np $(NP) $(BIN)/python -m runner tests.speed.loop --strategy fsdp
 
 compare: horovod
 	$(BIN)/python -m tests.speed.report
