@@ -19,7 +19,6 @@ from runner.guard.line import Address
 from runner.guard.stacks import let_show, new_file
 from runner.rendezvous.endpoint import port_of
 
-
 _IMPORTED = ("torch.distributed", "torch._dynamo")  # by a spare process; DDP's constructor imports the second
 
 

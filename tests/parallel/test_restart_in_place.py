@@ -1,0 +1,48 @@
+"""--restart-in-place: all ranks start again without their launcher, on the way that the ranks met."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.launching import RUNNER, SCRIPTS, mpirun, ok, run, runner
+from tests.results import metrics
+
+IN_PLACE = ["--restart-in-place", "2"]
+
+
+def test_a_script_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    done = ok(runner(3, *IN_PLACE, str(SCRIPTS / "killed_once.py"), str(tmp_path)))
+    said = [line for line in done.stderr.splitlines() if line.startswith("runner: ")]
+    assert said[0].startswith("runner: rank 2 of 3 on host ")
+    assert said[0].endswith("killed by SIGKILL")
+    assert said[1] == "runner: all ranks start again (1 of 2)"
+    assert (tmp_path / "went-on").exists()
+
+
+def test_a_training_goes_on_also_after_a_hang_and_ends_when_the_restarts_are_over(tmp_path: Path) -> None:
+    """A rank that has finished waits for the others: here rank 0, which makes no collective after the last step."""
+    job = ["faulty", "--resume", "auto", "--checkpoint-dir", str(tmp_path), "--save-every", "0", "--max-steps", "60"]
+    job += ["--save-every-steps", "20", "--hang-timeout", "3", "--milliseconds", "1"]
+    options = ["--fault", "sleep", "--at", "31", "--once", str(tmp_path / "once")]
+    done = ok(mpirun(2, *RUNNER, *IN_PLACE, *job, *options, cwd=SCRIPTS))
+    assert "no progress for 3 s, after step 31: rank 1 in" in done.stderr
+    assert f"going on from {tmp_path}/step-20" in done.stdout
+    assert [line["step"] for line in metrics(tmp_path)] == list(range(1, 61))
+
+    done = mpirun(2, *RUNNER, *IN_PLACE, *job, "--max-steps", "90", "--fault", "raise", "--at", "70", cwd=SCRIPTS)
+    assert done.returncode == 1
+    assert done.stderr.count("all ranks start again") == 2
+    assert done.stderr.count("failed: ValueError: odd") == 3
+
+
+def test_a_wrong_request_does_not_start_again() -> None:
+    done = mpirun(2, *RUNNER, *IN_PLACE, "faulty", "--epochs", "none", cwd=SCRIPTS)
+    assert done.returncode == 2
+    assert "start again" not in done.stderr
+
+
+def test_it_is_refused_where_it_cannot_be() -> None:
+    done = runner(2, *IN_PLACE, "--rendezvous", "mpi", "faulty")
+    assert done.returncode == 2
+    assert "--restart-in-place cannot be used here: --rendezvous mpi; leave one of the two out" in done.stderr
+    ok(run(*RUNNER, *IN_PLACE, "explain"))
