@@ -1,4 +1,4 @@
-"""A DeepSpeed script as its tutorials write it: its engine with ZeRO of a stage, or the pipeline of its PipelineModule."""
+"""A DeepSpeed script as its tutorials write it: its engine with ZeRO of some stages, or the pipeline of its PipelineModule."""
 
 import argparse
 import itertools
@@ -32,28 +32,32 @@ def train_pipeline(model, config, data, steps, stages):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--local_rank", type=int, default=-1, help="given by DeepSpeed's launcher")
-    parser.add_argument("--stage", type=int, default=0, help="of ZeRO")
+    parser.add_argument("--stages", type=int, nargs="+", default=[0], help="of ZeRO; a training by each")
     parser.add_argument("-p", "--pipeline-parallel-size", type=int, default=1)
     parser.add_argument("-s", "--steps", type=int, default=6)
     args = parser.parse_args()
     deepspeed.init_distributed()
+    for stage in args.stages:
+        losses = train(args, stage)
+        if dist.get_rank() == 0:
+            print("losses", *losses, flush=True)
+
+
+def train(args, stage):
     is_pipeline = args.pipeline_parallel_size > 1
     config = {
         "train_batch_size": 32,
         "gradient_accumulation_steps": 8 if is_pipeline else 1,
         "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}},
-        "zero_optimization": {"stage": args.stage},
+        "zero_optimization": {"stage": stage},
     }
     torch.manual_seed(0)
     inputs = torch.rand(256, 20)
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
     model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
     if is_pipeline:
-        losses = train_pipeline(model, config, data, args.steps, args.pipeline_parallel_size)
-    else:
-        losses = train_by_engine(model, config, data, args.steps)
-    if dist.get_rank() == 0:
-        print("losses", *losses, flush=True)
+        return train_pipeline(model, config, data, args.steps, args.pipeline_parallel_size)
+    return train_by_engine(model, config, data, args.steps)
 
 
 if __name__ == "__main__":
