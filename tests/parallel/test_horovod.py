@@ -32,57 +32,15 @@ PATH = {"PATH": f"{BIN}:/usr/bin:/bin:/usr/sbin:/sbin"}
 SHORT = ["--data", "digits", "--dtype", "float64"]
 
 
-OPTIONS = {
-    "plain": [],
-    "in parts": ["--micro-batches", "4"],
-    "fp16": ["--compression", "fp16"],
-}
-STRATEGIES = ("ddp", "horovod")
-
-
-@pytest.fixture(scope="module")
-def trained(turns: Turns, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with some steps by each strategy: of mnist with each of the options, and with weight decay."""
-    folder = tmp_path_factory.mktemp("trained")
-    trainings = {name: ["workloads.mnist", *SHORT, "--max-steps", "20", *options] for name, options in OPTIONS.items()}
-    trainings["decay"] = ["decaying", "--dtype", "float64", "--max-steps", "5"]
-    for strategy in STRATEGIES:
-        for name, training in trainings.items():
-            ok(turns(2, *training, "--strategy", strategy, "--checkpoint-dir", str(folder / strategy / name)))
-    return folder
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_the_strategy_gives_what_ddp_gives(name: str, trained: Path) -> None:
-    # Half precision has 11 bits, and the two round in different places.
-    tolerance = 1e-2 if name == "fp16" else 1e-5
-    assert losses(trained / "horovod" / name) == pytest.approx(losses(trained / "ddp" / name), rel=tolerance)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_gradients_accumulated_over_parts_are_those_of_the_batch(strategy: str, trained: Path) -> None:
-    whole, in_parts = (losses(trained / strategy / name) for name in ("plain", "in parts"))
-    assert in_parts == pytest.approx(whole, rel=1e-9 if strategy == "ddp" else 1e-5)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_compression_is_used(strategy: str, trained: Path) -> None:
-    assert losses(trained / strategy / "fp16") != losses(trained / strategy / "plain")
-
-
-def test_weight_decay_moves_the_weights_no_more_than_under_ddp(trained: Path) -> None:
-    assert losses(trained / "horovod" / "decay") == pytest.approx(losses(trained / "ddp" / "decay"), rel=1e-9)
-
-
 def test_a_workload_that_imports_it_first() -> None:
     done = ok(runner(2, "--rendezvous", "file", "horovod_imported_first", cwd=SCRIPTS, timeout=60))
     assert done.stdout == "2 ranks\n"
 
 
 def test_compare_by_it(tmp_path: Path) -> None:
-    options = ["--data", "digits", "--steps", "4", "--rounds", "2", "--engines", "ddp:gloo,horovod", "--json", "found"]
+    options = ["--steps", "4", "--rounds", "2", "--engines", "ddp:gloo,horovod", "--json", "found"]
     for way in ("mpi", "file"):
-        ok(runner(2, "--rendezvous", way, "compare", "workloads.mnist", "--dtype", "float64", *options, cwd=tmp_path))
+        ok(runner(2, "--rendezvous", way, "compare", "workloads.linear", "--dtype", "float64", *options, cwd=tmp_path))
         engines = json.loads((tmp_path / "found").read_text())["engines"]
         assert [engine["engine"] for engine in engines] == ["ddp:gloo", "horovod", "alone"]
         assert engines[1]["ranks_agree"]
@@ -96,26 +54,6 @@ def test_bench_by_it(tmp_path: Path) -> None:
     found = [json.loads(line) for line in (tmp_path / "found").read_text().splitlines()]
     assert [m["operation"] for m in found if m["backend"] == "horovod"] == names[:-1]  # it has no sendrecv
     assert {m["wrong"] for m in found} == {0}
-
-
-def test_a_training_by_one_strategy_goes_on_by_the_other(turns: Turns, tmp_path: Path) -> None:
-    by = {"a": ("ddp", "horovod"), "b": ("horovod", "ddp"), "c": ("ddp", "ddp")}
-    for part, more in enumerate((["--epochs", "2"], ["--epochs", "4", "--resume"])):
-        for folder, strategies in by.items():
-            options = ["--strategy", strategies[part], "--checkpoint-dir", str(tmp_path / folder), *more]
-            ok(turns(2, "workloads.linear", "--dtype", "float64", *options))
-    assert len(losses(tmp_path / "c")) == 4 * 32
-    assert losses(tmp_path / "a") == pytest.approx(losses(tmp_path / "c"), rel=1e-9)
-    assert losses(tmp_path / "b") == pytest.approx(losses(tmp_path / "c"), rel=1e-9)
-
-
-def test_what_is_evaluated_is_what_is_saved(turns: Turns, tmp_path: Path) -> None:
-    """Running statistics differ between ranks in training; by DDP each step begins with rank 0's, by Horovod none."""
-    options = ["--net", "norm", "--checkpoint-dir", str(tmp_path), "--epochs", "2", "--log-every", "1"]
-    ok(turns(2, "resumable", *options, "--batch-size", "8", "--strategy", "horovod"))
-    reported = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["val_loss"]
-    done = ok(turns(1, "resumable", *options, "--resume"))
-    assert f"(test loss {reported:.4g})" in done.stdout
 
 
 @pytest.mark.parametrize("way", ["mpi", "file", "env"])
@@ -199,8 +137,72 @@ def test_a_rank_that_fails_ends_the_job() -> None:
 def test_without_it_one_line_says_how_to_get_it(tmp_path: Path) -> None:
     base = getattr(sys, "_base_executable", sys.executable)
     packages = packages_without("horovod", tmp_path / "packages")
-    training = ["-m", "runner", "workloads.mnist", *SHORT, "--strategy", "horovod"]
-    done = mpirun(2, base, *training, cwd=tmp_path, PYTHONPATH=packages)
+    done = mpirun(
+        2, base, "-m", "runner", "workloads.linear", "--strategy", "horovod", cwd=tmp_path, PYTHONPATH=packages
+    )
     assert done.returncode == 2
     (line,) = own_lines(done)
     assert line.startswith("runner: Horovod is not installed; make horovod builds and installs it")
+
+
+# What follows takes turns in one job. It is last, as the job ends with the file, and until then Horovod's threads poll MPI.
+OPTIONS = {
+    "plain": [],
+    "in parts": ["--micro-batches", "4"],
+    "fp16": ["--compression", "fp16"],
+}
+STRATEGIES = ("ddp", "horovod")
+
+
+@pytest.fixture(scope="module")
+def trained(turns: Turns, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with some steps by each strategy: of mnist with each of the options, and with weight decay."""
+    folder = tmp_path_factory.mktemp("trained")
+    trainings = {name: ["workloads.mnist", *SHORT, "--max-steps", "20", *options] for name, options in OPTIONS.items()}
+    trainings["decay"] = ["decaying", "--dtype", "float64", "--max-steps", "5"]
+    for strategy in STRATEGIES:
+        for name, training in trainings.items():
+            ok(turns(2, *training, "--strategy", strategy, "--checkpoint-dir", str(folder / strategy / name)))
+    return folder
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_strategy_gives_what_ddp_gives(name: str, trained: Path) -> None:
+    # Half precision has 11 bits, and the two round in different places.
+    tolerance = 1e-2 if name == "fp16" else 1e-5
+    assert losses(trained / "horovod" / name) == pytest.approx(losses(trained / "ddp" / name), rel=tolerance)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_gradients_accumulated_over_parts_are_those_of_the_batch(strategy: str, trained: Path) -> None:
+    whole, in_parts = (losses(trained / strategy / name) for name in ("plain", "in parts"))
+    assert in_parts == pytest.approx(whole, rel=1e-9 if strategy == "ddp" else 1e-5)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_compression_is_used(strategy: str, trained: Path) -> None:
+    assert losses(trained / strategy / "fp16") != losses(trained / strategy / "plain")
+
+
+def test_weight_decay_moves_the_weights_no_more_than_under_ddp(trained: Path) -> None:
+    assert losses(trained / "horovod" / "decay") == pytest.approx(losses(trained / "ddp" / "decay"), rel=1e-9)
+
+
+def test_a_training_by_one_strategy_goes_on_by_the_other(turns: Turns, tmp_path: Path) -> None:
+    by = {"a": ("ddp", "horovod"), "b": ("horovod", "ddp"), "c": ("ddp", "ddp")}
+    for part, more in enumerate((["--epochs", "2"], ["--epochs", "4", "--resume"])):
+        for folder, strategies in by.items():
+            options = ["--strategy", strategies[part], "--checkpoint-dir", str(tmp_path / folder), *more]
+            ok(turns(2, "workloads.linear", "--dtype", "float64", *options))
+    assert len(losses(tmp_path / "c")) == 4 * 32
+    assert losses(tmp_path / "a") == pytest.approx(losses(tmp_path / "c"), rel=1e-9)
+    assert losses(tmp_path / "b") == pytest.approx(losses(tmp_path / "c"), rel=1e-9)
+
+
+def test_what_is_evaluated_is_what_is_saved(turns: Turns, tmp_path: Path) -> None:
+    """Running statistics differ between ranks in training; by DDP each step begins with rank 0's, by Horovod none."""
+    options = ["--net", "norm", "--checkpoint-dir", str(tmp_path), "--epochs", "2", "--log-every", "1"]
+    ok(turns(2, "resumable", *options, "--batch-size", "8", "--strategy", "horovod"))
+    reported = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["val_loss"]
+    done = ok(turns(1, "resumable", *options, "--resume"))
+    assert f"(test loss {reported:.4g})" in done.stdout
