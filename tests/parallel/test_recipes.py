@@ -6,44 +6,47 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import ok, runner
+from tests.launching import ok
 from tests.results import losses, refused
+from tests.turns import Turns
 
 MNIST = ["workloads.mnist", "--data", "digits", "--dtype", "float64", "--global-batch-size", "32", "--max-steps"]
 
 
-def test_alexnet_two_way_data_parallel_two_stages_eight_micro_batches(tmp_path: Path) -> None:
+def test_alexnet_two_way_data_parallel_two_stages_eight_micro_batches(turns: Turns, tmp_path: Path) -> None:
     options = ["--pp", "2", "--micro-batches", "8", "--batch-size", "8", "--dropout", "0", "--max-steps", "2"]
-    done = ok(runner(4, "workloads.alexnet", "--data", "fake", *options, cwd=tmp_path))
+    done = ok(turns(4, "workloads.alexnet", "--data", "fake", *options, cwd=tmp_path))
     assert "done: 2 steps, test loss 2.3" in done.stdout
     found = losses(tmp_path / "runs" / "alexnet")
     assert found == pytest.approx([2.3, 2.3], abs=0.05)  # ln 10, as images are random
     assert found[1] < found[0]
 
 
-def test_images_that_are_too_small_for_alexnet(tmp_path: Path) -> None:
-    refused(runner(1, "workloads.alexnet", "--image-size", "32", cwd=tmp_path), "--image-size 32 is too small")
+def test_images_that_are_too_small_for_alexnet(turns: Turns, tmp_path: Path) -> None:
+    refused(turns(2, "workloads.alexnet", "--image-size", "32", cwd=tmp_path), "--image-size 32 is too small")
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def expected(turns: Turns, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of data parallelism on MNIST."""
     folder = tmp_path_factory.mktemp("ddp")
-    ok(runner(2, *MNIST, "8", cwd=folder))
+    ok(turns(2, *MNIST, "8", cwd=folder))
     found = losses(folder / "runs" / "mnist")
     assert len(found) == 8
     return found
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
-def test_mnist_sharded_has_the_losses_of_data_parallelism(strategy: str, expected: list[float], tmp_path: Path) -> None:
-    ok(runner(2, *MNIST, "8", "--strategy", strategy, cwd=tmp_path))
+def test_mnist_sharded_has_the_losses_of_data_parallelism(
+    strategy: str, expected: list[float], turns: Turns, tmp_path: Path
+) -> None:
+    ok(turns(2, *MNIST, "8", "--strategy", strategy, cwd=tmp_path))
     assert losses(tmp_path / "runs" / "mnist") == pytest.approx(expected, rel=1e-9)
 
 
-def test_what_a_pipeline_has_saved_goes_on_without_one(expected: list[float], tmp_path: Path) -> None:
-    ok(runner(2, *MNIST, "4", "--pp", "2", cwd=tmp_path))
-    done = ok(runner(2, *MNIST, "8", "--resume", cwd=tmp_path))
+def test_what_a_pipeline_has_saved_goes_on_without_one(expected: list[float], turns: Turns, tmp_path: Path) -> None:
+    ok(turns(2, *MNIST, "4", "--pp", "2", cwd=tmp_path))
+    done = ok(turns(2, *MNIST, "8", "--resume", cwd=tmp_path))
     assert "going on from runs/mnist/step-4," in done.stdout
     assert losses(tmp_path / "runs" / "mnist") == pytest.approx(expected, rel=1e-9)
 
@@ -74,9 +77,12 @@ def main(run, argv):
 
 
 @pytest.mark.parametrize(
-    ("features", "size"), [("self.features(values).flatten(1)", 8), ("2 * self.features(values)", 2)]
+    ("name", "features", "size"),
+    [("flattens", "self.features(values).flatten(1)", 8), ("doubles", "2 * self.features(values)", 2)],
 )
-def test_a_model_that_computes_between_its_parts_cannot_be_cut(features: str, size: int, tmp_path: Path) -> None:
+def test_a_model_that_computes_between_its_parts_cannot_be_cut(
+    name: str, features: str, size: int, turns: Turns, tmp_path: Path
+) -> None:
     """Every stage would: the second takes no input that is flat, and what is doubled twice is wrong without a word."""
-    (tmp_path / "own.py").write_text(OWN.replace("FEATURES", features).replace("SIZE", str(size)))
-    refused(runner(2, "own", "--pp", "2", cwd=tmp_path), "Plan.pipeline cuts the model into", "such as nn.Flatten")
+    (tmp_path / f"{name}.py").write_text(OWN.replace("FEATURES", features).replace("SIZE", str(size)))
+    refused(turns(2, name, "--pp", "2", cwd=tmp_path), "Plan.pipeline cuts the model into", "such as nn.Flatten")
