@@ -1,4 +1,4 @@
-"""Workloads that take turns in one real job: the import of torch, which is most of a small job's time, is paid once.
+"""Workloads and tools that take turns in one real job: the import of torch, which is most of a small job's time, is paid once.
 
 What a turn prints and its exit code are those that the runner gives the same error in a job of its own. What happens before
 a target is called (options of the runner, launchers, the ranks' agreement) needs a job of its own.
@@ -30,7 +30,7 @@ class Turns:
     def __call__(
         self, ranks: int, *command: str, cwd: Path = SCRIPTS, timeout: float = 120, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``WORKLOAD [ARGUMENTS…]`` on this many ranks, in a folder. The ranks' outputs follow one another.
+        """Run ``WORKLOAD|TOOL [ARGUMENTS…]`` on this many ranks, in a folder. The ranks' outputs follow one another.
 
         Raises:
             TimeoutError: the turn did not end in time.

@@ -16,6 +16,7 @@ import pytest
 from runner.tools.bench.bench import NAMES
 from tests.launching import RUNNER, clean_environment, mpirun_path, ok, own_lines, run, runner
 from tests.terminal import on_terminal
+from tests.turns import Turns
 
 
 @pytest.mark.mpi4py
@@ -140,9 +141,11 @@ def test_a_wrong_result_is_counted() -> None:
         dist.destroy_process_group()
 
 
-def test_what_cannot_be_measured_is_refused() -> None:
+def test_what_cannot_be_measured_is_refused(turns: Turns) -> None:
+    done = run(*RUNNER, "bench", "--backend", "nccl")
+    assert done.returncode == 2
+    assert "--backend nccl: no GPU is used" in own_lines(done)[0]
     for arguments, text in (
-        (["--backend", "nccl"], "--backend nccl: no GPU is used"),
         (["--backend", "mpi"], "--backend mpi: the ranks did not meet by MPI"),
         (["--backend", "smoke-signals"], "no backend 'smoke-signals'; there are gloo, mpi4py, horovod, nccl, mpi"),
         (["--json", "/nowhere/x.jsonl"], "--json: cannot write in /nowhere"),
@@ -154,6 +157,6 @@ def test_what_cannot_be_measured_is_refused() -> None:
         (["fly"], "no operation 'fly'"),
         (["sendrecv"], "sendrecv takes two ranks"),
     ):
-        done = run(*RUNNER, "bench", *arguments)
+        done = turns(1, "bench", *arguments)
         assert done.returncode == 2
         assert text in own_lines(done)[0]

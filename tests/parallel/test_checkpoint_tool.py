@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,16 @@ from tests.turns import Turns
 STEPS = ("--save-every-steps=1", "--keep=3", "--max-steps=4", "--batch-size=64", "--log-every=1")
 
 
-def checkpoint(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return run(*RUNNER, "checkpoint", *map(str, arguments))
+Checkpoint = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def checkpoint(turns: Turns) -> Checkpoint:
+    return lambda *arguments: turns(1, "checkpoint", *map(str, arguments))
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_from_training_to_a_file_and_back(strategy: str, turns: Turns, tmp_path: Path) -> None:
+def test_from_training_to_a_file_and_back(strategy: str, checkpoint: Checkpoint, turns: Turns, tmp_path: Path) -> None:
     folder, file = tmp_path / "run", tmp_path / "model.safetensors"
     ok(turns(2, "workloads.linear", *STEPS, f"--strategy={strategy}", f"--checkpoint-dir={folder}"))
     assert "2 tensors in" in ok(checkpoint("export", folder, file)).stdout
@@ -34,10 +39,10 @@ def test_from_training_to_a_file_and_back(strategy: str, turns: Turns, tmp_path:
     assert all(load_file(back)[name].equal(tensor) for name, tensor in load_file(file).items())
 
 
-def test_what_is_listed_verified_and_removed(turns: Turns, tmp_path: Path) -> None:
+def test_what_is_listed_verified_and_removed(checkpoint: Checkpoint, turns: Turns, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     ok(turns(2, "workloads.linear", *STEPS, "--strategy=fsdp", f"--checkpoint-dir={folder}"))
-    listed = ok(checkpoint("ls", folder)).stdout
+    listed = ok(run(*RUNNER, "checkpoint", "ls", str(folder))).stdout
     names = [line.split()[0] for line in listed.splitlines() if line.startswith("step-")]
     assert names == ["step-4", "step-3", "step-2"]
     assert "workloads.linear, epoch 0, " in listed
@@ -49,7 +54,7 @@ def test_what_is_listed_verified_and_removed(turns: Turns, tmp_path: Path) -> No
     assert f"the checksum of {damaged.name} is wrong" in told.stdout
 
 
-def test_weights_that_do_not_fit_are_refused(turns: Turns, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_refused(checkpoint: Checkpoint, turns: Turns, tmp_path: Path) -> None:
     ok(turns(1, "workloads.mnist", "--data=fake", "--max-steps=1", f"--checkpoint-dir={tmp_path / 'run'}"))
     file = tmp_path / "model.safetensors"
     ok(checkpoint("export", tmp_path / "run", file))
@@ -60,4 +65,4 @@ def test_weights_that_do_not_fit_are_refused(turns: Turns, tmp_path: Path) -> No
     refused(
         turns(2, "workloads.linear", "--weights=/nowhere", f"--checkpoint-dir={tmp_path / 'other'}"), "cannot be read"
     )
-    refused(checkpoint("ls", tmp_path), f"there is no complete checkpoint in {tmp_path}")
+    refused(run(*RUNNER, "checkpoint", "ls", str(tmp_path)), f"there is no complete checkpoint in {tmp_path}")

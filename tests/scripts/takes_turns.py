@@ -1,4 +1,4 @@
-"""A workload that runs others one after the other in one job: those that tests/turns.py writes into a folder."""
+"""A workload that runs others, and tools, one after the other in one job: those that tests/turns.py writes into a folder."""
 
 import importlib
 import json
@@ -14,6 +14,7 @@ from runner.errors import EXIT_OK, RunnerError
 from runner.outcome import outcome_of
 from runner.parallel.mesh import lay_out
 from runner.parallel.options import degrees_in
+from runner.tools import TOOLS, load_tool
 from runner.training.run import Run
 
 
@@ -48,8 +49,11 @@ def code_of(run: Run, asked: dict[str, Any]) -> int:
     before = dict(os.environ)
     os.environ.update(asked["environment"])
     try:
-        layout = lay_out(run.job.topology, degrees_in(arguments, run.size))
-        importlib.import_module(name).main(replace(run, workload=name, layout=layout), arguments)
+        if name in TOOLS:
+            load_tool(name)(run.job, arguments)
+        else:
+            layout = lay_out(run.job.topology, degrees_in(arguments, run.size))
+            importlib.import_module(name).main(replace(run, workload=name, layout=layout), arguments)
     except (RunnerError, SystemExit) as error:
         if run.size > 1 and not getattr(error, "on_all_ranks", isinstance(error, SystemExit) and not error.code):
             raise
