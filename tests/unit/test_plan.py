@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import TensorDataset
 
+from runner.errors import UsageError
 from runner.parallel.options import ParallelOptions
 from runner.parallel.task import Plan, Task
 from runner.tools.plan import traffic
@@ -196,6 +197,21 @@ def test_what_is_given_restricts_the_layouts() -> None:
     assert {one.options.tp for one in every(cluster, tp=2)} == {2}
     assert [one.name for one in every(cluster, strategy="fsdp", tp=1, pp=1)] == ["fsdp 8", "fsdp 2×4", "fsdp 4×2"]
     assert {one.options.schedule for one in every(cluster, pp=2, schedule="gpipe")} == {"gpipe"}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "plan", "given", "said"),
+    [
+        (1, PLAN, {"tp": 3}, r"tensor\(3\) = 3 does not divide 8 ranks"),
+        (4, PLAN, {"tp": 4}, "--tp 4 is more than the 2 GPUs of a host"),
+        (1, Plan(), {"tp": 2}, "it does not say how its layers are divided"),
+    ],
+)
+def test_where_no_layout_is_possible_the_first_reason_is_said(
+    hosts: int, plan: Plan, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=f"no layout of 8 GPUs is possible: .*{said}"):
+        candidates(Cluster(gpus=8, hosts=hosts), plan, ParallelOptions(), given, batch=32)
 
 
 def planned(one: Candidate, total: int, across: float = 0.0) -> Planned:
