@@ -1,12 +1,18 @@
-"""Every strategy, and combinations of them, train as one process does. ``make parity`` tries all, by every backend."""
+"""Every strategy, and combinations of them, train as one process does. ``make parity`` tries all, by every backend.
+
+So does the model of docs/parallelism.md, which lies outside of this repository, with a plan of its own.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
-from tests.launching import ok
+from tests.launching import ROOT, ok
+from tests.results import losses
 from tests.turns import Turns
 
 EXACT = ("--dtype", "float64", "--batch-size", "8")
@@ -82,3 +88,24 @@ def test_what_a_plan_does_not_say_is_refused(turns: Turns) -> None:
     assert "this workload cannot be trained with --tp 2: it does not say how its layers are divided (Plan.tensor)" in (
         done.stderr
     )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the document's code is ``mymodel.py``."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "parallelism.md").read_text(), re.DOTALL)
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "mymodel.py").write_text(code)
+    return folder
+
+
+def test_the_documents_model_trains_alike_in_every_layout(folder: Path, turns: Turns) -> None:
+    curves = []
+    options = ["--global-batch-size=16", "--dtype=float64", "--max-steps=6", "--log-every=1"]
+    for ranks, layout in ((2, ""), (4, "--strategy fsdp --tp 2"), (4, "--tp 2 --pp 2 --micro-batches 4")):
+        to = folder / f"out{len(curves)}"
+        ok(turns(ranks, "mymodel", *options, *layout.split(), f"--checkpoint-dir={to}", cwd=folder))
+        curves.append(losses(to))
+    assert len(curves[0]) == 6
+    assert curves[1] == pytest.approx(curves[0], rel=1e-9)
+    assert curves[2] == pytest.approx(curves[0], rel=1e-9)
