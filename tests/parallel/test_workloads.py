@@ -9,14 +9,13 @@ import pty
 import shutil
 import struct
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.launching import RUNNER, clean_environment, mpirun_path, ok, own_lines, run, runner
+from tests.launching import RUNNER, clean_environment, mpirun_path, ok, own_lines, run, runner, torchrun
 from tests.results import metrics
 from tests.turns import Turns
 
@@ -74,8 +73,8 @@ def test_mnist_on_disk_is_taken(turns: Turns, tmp_path: Path) -> None:
     assert lines[-1]["val_accuracy"] == 1.0
 
 
-def test_linear_saves_and_resumes(tmp_path: Path) -> None:
-    ok(runner(2, "workloads.linear", "--epochs", "2", "--batch-size", "64", cwd=tmp_path))
+def test_linear_saves_and_resumes(turns: Turns, tmp_path: Path) -> None:
+    ok(turns(2, "workloads.linear", "--epochs", "2", "--batch-size", "64", cwd=tmp_path))
     done = ok(runner(2, "workloads.linear", "--epochs", "4", "--batch-size", "64", "--resume", cwd=tmp_path))
     assert "going on from runs/linear/step-32," in done.stdout
     assert "\x1b" not in done.stdout, "under mpirun no escape sequences reach a file"
@@ -95,11 +94,10 @@ def test_mnist_on_fake_images(turns: Turns, tmp_path: Path) -> None:
     assert "done: 10 steps" in done.stdout
 
 
-def test_under_torchrun_and_alone(tmp_path: Path) -> None:
-    arguments = ["-m", "runner", "workloads.linear", "--epochs", "1"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    assert "done: 32 steps" in ok(run(*torchrun, *arguments, cwd=tmp_path)).stdout
-    assert "done: 64 steps" in ok(run(sys.executable, *arguments, cwd=tmp_path)).stdout
+def test_under_torchrun_and_alone_with_the_runners_options_on_either_side(tmp_path: Path) -> None:
+    training, device = ["workloads.linear", "--epochs", "1"], ["--device", "cpu"]
+    assert "done: 32 steps" in ok(torchrun(2, *RUNNER[1:], *training, *device, cwd=tmp_path)).stdout
+    assert "done: 64 steps" in ok(run(*RUNNER, *device, *training, cwd=tmp_path)).stdout
 
 
 def fingerprints(
@@ -245,8 +243,3 @@ def test_a_workloads_help_shows_all_groups_once() -> None:
         assert option in text
     assert "epochs between checkpoints; 0 is at the end only (default: 1)" in " ".join(text.split())
     assert "steps between lines written together (default: 20)" in " ".join(text.split())
-
-
-def test_the_runners_options_may_stand_on_either_side(tmp_path: Path) -> None:
-    for arguments in (["--device", "cpu", "workloads.linear"], ["workloads.linear", "--device", "cpu"]):
-        ok(run(*RUNNER, *arguments, "--max-steps", "1", cwd=tmp_path))
