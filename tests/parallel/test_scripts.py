@@ -35,7 +35,7 @@ def json_lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-@pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_script_finds_what_torchrun_gives(ranks: int, tmp_path: Path) -> None:
     done = ok(runner(ranks, script("torchrun_variables"), "--lr", "0.1", "-x", cwd=tmp_path))
     found = sorted(json_lines(done.stdout), key=lambda rank: int(rank["variables"]["RANK"]))
@@ -71,7 +71,7 @@ def test_torchrun_itself_gives_the_same() -> None:
     assert ours == theirs
 
 
-@pytest.mark.parametrize(("ranks", "arguments"), [(1, []), (2, ["--no-destroy"]), (4, ["--workers", "2"])])
+@pytest.mark.parametrize(("ranks", "arguments"), [(1, ["--workers", "2"]), (2, ["--workers", "1", "--no-destroy"])])
 def test_ddp_with_a_distributed_sampler(ranks: int, arguments: list[str]) -> None:
     """A group that is not destroyed, and data loaders' processes, included."""
     done = ok(runner(ranks, script("ddp_training"), *arguments))
@@ -83,7 +83,7 @@ def test_ddp_with_a_distributed_sampler(ranks: int, arguments: list[str]) -> Non
 @pytest.mark.parametrize(
     ("ranks", "ways"),
     [
-        *((ranks, (*WAYS_BY_OWN_STORE, way)) for ranks, way in zip((1, 2, 4), WAYS_BY_THE_STORE, strict=False)),
+        *((ranks, (*WAYS_BY_OWN_STORE, way)) for ranks, way in zip((1, 2, 2), WAYS_BY_THE_STORE, strict=False)),
         (2, WAYS_BY_THE_STORE[-1:]),
     ],
 )
@@ -156,10 +156,9 @@ def test_exit_codes_pass_through(ranks: int, how: str, code: int) -> None:
         assert "killed by SIGKILL" in done.stderr
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_a_forked_child_may_end_as_it_likes(code: int) -> None:
-    done = ok(runner(2, script("forks"), str(code), timeout=60))
-    assert done.stdout.count(f"child {code}") == 2
+def test_a_forked_child_may_end_as_it_likes() -> None:
+    done = ok(runner(2, script("forks"), "0", "3", timeout=60))
+    assert done.stdout.count("child 0") == done.stdout.count("child 3") == 2
     assert done.stdout.count("parent done") == 2
 
 
