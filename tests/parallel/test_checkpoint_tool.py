@@ -55,7 +55,7 @@ def test_what_is_listed_verified_and_removed(checkpoint: Checkpoint, turns: Turn
 
 
 def test_weights_that_do_not_fit_are_refused(checkpoint: Checkpoint, turns: Turns, tmp_path: Path) -> None:
-    ok(turns(1, "workloads.mnist", "--data=fake", "--max-steps=1", f"--checkpoint-dir={tmp_path / 'run'}"))
+    ok(turns(1, "workloads.mnist", "--data=digits", "--max-steps=1", f"--checkpoint-dir={tmp_path / 'run'}"))
     file = tmp_path / "model.safetensors"
     ok(checkpoint("export", tmp_path / "run", file))
     refused(
