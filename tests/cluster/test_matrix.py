@@ -47,7 +47,8 @@ def test_an_unmodified_torchrun_script(vc: Cluster, name: str) -> None:
     assert launch(vc, name, [1, 1], str(SCRIPTS / "ddp_allreduce.py")).count("of 2: 2") == 2
 
 
-@pytest.mark.parametrize("name", LAUNCHERS)
+# Inside sbatch it is the same mpirun as outside, which has been told its hosts in another way: explain shows that.
+@pytest.mark.parametrize("name", [name for name in LAUNCHERS if not name.startswith("sbatch-")])
 def test_a_few_steps_of_training(vc: Cluster, name: str, tmp_path: Path) -> None:
     options = ["--max-steps", "5", "--checkpoint-dir", str(tmp_path)]
     slots = [2, 2] if (name, "uneven") not in CELLS else [2, 1]  # messages inside a host and between hosts
