@@ -11,7 +11,6 @@ import pytest
 
 from tests.launching import RUNNER, SCRIPTS, free_port, mpirun, mpirun_path, own_lines, run, runner
 from tests.results import refused
-from tests.turns import Turns
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
@@ -36,29 +35,6 @@ def test_before_torch(ranks: int, arguments: list[str], texts: list[str]) -> Non
     ("arguments", "texts"),
     [
         (["--batch-size", "0"], ["--batch-size: '0' is not a whole number above 0"]),
-        (["--epoch", "1"], ["unrecognized arguments: --epoch"]),
-        (["--data", "imagenet"], ["invalid choice: 'imagenet'"]),
-        (["--data", "mnist", "--data-dir", "/proc/nothing"], ["--data-dir: cannot write in /proc/nothing"]),
-        (["--checkpoint-dir", "/proc/nothing"], ["--checkpoint-dir: cannot write in /proc/nothing"]),
-        (["--data", "digits", "--batch-size", "5000"], ["samples on", "less than one batch of 5000"]),
-        (["--data", "digits", "--resume", "nothing.pt"], ["there is no checkpoint nothing.pt"]),
-        (["--data", "digits", "--metrics", "/tmp"], ["cannot write /tmp: Is a directory"]),
-        (["--profile", "12-10"], ["--profile: '12-10' is neither a step (10) nor the first and the last of several"]),
-        (
-            ["--data", "digits", "--max-steps", "9", "--profile", "9-10"],
-            ["this run makes 9 steps, and step 10 is asked"],
-        ),
-        (["--data", "digits", "--global-batch-size", "33"], ["33 = 2 × 16 + 1", "take 32 or 34"]),
-    ],
-)
-def test_a_workloads_options(turns: Turns, arguments: list[str], texts: list[str], tmp_path: Path) -> None:
-    refused(turns(2, "workloads.mnist", *arguments, cwd=tmp_path), *texts)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "texts"),
-    [
-        (["--batch-size", "0"], ["--batch-size: '0' is not a whole number above 0"]),
         (["--backend", "nccl"], ["--backend nccl: no GPU is used"]),
         (["--backend", "mpi"], ["was built without mpi; say --backend gloo"]),
     ],
@@ -70,15 +46,6 @@ def test_a_workloads_options_in_a_job_of_its_own(arguments: list[str], texts: li
 def test_a_workloads_options_in_a_single_process(tmp_path: Path) -> None:
     done = run(*RUNNER, "workloads.mnist", "--checkpoint-dir", "/proc/nothing", cwd=tmp_path)
     refused(done, "--checkpoint-dir: cannot write in /proc/nothing")
-
-
-def test_a_checkpoint_of_another_model(turns: Turns, tmp_path: Path) -> None:
-    done = turns(2, "workloads.linear", "--epochs", "1", "--checkpoint-dir", "out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    sums = (tmp_path / "out" / "step-32" / "checkpoint.json").read_bytes()
-    done = turns(2, "workloads.mnist", "--data", "digits", "--resume", "--checkpoint-dir", "out", cwd=tmp_path)
-    refused(done, "checkpoint of another model (workloads.linear, this is workloads.mnist)")
-    assert (tmp_path / "out" / "step-32" / "checkpoint.json").read_bytes() == sums
 
 
 def programs(*commands: list[str]) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.launching import RUNNER, clean_environment, mpirun_path, ok, own_lines, run, runner, torchrun
-from tests.results import metrics
+from tests.results import metrics, refused
 from tests.turns import Turns
 
 
@@ -233,6 +233,40 @@ def test_an_option_without_effect_is_refused_by_the_benchmark(turns: Turns) -> N
     assert own_lines(done) == [
         "runner: unrecognized arguments: --epochs 2 --resume (see python -m runner workloads.resnet --help)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (["--batch-size", "0"], ["--batch-size: '0' is not a whole number above 0"]),
+        (["--epoch", "1"], ["unrecognized arguments: --epoch"]),
+        (["--data", "imagenet"], ["invalid choice: 'imagenet'"]),
+        (["--data", "mnist", "--data-dir", "/proc/nothing"], ["--data-dir: cannot write in /proc/nothing"]),
+        (["--checkpoint-dir", "/proc/nothing"], ["--checkpoint-dir: cannot write in /proc/nothing"]),
+        (["--data", "digits", "--batch-size", "5000"], ["samples on", "less than one batch of 5000"]),
+        (["--data", "digits", "--resume", "nothing.pt"], ["there is no checkpoint nothing.pt"]),
+        (["--data", "digits", "--metrics", "/tmp"], ["cannot write /tmp: Is a directory"]),
+        (["--profile", "12-10"], ["--profile: '12-10' is neither a step (10) nor the first and the last of several"]),
+        (
+            ["--data", "digits", "--max-steps", "9", "--profile", "9-10"],
+            ["this run makes 9 steps, and step 10 is asked"],
+        ),
+        (["--data", "digits", "--global-batch-size", "33"], ["33 = 2 × 16 + 1", "take 32 or 34"]),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_in_one_line(
+    turns: Turns, arguments: list[str], texts: list[str], tmp_path: Path
+) -> None:
+    refused(turns(2, "workloads.mnist", *arguments, cwd=tmp_path), *texts)
+
+
+def test_a_checkpoint_of_another_model(turns: Turns, tmp_path: Path) -> None:
+    done = turns(2, "workloads.linear", "--epochs", "1", "--checkpoint-dir", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    sums = (tmp_path / "out" / "step-32" / "checkpoint.json").read_bytes()
+    done = turns(2, "workloads.mnist", "--data", "digits", "--resume", "--checkpoint-dir", "out", cwd=tmp_path)
+    refused(done, "checkpoint of another model (workloads.linear, this is workloads.mnist)")
+    assert (tmp_path / "out" / "step-32" / "checkpoint.json").read_bytes() == sums
 
 
 def test_a_workloads_help_shows_all_groups_once() -> None:
