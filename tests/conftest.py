@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     If workers share the tests (make test), one begins with the cluster's, which mostly wait.
     """
     is_shared = "PYTEST_XDIST_WORKER" in os.environ
-    order = {"unit": 0, "parallel": 1, "cluster": -1 if is_shared else 2, "faults": 3, "gpu": 4}
+    order = {"unit": 0, "parallel": 1, "layouts": 1, "cluster": -1 if is_shared else 2, "faults": 3, "gpu": 4}
     items.sort(key=lambda item: order.get(item.path.parent.name, 9))
     _mark_fast(items, everything=not config.option.file_or_dir)
     needs = {
@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A worker takes a file at a time, whose tests may share a job; and all of the cluster's, which is started once.
+    """A worker takes a file at a time, whose tests may share a job; and all of a folder's that share one, or the cluster.
 
     (Groups by pytest-xdist's marker have no effect with pytest 9.2.)
     """
@@ -70,7 +70,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = nodeid.partition("::")[0]
-            return "cluster" if "/cluster/" in file else file
+            folder = file.rpartition("/")[0]
+            return folder if folder.endswith(("/cluster", "/layouts")) else file
 
     return ByFile(config, log)
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.launching import ROOT, RUNNER, SCRIPTS, ok, run, runner
+from tests.launching import ROOT, RUNNER, SCRIPTS, ok, run
 from tests.terminal import on_terminal
+from tests.turns import Turns
 
 WORKLOAD = ["planned_llama", "--size", "debug", "--length", "16", "--batch-size", "8"]
 PARTS = ("parameters", "gradients", "optimizer")
@@ -47,11 +48,11 @@ RUNS = {
 
 
 @pytest.mark.parametrize("ranks", RUNS)
-def test_memory_is_that_of_a_run(ranks: int, tmp_path: Path) -> None:
+def test_memory_is_that_of_a_run(ranks: int, turns: Turns, tmp_path: Path) -> None:
     found = planned(tmp_path, *WORKLOAD, "--gpus", str(ranks), "--memory", "1GB")
     layouts = {layout["name"]: layout for layout in found["layouts"]}
     jobs = [f"{' '.join(WORKLOAD[1:])} {options}" for options in RUNS[ranks]]
-    done = ok(runner(ranks, "planned_llama", *jobs, cwd=SCRIPTS, PYTHONPATH=str(ROOT)))
+    done = ok(turns(ranks, "planned_llama", *jobs))
     lines = [json.loads(line[9:]) for line in done.stdout.splitlines() if line.startswith("measured ")]
     assert [line["arguments"] for line in lines] == jobs
     for line, name in zip(lines, RUNS[ranks].values(), strict=True):
