@@ -55,8 +55,8 @@ $(VENV)/installed: pyproject.toml setup.py $(VERSIONS)
 run: setup
 	$(MPIRUN) -np $(NP) $(BIN)/python -m runner workloads.mnist
 
-# Two workers: one for what mostly waits, one for what computes (tests/conftest.py has the order).
-WORKERS := -n 2 --dist loadscope --no-loadscope-reorder
+# Three workers for two cores: much of the time is spent waiting (tests/conftest.py has the order).
+WORKERS := -n 3 --dist loadscope --no-loadscope-reorder
 
 test: setup
 	$(BIN)/python -m pytest -q $(WORKERS) $(PYTEST_FLAGS)
