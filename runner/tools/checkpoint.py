@@ -1,9 +1,9 @@
 """``python -m runner checkpoint``: list, verify, export and remove the checkpoints of a training.
 
-    python -m runner checkpoint ls runs/mnist                     step, size and age of each
-    python -m runner checkpoint verify runs/mnist                 compare every file with its checksum
-    python -m runner checkpoint export runs/mnist model.safetensors   the newest one's weights, in one file
-    python -m runner checkpoint prune runs/mnist --keep 1         remove the older ones
+    python -m runner checkpoint ls runs/mnist               step, size and age
+    python -m runner checkpoint verify runs/mnist           compare checksums
+    python -m runner checkpoint export runs/mnist FILE      the newest's weights
+    python -m runner checkpoint prune runs/mnist --keep 1   remove older ones
 
 A checkpoint that several ranks wrote is read by one process here. Exported weights come back with ``--weights FILE``.
 """

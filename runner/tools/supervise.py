@@ -1,8 +1,10 @@
 """``python -m runner supervise``: start a job again when it fails in a way that a restart can mend.
 
-    python -m runner supervise -- mpirun -np 4 python -m runner workloads.mnist --resume auto
-    python -m runner supervise --max-restarts 10 --min-uptime 60 -- srun python -m runner train.py
-    python -m runner supervise --report supervise          what happened, attempt by attempt
+    python -m runner supervise -- mpirun -np 4 python -m runner train.py
+    python -m runner supervise --max-restarts 9 -- srun python -m runner a.py
+    python -m runner supervise --report supervise        what happened
+
+With a workload, give it --resume auto.
 
 Everything after -- is the command, with its launcher. It is started again from the newest intact checkpoint (--resume auto) after
 a rank was killed, has hung, lost its host or raised an error. It is not after a wrong request (exit code 2), after the same error

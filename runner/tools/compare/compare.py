@@ -1,9 +1,9 @@
 """``python -m runner compare WORKLOAD``: train one workload by several engines, in turn, in one launch.
 
     mpirun -np 2 python -m runner compare workloads.resnet --engines ddp,horovod
-    mpirun -np 4 python -m runner compare workloads.llama --engines ddp,fsdp:gloo,tp2:mpi4py,tp2+fsdp,pp2 --plot m.png
-    mpirun -np 4 python -m runner compare mywork --engines pp2+schedule=gpipe,pp2+schedule=zbv --global-batch-size 64
-    mpirun -np 4 python -m runner compare mywork --engines ddp,ddp+comm-hook=bf16,local-sgd --sync-every 16
+    mpirun -np 4 … compare workloads.llama --engines fsdp:gloo,tp2:mpi4py
+    mpirun -np 4 … compare mywork --engines pp2,pp2+schedule=zbv --plot t.png
+    mpirun -np 4 … compare mywork --engines ddp,local-sgd --sync-every 16
 
 An engine is what divides the work, joined by +: a strategy (ddp, fsdp, zero1, local-sgd, horovod; without one: ddp), tpN,
 ppN, and any other parallel option without its dashes; or it is bare (DDP by hand, as in tutorials). A backend may follow
@@ -13,8 +13,8 @@ All have the same model, data and seed, and the same samples in each step: --bat
 all ranks, and where fewer ranks share the data, each takes more. A step's time is that of the slowest rank. "in comm." is
 a step's time minus that of a step in which every rank trains its share alone: communication, and waiting. "hidden" is the
 share of the exchange of gradients that overlaps the backward pass. "sent" is counted from the collectives that a step
-calls, as rings (of an all-reduce among n ranks, each sends 2(n-1)/n), for the rank that sends most; Horovod's is from the size of its gradients, and PowerSGD's is not
-counted.
+calls, as rings (of an all-reduce among n ranks, each sends 2(n-1)/n), for the rank that sends most;
+Horovod's is from the size of its gradients, and PowerSGD's is not counted.
 """
 
 from __future__ import annotations

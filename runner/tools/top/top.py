@@ -2,7 +2,7 @@
 
     python -m runner top                     the newest job here or in runs/
     python -m runner top runs/mnist          the job that writes in this folder
-    python -m runner top --once runs/mnist   print once; --json prints one JSON object
+    python -m runner top --once runs/mnist   print once; --json: one object
 
 It runs on any host that sees the folder, and needs no launcher. Each rank leaves its state in DIR/state every few
 seconds. A rank is "missing" if it has not for 10 s or 3 intervals, "stuck" without progress for 30 s or 20 steps
