@@ -57,6 +57,7 @@ class TrainingOptions(StepOptions):
     max_steps: int | None  # stop after this many optimizer steps in total
     lr: float  # as the optimizer gets it, after scaling by the ranks if that is asked for
     check_finite: bool  # end the job if the loss is not finite
+    check_replicas: int | None  # steps between two comparisons of the ranks' parameters
     data: DataOptions
     checkpoint: CheckpointOptions
     logging: LoggingOptions
@@ -87,6 +88,12 @@ def workload_parser(
         "--check-finite",
         action="store_true",
         help="end the job where the loss is NaN or infinite, before the optimizer steps",
+    )
+    group.add_argument(
+        "--check-replicas",
+        type=positive,
+        metavar="N",
+        help="every N steps compare a digest of each parameter on all ranks, and end the job where one differs",
     )
     _add_step_options(group)
     add_parallel_options(parser)
@@ -134,6 +141,7 @@ def read_options(run: Run, parser: Parser, argv: Sequence[str]) -> tuple[Trainin
         max_steps=given.max_steps,
         lr=given.lr * (run.data_size if given.scale_lr else 1),
         check_finite=given.check_finite,
+        check_replicas=given.check_replicas,
         data=read_data_options(given),
         checkpoint=read_checkpoint_options(given),
         logging=read_logging_options(given, given.checkpoint_dir),

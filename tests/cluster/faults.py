@@ -147,6 +147,13 @@ CASES = (
         options=("--check-finite",),
         says=r"--check-finite: the loss is nan on rank 1",
     ),
+    Case(
+        number=26,
+        title="a bit of a parameter flips on one rank, with --check-replicas",
+        fault="bit",
+        options=("--check-replicas", "2"),
+        says=r"--check-replicas: weight differs on ranks 0-1 \(\S+, \S+\) after step 6",
+    ),
     Case(number=31, title="Ctrl-C", to_launcher=SIGINT, within=10.0, not_under=("torchrun", "srun-torchrun")),
 )
 

@@ -45,7 +45,7 @@ FAULTS: dict[str, Callable[[], object]] = {
 
 def main(run: Run, argv: list[str]) -> None:
     parser = workload_parser(run, __doc__, data=("random",), epochs=1000000, lr=0.01)
-    parser.add_argument("--fault", choices=["nothing", "nan", *FAULTS], default="nothing")
+    parser.add_argument("--fault", choices=["nothing", "nan", "bit", *FAULTS], default="nothing")
     parser.add_argument("--stamp", type=Path, help="a file that is to have the time of the fault")
     parser.add_argument("--at", type=int, default=5, help="the step after which it happens")
     parser.add_argument("--on", type=int, default=1, help="the rank")
@@ -76,6 +76,8 @@ def main(run: Run, argv: list[str]) -> None:
             draft.rename(given.stamp)
         if given.fault in FAULTS:
             FAULTS[given.fault]()
+        elif given.fault == "bit":
+            next(state.model.parameters()).data.view(torch.int32).view(-1)[0] ^= 1
         elif given.fault == "nan":
             data.fill_(float("nan"))
 

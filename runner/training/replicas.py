@@ -1,0 +1,60 @@
+"""Whether the replicas of a model are equal: they are by construction, unless memory, a network or a program is at fault."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runner.errors import RunnerError, UsageError, raised_on_all_ranks
+from runner.parallel.trainer import Trainer
+from runner.rendezvous.topology import ranks_text
+from runner.training.run import Run
+
+
+def check_option(run: Run, trainer: Trainer, strategy: str) -> None:
+    """See that ``--check-replicas`` can be obeyed.
+
+    Raises:
+        UsageError: the ranks' parameters are not equal under this strategy.
+    """
+    if trainer.is_sharded or strategy == "local-sgd" or run.data_size != run.size:
+        with raised_on_all_ranks():
+            raise UsageError(
+                "--check-replicas: the ranks do not have equal parameters here",
+                fix="leave it out, or take --strategy ddp, zero1 or horovod without --tp and --pp",
+            )
+
+
+@torch.no_grad()
+def check_replicas(run: Run, trainer: Trainer, step: int) -> None:
+    """Compare a digest of each parameter on all ranks. Collective; all ranks have the whole model.
+
+    Raises:
+        RunnerError: a parameter differs; all ranks raise it. It names the ranks that most others differ from.
+    """
+    named = list(trainer.model.named_parameters())
+    own = torch.stack([_digest(parameter) for _, parameter in named])
+    everyone = [torch.empty_like(own) for _ in range(run.size)]
+    dist.all_gather(everyone, own)
+    digests = torch.stack(everyone).cpu()  # ranks × parameters
+    differing = (digests != digests[0]).any(dim=0).nonzero().flatten().tolist()
+    if differing:
+        column = digests[:, differing[0]]
+        usual = column.mode().values
+        odd = [rank for rank in range(run.size) if column[rank] != usual]
+        if 2 * len(odd) >= run.size:
+            odd = list(range(run.size))  # no majority tells who is right
+        hosts = ", ".join(dict.fromkeys(run.job.topology.records[rank].host for rank in odd))
+        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+        with raised_on_all_ranks():
+            raise RunnerError(
+                f"--check-replicas: {named[differing[0]][0]}{more} differs on {ranks_text(odd)} ({hosts}) after step {step}",
+                fix="go on from an earlier checkpoint; the same host again: have its memory tested",
+            )
+
+
+def _digest(parameter: Tensor) -> Tensor:
+    """The sum of a tensor's bytes as whole numbers: it changes with every single bit, and does not depend on the order."""
+    whole = parameter.detach().contiguous().reshape(-1)
+    return whole.view(torch.uint8).to(torch.int64).sum()
