@@ -211,7 +211,7 @@ class _Guard:
         again = (
             self._may_start_again
             and self.attempt < self._watched.restarts
-            and bool(self._met)
+            and (bool(self._met) or self.attempt > 0)
             and not self._is_everywhere
             and not self._is_orphan
             and not self._passed_on.intersection(_ENDS)

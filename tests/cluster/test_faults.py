@@ -24,4 +24,4 @@ def in_turn() -> list[tuple[Case, str]]:
 @pytest.mark.parametrize(("case", "launcher"), in_turn(), ids=[f"{case.number}-{name}" for case, name in in_turn()])
 def test_the_job_ends_and_says_why(vc: Cluster, case: Case, launcher: str, tmp_path: Path) -> None:
     found = try_case(vc, case, launcher, tmp_path)
-    assert found.problem(case) in ("", f"{found.seconds:.1f} s"), found  # the time is for make test-faults
+    assert found.problem(case, launcher) in ("", f"{found.seconds:.1f} s"), found  # the time is for make test-faults

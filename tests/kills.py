@@ -1,0 +1,137 @@
+"""Kill ranks at random moments of training and saving, and see that nothing is lost.
+
+    python -m tests.kills [--kills 100] [--ranks 4] [--seed 0] [--supervise]
+
+The job starts again in place, or with --supervise by its launcher, from the newest intact checkpoint. After each kill it has to go on
+from the newest checkpoint that was complete before the kill, or a later one; at the end its weights are those of an uninterrupted
+run, bit for bit. Exit code 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from runner.training.checkpoint_folder import check_files, steps_in, unseal
+from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok, run
+
+_RESUMED = re.compile(r"going on from \S+, step (\d+)")
+_WORKER = 200e6  # bytes: what has imported torch is a worker, or a spare one
+
+
+def job(ranks: int, folder: Path, steps: int, options: list[str]) -> list[str]:
+    """A training that is saved every three steps."""
+    training = [
+        "faulty",
+        "--checkpoint-dir",
+        str(folder),
+        "--max-steps",
+        str(steps),
+        "--resume",
+        "auto",
+        "--batch-size",
+        "8",
+    ]
+    training += [
+        "--save-every",
+        "0",
+        "--save-every-steps",
+        "3",
+        "--log-every",
+        "3",
+        "--backend",
+        "gloo",
+        "--milliseconds",
+        "20",
+    ]
+    return [mpirun_path(), "-np", str(ranks), *RUNNER, *options, *training]
+
+
+def newest(folder: Path) -> int:
+    """The step of the newest complete checkpoint, whose files are as they were written; 0 if there is none."""
+    for step, path in steps_in(folder):
+        try:
+            _, sums = unseal(path)
+            check_files(path, sums)
+        except Exception:
+            if path.exists():  # not removed meanwhile, as --keep says
+                raise
+            continue
+        return step
+    return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--supervise", action="store_true")
+    given = parser.parse_args()
+    draw, steps = random.Random(given.seed), 60 * given.kills
+    with tempfile.TemporaryDirectory() as name:
+        folder, log = Path(name), Path(name, "log")
+        command = job(given.ranks, folder / "killed", steps, ["--restart-in-place", "100000"])
+        if given.supervise:
+            options = ["--max-restarts", "100000", "--log-dir", str(folder / "attempts")]
+            command = [*RUNNER, "supervise", *options, "--", *job(given.ranks, folder / "killed", steps, [])]
+        kills: list[tuple[int, int]] = []
+        with open(log, "w") as output:
+            process = subprocess.Popen(command, cwd=SCRIPTS, env=clean_environment(), stdout=output, stderr=output)
+            while len(kills) < given.kills and process.poll() is None:
+                if draw.random() < 0.8:  # else it may be killed while it starts
+                    _wait_for_more(folder / "killed", kills[-1][0] if kills else 0, process)
+                time.sleep(draw.uniform(0.0, 0.5))
+                workers = [one for one in psutil.Process(process.pid).children(recursive=True) if _is_worker(one)]
+                if len(workers) >= given.ranks:
+                    kills.append((newest(folder / "killed"), len(_RESUMED.findall(log.read_text()))))
+                    draw.choice(workers).kill()
+            process.wait()
+        text = log.read_text()
+        print(f"{len(kills)} kills, exit code {process.returncode}, {text.count('going on from')} times gone on")
+        if process.returncode:
+            sys.exit(text[-3000:])
+        ok(run(*job(given.ranks, folder / "whole", steps, []), cwd=SCRIPTS, timeout=3600))
+        lost = _lost(kills, [int(step) for step in _RESUMED.findall(text)])
+        print(f"checkpoints that were complete and not gone on from: {lost}")
+        weights = [
+            (folder / run_ / f"step-{steps}" / "model-00001-of-00001.safetensors").read_bytes()
+            for run_ in ("killed", "whole")
+        ]
+        print(f"final weights and optimizer equal an uninterrupted run's: {weights[0] == weights[1]}")
+        sys.exit(bool(lost) or weights[0] != weights[1])
+
+
+def _wait_for_more(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait for a checkpoint after this step."""
+    while process.poll() is None and next(iter(steps_in(folder)), (0, folder))[0] <= step:
+        time.sleep(0.02)
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return bool(process.memory_info().rss > _WORKER)
+    except psutil.Error:
+        return False
+
+
+def _lost(kills: list[tuple[int, int]], resumed: list[int]) -> list[int]:
+    """The steps of complete checkpoints from which, or from later ones, a training should have gone on.
+
+    Args:
+        kills: before each the newest complete checkpoint, and how often the training had gone on.
+        resumed: the steps from which it went on. (A kill may have hit a spare process.)
+    """
+    return [step for step, count in kills if count < len(resumed) and resumed[count] < step]
+
+
+if __name__ == "__main__":
+    main()
