@@ -29,6 +29,10 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
         target.kind == "tool" and works_alone(target.name)
     ):  # such a tool starts jobs that get threads and interfaces of their own
         set_variables(settings(job))
+        if (
+            job.context.attempt and "torch" in sys.modules
+        ):  # a spare process has imported it before the variables were set
+            sys.modules["torch"].set_num_threads(job.placement.threads)
     if target.kind == "tool":
         load_tool(target.name)(job, list(arguments))
     elif target.kind == "workload":

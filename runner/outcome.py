@@ -55,7 +55,12 @@ def outcome_of(error: BaseException, context: LaunchContext, job: Job | None) ->
     """The outcome of an exception in the worker. Prints a message, if this rank has to."""
     if isinstance(error, SystemExit):
         code = _exit_code_of(error)
-        if code == EXIT_OK and job is not None and (progress := job.board.read()).is_in_training:
+        if (
+            code == EXIT_OK
+            and job is not None
+            and os.getpid() == job.board.process
+            and (progress := job.board.read()).is_in_training
+        ):
             print(
                 f"runner: {context.label} left early, by sys.exit() after step {progress.step} of the training",
                 file=sys.stderr,

@@ -39,6 +39,7 @@ class Board:
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _FORM.size)
+        self.process = 0  # the worker's
         self._last = Progress()
         self._write(self._last)
 

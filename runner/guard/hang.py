@@ -51,6 +51,7 @@ class Hang:
         self.others: dict[int, str] = {}  # the same of other ranks
         self.stacks: dict[int, str] = {}
         self.is_reported = False
+        self.has_ended = False  # the worker, well
         self._until: float | None = None
 
     @property
@@ -68,7 +69,7 @@ class Hang:
 
     def own_stacks(self) -> str:
         """Take this worker's stacks."""
-        return stacks.take(self._worker, self._file)
+        return "" if self.has_ended else stacks.take(self._worker, self._file)
 
     def report(self, ranks: Iterable[int]) -> str:
         """One line that names the ranks that others wait for, then the stacks, equal ones once."""

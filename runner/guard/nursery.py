@@ -61,7 +61,7 @@ class Child:
 
     def call(self, attempt: int) -> None:
         """Have a spare process become the worker."""
-        os.write(self.calls, str(attempt).encode())
+        os.write(self.calls, str(attempt).encode())  # (BrokenPipeError: it has ended)
 
 
 class Nursery:
@@ -84,10 +84,11 @@ class Nursery:
         """The file descriptors that only the guard may hold."""
         return [self.listener.fileno()] if self.listener else []
 
-    def fork(self, *, is_spare: bool = False, but: Sequence[int] = ()) -> Child | Lifeline:
+    def fork(self, *, is_spare: bool = False, attempt: int = 0, but: Sequence[int] = ()) -> Child | Lifeline:
         """Fork. Returns the child in the guard, and its lifeline in the child: in a spare one when it is called.
 
         Args:
+            attempt: how often the ranks were started again.
             but: further file descriptors that only the guard may hold.
         """
         messages, pipe = os.pipe()
@@ -98,26 +99,30 @@ class Nursery:
             os.close(pipe)
             os.close(called)
             return Child(process=process, messages=messages, board=board, stacks=stacks, calls=calls)
-        for end in (messages, calls, *self.own_ends(), *but):
+        if self.listener is not None:
+            self.listener.close()
+        for end in (messages, calls, *but):
             os.close(end)
         die_with(self._parent)
-        if self.has_own_group:
+        if self.has_own_group or is_spare:  # a spare one is not to end with the worker
             os.setpgid(0, 0)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self._signals)
         let_show(stacks)
+        board.process = os.getpid()
         lifeline = Lifeline(pipe, board, self._port)
-        if is_spare:
-            lifeline.attempt = _wait(called)
+        lifeline.attempt = _wait(called) if is_spare else attempt
         os.close(called)
         return lifeline
 
 
 def _wait(called: int) -> int:
     """Import torch, and wait to be called. Returns the attempt's number."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker
     with contextlib.suppress(ImportError):
         for module in _IMPORTED:
             importlib.import_module(module)
     attempt = os.read(called, 16)
     if not attempt:
         os._exit(EXIT_OK)  # the guard has ended, and needs it no more
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     return int(attempt)

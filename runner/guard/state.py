@@ -45,7 +45,7 @@ class StateFile:
         state = self._facts | {
             "time": time.time(),
             "phase": progress.phase,
-            "step": progress.step,
+            "step": progress.step or None,
             "steps": progress.steps or None,
             "epoch": progress.epoch or None,
             "epochs": progress.epochs or None,

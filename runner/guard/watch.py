@@ -30,7 +30,7 @@ from runner.guard.launcher import described, end_of, error_output_of
 from runner.guard.line import GONE, Address, Line, Message
 from runner.guard.nursery import Child, Lifeline, Nursery
 from runner.guard.state import StateFile
-from runner.rendezvous.endpoint import listen
+from runner.rendezvous.endpoint import allow_open_files, listen
 
 # Seconds that a failed worker's exit handlers get before it is killed, and that its child processes get between
 # SIGTERM and SIGKILL.
@@ -85,6 +85,8 @@ def start_worker(words: Words, watched: Watched) -> Lifeline:
     sys.stderr.flush()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored a child's exit status is lost
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)  # so that no signal is lost between the fork and the watch
+    if watched.is_middle:
+        allow_open_files()  # it holds a connection per rank
     nursery = Nursery(listener=_listener() if watched.is_middle else None, signals=_WATCHED)
     worker = nursery.fork()
     if isinstance(worker, Lifeline):
@@ -97,11 +99,10 @@ def start_worker(words: Words, watched: Watched) -> Lifeline:
             return ended  # this is a spare process, which has become the worker
         if not guard.starts_again(ended):
             break
-        successor = guard.spare or nursery.fork(is_spare=True)
+        successor = guard.called() or nursery.fork(attempt=guard.attempt)
         if isinstance(successor, Lifeline):
             return successor
         worker = successor
-        worker.call(guard.attempt)
     guard.leave(ended)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -150,6 +151,7 @@ class _Guard:
         self._said = ""  # what this guard has printed last, or the worker's own cause of its end
         self._verdict: int | None = None  # the exit code, if it is known before the worker's end
         self._is_everywhere = False  # all ranks end like that
+        self._saves = False  # on SIGTERM
         self._follows = False  # another rank has failed
         self._met: float | None = None  # when the ranks have met
         self._done: set[int] = set()  # other ranks whose workers have ended well
@@ -172,6 +174,7 @@ class _Guard:
             ):  # after _status(): its last message is read
                 sources.remove(self._pipe)
             if status is not None:
+                self._hang.has_ended = True
                 code = self._exit_code(status)
                 if not self._waits_for_others(code):
                     return code
@@ -189,11 +192,15 @@ class _Guard:
                 for message in self._line.heard() if self._line else ():
                     self._take(message)
             if code is not None:
+                self._look_for_a_hang()
                 if self._follows or not self._waits_for_others(code):
                     return EXIT_FAILURE if self._follows else code
             elif (spare := self._look()) is not None:
                 return spare
             elif self._deadline is not None and time.monotonic() >= self._deadline:
+                if self._saves and self._verdict is None and self._board.read().phase == "saving":
+                    self._deadline = time.monotonic() + _ROUND  # as long as it takes
+                    continue
                 if self._verdict is None and self._met:
                     self._verdict = 128 + signal.SIGTERM  # it was to save, and has not
                 elif self._verdict is None:
@@ -204,7 +211,7 @@ class _Guard:
                 self._signal(self._signals.pop(0))
                 self._deadline = time.monotonic() + GRACE
             left = _ROUND if self._deadline is None else min(_ROUND, max(0.0, self._deadline - time.monotonic()))
-            ready, _, _ = select.select(sources, [], [], left)
+            ready = _readable(sources, left)
 
     def starts_again(self, code: int) -> bool:
         """Whether all ranks are started again after this one has ended. Tells the other guards."""
@@ -218,13 +225,8 @@ class _Guard:
             and code not in (EXIT_OK, EXIT_USAGE, EXIT_REQUEUE)
             and (self._words.size == 1 or (self._line is not None and self._line.is_open))
         )
-        if (
-            self._line
-            and code != EXIT_OK
-            and not self._is_everywhere
-            and not self._follows
-            and not self._hang.is_reported
-        ):
+        is_known = (self._follows or self._hang.is_reported) and (again or not self._watched.restarts)
+        if self._line and code != EXIT_OK and not self._is_everywhere and not is_known:
             self._line.tell({"failed": code, "attempt": self.attempt, "again": again})
         self._group.end(GRACE)
         if again:
@@ -232,6 +234,14 @@ class _Guard:
             if self._words.is_reporting:
                 self._say(f"all ranks start again ({self.attempt} of {self._watched.restarts})", is_named=False)
         return again
+
+    def called(self) -> Child | None:
+        """The spare process, told to become the worker; None if there is none."""
+        if self.spare is not None:
+            with contextlib.suppress(OSError):
+                self.spare.call(self.attempt)
+                return self.spare
+        return None
 
     def leave(self, code: int) -> None:
         """Tell the others how this rank has ended, and leave their line."""
@@ -252,8 +262,10 @@ class _Guard:
 
     def _read_worker(self) -> bool:
         """Take the worker's messages. Returns whether there may be more."""
-        content = _read(self._pipe)
-        self._received += content or b""
+        content = b""
+        while chunk := _read(self._pipe):
+            content += chunk
+        self._received += content
         *lines, self._received = self._received.split(b"\n")
         for message in map(json.loads, lines):
             if "met" in message:
@@ -264,7 +276,7 @@ class _Guard:
                 self._verdict, self._is_everywhere = message["code"], message["everywhere"]
                 self._said = message["why"]
                 self._deadline = time.monotonic() + GRACE
-        return content != b""
+        return chunk is None
 
     def _end_worker(self, code: int, within: float, *signals: int) -> None:
         """End the worker, with this exit code unless one is known: by the first signal after ``within`` seconds, SIGKILL last."""
@@ -305,22 +317,26 @@ class _Guard:
             self._state.update()
         if self._verdict is not None or not self._met:
             return None
+        if not self._hang.reason and (reason := self._patience.lost()):
+            self._hang.reason = reason
+            if self._line and not self._listener:
+                self._line.tell({"hangs": reason, "to_middle": True})
         self._look_for_a_hang()
         is_time = self._may_start_again and not self.spare and time.monotonic() - self._met > _SPARE_AFTER
         if not is_time or self.attempt >= self._watched.restarts:
             return None
-        child = self._nursery.fork(is_spare=True, but=(self._events, self._heard, self._wake, self._pipe))
+        try:
+            child = self._nursery.fork(is_spare=True, but=(self._events, self._heard, self._wake, self._pipe))
+        except OSError:  # no room for one more process: no reason to end the job
+            self._met = time.monotonic() + 60.0
+            return None
         if isinstance(child, Lifeline):
             return child
         self.spare = child
         return None
 
     def _look_for_a_hang(self) -> None:
-        """See whether the worker makes progress; if not, find out with the other guards where each rank is."""
-        if not self._hang.reason and (reason := self._patience.lost()):
-            self._hang.reason = reason
-            if self._line and not self._listener:
-                self._line.tell({"hangs": reason, "to_middle": True})
+        """If a rank makes no progress, find out with the other guards where each rank is."""
         is_alone = self._line is None or not (self._listener or self._line.is_open)
         if is_alone and self._hang.reason:
             self._hang.stacks[self._words.rank] = self._hang.own_stacks()
@@ -359,10 +375,12 @@ class _Guard:
             self._say_ended(_name(number), sender)
             if number == signal.SIGTERM and self._board.read().is_in_training:  # it saves
                 self._deadline = time.monotonic() + _SAVING
+                self._saves = True
 
     def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._worker, number)
+        if not self._hang.has_ended:  # else the number may be another process's
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._worker, number)
 
     def _say_ended(self, name: str, sender: int) -> None:
         """Print who ends this rank. If the launcher ends all ranks, only one of them prints it."""
@@ -409,6 +427,14 @@ def _hear(events: int) -> None:
         os.write(events, _EVENT.pack(*event))
 
 
+def _readable(sources: list[int], within: float) -> list[int]:
+    """Those of the file descriptors from which something can be read. (select() takes none above 1,023.)"""
+    poll = select.poll()
+    for source in sources:
+        poll.register(source, select.POLLIN)
+    return [source for source, _ in poll.poll(1000 * within)]
+
+
 def _name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -419,6 +445,6 @@ def _name(number: int) -> str:
 def _read(pipe: int) -> bytes | None:
     """The pipe's content: None if it is empty, b"" if no process can write to it any more."""
     try:
-        return os.read(pipe, 64)
+        return os.read(pipe, 1 << 16)
     except BlockingIOError:
         return None

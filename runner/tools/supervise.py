@@ -16,6 +16,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -71,6 +73,7 @@ def supervise(job: Job, argv: list[str]) -> None:
     while True:
         number += 1
         folder = given.log_dir / f"attempt-{number}"
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier supervise
         command = [*given.command[:place], "--log-dir", str(folder), *given.command[place:]]
         began, start = time.time(), time.monotonic()
         code, was_told = _run(command)
@@ -124,23 +127,26 @@ def _place_of_options(command: list[str]) -> int:
 
 def _run(command: list[str]) -> tuple[int, bool]:
     """Run a command to its end, and pass signals on to it. Returns its exit code, and whether there were any."""
-    try:
-        process = subprocess.Popen(command)
-    except OSError as error:
-        raise UsageError(f"cannot start {command[0]}: {error.strerror}") from None
     told: list[int] = []
 
     def pass_on(number: int, _: FrameType | None) -> None:
         told.append(number)
-        process.send_signal(number)
+        if process is not None and not (number == signal.SIGINT and os.isatty(0)):  # a terminal has sent it to all
+            process.send_signal(number)
 
+    process: subprocess.Popen[bytes] | None = None
     before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
     try:
+        process = subprocess.Popen(command)
+        for number in told:
+            process.send_signal(number)
         code = process.wait()
+    except OSError as error:
+        raise UsageError(f"cannot start {command[0]}: {error.strerror}") from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return (code if code >= 0 else 128 - code), bool(told)
+    return (code if code >= 0 else 128 - code), bool(set(told) - {signal.SIGUSR1})  # which a script may only save at
 
 
 def _attempt(number: int, began: float, seconds: float, code: int, folder: Path) -> Attempt:
@@ -175,7 +181,7 @@ def _reason_to_end(attempt: Attempt, last: Attempt | None, given: argparse.Names
     }
     if attempt.code in fixed:
         return fixed[attempt.code]
-    if last is not None and attempt.what and (attempt.what, attempt.step) == (last.what, last.step):
+    if last is not None and attempt.what and attempt.step and (attempt.what, attempt.step) == (last.what, last.step):
         return f"the same error at the same step ({attempt.step}) as before"
     if attempt.seconds < given.min_uptime:
         return f"it ended before --min-uptime {given.min_uptime:g}"

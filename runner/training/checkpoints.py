@@ -70,8 +70,8 @@ class Checkpoints:
         run, trainer, is_async = self._run, self._trainer, self.options.is_async
         if position.step == self._step:
             return
-        self.finish()
         run.job.board.enter("saving")
+        self.finish()
         trainer.share_buffers()
         state = trainer.state()
         saved = Saved(
@@ -95,6 +95,7 @@ class Checkpoints:
         self._unfinished = write if trainer.is_sharded else functools.partial(run.on_main, write)
         if not is_async:
             self.finish()
+        run.job.board.enter("training")
 
     def finish(self) -> None:
         """Wait until the last checkpoint is written.
@@ -104,6 +105,7 @@ class Checkpoints:
         """
         unfinished, self._unfinished = self._unfinished, None
         if unfinished is not None:
+            self._run.job.board.enter("saving")
             unfinished()
 
     def _write(self, saved: Saved, tensors: Mapping[str, Tensor]) -> None:

@@ -115,7 +115,7 @@ def fit(
             show_progress(visible=run.is_main, epochs=options.epochs, steps=last_step, done=position.step)
         )
         log = _Log(sinks, show)
-        preemption = stack.enter_context(listening(run, options.checkpoint.time_limit))
+        preemption = stack.enter_context(listening(run, position.step, options.checkpoint.time_limit))
         trainer.model.train()
         while position.epoch < options.epochs and position.step < last_step:
             sampler.epoch, sampler.skip = position.epoch, position.samples

@@ -38,13 +38,13 @@ class Preempted(RunnerError):
 class Preemption:
     """Whether the training is to end. Made by ``listening``."""
 
-    def __init__(self, run: Run, left: float | None) -> None:
-        """``left``: seconds until the job is ended, if that is known."""
+    def __init__(self, run: Run, step: int, left: float | None) -> None:
+        """``step``: the last one that is done; ``left``: seconds until the job is ended, if that is known."""
         self._run = run
         self._asked = 0  # the signal that this rank has received, or _TIME_LIMIT
         self._end = None if left is None else time.monotonic() + max(0.9 * left, left - _MARGIN)
-        self._next = 0  # the step of the next agreement
-        self._agreed = (0, time.monotonic())  # step and time of the last one
+        self._next = step + 1  # the step of the next agreement
+        self._agreed = (step, time.monotonic())  # step and time of the last one
 
     def receive(self, number: int, _: FrameType | None) -> None:
         """A signal's handler."""
@@ -74,14 +74,15 @@ class Preemption:
 
 
 @contextmanager
-def listening(run: Run, time_limit: float | None) -> Iterator[Preemption]:
+def listening(run: Run, step: int, time_limit: float | None) -> Iterator[Preemption]:
     """Listen to the signals that a launcher or scheduler sends before it ends a job, unless the program does so itself.
 
     Args:
+        step: the last one that is done.
         time_limit: seconds that the job may run; None: as the scheduler says, if it does.
     """
     left = time_left(os.environ) if time_limit is None else time_limit - _running_for()
-    preemption = Preemption(run, left)
+    preemption = Preemption(run, step, left)
     free = [number for number in _SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
     for number in free:
         signal.signal(number, preemption.receive)

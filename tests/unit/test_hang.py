@@ -1,4 +1,4 @@
-"""Where each rank is, from the stacks of a job that hangs; and when a worker counts as hung."""
+"""Where each rank is, from the stacks of a job that hangs; when a worker counts as hung; how soon a signal is heard."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import IO, Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from runner.guard import stacks
 from runner.guard.board import Board
 from runner.guard.hang import Hang, Patience
+from runner.training.preemption import Preemption
 
 SLEEPING = """Thread 0x00007f (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 320 in wait
@@ -137,3 +139,16 @@ def test_the_time_of_a_step_is_without_evaluation(monkeypatch: pytest.MonkeyPatc
     board.step(5, 9, 2, 2)
     progress = board.read()
     assert (progress.step_seconds, progress.loss, progress.epoch) == (0.5, 1.5, 2)
+
+
+def test_a_resumed_training_hears_signals_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    run: Any = SimpleNamespace(size=1, is_main=True)
+    preemption = Preemption(run, 5000, None)
+    for step in range(5001, 5004):
+        now[0] += 1.0
+        assert preemption.reason(step) is None
+    preemption.receive(signal.SIGUSR1, None)
+    now[0] += 1.0
+    assert preemption.reason(5004) == "SIGUSR1"

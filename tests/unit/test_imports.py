@@ -26,7 +26,7 @@ TABLE: dict[str, set[str]] = {
     "options": {"errors", "numbers", "launch", "placement", "rendezvous", "comm"},
     "comm": {"errors", "environment", "extensions", "launch", "placement", "rendezvous", "job"},
     "parallel": {"errors", "extensions", "numbers", "rendezvous", "comm"},
-    "training": {"errors", "environment", "numbers", "launch", "job", "options", "comm", "parallel"},
+    "training": {"errors", "rendezvous", "environment", "numbers", "launch", "job", "options", "comm", "parallel"},
     "tools": {
         *(
             "errors",
