@@ -86,11 +86,17 @@ def listening(run: Run, step: int, time_limit: float | None) -> Iterator[Preempt
     free = [number for number in _SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
     for number in free:
         signal.signal(number, preemption.receive)
+    after = signal.SIG_DFL
     try:
         yield preemption
+    except Preempted:
+        after = (
+            signal.SIG_IGN
+        )  # a launcher sends SIGTERM once the first rank has ended; the exit code has to be this one's
+        raise
     finally:
         for number in free:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, after)
 
 
 def time_left(environment: Mapping[str, str]) -> float | None:

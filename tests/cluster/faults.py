@@ -32,6 +32,7 @@ BEGIN, END = "<!-- written by make test-faults -->", "<!-- end -->"
 HANG = 3  # seconds, of --hang-timeout
 _LEAVING = 3.0  # seconds that what was started gets to end, after the launcher has
 
+NO_SIGNALS = ("torchrun", "srun-torchrun", "intelmpi")  # the last is a shell script, which ends (docs/signals.md)
 REPLACE_CODES = ("intelmpi", "torchrun", "srun-torchrun")  # by one of their own, at least at times
 
 
@@ -115,7 +116,7 @@ CASES = (
         to_launcher=SIGTERM,
         says=r"SIGTERM",
         within=10.0,
-        not_under=("torchrun", "srun-torchrun"),
+        not_under=NO_SIGNALS,
     ),
     Case(
         number=11,
@@ -124,14 +125,14 @@ CASES = (
         codes=(75,),
         says=r"SIGUSR1: saved \S+/step-\d+; go on with --resume",
         within=10.0,
-        not_under=("torchrun", "srun-torchrun"),
+        not_under=NO_SIGNALS,
     ),
     Case(
         number=12,
         title="SIGKILL to the launcher",
         to_launcher=SIGKILL,
         within=10.0,
-        not_under=("torchrun", "srun-torchrun"),
+        not_under=NO_SIGNALS,
     ),
     Case(
         number=14,
@@ -160,7 +161,7 @@ CASES = (
         options=("--check-replicas", "2"),
         says=r"--check-replicas: weight differs on ranks 0-1 \(\S+, \S+\) after step 6",
     ),
-    Case(number=31, title="Ctrl-C", to_launcher=SIGINT, within=10.0, not_under=("torchrun", "srun-torchrun")),
+    Case(number=31, title="Ctrl-C", to_launcher=SIGINT, within=10.0, not_under=NO_SIGNALS),
 )
 
 

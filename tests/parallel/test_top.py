@@ -53,7 +53,10 @@ class Terminal:
         self.mode = termios.tcgetattr(self._ours)
         self.seen = ""
         streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-        self.process = subprocess.Popen(["setsid", "--ctty", *command], env=clean_environment(TERM="xterm"), **streams)
+        environment = clean_environment(TERM="xterm")
+        for name in ("LINES", "COLUMNS"):  # a worker of pytest-xdist has them; they count more than the terminal's size
+            environment.pop(name, None)
+        self.process = subprocess.Popen(["setsid", "--ctty", *command], env=environment, **streams)
         os.close(theirs)
 
     def resize(self, lines: int) -> None:
