@@ -33,6 +33,7 @@ HANG = 3  # seconds, of --hang-timeout
 _LEAVING = 3.0  # seconds that what was started gets to end, after the launcher has
 
 NO_SIGNALS = ("torchrun", "srun-torchrun", "intelmpi")  # the last is a shell script, which ends (docs/signals.md)
+SRUN = ("srun", "srun-pmi2")  # SIGTERM ends its step at once, and Ctrl-C has to come twice
 REPLACE_CODES = ("intelmpi", "torchrun", "srun-torchrun")  # by one of their own, at least at times
 
 
@@ -116,7 +117,7 @@ CASES = (
         to_launcher=SIGTERM,
         says=r"SIGTERM",
         within=10.0,
-        not_under=NO_SIGNALS,
+        not_under=(*NO_SIGNALS, *SRUN),
     ),
     Case(
         number=11,
@@ -161,7 +162,7 @@ CASES = (
         options=("--check-replicas", "2"),
         says=r"--check-replicas: weight differs on ranks 0-1 \(\S+, \S+\) after step 6",
     ),
-    Case(number=31, title="Ctrl-C", to_launcher=SIGINT, within=10.0, not_under=NO_SIGNALS),
+    Case(number=31, title="Ctrl-C", to_launcher=SIGINT, within=10.0, not_under=(*NO_SIGNALS, *SRUN)),
 )
 
 
