@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from runner.errors import UsageError
 from runner.training.checkpoint_folder import check_files, steps_in, unseal
 from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok, run
 
@@ -61,7 +62,7 @@ def newest(folder: Path) -> int:
         try:
             _, sums = unseal(path)
             check_files(path, sums)
-        except Exception:
+        except (UsageError, OSError):
             if path.exists():  # not removed meanwhile, as --keep says
                 raise
             continue

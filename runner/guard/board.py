@@ -73,7 +73,7 @@ class Board:
         """A training that ends in this context, or fails: not by leaving the program."""
         try:
             yield
-        except Exception:
+        except Exception:  # any error; not SystemExit, by which a rank leaves early
             self.enter("done")
             raise
         self.enter("done")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +18,14 @@ _FRAMES = 12  # of a stack, in the report
 _LONGEST = 3.0  # seconds that count between two looks: a job that was suspended has not hung
 
 
+@dataclass(frozen=True)
+class Reason:
+    """Why a worker counts as hung."""
+
+    text: str
+    is_stopped: bool = False  # by a signal, wherever it was
+
+
 class Patience:
     """Whether a worker still makes progress. Asked about once per second."""
 
@@ -26,8 +35,8 @@ class Patience:
         self._looked = time.monotonic()
         self._at, self._idle, self._stopped = 0.0, 0.0, 0
 
-    def lost(self) -> str:
-        """Why the worker counts as hung; "" if it does not."""
+    def lost(self) -> Reason | None:
+        """Why the worker counts as hung; None if it does not."""
         now, progress = time.monotonic(), self._board.read()
         passed, self._looked = min(now - self._looked, _LONGEST), now
         is_watched = progress.phase in ("training", "evaluating")
@@ -36,20 +45,19 @@ class Patience:
         if passed >= 0.5:
             self._stopped = self._stopped + 1 if _is_stopped(self._worker) else 0
         if self._stopped >= _STOPPED:
-            return f"stopped by a signal (SIGSTOP) for {_STOPPED} s"
+            return Reason(f"stopped by a signal (SIGSTOP) for {_STOPPED} s", is_stopped=True)
         if self._hang_after and self._idle > self._hang_after:
-            return f"no progress for {self._hang_after:.0f} s, after step {progress.step}"
-        return ""
+            return Reason(f"no progress for {self._hang_after:.0f} s, after step {progress.step}")
+        return None
 
 
 class Hang:
-    """What is known about a hang: why this rank counts as hung, and the stacks of all ranks."""
+    """What is known about a hang: why ranks count as hung, and the stacks of all of them."""
 
     def __init__(self, worker: int, file: IO[Any]) -> None:
         self._worker, self._file = worker, file
-        self.reason = ""
-        self.others: dict[int, str] = {}  # the same of other ranks
-        self.stacks: dict[int, str] = {}
+        self.reasons: dict[int, Reason] = {}  # by rank
+        self.stacks: dict[int, str | None] = {}  # None: the worker has ended well
         self.is_reported = False
         self.has_ended = False  # the worker, well
         self._until: float | None = None
@@ -67,21 +75,21 @@ class Hang:
         """Whether all have answered, or have had the time."""
         return len(self.stacks) == size or (self._until is not None and time.monotonic() > self._until)
 
-    def own_stacks(self) -> str:
-        """Take this worker's stacks."""
-        return "" if self.has_ended else stacks.take(self._worker, self._file)
+    def own_stacks(self) -> str | None:
+        """Take this worker's stacks; None if it has ended."""
+        return None if self.has_ended else stacks.take(self._worker, self._file)
 
     def report(self, ranks: Iterable[int]) -> str:
         """One line that names the ranks that others wait for, then the stacks, equal ones once."""
-        found = {rank: stacks.main_thread(self.stacks.get(rank, "")) for rank in ranks}
-        reasons = self.others | ({min(found): self.reason} if self.reason else {})
-        frozen = {rank: reason for rank, reason in reasons.items() if "stopped" in reason}
+        shown = {rank: self.stacks.get(rank, "") for rank in ranks}
+        found = {rank: stacks.main_thread(text) for rank, text in shown.items() if text is not None}
+        frozen = {rank: reason for rank, reason in self.reasons.items() if reason.is_stopped}
         late = {rank: frames for rank, frames in found.items() if rank in frozen or not stacks.waits(frames)}
         waiting = {rank: frames for rank, frames in found.items() if rank not in late}
-        reason = next(iter(frozen.values()), next(iter(reasons.values()), "no progress"))
+        reason = next(iter((frozen or self.reasons).values()))
         where = [f"{ranks_text(same)} in {place}" for place, same in _by_place(late).items()]
         where += [f"{ranks_text(same)} waiting in {place}" for place, same in _by_place(waiting).items()]
-        lines = [f"{reason}: {'; '.join(where)}"]
+        lines = [f"{reason.text}: {'; '.join(where)}"]
         for same, frames in _merged(found):
             lines.append(f"{ranks_text(same)}, most recent call first:")
             lines += [

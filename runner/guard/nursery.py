@@ -63,6 +63,12 @@ class Child:
         """Have a spare process become the worker."""
         os.write(self.calls, str(attempt).encode())  # (BrokenPipeError: it has ended)
 
+    def close(self) -> None:
+        """Close the guard's ends, after the process has ended."""
+        os.close(self.messages)
+        os.close(self.calls)
+        self.stacks.close()
+
 
 class Nursery:
     """Makes the guard's children."""

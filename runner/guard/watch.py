@@ -19,13 +19,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from runner.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
 from runner.guard.group import Group, adopt_orphans
-from runner.guard.hang import Hang, Patience
+from runner.guard.hang import Hang, Patience, Reason
 from runner.guard.launcher import described, end_of, error_output_of
 from runner.guard.line import GONE, Address, Line, Message
 from runner.guard.nursery import Child, Lifeline, Nursery
@@ -39,6 +39,7 @@ _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has en
 _AFTER_ANOTHER = 1.0  # seconds that a worker gets after another rank has failed, before SIGTERM
 _SAVING = 30.0  # seconds that a worker which saves on SIGTERM gets for it
 _SPARE_AFTER = 2.0  # seconds after the rendezvous: a spare process is not to slow the start down
+_REPORTING = 10.0  # seconds until rank 0's guard has reported a hang
 _ROUND = 1.0  # seconds between two looks at the worker
 
 # The first end a job; the others inform the program. Both are passed to the worker only: if SIGTERM ended its data
@@ -133,12 +134,15 @@ class _Guard:
         threading.Thread(target=_hear, args=(events,), daemon=True).start()
         self._is_orphan = False
         self.attempt = 0
+        self._child: Child | None = None
         self.spare: Child | None = None
         self._may_start_again = watched.restarts > 0
 
     def _begin(self, worker: Child) -> None:
         """Turn to a new worker."""
-        self.spare = None
+        if self._child is not None:
+            self._child.close()
+        self._child, self.spare = worker, None
         self._worker, self._pipe, self._board = worker.process, worker.messages, worker.board
         os.set_blocking(self._pipe, False)
         self._group = Group(
@@ -178,6 +182,7 @@ class _Guard:
                 code = self._exit_code(status)
                 if not self._waits_for_others(code):
                     return code
+                sources = [end for end in sources if end != self._pipe]  # a child of the worker may hold it open
             if self._events in ready:
                 for event in _EVENT.iter_unpack(os.read(self._events, 256 * _EVENT.size)):
                     self._receive(*event)
@@ -193,6 +198,8 @@ class _Guard:
                     self._take(message)
             if code is not None:
                 self._look_for_a_hang()
+                if self._hang.is_reported:
+                    return EXIT_HANG
                 if self._follows or not self._waits_for_others(code):
                     return EXIT_FAILURE if self._follows else code
             elif (spare := self._look()) is not None:
@@ -251,8 +258,10 @@ class _Guard:
             self._line.close()
 
     def _waits_for_others(self, code: int) -> bool:
-        """Whether a rank that has ended well stays, to start again if another one fails."""
+        """Whether a rank stays after its worker: one that hung until that is reported, one that ended well until all have."""
         line = self._line
+        if code == EXIT_HANG and self._words.rank in self._hang.reasons and line is not None and line.is_open:
+            return not self._hang.is_reported and time.monotonic() < self._report_by
         if code != EXIT_OK or not self._may_start_again or line is None or not line.is_open or self._is_orphan:
             return False
         if self._words.rank not in self._done:
@@ -301,7 +310,7 @@ class _Guard:
             if message["done"] == self.attempt:
                 self._done.add(rank)
         elif "hangs" in message:
-            self._hang.others[rank] = message["hangs"]
+            self._hang.reasons[rank] = Reason(**message["hangs"])
         elif "show" in message:
             assert self._line is not None
             self._line.tell({"stacks": self._hang.own_stacks(), "to_middle": True})
@@ -317,10 +326,11 @@ class _Guard:
             self._state.update()
         if self._verdict is not None or not self._met:
             return None
-        if not self._hang.reason and (reason := self._patience.lost()):
-            self._hang.reason = reason
+        if self._words.rank not in self._hang.reasons and (reason := self._patience.lost()):
+            self._hang.reasons[self._words.rank] = reason
+            self._report_by = time.monotonic() + _REPORTING
             if self._line and not self._listener:
-                self._line.tell({"hangs": reason, "to_middle": True})
+                self._line.tell({"hangs": asdict(reason), "to_middle": True})
         self._look_for_a_hang()
         is_time = self._may_start_again and not self.spare and time.monotonic() - self._met > _SPARE_AFTER
         if not is_time or self.attempt >= self._watched.restarts:
@@ -337,11 +347,12 @@ class _Guard:
 
     def _look_for_a_hang(self) -> None:
         """If a rank makes no progress, find out with the other guards where each rank is."""
-        is_alone = self._line is None or not (self._listener or self._line.is_open)
-        if is_alone and self._hang.reason:
+        if not self._hang.reasons or self._hang.is_reported:
+            return
+        if self._line is None or not (self._listener or self._line.is_open):
             self._hang.stacks[self._words.rank] = self._hang.own_stacks()
             self._report_hang([self._words.rank])
-        elif self._listener and self._line and (self._hang.reason or self._hang.others):
+        elif self._listener:
             if not self._hang.is_asked:
                 self._line.tell({"show": True})
                 self._hang.stacks[0] = self._hang.own_stacks()
@@ -395,6 +406,8 @@ class _Guard:
     def _exit_code(self, status: int) -> int:
         if self._verdict is not None:
             return self._verdict
+        if self._words.rank in self._hang.reasons:  # showing its stack has let a stopped worker go on to its end
+            return EXIT_HANG
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
             if -code not in self._passed_on or -code in _TELLS:  # for the others the sender was printed

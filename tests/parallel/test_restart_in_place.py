@@ -35,6 +35,14 @@ def test_a_training_goes_on_also_after_a_hang_and_ends_when_the_restarts_are_ove
     assert done.stderr.count("failed: ValueError: odd") == 3
 
 
+def test_a_rank_that_has_finished_starts_again_with_one_that_hangs(tmp_path: Path) -> None:
+    done = ok(runner(2, *IN_PLACE, str(SCRIPTS / "stops_once.py"), str(tmp_path / "once")))
+    said = [line for line in done.stderr.splitlines() if line.startswith("runner: ")]
+    assert len(said) == 2, done.stderr
+    assert said[0].startswith("runner: stopped by a signal (SIGSTOP) for 10 s: rank 1 in <module> (stops_once.py:")
+    assert said[1] == "runner: all ranks start again (1 of 2)"
+
+
 def test_a_wrong_request_does_not_start_again() -> None:
     done = mpirun(2, *RUNNER, *IN_PLACE, "faulty", "--epochs", "none", cwd=SCRIPTS)
     assert done.returncode == 2

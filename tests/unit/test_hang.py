@@ -13,7 +13,7 @@ import pytest
 
 from runner.guard import stacks
 from runner.guard.board import Board
-from runner.guard.hang import Hang, Patience
+from runner.guard.hang import Hang, Patience, Reason
 from runner.training.preemption import Preemption
 
 SLEEPING = """Thread 0x00007f (most recent call first):
@@ -30,6 +30,8 @@ WAITING = """Current thread 0x00007e (most recent call first):
   File "/home/me/train.py", line 31 in <module>
   File "/opt/site-packages/runner/dispatch.py", line 77 in _run_script
 """
+
+SLOW = Reason("no progress for 30 s, after step 7")
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def child(file: IO[Any]) -> Iterator[int]:
 def test_the_rank_that_others_wait_for_is_named(file: IO[Any]) -> None:
     hang = Hang(0, file)
     hang.stacks = {0: WAITING, 1: SLEEPING, 2: WAITING, 3: WAITING}
-    hang.others = {2: "no progress for 30 s, after step 7"}
+    hang.reasons = {2: SLOW}
     lines = hang.report(range(4)).splitlines()
     assert lines[0] == (
         "no progress for 30 s, after step 7: rank 1 in load (train.py:14); ranks 0, 2-3 waiting in all_reduce, called in "
@@ -77,7 +79,7 @@ def test_the_rank_that_others_wait_for_is_named(file: IO[Any]) -> None:
 def test_a_rank_that_is_stopped_is_named_wherever_it_is(file: IO[Any]) -> None:
     hang = Hang(0, file)
     hang.stacks = {0: WAITING, 1: WAITING}
-    hang.others = {0: "no progress for 30 s, after step 7", 1: "stopped by a signal (SIGSTOP) for 10 s"}
+    hang.reasons = {0: SLOW, 1: Reason("stopped by a signal (SIGSTOP) for 10 s", is_stopped=True)}
     first = hang.report(range(2)).splitlines()[0]
     assert first.startswith(
         "stopped by a signal (SIGSTOP) for 10 s: rank 1 in all_reduce, called in <module> (train.py:31); "
@@ -88,7 +90,7 @@ def test_a_rank_that_is_stopped_is_named_wherever_it_is(file: IO[Any]) -> None:
 def test_a_rank_without_a_stack_is_not_taken_for_one_that_waits(file: IO[Any]) -> None:
     hang = Hang(0, file)
     hang.stacks = {0: WAITING}
-    hang.reason = "no progress for 30 s, after step 7"
+    hang.reasons = {0: SLOW}
     assert "rank 1 in a place that it does not show; rank 0 waiting in all_reduce" in hang.report(range(2))
 
 
@@ -107,7 +109,7 @@ def test_progress_is_what_the_worker_writes(monkeypatch: pytest.MonkeyPatch) -> 
     board = Board()
     patience = Patience(os.getpid(), board, 5.0)
 
-    def wait(seconds: int) -> list[str]:
+    def wait(seconds: int) -> list[Reason | None]:
         found = []
         for _ in range(seconds):
             now[0] += 1
@@ -119,12 +121,12 @@ def test_progress_is_what_the_worker_writes(monkeypatch: pytest.MonkeyPatch) -> 
     assert not any(wait(5))
     board.step(2, 9, 1, 1)
     assert not any(wait(5))
-    assert wait(2)[-1] == "no progress for 5 s, after step 2"
+    assert wait(2)[-1] == Reason("no progress for 5 s, after step 2")
     board.enter("saving")  # may take long
     assert not any(wait(60))
     board.step(3, 9, 1, 1)
     now[0] += 3600  # the job was suspended
-    assert patience.lost() == ""
+    assert patience.lost() is None
 
 
 def test_the_time_of_a_step_is_without_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -27,9 +28,9 @@ time.sleep(60)
 class End:
     """A guard's end of the line, and the pipe by which it wakes its guard."""
 
-    def __init__(self, rank: int, listener: object, port: int) -> None:
+    def __init__(self, rank: int, listener: socket.socket | None, port: int) -> None:
         self.pipe, wake = os.pipe()
-        self.line = Line(Address(host="127.0.0.1", port=port, key=KEY, rank=rank, size=3), listener, wake)  # type: ignore[arg-type]
+        self.line = Line(Address(host="127.0.0.1", port=port, key=KEY, rank=rank, size=3), listener, wake)
 
     def hears(self, is_it: Callable[[Message], bool]) -> Message:
         """Wait for a message, as the guard does: asleep until the pipe has a byte."""
