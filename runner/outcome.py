@@ -15,7 +15,7 @@ from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError
 from runner.guard.launcher import launcher_of
 from runner.guard.line import Address
 from runner.guard.nursery import Lifeline
-from runner.guard.watch import Watched, Words
+from runner.guard.settings import Watched, Words
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import is_reporting

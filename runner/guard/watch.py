@@ -11,24 +11,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import asdict
 
 from runner.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
+from runner.guard.events import ENDS, EVENT, TELLS, WATCHED, hear, name_of, read, readable
 from runner.guard.group import Group, adopt_orphans
 from runner.guard.hang import Hang, Patience, Reason
 from runner.guard.launcher import described, end_of, error_output_of
 from runner.guard.line import GONE, Address, Line, Message
 from runner.guard.nursery import Child, Lifeline, Nursery
+from runner.guard.settings import Watched, Words
 from runner.guard.state import StateFile
 from runner.rendezvous.endpoint import allow_open_files, listen
 
@@ -42,40 +40,6 @@ _SPARE_AFTER = 2.0  # seconds after the rendezvous: a spare process is not to sl
 _REPORTING = 10.0  # seconds until rank 0's guard has reported a hang
 _ROUND = 1.0  # seconds between two looks at the worker
 
-# The first end a job; the others inform the program. Both are passed to the worker only: if SIGTERM ended its data
-# loaders, a checkpoint on SIGTERM would fail. Its child processes get SIGTERM after it has ended.
-_ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-_TELLS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-_WATCHED = (*_ENDS, *_TELLS, signal.SIGCHLD)
-_EVENT = struct.Struct("=iqi")  # a signal, the process that sent it, and si_code (above 0: the kernel sent it)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Words:
-    """The texts that the guard prints, and when it prints them."""
-
-    label: str  # how messages name this process
-    rank: int = 0
-    size: int = 1
-    # The message about a worker that has not met the others in time (None), or has ended before (its exit code).
-    no_rendezvous: Callable[[int | None], str]
-    is_reporting: bool  # whether this rank prints what concerns all ranks: one of them does
-    how_to_resume: str  # how to resume a job that was ended; "" if that is not known
-    is_shown_to_the_end: bool = True  # the launcher shows its ranks' output also after it was told to end
-
-
-@dataclass(frozen=True, kw_only=True)
-class Watched:
-    """What the guard watches beside its worker's end."""
-
-    meet_within: float  # seconds until the worker must have met the other ranks
-    hang_after: float = 0.0  # seconds without progress in a training; 0: forever
-    launcher: Callable[[], int] = lambda: 0  # the id of the process whose end also ends the ranks, 0 for none
-    is_middle: bool = False  # of the line between the guards
-    log_folder: Path | None = None  # where the rank's state is written
-    restarts: int = 0  # how often all ranks are started again after a failure
-    names: Mapping[str, Any] = field(default_factory=dict)  # rank, size, local_rank and host, for the state
-
 
 def start_worker(words: Words, watched: Watched) -> Lifeline:
     """Fork. Returns in the worker; the parent stays here and ends with the worker's exit code.
@@ -85,10 +49,10 @@ def start_worker(words: Words, watched: Watched) -> Lifeline:
     sys.stdout.flush()
     sys.stderr.flush()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored a child's exit status is lost
-    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)  # so that no signal is lost between the fork and the watch
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # so that no signal is lost between the fork and the watch
     if watched.is_middle:
         allow_open_files()  # it holds a connection per rank
-    nursery = Nursery(listener=_listener() if watched.is_middle else None, signals=_WATCHED)
+    nursery = Nursery(listener=_listener() if watched.is_middle else None, signals=WATCHED)
     worker = nursery.fork()
     if isinstance(worker, Lifeline):
         return worker
@@ -126,12 +90,12 @@ class _Guard:
         self._listener = nursery.listener
         self._line: Line | None = None
         self._passed_on: set[int] = set()
-        self._ignored = {number for number in _ENDS if signal.getsignal(number) == signal.SIG_IGN}  # nohup
+        self._ignored = {number for number in ENDS if signal.getsignal(number) == signal.SIG_IGN}  # nohup
         self._events, events = os.pipe()
         self._heard, self._wake = os.pipe()  # a byte for each message of the line
         for end in (self._events, self._heard):
             os.set_blocking(end, False)
-        threading.Thread(target=_hear, args=(events,), daemon=True).start()
+        threading.Thread(target=hear, args=(events,), daemon=True).start()
         self._is_orphan = False
         self.attempt = 0
         self._child: Child | None = None
@@ -184,7 +148,7 @@ class _Guard:
                     return code
                 sources = [end for end in sources if end != self._pipe]  # a child of the worker may hold it open
             if self._events in ready:
-                for event in _EVENT.iter_unpack(os.read(self._events, 256 * _EVENT.size)):
+                for event in EVENT.iter_unpack(os.read(self._events, 256 * EVENT.size)):
                     self._receive(*event)
             if self._end_of_launcher in ready:
                 sources = [end for end in sources if end != self._end_of_launcher]
@@ -218,7 +182,7 @@ class _Guard:
                 self._signal(self._signals.pop(0))
                 self._deadline = time.monotonic() + GRACE
             left = _ROUND if self._deadline is None else min(_ROUND, max(0.0, self._deadline - time.monotonic()))
-            ready = _readable(sources, left)
+            ready = readable(sources, left)
 
     def starts_again(self, code: int) -> bool:
         """Whether all ranks are started again after this one has ended. Tells the other guards."""
@@ -228,7 +192,7 @@ class _Guard:
             and (bool(self._met) or self.attempt > 0)
             and not self._is_everywhere
             and not self._is_orphan
-            and not self._passed_on.intersection(_ENDS)
+            and not self._passed_on.intersection(ENDS)
             and code not in (EXIT_OK, EXIT_USAGE, EXIT_REQUEUE)
             and (self._words.size == 1 or (self._line is not None and self._line.is_open))
         )
@@ -267,12 +231,12 @@ class _Guard:
         if self._words.rank not in self._done:
             self._done.add(self._words.rank)
             line.tell({"done": self.attempt})
-        return len(self._done) < self._words.size and not self._passed_on.intersection(_ENDS)
+        return len(self._done) < self._words.size and not self._passed_on.intersection(ENDS)
 
     def _read_worker(self) -> bool:
         """Take the worker's messages. Returns whether there may be more."""
         content = b""
-        while chunk := _read(self._pipe):
+        while chunk := read(self._pipe):
             content += chunk
         self._received += content
         *lines, self._received = self._received.split(b"\n")
@@ -382,8 +346,8 @@ class _Guard:
         is_new = number not in self._passed_on
         self._passed_on.add(number)
         self._signal(number)
-        if is_new and number in _ENDS and number not in self._ignored and self._verdict is None:
-            self._say_ended(_name(number), sender)
+        if is_new and number in ENDS and number not in self._ignored and self._verdict is None:
+            self._say_ended(name_of(number), sender)
             if number == signal.SIGTERM and self._board.read().is_in_training:  # it saves
                 self._deadline = time.monotonic() + _SAVING
                 self._saves = True
@@ -410,8 +374,8 @@ class _Guard:
             return EXIT_HANG
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
-            if -code not in self._passed_on or -code in _TELLS:  # for the others the sender was printed
-                self._say(f"killed by {_name(-code)}")
+            if -code not in self._passed_on or -code in TELLS:  # for the others the sender was printed
+                self._say(f"killed by {name_of(-code)}")
             return 128 - code
         if code == EXIT_OK and (progress := self._board.read()).is_in_training:
             self._say(f"left early, with exit code 0 after step {progress.step} of the training")
@@ -427,37 +391,3 @@ class _Guard:
         with contextlib.suppress(OSError):  # the launcher that took the output may be gone
             label = f"{self._words.label}: " if is_named else ""
             print(f"runner: {label}{text}", file=output or sys.stderr, flush=True)
-
-
-def _hear(events: int) -> None:
-    """Write every signal to this process to a pipe, with its sender, which a signal handler would not know."""
-    while True:
-        if hasattr(signal, "sigwaitinfo"):
-            received = signal.sigwaitinfo(_WATCHED)
-            event = received.si_signo, received.si_pid, received.si_code
-        else:  # not Linux
-            event = signal.sigwait(_WATCHED), 0, 0
-        os.write(events, _EVENT.pack(*event))
-
-
-def _readable(sources: list[int], within: float) -> list[int]:
-    """Those of the file descriptors from which something can be read. (select() takes none above 1,023.)"""
-    poll = select.poll()
-    for source in sources:
-        poll.register(source, select.POLLIN)
-    return [source for source, _ in poll.poll(1000 * within)]
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
-
-
-def _read(pipe: int) -> bytes | None:
-    """The pipe's content: None if it is empty, b"" if no process can write to it any more."""
-    try:
-        return os.read(pipe, 1 << 16)
-    except BlockingIOError:
-        return None

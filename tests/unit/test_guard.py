@@ -17,7 +17,8 @@ import pytest
 BEGINNING = """
 import os, signal, sys, time
 {first}
-from runner.guard.watch import Watched, Words, start_worker
+from runner.guard.settings import Watched, Words
+from runner.guard.watch import start_worker
 words = Words(
     label="rank 0 of 1 on host here", no_rendezvous=lambda code: f"nobody came ({{code}})", is_reporting=True, how_to_resume="go on"
 )

@@ -1,11 +1,9 @@
-"""The Llama model, its data and its weights' files, in one process."""
+"""The Llama model, in one process."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,26 +12,22 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from runner.errors import UsageError
-from runner.training.batches import ShardSampler, train_loader
 from tests.launching import ROOT
-from workloads.data.text import Windows, standard_library, windows
 from workloads.models.llama import (
     SIZES,
     KeyValueCache,
     Llama,
     LlamaConfig,
-    RopeScaling,
     choose,
     flops_per_token,
     generate,
     parameter_count,
     rotary_table,
 )
-from workloads.models.llama_weights import read, read_config, write
+from workloads.models.llama_weights import read, read_config
 
 DEBUG = SIZES["debug"]
 TIED = replace(DEBUG, tie_word_embeddings=True)
@@ -270,136 +264,3 @@ def test_tokens_are_drawn_by_the_generator() -> None:
 def test_more_than_the_positions_is_refused() -> None:
     with pytest.raises(UsageError, match="12 tokens and 501 new ones are more than the model's 512 positions; ask for"):
         generate(made(), some_tokens(), 501)
-
-
-# ---- text
-
-
-def test_windows_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "text"
-    path.write_bytes(bytes(range(200)))
-    train, test = windows(str(path), 9)
-    assert len(train) == (190 - 1) // 9
-    assert len(test) == 1
-    inputs, targets = train[1]
-    assert inputs.dtype == targets.dtype == torch.int64
-    assert inputs.tolist() == list(range(9, 18))
-    assert targets.tolist() == list(range(10, 19))
-    assert test[0][0].tolist() == list(range(190, 199))
-    inputs, targets = train[[0, 2]]
-    assert inputs[:, 0].tolist() == [0, 18]
-    assert targets.is_contiguous()
-
-
-def test_windows_are_loaded_by_whole_batches() -> None:
-    data = Windows(torch.arange(101, dtype=torch.uint8), 10)
-    assert isinstance(data, TensorDataset)  # which the loader indexes so
-    batches = list(train_loader(data, ShardSampler(len(data), 0, 1, seed=0), 5, workers=0))
-    assert [inputs.shape for inputs, _ in batches] == [(5, 10), (5, 10)]
-    assert sorted(int(inputs[0]) for batch, _ in batches for inputs in batch) == list(range(0, 100, 10))
-
-
-def test_the_standard_library_is_text_without_its_tests() -> None:
-    text = standard_library()
-    assert text.dtype == torch.uint8
-    assert len(text) > 2**22
-    assert bytes(text[:200].tolist()).isascii()
-    content = text.numpy().tobytes()
-    assert b"class JSONDecoder" in content
-    assert b"import pip._vendor" not in content
-    train, test = windows("stdlib", 128)
-    assert len(test) == pytest.approx(len(train) / 19, rel=0.01)
-
-
-def test_synthetic_text_has_something_to_learn() -> None:
-    train, _ = windows("synthetic", 64)
-    assert torch.equal(train[0][0], windows("synthetic", 64)[0][0][0])
-    words = {bytes(word) for word in train[list(range(len(train)))][0].view(-1, 8).tolist()}
-    assert len(words) == 64
-
-
-@pytest.mark.parametrize(
-    ("source", "length", "said"),
-    [
-        ("nowhere.txt", 8, "nowhere.txt cannot be read (No such file or directory); name a text file, stdlib or"),
-        (".", 8, ". cannot be read (Is a directory); name a text file"),
-        ("short.txt", 5, "short.txt has 100 bytes, whose last 5 % (5), the test's, are less than one window of 5 + 1;"),
-        ("empty.txt", 5, "empty.txt has 0 bytes, whose last 5 % (0)"),
-    ],
-)
-def test_text_that_will_not_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, length: int, said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("short.txt").write_text("x" * 100)
-    Path("empty.txt").touch()
-    with pytest.raises(UsageError) as raised:
-        windows(source, length)
-    assert str(raised.value).startswith(said)
-    assert "\n" not in str(raised.value)
-
-
-# ---- files of weights
-
-
-@pytest.mark.parametrize("file_bytes", [10**9, 200_000])
-@pytest.mark.parametrize("config", [DEBUG, replace(TIED, rope_scaling=RopeScaling(8.0, 1.0, 4.0, 128))])
-def test_weights_go_and_come_back(tmp_path: Path, config: LlamaConfig, file_bytes: int) -> None:
-    model = made(config, torch.float32)
-    write(tmp_path / "out", config, model.state_dict(), file_bytes=file_bytes)
-    files = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert ("model.safetensors" in files) == (file_bytes == 10**9)
-    assert ("model.safetensors.index.json" in files) == (file_bytes != 10**9)
-    assert read_config(tmp_path / "out") == config
-    weights = dict(read(tmp_path / "out"))
-    assert weights.keys() == model.state_dict().keys()
-    assert all(weight.equal(model.state_dict()[name]) for name, weight in weights.items())
-    some = ["lm_head.weight", "model.layers.3.mlp.up_proj.weight"]
-    assert sorted(name for name, _ in read(tmp_path / "out", some)) == some
-
-
-def test_weights_are_not_written_over(tmp_path: Path) -> None:
-    model = made()
-    write(tmp_path, DEBUG, model.state_dict())
-    with pytest.raises(UsageError, match="holds a model already; name another folder"):
-        write(tmp_path, DEBUG, model.state_dict())
-
-
-def set_to(**changes: Any) -> Callable[[Path], object]:
-    def change(folder: Path) -> None:
-        content = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(content | changes))
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (set_to(model_type="mistral"), "model_type mistral is not supported"),
-        (set_to(attention_bias=True), "attention_bias True is not supported"),
-        (set_to(hidden_act="gelu"), "hidden_act gelu is not supported"),
-        (set_to(quantization_config={"bits": 4}), "quantization_config {'bits': 4} is not supported"),
-        (set_to(rope_scaling={"type": "linear", "factor": 2.0}), "rope_scaling linear is not supported, only llama3"),
-        (set_to(rope_scaling={"rope_type": "llama3", "factor": 2.0}), "its rope_scaling has no low_freq_factor"),
-        (set_to(head_dim=16), "head_dim 16 is not hidden_size ÷ num_attention_heads"),
-        (set_to(num_attention_heads=7, head_dim=None), "hidden_size 64 ÷ num_attention_heads 7 is no even number"),
-        (set_to(vocab_size=None), "vocab_size is None, no positive integer"),
-        (set_to(hidden_size="64"), "hidden_size is '64', no positive integer"),
-        (set_to(intermediate_size=120), "has shape [128, 64], the config says [120, 64]"),
-        (set_to(num_hidden_layers=5), "it has no model.layers.4."),
-        (lambda folder: (folder / "config.json").unlink(), "config.json: [Errno 2] No such file or directory"),
-        (lambda folder: (folder / "config.json").write_text("{"), "config.json: Expecting property name"),
-        (lambda folder: (folder / "config.json").write_text("[]"), "vocab_size is None"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: No such file or directory"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"PK"), "model.safetensors: Error while"),
-    ],
-)
-def test_what_is_no_llama_is_refused(tmp_path: Path, damage: Callable[[Path], object], said: str) -> None:
-    write(tmp_path, DEBUG, made().state_dict())
-    damage(tmp_path)
-    with pytest.raises(UsageError) as raised:
-        dict(read(tmp_path))
-    assert said in str(raised.value)
-    assert "\n" not in str(raised.value)
-    assert "; name a folder with" in str(raised.value)

@@ -1,0 +1,35 @@
+"""What a guard is told: the texts that it prints, and what it watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """The texts that the guard prints, and when it prints them."""
+
+    label: str  # how messages name this process
+    rank: int = 0
+    size: int = 1
+    # The message about a worker that has not met the others in time (None), or has ended before (its exit code).
+    no_rendezvous: Callable[[int | None], str]
+    is_reporting: bool  # whether this rank prints what concerns all ranks: one of them does
+    how_to_resume: str  # how to resume a job that was ended; "" if that is not known
+    is_shown_to_the_end: bool = True  # the launcher shows its ranks' output also after it was told to end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """What the guard watches beside its worker's end."""
+
+    meet_within: float  # seconds until the worker must have met the other ranks
+    hang_after: float = 0.0  # seconds without progress in a training; 0: forever
+    launcher: Callable[[], int] = lambda: 0  # the id of the process whose end also ends the ranks, 0 for none
+    is_middle: bool = False  # of the line between the guards
+    log_folder: Path | None = None  # where the rank's state is written
+    restarts: int = 0  # how often all ranks are started again after a failure
+    names: Mapping[str, Any] = field(default_factory=dict)  # rank, size, local_rank and host, for the state
