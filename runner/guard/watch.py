@@ -137,9 +137,8 @@ class _Guard:
         code: int | None = None
         while True:
             status = self._status() if code is None else None
-            if (
-                code is None and not self._read_worker() and self._pipe in sources
-            ):  # after _status(): its last message is read
+            # After _status(), so that the worker's last message is read.
+            if code is None and not self._read_worker() and self._pipe in sources:
                 sources.remove(self._pipe)
             if status is not None:
                 self._hang.has_ended = True

@@ -56,7 +56,7 @@ def supervise(job: Job, argv: list[str]) -> None:
     """Start the command until it ends well, or a restart would not help.
 
     Raises:
-        UsageError: the command starts no runner.
+        UsageError: the command starts no runner, or the log cannot be written.
         SystemExit: with the last attempt's exit code.
     """
     del job
@@ -65,9 +65,12 @@ def supervise(job: Job, argv: list[str]) -> None:
         _print_report(given.report / _LOG)
         return
     place = _place_of_options(given.command)
-    given.log_dir.mkdir(parents=True, exist_ok=True)
     log = given.log_dir / _LOG
-    log.unlink(missing_ok=True)
+    try:
+        given.log_dir.mkdir(parents=True, exist_ok=True)
+        log.write_text("")
+    except OSError as error:
+        raise UsageError(f"--log-dir: cannot write {log}: {error.strerror}", fix="name another folder") from None
     last: Attempt | None = None
     number = 0
     while True:

@@ -90,9 +90,8 @@ def listening(run: Run, step: int, time_limit: float | None) -> Iterator[Preempt
     try:
         yield preemption
     except Preempted:
-        after = (
-            signal.SIG_IGN
-        )  # a launcher sends SIGTERM once the first rank has ended; the exit code has to be this one's
+        # A launcher sends SIGTERM once the first rank has ended, and the exit code has to be this one's.
+        after = signal.SIG_IGN
         raise
     finally:
         for number in free:

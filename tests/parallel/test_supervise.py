@@ -61,3 +61,11 @@ def test_a_command_without_the_runner_is_refused() -> None:
     done = run(*RUNNER, "supervise", "--", "sleep", "1")
     assert done.returncode == 2
     assert done.stderr.startswith("runner: supervise: the command does not start a runner; for example")
+
+
+def test_a_log_that_cannot_be_written_is_refused() -> None:
+    done = run(*RUNNER, "supervise", "--log-dir", "/proc/nothing", "--", *RUNNER, "explain")
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "runner: --log-dir: cannot write /proc/nothing/attempts.jsonl: No such file or directory;"
+    )
