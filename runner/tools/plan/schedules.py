@@ -17,6 +17,7 @@ from typing import Any
 from runner.parallel.options import SCHEDULES, ParallelOptions
 
 _TIMES = {"F": 1, "B": 2, "I": 1, "W": 1}
+_KINDS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}  # torch's names of them
 _FREES = "BW"  # what a stage saved of a micro-batch is needed until then
 
 
@@ -111,8 +112,8 @@ def _actions(one: Any) -> list[Action]:
         return []
     if getattr(one, "sub_actions", None):  # they overlap; here one after the other
         return [action for sub in one.sub_actions for action in _actions(sub)]
-    kind = one.computation_type.value
-    return [Action(kind, one.stage_index, one.microbatch_index)] if kind in _TIMES else []
+    kind = _KINDS.get(one.computation_type.name)
+    return [Action(kind, one.stage_index, one.microbatch_index)] if kind else []
 
 
 def idle_share(order: Sequence[Sequence[Action]]) -> float:
