@@ -18,138 +18,21 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.errors import RunnerError, UsageError
 from runner.job import Job
 from runner.launch.detect import is_reporting
+from runner.numbers import positive
 from runner.options import Parser
 from runner.target import find_target
 from runner.tools import tool_names, works_alone
 from runner.tools.mpirun import find_mpirun
+from runner.tools.schedulers import MPIS, SCHEDULERS, Scheduler, Shape
 
 # The folder is next to the package, in a checkout and in an installed wheel.
 FOLDER = Path(__file__).parents[2] / "mpi_scripts"
 SUBMITTING = 60.0  # seconds that a scheduler may take to answer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What a job asks its scheduler for."""
-
-    name: str
-    nodes: int
-    ranks_per_node: int
-    cores_per_rank: int
-    gpus_per_node: int
-    gpu_type: str
-    memory: str  # per node, with a unit: K, M, G or T; "" for the default
-    log: str  # a file name, in which the scheduler may fill in the job's name; "" for the default
-    time: int  # seconds
-    queue: str
-    account: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scheduler:
-    """How a scheduler is asked: by script lines that begin with a mark, and a program that submits the script."""
-
-    mark: str
-    submit: str  # reads the script from its standard input
-    scripts: dict[str, str]  # by --mpi; the first is the default
-    request: Callable[[Shape], list[str]]
-    settings: Callable[[Shape], dict[str, str]] = lambda shape: {}
-    lacks: Mapping[str, str] = field(default_factory=dict)  # option → what to do without it
-
-
-def _slurm(shape: Shape) -> list[str]:
-    gpus = shape.gpu_type, str(shape.gpus_per_node)
-    return [
-        f"--job-name={shape.name}",
-        f"--nodes={shape.nodes}",
-        f"--ntasks-per-node={shape.ranks_per_node}",
-        f"--cpus-per-task={shape.cores_per_rank}",
-        f"--time={_clock(shape.time)}",
-        f"--output={shape.log or '%x-%j.out'}",  # job name and number
-        *([f"--gpus-per-node={':'.join(filter(None, gpus))}"] if shape.gpus_per_node else []),
-        *([f"--mem={shape.memory}"] if shape.memory else []),
-        *([f"--partition={shape.queue}"] if shape.queue else []),
-        *([f"--account={shape.account}"] if shape.account else []),
-    ]
-
-
-def _pbs(shape: Shape) -> list[str]:
-    select = f"{shape.nodes}:ncpus={shape.ranks_per_node * shape.cores_per_rank}:mpiprocs={shape.ranks_per_node}"
-    if shape.gpus_per_node:
-        select += f":ngpus={shape.gpus_per_node}"
-    if shape.memory:
-        select += f":mem={shape.memory.lower()}b"
-    return [
-        f"-N {shape.name}",
-        f"-l select={select}",
-        "-l place=scatter",  # otherwise the nodes may be parts of one host
-        f"-l walltime={_clock(shape.time)}",
-        "-j oe",  # stdout and stderr to one file, by default NAME.oNUMBER
-        *([f"-o {shape.log}"] if shape.log else []),
-        *([f"-q {shape.queue}"] if shape.queue else []),
-        *([f"-A {shape.account}"] if shape.account else []),
-    ]
-
-
-def _lsf(shape: Shape) -> list[str]:
-    return [
-        f"-J {shape.name}",
-        f"-nnodes {shape.nodes}",
-        f"-W {_hours_and_minutes(shape.time)}",
-        f"-o {shape.log or f'{shape.name}-%J.out'}",  # without -e, both stdout and stderr
-        *([f"-q {shape.queue}"] if shape.queue else []),
-        *([f"-P {shape.account}"] if shape.account else []),
-    ]
-
-
-def _hours_and_minutes(seconds: int) -> str:
-    minutes = -(-seconds // 60)  # rounded up
-    return f"{minutes // 60}:{minutes % 60:02d}"
-
-
-def _lsf_settings(shape: Shape) -> dict[str, str]:
-    gpus = {"GPUS_PER_HOST": str(shape.gpus_per_node)} if shape.gpus_per_node else {}
-    return {"RANKS_PER_HOST": str(shape.ranks_per_node)} | gpus
-
-
-MPIS = ("openmpi", "intelmpi", "mpich", "srun", "jsrun")
-SCHEDULERS = {
-    "slurm": Scheduler(
-        mark="#SBATCH",
-        submit="sbatch",
-        scripts={"srun": "slurm_srun.sh", **dict.fromkeys(("openmpi", "intelmpi", "mpich"), "slurm_mpirun.sh")},
-        request=_slurm,
-    ),
-    "pbs": Scheduler(
-        mark="#PBS",
-        submit="qsub",
-        scripts=dict.fromkeys(("openmpi", "intelmpi", "mpich"), "pbs_mpirun.sh"),
-        request=_pbs,
-        lacks={
-            "a GPU's type": "every site names it in its own way; leave it out, and choose by --queue, or write the script "
-            "with -o and add what your site calls it to select="
-        },
-    ),
-    "lsf": Scheduler(
-        mark="#BSUB",
-        submit="bsub",
-        scripts={"jsrun": "lsf_jsrun.sh"},
-        request=_lsf,
-        settings=_lsf_settings,
-        # jsrun needs bsub -nnodes, which allocates whole hosts.
-        lacks={
-            "a GPU's type": "a job has the GPUs of its hosts; leave it out, and choose the hosts by --queue",
-            "--mem": "a job has all the memory of its hosts; leave it out",
-        },
-    ),
-}
 
 
 def jobscript(job: Job, argv: list[str]) -> None:
@@ -180,16 +63,16 @@ def _parser() -> Parser:
     parser.add_argument(
         "--scheduler", choices=SCHEDULERS, help="whose script it is (default: the one whose commands are here)"
     )
-    parser.add_argument("--nodes", type=count, default=1, metavar="N", help="hosts (default: 1)")
+    parser.add_argument("--nodes", type=positive, default=1, metavar="N", help="hosts (default: 1)")
     parser.add_argument(
         "--gpus-per-node", type=_gpus, default=("", 0), metavar="[TYPE:]N", help="e.g. 4 or h200:4 (default: none)"
     )
     parser.add_argument(
-        "--ranks-per-node", type=count, metavar="N", help="default: one per GPU, or 1 where none is asked for"
+        "--ranks-per-node", type=positive, metavar="N", help="default: one per GPU, or 1 where none is asked for"
     )
     parser.add_argument(
         "--cores-per-rank",
-        type=count,
+        type=positive,
         default=4,
         metavar="N",
         help="for threads and data loaders (default: 4; LSF gives all of a host)",
@@ -346,13 +229,6 @@ def _write(path: Path, text: str) -> None:
         raise UsageError(f"--output {path}: {error.strerror}") from None
 
 
-def count(text: str) -> int:
-    """A positive number, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
-
-
 def _gpus(text: str) -> tuple[str, int]:
     """(type or "", number) of ``[TYPE:]N``."""
     match = re.fullmatch(r"(?:([\w.+-]+):)?(\d+)", text)
@@ -393,8 +269,3 @@ def _seconds(text: str) -> int:
     if total == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no time; for example 1:30:00 or 2-00:00:00")
     return total
-
-
-def _clock(seconds: int) -> str:
-    """``HH:MM:SS``, with hours above 24 instead of days, which both Slurm and PBS accept."""
-    return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"

@@ -125,7 +125,7 @@ def test_bad_requests_are_refused_in_a_line(tmp_path: Path) -> None:
     assert "started by jsrun" in refused("--scheduler", "lsf", "--mpi", "openmpi", "workloads.mnist")
     assert "bsub is not on PATH" in refused("--scheduler", "lsf", "--submit", "workloads.mnist")
     assert "for example 1:30:00" in refused("--time", "60", "workloads.mnist")
-    assert "'0' is not a positive number" in refused("--nodes", "0", "workloads.mnist")
+    assert "'0' is not a whole number above 0" in refused("--nodes", "0", "workloads.mnist")
     assert "'my job' is not one word" in refused("--name", "my job", "workloads.mnist")
     assert "is not one word" in refused("--queue", "a\n#SBATCH --nodes=99", "workloads.mnist")
     assert "'a\\nb' is not one line" in refused("--directive", "a\nb", "workloads.mnist")
