@@ -34,7 +34,7 @@ TOOLS = {
     "plan": Tool(function="runner.tools.plan.plan:plan", meets=False),
     "jobscript": Tool(function="runner.tools.jobscript:jobscript", meets=False),
     "smoke": Tool(function="runner.tools.smoke:smoke", meets=False),
-    "supervise": Tool(function="runner.tools.supervise:supervise", meets=False),
+    "supervise": Tool(function="runner.tools.supervise.supervise:supervise", meets=False),
     "top": Tool(function="runner.tools.top.top:top", meets=False),
 }
 

@@ -63,6 +63,14 @@ def test_a_command_without_the_runner_is_refused() -> None:
     assert done.stderr.startswith("runner: supervise: the command does not start a runner; for example")
 
 
+def test_a_folder_for_the_command_is_refused() -> None:
+    done = run(*RUNNER, "supervise", "--", "mpirun", *RUNNER, "faulty", "--log-dir", "here")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "runner: supervise: --log-dir is given to the command; give it to supervise, before the --\n"
+    )
+
+
 def test_a_log_that_cannot_be_written_is_refused() -> None:
     done = run(*RUNNER, "supervise", "--log-dir", "/proc/nothing", "--", *RUNNER, "explain")
     assert done.returncode == 2

@@ -1,0 +1,155 @@
+"""An attempt: a start of the job, run to its end, and how it has ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+from runner.errors import UsageError
+from runner.tools.top.states import State, read_states
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+_ROUND = 5.0  # seconds between two looks at a running job
+_LEAVING = 120.0  # seconds that ranks without their launcher get to save and to end
+_SILENT = 3  # intervals without a new state after which a rank counts as gone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """How a start of the job has ended."""
+
+    number: int  # the first is 1
+    began: float  # Unix time
+    seconds: float
+    code: int
+    rank: int | None = None  # that failed first; None if no rank has left word
+    host: str | None = None
+    step: int | None = None
+    what: str = ""
+    is_lost: bool = False  # the rank is gone with its guard, as with its host
+    is_told: bool = False  # a signal to supervise was to end it
+    left: str = ""  # ranks that still run
+    next: str = ""  # what supervise did then
+
+
+def run_attempt(number: int, command: list[str], folder: Path) -> Attempt:
+    """Run a command, whose ranks write their states into a folder, to its end. Signals are passed on to it.
+
+    Raises:
+        UsageError: it cannot be started.
+    """
+    began, start = time.time(), time.monotonic()
+    code, told = _run(command, folder)
+    seconds = time.monotonic() - start
+    left = wait_for_ranks(folder, everywhere=code < 0)
+    ended = Attempt(
+        number=number,
+        began=began,
+        seconds=seconds,
+        code=code if code >= 0 else 128 - code,
+        is_told=bool(told - {signal.SIGUSR1}),  # at which a script may only save
+        left=", ".join(f"rank {one.rank} on {one.host}" for one in left),
+    )
+    return _with_cause(ended, read_states(folder))
+
+
+def _with_cause(attempt: Attempt, states: list[State]) -> Attempt:
+    """The attempt with the first cause that a rank has left."""
+    # The first that rank 0's guard has lost, which knows all others; it may have been ended before it could write its own end.
+    lost = next((one.lost for one in states if one.lost is not None), None)
+    failed = [one for one in states if (one.exit_code if lost is None else one.rank == lost)]
+    first = min(failed, key=lambda one: (not one.what, one.time or 0.0), default=None)
+    if first is None:
+        return attempt
+    return replace(
+        attempt,
+        rank=first.rank,
+        host=first.host,
+        step=max((one.step for one in states if one.step is not None), default=None),
+        what="gone with its guard" if lost is not None else first.what or "",
+        is_lost=lost is not None,
+    )
+
+
+def _run(command: list[str], folder: Path) -> tuple[int, set[int]]:
+    """Run a command to its end. Returns its exit code (below 0: killed by a signal), and the signals that were passed on."""
+    told: list[int] = []
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        told.append(number)
+        if process is not None and not (number == signal.SIGINT and os.isatty(0)):  # a terminal has sent it to all
+            process.send_signal(number)
+
+    process: subprocess.Popen[bytes] | None = None
+    before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+    try:
+        process = subprocess.Popen(command)
+        for number in told:
+            process.send_signal(number)
+        return _wait(process, folder), set(told)
+    except OSError as error:
+        raise UsageError(f"cannot start {command[0]}: {error.strerror}") from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(process: subprocess.Popen[bytes], folder: Path) -> int:
+    """Wait for the launcher's end. One that has lost a host may wait for it for minutes, and is ended: its ranks end by themselves."""
+    has_lost = False
+    signals = [signal.SIGTERM, signal.SIGKILL]
+    while True:
+        try:
+            return process.wait(_ROUND)
+        except subprocess.TimeoutExpired:
+            if has_lost and signals:
+                process.send_signal(signals.pop(0))
+            has_lost = has_lost or any(one.lost is not None for one in read_states(folder))
+
+
+def wait_for_ranks(folder: Path, *, everywhere: bool, within: float = _LEAVING) -> list[State]:
+    """Wait until no rank of an attempt runs any more: two jobs would write the same checkpoints and take the same port.
+
+    Args:
+        everywhere: also on other hosts, where their guards tell; a launcher that has ended by itself has ended them.
+        within: seconds.
+
+    Returns:
+        Those that still run then.
+    """
+    written: dict[int, tuple[float | None, float]] = {}  # by rank: the time in its state, and when it was new here
+    end = time.monotonic() + within
+    while True:
+        now, states = time.monotonic(), read_states(folder)
+        for one in states:
+            if one.rank not in written or written[one.rank][0] != one.time:
+                written[one.rank] = one.time, now
+        gone = {one.lost for one in states} | {one.rank for one in states if one.has_ended}
+        left = [
+            one
+            for one in states
+            if one.rank not in gone
+            and (
+                _runs_here(one.pid)
+                if one.host == socket.gethostname()
+                else everywhere and now - written[one.rank][1] < _SILENT * (one.interval or 0.0)
+            )
+        ]
+        if not left or now > end:
+            return left
+        time.sleep(0.1)
+
+
+def _runs_here(process: int | None) -> bool:
+    import psutil
+
+    try:
+        return process is not None and psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

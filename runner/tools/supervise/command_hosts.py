@@ -1,0 +1,279 @@
+"""The hosts of a launcher's command line: which they are, and the same command on some of them.
+
+Only the launcher's own options are replaced: the one that names the hosts, or a file of them, the number of ranks, and srun's
+number of nodes. What the command says of a host (``node1:4``, ``node1 slots=4``) stays as it is. A command that names no hosts
+runs on those of its Slurm or PBS job.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import UsageError
+from runner.launch.slurm_lists import expand_counts, expand_hosts
+from runner.tools.mpirun import mpi_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a launcher calls its options, without dashes. Where a command has none of them the first one is added."""
+
+    lists: tuple[str, ...]  # of hosts, with commas
+    files: tuple[str, ...]  # of hosts, one per line
+    ranks: tuple[str, ...]
+    nodes: tuple[str, ...] = ()  # if the launcher has to be told
+    others: tuple[str, ...] = ()  # that choose hosts, too, and are refused
+    added: str  # the option that names a job's hosts
+    entry: str = "{host}:{slots}"  # and how it names one
+
+
+_HYDRA = Options(
+    lists=("hosts", "host"), files=("machinefile", "machine", "f", "hostfile"), ranks=("n", "np"), added="-machinefile"
+)
+LAUNCHERS = {
+    "openmpi": Options(lists=("host", "H"), files=("hostfile", "machinefile"), ranks=("np", "n", "c"), added="--host"),
+    "mpich": _HYDRA,
+    "intelmpi": _HYDRA,
+    "srun": Options(
+        lists=("nodelist", "w"),
+        files=("nodefile", "F"),
+        ranks=("ntasks", "n"),
+        nodes=("nodes", "N"),
+        others=("exclude", "x"),
+        added="--nodelist",
+        entry="{host}",
+    ),
+}
+_MPIRUNS = ("mpirun", "mpiexec", "orterun", "prterun")  # or their names begin so
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A host as the command has it."""
+
+    name: str
+    entries: tuple[str, ...]  # that name it; several where a list has a host once per rank
+    slots: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandHosts:
+    """A launcher with its options, and the hosts it may use."""
+
+    words: Sequence[str]
+    launcher: Options
+    option: str  # that names the hosts, with its dashes
+    hosts: Sequence[Host]  # all, the spare ones last
+    working: int  # how many the first start takes
+    ranks: int | None  # of the first start; None: the command does not say it
+
+    def knows(self, name: str) -> bool:
+        """Whether a host, by its own name, is one of them."""
+        return any(_are_one(host.name, name) for host in self.hosts)
+
+    def without(self, left_out: Iterable[str]) -> list[Host]:
+        """The hosts of the next start: the first that are not left out, as many as in the first start or what there is."""
+        left = [host for host in self.hosts if not any(_are_one(host.name, name) for name in left_out)]
+        return left[: self.working]
+
+    def ranks_on(self, hosts: Sequence[Host]) -> int | None:
+        """How many ranks these hosts take: as many per slot as in the first start, and not more in all."""
+        if self.ranks is None:
+            return None
+        slots = sum(host.slots for host in self.hosts[: self.working])
+        return min(self.ranks, self.ranks * sum(host.slots for host in hosts) // slots)
+
+    def command(self, hosts: Sequence[Host], file: Path) -> list[str]:
+        """The launcher's words for these hosts. ``file`` is written where they are named in a file."""
+        entries = [entry for host in hosts for entry in host.entries]
+        names = (*self.launcher.lists, *self.launcher.files)
+        value = ",".join(entries)
+        if self.option.lstrip("-") in self.launcher.files:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("".join(f"{entry}\n" for entry in entries))
+            value = str(file)
+        words = _replaced(self.words, names, self.option, value)
+        if (ranks := self.ranks_on(hosts)) is not None:
+            words = _replaced(words, self.launcher.ranks, _dashed(self.launcher.ranks[0]), str(ranks))
+        if self.launcher.nodes:
+            words = _replaced(words, self.launcher.nodes, _dashed(self.launcher.nodes[0]), str(len(hosts)))
+        return words
+
+
+def read_hosts(words: Sequence[str], environment: Mapping[str, str], spares: int) -> CommandHosts:
+    """The hosts of a command.
+
+    Args:
+        words: the launcher and its options.
+        spares: how many of the hosts the first start is to leave.
+
+    Raises:
+        UsageError: the launcher is not known, its hosts are not, or there are not more than ``spares``.
+    """
+    launcher = _launcher_of(words)
+    if other := _find(words, launcher.others):
+        raise UsageError(
+            f"supervise: --spares and --min-ranks do not go with {words[0]} {other.option}",
+            fix="name the hosts that may be used",
+        )
+    if ":" in words:
+        raise UsageError(
+            "supervise: --spares and --min-ranks take one program, and the command has several, with a colon",
+            fix="start one program, or leave them out",
+        )
+    named = _find(words, (*launcher.lists, *launcher.files))
+    if named is None:
+        option, hosts = launcher.added, _hosts_of_job(environment, launcher.entry)
+    elif named.option.lstrip("-") in launcher.files:
+        option, hosts = named.option, _read(_lines(named.value))
+    else:
+        option, hosts = named.option, _read(_names(named.value))
+    if len(hosts) <= spares:
+        raise UsageError(
+            f"supervise: --spares {spares} leaves none of the hosts {', '.join(host.name for host in hosts)}",
+            fix="name more hosts",
+        )
+    working = len(hosts) - spares
+    return CommandHosts(
+        words=words,
+        launcher=launcher,
+        option=option,
+        hosts=hosts,
+        working=working,
+        ranks=_ranks(words, launcher, hosts, working, environment),
+    )
+
+
+def _launcher_of(words: Sequence[str]) -> Options:
+    name = os.path.basename(words[0]) if words else ""
+    kind = name if name in LAUNCHERS else mpi_of(words[0]) if name.startswith(_MPIRUNS) else ""
+    if kind not in LAUNCHERS:
+        raise UsageError(
+            f"supervise: --spares and --min-ranks cannot choose the hosts of {name or 'no launcher'}",
+            fix="begin the command with mpirun, mpiexec or srun, or leave them out",
+        )
+    return LAUNCHERS[kind]
+
+
+def _ranks(
+    words: Sequence[str], launcher: Options, hosts: Sequence[Host], working: int, environment: Mapping[str, str]
+) -> int | None:
+    """The ranks of the first start."""
+    if found := _find(words, launcher.ranks):
+        if not found.value.isdecimal():
+            raise UsageError(f"supervise: {found.option} {found.value} is no number of ranks")
+        return int(found.value)
+    of_job = environment.get("SLURM_NTASKS", "")
+    if not launcher.nodes or not of_job.isdecimal():
+        return None
+    slots = [host.slots for host in hosts]
+    return int(of_job) * sum(slots[:working]) // sum(slots)  # srun's, on all hosts of the job
+
+
+def _hosts_of_job(environment: Mapping[str, str], entry: str) -> list[Host]:
+    """The hosts of a Slurm or PBS job."""
+    slots: dict[str, int] = {}
+    if names := environment.get("SLURM_JOB_NODELIST"):
+        counts = environment.get("SLURM_TASKS_PER_NODE")
+        hosts = expand_hosts(names)
+        slots = dict(zip(hosts, expand_counts(counts) if counts else [1] * len(hosts), strict=False))
+    elif file := environment.get("PBS_NODEFILE"):
+        slots = Counter(_lines(file))
+    if not slots:
+        raise UsageError(
+            "supervise: --spares and --min-ranks: the command names no hosts, and this is no Slurm or PBS job",
+            fix="name the hosts by the launcher's option, for example --host a:4,b:4",
+        )
+    return [
+        Host(name=host, entries=(entry.format(host=host, slots=count),), slots=count) for host, count in slots.items()
+    ]
+
+
+def _read(entries: Iterable[str]) -> list[Host]:
+    """Hosts of a list's entries: ``a``, ``a:4``, ``a slots=4``, ``user@a``."""
+    found: dict[str, list[str]] = {}
+    slots: Counter[str] = Counter()
+    for entry in entries:
+        first = entry.split()[0] if entry.strip() else ""
+        match = re.fullmatch(r"(?:[^@]+@)?([\w.-]+)(?::(\d+))?(?::.*)?", first)
+        if match is None:
+            raise UsageError(f"supervise: {entry!r} is no host", fix="name hosts as a:4 or a slots=4")
+        said = match[2] or next(iter(re.findall(r"(?<![\w-])slots\s*=\s*(\d+)", entry)), "1")
+        found.setdefault(match[1], []).append(entry)
+        slots[match[1]] += int(said)
+    return [Host(name=name, entries=tuple(those), slots=slots[name]) for name, those in found.items()]
+
+
+def _names(text: str) -> list[str]:
+    """A list's entries; Slurm's short form becomes one for each host."""
+    try:
+        return expand_hosts(text)
+    except ValueError as error:
+        raise UsageError(f"supervise: {error}", fix="name hosts as a:4,b:4, for srun as node[1-2]") from None
+
+
+def _lines(file: str) -> list[str]:
+    try:
+        lines = [line.partition("#")[0].strip() for line in Path(file).read_text().splitlines()]
+    except OSError as error:
+        raise UsageError(f"supervise: cannot read the hosts in {file}: {error.strerror}") from None
+    return [line for line in lines if line]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An option with its value, in the words from start to stop."""
+
+    start: int
+    stop: int
+    option: str
+    value: str
+
+
+def _find(words: Sequence[str], names: Sequence[str]) -> _Found | None:
+    """The option of one of these names.
+
+    Raises:
+        UsageError: there are two.
+    """
+    found = []
+    is_srun = os.path.basename(words[0]) == "srun"
+    for place, word in enumerate(words[1:], 1):
+        option, equals, value = word.partition("=")
+        if _is_one_of(word, names) and place + 1 < len(words):
+            found.append(_Found(place, place + 2, word, words[place + 1]))
+        elif equals and option.startswith("--") and _is_one_of(option, names):
+            found.append(_Found(place, place + 1, option, value))
+        elif is_srun and _is_one_of(word[:2], names) and not word.startswith("--"):  # -n4
+            found.append(_Found(place, place + 1, word[:2], word[2:]))
+    if len(found) > 1:
+        both = " and ".join(one.option for one in found[:2])
+        raise UsageError(f"supervise: {words[0]} has {both}", fix="give it one of them")
+    return found[0] if found else None
+
+
+def _replaced(words: Sequence[str], names: Sequence[str], option: str, value: str) -> list[str]:
+    """The words with this option in the place of the one of these names, or after the launcher."""
+    found = _find(words, names) or _Found(1, 1, option, value)
+    return [*words[: found.start], option, value, *words[found.stop :]]
+
+
+def _is_one_of(word: str, names: Sequence[str]) -> bool:
+    return word.startswith("-") and word.removeprefix("-").removeprefix("-") in names
+
+
+def _dashed(name: str) -> str:
+    return f"--{name}" if len(name) > 2 else f"-{name}"
+
+
+def _are_one(name: str, other: str) -> bool:
+    """Whether two names are one host's: one may have its domain and the other not."""
+    if name == other:
+        return True
+    (first, _, domain), (second, _, other_domain) = name.partition("."), other.partition(".")
+    return first == second and not (domain and other_domain)

@@ -1,0 +1,211 @@
+"""``python -m runner supervise``: start a job again when it fails in a way that a restart can mend.
+
+    python -m runner supervise -- mpirun -np 4 python -m runner train.py
+    python -m runner supervise --max-restarts 9 -- srun python -m runner a.py
+    python -m runner supervise --report supervise        what happened
+
+With a workload, give it --resume auto.
+
+Everything after -- is the command, with its launcher. It is started again from the newest intact checkpoint (--resume auto) after
+a rank was killed, has hung, lost its host or raised an error. It is not after a wrong request (exit code 2), after the same error
+at the same step as before, after a signal to supervise, or when it asks to be queued again (75).
+
+    python -m runner supervise --spares 1 -- mpirun --host a,b,c -np 2 \\
+        python -m runner train.py                        on a and b first
+
+With --spares or --min-ranks a host is left out once it has lost a rank with its guard, or has failed first in two attempts in a
+row. mpirun, mpiexec and srun; hosts by their options, or those of the Slurm or PBS job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from runner.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
+from runner.job import Job
+from runner.numbers import not_negative, positive, positive_float
+from runner.options import Parser, parse
+from runner.tools import tool_names
+from runner.tools.supervise.attempts import Attempt, run_attempt
+from runner.tools.supervise.command_hosts import CommandHosts, read_hosts
+from runner.tools.supervise.report import print_report
+
+_LOG = "attempts.jsonl"
+
+
+def supervise(job: Job, argv: list[str]) -> None:
+    """Start the command until it ends well, or a restart would not help.
+
+    Raises:
+        UsageError: the command starts no runner, or the log cannot be written.
+        SystemExit: with the last attempt's exit code.
+    """
+    del job
+    given = _parser().parse_args(argv)
+    if given.report is not None:
+        print_report(given.report / _LOG)
+        return
+    place = _place_of_options(given.command)
+    hosts = _hosts(given, place - 2)
+    log = given.log_dir / _LOG
+    try:
+        given.log_dir.mkdir(parents=True, exist_ok=True)
+        log.write_text("")
+    except OSError as error:
+        raise UsageError(f"--log-dir: cannot write {log}: {error.strerror}", fix="name another folder") from None
+    last: Attempt | None = None
+    left_out: list[str] = []
+    number = 0
+    while True:
+        number += 1
+        folder = given.log_dir / f"attempt-{number}"
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier supervise
+        command = [*given.command[:place], "--log-dir", str(folder), *given.command[place:]]
+        if hosts is not None:
+            command[: place - 2] = hosts.command(hosts.without(left_out), folder / "hosts")
+        attempt = run_attempt(number, command, folder)
+        reason = _reason_to_end(attempt, last, given)
+        how = "started again"
+        if hosts is not None and not reason and (host := _host_to_leave(attempt, last, hosts)):
+            left_out.append(host)
+            reason, how = _without(hosts, left_out, given.min_ranks)
+        attempt = replace(attempt, next=reason or how)
+        with open(log, "a") as file:
+            file.write(json.dumps(asdict(attempt)) + "\n")
+        if attempt.code == EXIT_OK:
+            sys.exit(EXIT_OK)
+        _say(
+            f"attempt {number} ended with code {attempt.code} after {attempt.seconds:.0f} s{_cause(attempt)}: {attempt.next}"
+        )
+        if reason:
+            sys.exit(attempt.code)
+        last = attempt
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m runner supervise", description=__doc__)
+    parser.add_argument("--max-restarts", type=not_negative, default=3, metavar="N", help="(default: 3)")
+    parser.add_argument(
+        "--min-uptime",
+        type=positive_float,
+        default=0.0,
+        metavar="SECONDS",
+        help="an attempt that ended sooner is not started again (default: 0)",
+    )
+    parser.add_argument(
+        "--spares", type=not_negative, default=0, metavar="N", help="hosts that the first attempt leaves (default: 0)"
+    )
+    parser.add_argument(
+        "--min-ranks",
+        type=positive,
+        metavar="N",
+        help="go on with fewer ranks, but not below, where no spare host is left",
+    )
+    parser.add_argument(
+        "--log-dir", type=Path, default=Path("supervise"), metavar="DIR", help="on all hosts (default: supervise)"
+    )
+    parser.add_argument("--report", type=Path, nargs="?", const=Path("supervise"), metavar="DIR", help="print a table")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="with its launcher")
+    return parser
+
+
+def _place_of_options(command: list[str]) -> int:
+    """Where the runner's options stand in a command. Removes the ``--`` before it.
+
+    Raises:
+        UsageError: it starts no runner.
+    """
+    if command[:1] == ["--"]:
+        del command[0]
+    for place, pair in enumerate(itertools.pairwise(command), 2):
+        if pair == ("-m", "runner"):
+            _refuse_log_folder(command[place:])
+            return place
+    raise UsageError(
+        "supervise: the command does not start a runner",
+        fix="for example: supervise -- mpirun -np 4 python -m runner workloads.mnist --resume auto",
+    )
+
+
+def _refuse_log_folder(arguments: list[str]) -> None:
+    """See that the runner's own arguments leave the folder for the states to supervise."""
+    try:
+        has_one = parse(arguments, tool_names()).log_folder is not None
+    except (UsageError, SystemExit):  # the runner says itself what is wrong, or shows its help
+        return
+    if has_one:
+        raise UsageError("supervise: --log-dir is given to the command", fix="give it to supervise, before the --")
+
+
+def _hosts(given: argparse.Namespace, end: int) -> CommandHosts | None:
+    """The command's hosts; None if none is ever left out.
+
+    Raises:
+        UsageError: they are not known, or its ranks are not, or too few.
+    """
+    if not given.spares and given.min_ranks is None:
+        return None
+    hosts = read_hosts(given.command[:end], os.environ, given.spares)
+    if given.min_ranks is not None and hosts.ranks is None:
+        raise UsageError("--min-ranks: the command does not say how many ranks it starts", fix="give it -np")
+    if given.min_ranks is not None and hosts.ranks is not None and given.min_ranks > hosts.ranks:
+        raise UsageError(f"--min-ranks {given.min_ranks}: the command starts {hosts.ranks} ranks", fix="allow fewer")
+    return hosts
+
+
+def _reason_to_end(attempt: Attempt, last: Attempt | None, given: argparse.Namespace) -> str:
+    """Why a job is not started again; "" if it is."""
+    if attempt.is_told:
+        return "supervise was told to end"
+    if attempt.left:
+        return f"{attempt.left} still run, and would write the same checkpoints"
+    fixed = {
+        EXIT_OK: "done",
+        EXIT_USAGE: "the request is wrong, and a restart does not mend that",
+        EXIT_REQUEUE: "it asks to be queued again",
+    }
+    if attempt.code in fixed:
+        return fixed[attempt.code]
+    is_programs = bool(attempt.what) and not attempt.is_lost
+    if last is not None and is_programs and attempt.step and (attempt.what, attempt.step) == (last.what, last.step):
+        return f"the same error at the same step ({attempt.step}) as before"
+    if attempt.seconds < given.min_uptime:
+        return f"it ended before --min-uptime {given.min_uptime:g}"
+    if attempt.number > given.max_restarts:
+        return f"--max-restarts {given.max_restarts} are over"
+    return ""
+
+
+def _host_to_leave(attempt: Attempt, last: Attempt | None, hosts: CommandHosts) -> str | None:
+    """The host that the next attempt is to leave out."""
+    is_again = last is not None and attempt.host == last.host
+    return attempt.host if (attempt.is_lost or is_again) and attempt.host and hosts.knows(attempt.host) else None
+
+
+def _without(hosts: CommandHosts, left_out: list[str], min_ranks: int | None) -> tuple[str, str]:
+    """Why a job is not started without these hosts ("" if it is), and how it is started."""
+    left = hosts.without(left_out)
+    ranks = hosts.ranks_on(left)
+    without, on = " and ".join(left_out), ", ".join(host.name for host in left) or "no host"
+    if not left or (min_ranks is None and len(left) < hosts.working):
+        return f"no spare host is left for {without}", ""
+    if ranks is not None and ranks < (min_ranks or hosts.ranks or 0):
+        return f"without {without} there is room for {ranks} ranks, on {on}", ""
+    return "", f"started again without {without}, on {on}" + (f" with {ranks} ranks" if ranks is not None else "")
+
+
+def _cause(attempt: Attempt) -> str:
+    if attempt.rank is None:
+        return ""
+    return f" (rank {attempt.rank} on {attempt.host}, step {attempt.step}: {attempt.what or 'no cause was left'})"
+
+
+def _say(text: str) -> None:
+    print(f"supervise: {text}", file=sys.stderr, flush=True)
