@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import traceback
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn
@@ -19,6 +20,7 @@ from runner.guard.settings import Watched, Words
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import is_reporting
+from runner.launch.time_limit import time_to_save
 from runner.options import Request
 from runner.rendezvous.mpi_library import library_of_launcher
 from runner.rendezvous.rendezvous import Rendezvous, Way
@@ -39,6 +41,7 @@ class Outcome:
     code: int
     is_collective: bool  # all ranks end like this, so they can leave the process group and MPI together
     why: str = ""  # in a line
+    traceback: str = ""
     is_bounded: bool = True  # the guard kills a worker whose exit takes long; not after the program's sys.exit()
 
 
@@ -78,7 +81,8 @@ def outcome_of(error: BaseException, context: LaunchContext, job: Job | None) ->
         _say_once(error, context.rank.value == 0, f"{context.label}: " if is_one_ranks else "")
         return Outcome(code=error.exit_code, is_collective=error.on_all_ranks, why=str(error))
     cause = _tell_failure(error, context, job)
-    return Outcome(code=EXIT_FAILURE, is_collective=False, why=cause)
+    trace = "".join(traceback.format_exception(error))
+    return Outcome(code=EXIT_FAILURE, is_collective=False, why=cause, traceback=trace)
 
 
 def end_worker(outcome: Outcome, lifeline: Lifeline, job: Job | None) -> NoReturn:
@@ -87,7 +91,7 @@ def end_worker(outcome: Outcome, lifeline: Lifeline, job: Job | None) -> NoRetur
         shutdown(outcome.code, collective=False)  # a forked child: process group and MPI belong to its parent
     if outcome.code != EXIT_OK and outcome.is_bounded:
         lifeline.failed(
-            outcome.code, everywhere=outcome.is_collective, why=outcome.why
+            outcome.code, everywhere=outcome.is_collective, why=outcome.why, traceback=outcome.traceback
         )  # from here on the guard bounds every wait
     shutdown(outcome.code, collective=outcome.is_collective, job=job if outcome.code == EXIT_OK else None)
 
@@ -114,6 +118,9 @@ def guard_watched(context: LaunchContext, request: Request) -> Watched:
         launcher=lambda: launcher_of(context),
         is_middle=context.rank.value == 0 and context.size.value > 1,
         log_folder=request.log_folder,
+        prefixes_output=request.prefixes_output,
+        notice=request.on_preempt,
+        notice_within=time_to_save(context.environment, request.time_limit, 0.0) if request.on_preempt else None,
         restarts=request.restarts,
         names={
             "rank": context.rank.value,

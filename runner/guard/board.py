@@ -40,6 +40,7 @@ class Board:
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _FORM.size)
         self.process = 0  # the worker's
+        self.began = time.monotonic()  # when the job did, also where this worker has taken another's place
         self._last = Progress()
         self._write(self._last)
 
@@ -67,6 +68,16 @@ class Board:
         """Another phase begins, or goes on: a batch of an evaluation is done."""
         known = {name: value for name, value in vars(self._last).items() if name not in ("at", "phase")}
         self._write(Progress(at=time.monotonic(), phase=phase, **known))
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """A phase in which this context is, and after which the one before goes on."""
+        before = self._last.phase
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before)
 
     @contextmanager
     def training(self) -> Iterator[None]:

@@ -41,6 +41,7 @@ class Group:
             _end_group(self._worker, grace)
             with contextlib.suppress(OSError):
                 os.write(self._sweeper, b"done")
+            os.close(self._sweeper)
         else:
             _end_children(grace)
 

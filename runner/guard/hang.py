@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from runner.guard import stacks
 from runner.guard.board import Board
+from runner.guard.line import Line, Message
 from runner.rendezvous.topology import ranks_text
 
 _STOPPED = 10  # looks, one per second, in which a worker is stopped before it counts as frozen
 _ANSWERING = 4.0  # seconds that the other guards get to show their workers' stacks
+_REPORTING = 10.0  # seconds until rank 0's guard has reported a hang
 _FRAMES = 12  # of a stack, in the report
 _LONGEST = 3.0  # seconds that count between two looks: a job that was suspended has not hung
 
@@ -54,37 +56,68 @@ class Patience:
 class Hang:
     """What is known about a hang: why ranks count as hung, and the stacks of all of them."""
 
-    def __init__(self, worker: int, file: IO[Any]) -> None:
-        self._worker, self._file = worker, file
+    def __init__(self, worker: int, file: IO[Any], rank: int = 0, size: int = 1) -> None:
+        self._worker, self._file, self._rank, self._size = worker, file, rank, size
         self.reasons: dict[int, Reason] = {}  # by rank
         self.stacks: dict[int, str | None] = {}  # None: the worker has ended well
         self.is_reported = False
+        self.late: list[int] = []  # the ranks that the others wait for, once it is reported
         self.has_ended = False  # the worker, well
-        self._until: float | None = None
+        self._answers_by: float | None = None  # once the other guards were asked for stacks
+        self._reported_by = 0.0
 
     @property
-    def is_asked(self) -> bool:
-        """Whether the other guards were asked for stacks."""
-        return self._until is not None
+    def is_own(self) -> bool:
+        """Whether this worker counts as hung."""
+        return self._rank in self.reasons
 
-    def wait(self) -> None:
-        """Give the others time to answer."""
-        self._until = time.monotonic() + _ANSWERING
+    def begin(self, reason: Reason) -> Message:
+        """This worker counts as hung. Returns what rank 0's guard is to hear."""
+        self.reasons[self._rank] = reason
+        self._reported_by = time.monotonic() + _REPORTING
+        return {"hangs": asdict(reason), "to_middle": True}
 
-    def is_complete(self, size: int) -> bool:
-        """Whether all have answered, or have had the time."""
-        return len(self.stacks) == size or (self._until is not None and time.monotonic() > self._until)
+    def waits(self) -> bool:
+        """Whether a guard whose worker has hung, and ended, is to stay until that is reported."""
+        return self.is_own and not self.is_reported and time.monotonic() < self._reported_by
 
-    def own_stacks(self) -> str | None:
+    def take(self, message: Message) -> Message | None:
+        """A message of another guard. Returns the answer, if it asks for one."""
+        if "hangs" in message:
+            self.reasons[message["rank"]] = Reason(**message["hangs"])
+        elif "stacks" in message:
+            self.stacks[message["rank"]] = message["stacks"]
+        elif "show" in message:
+            return {"stacks": self._own_stacks(), "to_middle": True}
+        return None
+
+    def look(self, line: Line | None, *, is_middle: bool) -> str:
+        """If a rank makes no progress, find out with the other guards where each rank is. Returns the report, once it is made."""
+        if not self.reasons or self.is_reported:
+            return ""
+        if line is None or not (is_middle or line.is_open):
+            self.stacks[self._rank] = self._own_stacks()
+            return self.report([self._rank])
+        if is_middle and self._answers_by is None:
+            line.tell({"show": True})
+            self.stacks[self._rank] = self._own_stacks()
+            self._answers_by = time.monotonic() + _ANSWERING
+        elif self._answers_by and (len(self.stacks) == self._size or time.monotonic() > self._answers_by):
+            return self.report(range(self._size))
+        return ""
+
+    def _own_stacks(self) -> str | None:
         """Take this worker's stacks; None if it has ended."""
         return None if self.has_ended else stacks.take(self._worker, self._file)
 
     def report(self, ranks: Iterable[int]) -> str:
         """One line that names the ranks that others wait for, then the stacks, equal ones once."""
+        self.is_reported = True
         shown = {rank: self.stacks.get(rank, "") for rank in ranks}
         found = {rank: stacks.main_thread(text) for rank, text in shown.items() if text is not None}
         frozen = {rank: reason for rank, reason in self.reasons.items() if reason.is_stopped}
         late = {rank: frames for rank, frames in found.items() if rank in frozen or not stacks.waits(frames)}
+        self.late = [*late] or [*self.reasons]
         waiting = {rank: frames for rank, frames in found.items() if rank not in late}
         reason = next(iter((frozen or self.reasons).values()))
         where = [f"{ranks_text(same)} in {place}" for place, same in _by_place(late).items()]

@@ -1,4 +1,4 @@
-"""The launcher process above a rank, which its guard watches; and the description of a process for messages."""
+"""The launcher process above a rank, which its guard watches; what is known of a process by its id."""
 
 from __future__ import annotations
 
@@ -50,3 +50,12 @@ def described(process: int) -> str:
         return f"{Path(f'/proc/{process}/comm').read_text().strip()} (process {process})"
     except OSError:
         return f"process {process}" if process else "another process"
+
+
+def catches(process: int, number: int) -> bool:
+    """Whether a process has a handler for a signal (Linux; elsewhere it is taken to have one)."""
+    try:
+        caught = re.findall(r"SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{process}/status").read_text())[0]
+    except (OSError, IndexError):
+        return True
+    return bool(int(caught, 16) >> (number - 1) & 1)

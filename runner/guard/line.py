@@ -51,9 +51,15 @@ class Line:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.is_open = True
+        self._middle: _Middle | None = None
         work = self._join if listener is None else self._serve
         self._thread = threading.Thread(target=work, name="line", daemon=True)
         self._thread.start()
+
+    @property
+    def present(self) -> set[int]:
+        """The ranks whose guards have joined and not left, as far as this one knows: the middle knows all others."""
+        return {self._address.rank, *(list(self._middle.heard) if self._middle else ())}
 
     def heard(self) -> list[Message]:
         """The messages that have arrived, each with the ``rank`` that told it."""
@@ -82,7 +88,8 @@ class Line:
         assert self._listener is not None
         server = Server(self._listener, bytes.fromhex(self._address.key), self._address.size, _LARGEST)
         with contextlib.suppress(OSError, RunnerError), server:
-            _Middle(server, self._outbox, self._hear).serve()
+            self._middle = _Middle(server, self._outbox, self._hear)
+            self._middle.serve()
         self.is_open = False
 
     def _join(self) -> None:
@@ -149,7 +156,7 @@ class _Middle:
     def __init__(self, server: Server, outbox: queue.SimpleQueue[Message | None], hear: Any) -> None:
         self._server, self._outbox, self._hear = server, outbox, hear
         self._told: list[Message] = []  # for those that join later
-        self._heard: dict[int, float] = {}  # by rank: when it was last heard; not those that have left
+        self.heard: dict[int, float] = {}  # by rank: when it was last heard; not those that have left
         self._left: set[int] = set()
 
     def serve(self) -> None:
@@ -157,7 +164,7 @@ class _Middle:
         while True:
             now = time.monotonic()
             if now - looked > _BEAT:
-                self._heard = dict.fromkeys(self._heard, now)
+                self.heard = dict.fromkeys(self.heard, now)
             looked = now
             with contextlib.suppress(queue.Empty):
                 while True:
@@ -172,31 +179,31 @@ class _Middle:
             for peer, message in self._server.receive(_ROUND):
                 if peer.rank is not None and isinstance(message, dict):
                     self._take(peer.rank, message)
-            for rank in self._server.ranks.keys() - self._heard.keys() - self._left:
-                self._heard[rank] = now
+            for rank in self._server.ranks.keys() - self.heard.keys() - self._left:
+                self.heard[rank] = now
                 for message in [{}, *self._told]:  # the first says that it has joined
                     self._server.ranks[rank].send(message, _SENDING)
             self._look_for_the_gone(now)
 
     def _take(self, rank: int, message: Message) -> None:
-        self._heard[rank] = time.monotonic()
+        self.heard[rank] = time.monotonic()
         if message.get("left"):
             self._left.add(rank)
-            self._heard.pop(rank, None)
+            self.heard.pop(rank, None)
         elif message:
             if not message.get("to_middle"):
                 self._pass_on(rank, message)
             self._hear(message | {"rank": rank})
 
     def _look_for_the_gone(self, now: float) -> None:
-        for rank, heard in list(self._heard.items()):
+        for rank, heard in list(self.heard.items()):
             reason = ""
             if rank not in self._server.ranks:
                 reason = "its guard has ended, with its host or by a signal"
             elif now - heard > _SILENT:
                 reason = f"its host has not answered for {_SILENT:.0f} s"
             if reason:
-                del self._heard[rank]
+                del self.heard[rank]
                 self._left.add(rank)
                 self._pass_on(rank, {GONE: reason})
                 self._hear({"rank": rank, GONE: reason})
@@ -205,6 +212,6 @@ class _Middle:
         whole = message | {"rank": rank}
         if message.keys() & {"failed", GONE}:
             self._told.append(whole)
-        for other in self._heard.keys() & self._server.ranks.keys():
+        for other in self.heard.keys() & self._server.ranks.keys():
             if other != rank:
                 self._server.ranks[other].send(whole, _SENDING)

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any
@@ -19,6 +20,8 @@ from runner.guard.line import Address
 from runner.guard.stacks import let_show, new_file
 from runner.rendezvous.endpoint import port_of
 
+_TRACEBACK = 8000  # characters that are kept of it, the last ones: a message fits into a pipe
+_TRYING = 60.0  # seconds until a spare process is tried again for which there was no room
 _IMPORTED = ("torch.distributed", "torch._dynamo")  # by a spare process; DDP's constructor imports the second
 
 
@@ -35,14 +38,24 @@ class Lifeline:
         """Tell the guard that the ranks have met: the time limit ends. ``address``: of the line between the guards."""
         self._tell({"met": asdict(address) if address else None})
 
-    def failed(self, code: int, *, everywhere: bool, why: str = "") -> None:
+    def computes_on(self, gpu: str) -> None:
+        """Tell the guard which GPU this rank uses, by its UUID."""
+        self._tell({"gpu": gpu})
+
+    def failed(self, code: int, *, everywhere: bool, why: str = "", traceback: str = "") -> None:
         """Tell the guard that the worker is about to end with this code, and is to be killed if it does not.
 
         Args:
             everywhere: all ranks do.
             why: the cause, in a line.
         """
-        self._tell({"code": code & 0xFF, "everywhere": everywhere, "why": why[:500]})
+        message = {
+            "code": code & 0xFF,
+            "everywhere": everywhere,
+            "why": why[:500],
+            "traceback": traceback[-_TRACEBACK:],
+        }
+        self._tell(message)
 
     def _tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
@@ -73,22 +86,56 @@ class Child:
 class Nursery:
     """Makes the guard's children."""
 
-    def __init__(self, *, listener: socket.socket | None, signals: Sequence[int]) -> None:
+    def __init__(self, *, listener: socket.socket | None, signals: Sequence[int], output: Sequence[int] = ()) -> None:
         """Call in the guard.
 
         Args:
             listener: of the line between the guards, on rank 0.
             signals: that the guard has blocked, and a child is to receive.
+            output: its file descriptors that only the guard may hold.
         """
         self.listener, self._signals, self._parent = listener, signals, os.getpid()
+        self._output, self._began = output, time.monotonic()
         # Launchers signal a rank's whole process group, and the worker should get each signal once, from its guard: so it
         # has a group of its own. Not on a terminal, whose input goes to the foreground group only.
         self.has_own_group = not os.isatty(0)
         self._port = port_of(listener) if listener else 0
+        self._spare: Child | None = None
+        self._spare_from = 0.0  # when the next may be made
 
     def own_ends(self) -> list[int]:
         """The file descriptors that only the guard may hold."""
-        return [self.listener.fileno()] if self.listener else []
+        return [*([self.listener.fileno()] if self.listener else []), *self._output]
+
+    def keep_spare(self, but: Sequence[int]) -> Lifeline | None:
+        """Fork a spare process, if there is none. Returns its lifeline in it, when it is called. ``but``: as in ``fork()``."""
+        if self._spare is not None or time.monotonic() < self._spare_from:
+            return None
+        try:
+            child = self.fork(is_spare=True, but=but)
+        except OSError:  # no room for one more process: no reason to end the job
+            self._spare_from = time.monotonic() + _TRYING
+            return None
+        if isinstance(child, Lifeline):
+            return child
+        self._spare = child
+        return None
+
+    def lose(self, process: int) -> None:
+        """A child has ended: perhaps the spare one."""
+        if self._spare is not None and process == self._spare.process:
+            self._spare.close()
+            self._spare = None
+
+    def successor(self, attempt: int) -> Child | Lifeline:
+        """The next worker: the spare process, told to become it, or a new one as by ``fork()``."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            with contextlib.suppress(OSError):
+                spare.call(attempt)
+                return spare
+            spare.close()
+        return self.fork(attempt=attempt)
 
     def fork(self, *, is_spare: bool = False, attempt: int = 0, but: Sequence[int] = ()) -> Child | Lifeline:
         """Fork. Returns the child in the guard, and its lifeline in the child: in a spare one when it is called.
@@ -100,6 +147,7 @@ class Nursery:
         messages, pipe = os.pipe()
         called, calls = os.pipe()
         board, stacks = Board(), new_file()
+        board.began = self._began
         process = os.fork()
         if process:
             os.close(pipe)
@@ -107,7 +155,7 @@ class Nursery:
             return Child(process=process, messages=messages, board=board, stacks=stacks, calls=calls)
         if self.listener is not None:
             self.listener.close()
-        for end in (messages, calls, *but):
+        for end in (messages, calls, *self._output, *but):
             os.close(end)
         die_with(self._parent)
         if self.has_own_group or is_spare:  # a spare one is not to end with the worker
@@ -117,18 +165,20 @@ class Nursery:
         board.process = os.getpid()
         lifeline = Lifeline(pipe, board, self._port)
         lifeline.attempt = _wait(called) if is_spare else attempt
+        if not self.has_own_group:  # what is typed on a terminal goes to the guard's group
+            os.setpgid(0, os.getpgid(self._parent))
         os.close(called)
         return lifeline
 
 
 def _wait(called: int) -> int:
     """Import torch, and wait to be called. Returns the attempt's number."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker
     with contextlib.suppress(ImportError):
         for module in _IMPORTED:
             importlib.import_module(module)
     attempt = os.read(called, 16)
     if not attempt:
         os._exit(EXIT_OK)  # the guard has ended, and needs it no more
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, before)
     return int(attempt)

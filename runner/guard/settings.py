@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 
@@ -30,6 +31,14 @@ class Watched:
     hang_after: float = 0.0  # seconds without progress in a training; 0: forever
     launcher: Callable[[], int] = lambda: 0  # the id of the process whose end also ends the ranks, 0 for none
     is_middle: bool = False  # of the line between the guards
-    log_folder: Path | None = None  # where the rank's state is written
+    log_folder: Path | None = None  # where the rank's state and output are written
+    prefixes_output: bool = False  # with the rank
+    notice: Signals | Path | None = None  # how a script is told to save: this signal, or this file
+    notice_within: float | None = None  # seconds until its time limit is near
     restarts: int = 0  # how often all ranks are started again after a failure
     names: Mapping[str, Any] = field(default_factory=dict)  # rank, size, local_rank and host, for the state
+
+    @property
+    def is_first_on_host(self) -> bool:
+        """Whether this rank is the first of its host, or may be."""
+        return not self.names.get("local_rank")

@@ -6,39 +6,64 @@ import contextlib
 import json
 import math
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from runner.guard.board import Board
+from runner.guard.gpu import Gpu
 
 _INTERVAL = 2.0  # seconds between two writings
+_LAST = 2.0  # seconds that the last one may take
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class StateFile:
-    """Written by a rank's guard, so also while its worker hangs. It is replaced as a whole."""
+    """Written by a rank's guard, so also while its worker hangs. It is replaced as a whole.
+
+    A thread does it: a file system or a driver that hangs does not stop the guard.
+    """
 
     def __init__(self, folder: Path, board: Board, worker: int, **names: Any) -> None:
         """``names``: rank, size, local_rank and host."""
         self._path = folder / "state" / f"rank-{names['rank']:05d}.json"
         self._board, self._worker = board, worker
         self._facts = names | {"pid": worker, "started": time.time(), "interval": _INTERVAL}
-        self._next = 0.0
+        self.gpu: Gpu | None = None
         self._used: tuple[float, float] | None = None  # processor seconds of the worker, and when
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._end: dict[str, Any] = {}
+        self._is_over = False
+        self._soon = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="state", daemon=True)
+        self._thread.start()
 
-    def update(self) -> None:
-        """Write the state, if it is time."""
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + _INTERVAL
-            self._write(self._usage())
+    def stop(self) -> None:
+        """Write no more; within two seconds."""
+        self._is_over = True
+        self._soon.set()
+        self._thread.join(_LAST)
+
+    def lost(self, rank: int) -> None:
+        """Write that another rank's guard is gone; at once, as the launcher may end this one next."""
+        self._facts["lost"] = rank
+        self._soon.set()
 
     def end(self, code: int, what: str) -> None:
-        """Write how the rank has ended."""
-        self._write({"phase": "ended", "exit_code": code, "what": what})
+        """Write how the rank has ended; within two seconds."""
+        self._end = {"phase": "ended", "exit_code": code, "what": what}
+        self.stop()
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        while not self._is_over:
+            self._write(self._usage())
+            self._soon.wait(_INTERVAL)
+            self._soon.clear()
+        if self._end:
+            self._write(self._end)
 
     def _write(self, more: dict[str, Any]) -> None:
         progress = self._board.read()
@@ -59,12 +84,13 @@ class StateFile:
             os.replace(draft, self._path)
 
     def _usage(self) -> dict[str, Any]:
-        """The worker's share of a core in percent, and its memory (Linux)."""
+        """The worker's share of a core in percent, its memory (Linux), and its GPU's use."""
         try:
             fields = Path(f"/proc/{self._worker}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             return {}
+        gpu = self.gpu.usage() if self.gpu else {}
         now, seconds = time.monotonic(), (int(fields[11]) + int(fields[12])) / _TICKS
         before, self._used = self._used, (seconds, now)
         cpu = None if before is None or now <= before[1] else 100 * (seconds - before[0]) / (now - before[1])
-        return {"cpu": cpu, "memory": int(fields[21]) * _PAGE}
+        return {"cpu": cpu, "memory": int(fields[21]) * _PAGE} | gpu

@@ -215,6 +215,66 @@ def test_ctrl_c_and_sigint_on_a_terminal_are_heard_once(how: str) -> None:
     os.close(terminal)
 
 
+def test_ctrl_c_reaches_the_worker_that_was_a_spare_process() -> None:
+    body = """
+import psutil
+heard = []
+signal.signal(signal.SIGINT, lambda *_: heard.append(1))
+lifeline.met()
+if lifeline.attempt == 0:
+    while len(psutil.Process(os.getppid()).children()) < 2: time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+print('ready', flush=True)
+end = time.monotonic() + 10
+while not heard and time.monotonic() < end: time.sleep(0.05)
+os._exit(len(heard))
+"""
+    without_torch = "sys.modules['torch'] = sys.modules['torch.distributed'] = None"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        code = BEGINNING.format(limit=60, first=without_torch, launcher=", restarts=1") + body
+        os.execv(sys.executable, [sys.executable, "-c", code])
+    output = b""
+    while b"ready" not in output:
+        output += os.read(terminal, 1000)
+    os.write(terminal, b"\x03")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    os.close(terminal)
+
+
+def test_a_guard_holds_no_more_files_after_restarts() -> None:
+    """Nor after the end of a spare process."""
+    body = """
+import psutil
+guard = psutil.Process(os.getppid())
+def spares():
+    return [one for one in guard.children() if one.pid != os.getpid() and os.getsid(one.pid) == os.getsid(0)]
+def count():
+    while not spares(): time.sleep(0.05)
+    print('files', min(time.sleep(0.05) or guard.num_fds() for _ in range(20)), flush=True)
+lifeline.met()
+if lifeline.attempt < 2:
+    count()
+    spares()[0].kill()
+    count()
+os._exit(1)
+"""
+    without_torch = "sys.modules['torch'] = sys.modules['torch.distributed'] = None"
+    with guarded(body, first=without_torch, launcher=", restarts=2") as process:
+        output, _ = process.communicate(timeout=60)
+        counts = [int(line.split()[1]) for line in output.splitlines() if line.startswith("files")]
+        assert len(counts) == 4
+        assert len(set(counts)) == 1, counts
+
+
+def test_a_script_that_was_started_again_is_told_to_save_too() -> None:
+    body = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(40 + lifeline.attempt)); lifeline.met(); time.sleep(20)"
+    with guarded(body, launcher=", restarts=1, notice=signal.SIGUSR1, notice_within=0.0") as process:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 41
+        assert errors.count("the time limit is near: the script is told to save") == 2
+
+
 def test_who_ended_it_is_said() -> None:
     with guarded(
         "lifeline.met(); print('met', flush=True); time.sleep(60)", launcher=f", launcher=lambda: {os.getpid()}"

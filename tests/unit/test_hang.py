@@ -129,6 +129,14 @@ def test_progress_is_what_the_worker_writes(monkeypatch: pytest.MonkeyPatch) -> 
     assert patience.lost() is None
 
 
+def test_after_a_checkpoint_the_phase_before_goes_on() -> None:
+    """A program that has saved outside a training may end."""
+    board = Board()
+    with board.during("saving"):
+        assert board.read().is_in_training
+    assert not board.read().is_in_training
+
+
 def test_the_time_of_a_step_is_without_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

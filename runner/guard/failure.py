@@ -1,0 +1,64 @@
+"""How a job has failed, in a file for whoever looks at it later: ``DIR/failure.json``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+from runner.guard.files import Files
+from runner.guard.settings import Watched, Words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The first failure of a job. ``time`` is Unix time by the clock of the host that has noticed it."""
+
+    rank: int
+    host: str | None
+    exit_code: int | None  # None: its guard has gone with it
+    what: str  # the cause, in a line
+    step: int | None  # the last that is done
+    time: float
+    attempt: int  # how often the ranks had been started again
+    traceback: str = ""  # of the rank, where Python had one
+    stacks: str = ""  # of all ranks, where they hang
+
+
+class Report:
+    """The first failure of an attempt, as far as this guard knows, and the file about it."""
+
+    def __init__(self, words: Words, watched: Watched, files: Files | None) -> None:
+        """Remove the file that an earlier job has left."""
+        self._rank, self._size, self._is_first_on_host = words.rank, words.size, watched.is_first_on_host
+        self._files, self._path = files, watched.log_folder / "failure.json" if watched.log_folder else None
+        self.hosts: dict[int, str | None] = {
+            words.rank: watched.names.get("host")
+        }  # of the ranks that have named theirs
+        self.start_again()
+        if self._files and self._path and self._is_first_on_host:
+            self._files.put(self._path, None)
+
+    def start_again(self) -> None:
+        """Another attempt begins."""
+        self.first: Failure | None = None
+        self._ended_with_it: set[int] = set()
+
+    def failure(self, rank: int, code: int | None, what: str, *, step: int, attempt: int, **more: str) -> Failure:
+        """A failure that this guard notices. ``step``: 0 before the first."""
+        host, now = self.hosts.get(rank), time.time()
+        return Failure(
+            rank=rank, host=host, exit_code=code, what=what, step=step or None, time=now, attempt=attempt, **more
+        )
+
+    def keep(self, failure: Failure, ended: set[int]) -> None:
+        """Take the first failure. ``ended``: the ranks that end because of it, as far as they are known."""
+        self.first, self._ended_with_it = failure, ended
+
+    def write(self) -> None:
+        """Rank 0's guard knows most. That of the failed rank and the first of each host write the file where it is not there."""
+        rank, first = self._rank, self.first
+        if self._files and self._path and first and (rank in (0, first.rank) or self._is_first_on_host):
+            more = {"size": self._size, "ended_with_it": sorted(self._ended_with_it), "command": sys.orig_argv}
+            self._files.put(self._path, json.dumps(asdict(first) | more, indent=1) + "\n", over=rank == 0)

@@ -1,0 +1,154 @@
+"""What a rank prints, kept in files (``DIR/output/rank-00003.out`` and ``.err``) and shown with its rank.
+
+Before the guard forks it puts pipes in the place of its standard output and error. So they take what C code, child processes and
+the guard itself write, in the order of writing; a thread of the guard passes it on. In the place of a terminal they are
+pseudo-terminals: programs see one as before.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+from runner.guard.events import read, readable
+from runner.guard.files import Files, started_again
+
+_QUIET = 0.2  # seconds without more after which a line that is not finished is shown
+_LEAVING = 2.0  # seconds that the end may take where a process of the rank's still writes
+
+
+class Output:
+    """Standard output and error of a rank. Without a folder or a prefix they stay as they are."""
+
+    def __init__(self, folder: Path | None, rank: int, *, with_rank: bool) -> None:
+        """Call before the fork."""
+        prefix = f"[{rank}] ".encode() if with_rank else b""
+        paths = {number: f"rank-{rank:05d}.{name}" for number, name in ((1, "out"), (2, "err"))}
+        self._streams = [
+            _Stream(number, folder / "output" / name if folder else None, prefix)
+            for number, name in paths.items()
+            if folder or with_rank
+        ]
+        self.ends = [end for one in self._streams for end in (one.end, one.shown)]  # that only the guard may hold
+        self._lock = threading.Lock()
+        self._files: Files | None = None
+
+    def pass_on(self, files: Files | None) -> None:
+        """Begin; after the fork."""
+        self._files = files
+        if self._streams:
+            threading.Thread(target=self._work, name="output", daemon=True).start()
+
+    def start_again(self) -> None:
+        """Say in the files that another worker begins."""
+        self._turn(_LEAVING)
+        for one in self._streams:
+            self._keep(one, started_again())
+
+    def keep(self, text: str) -> None:
+        """Add a line of the guard to the file of standard error that was printed elsewhere."""
+        for one in self._streams[1:]:
+            self._keep(one, f"{text}\n".encode())
+
+    def close(self) -> None:
+        """Pass on the rest. A child process that holds a pipe open is not waited for."""
+        streams, deadline = list(self._streams), time.monotonic() + _LEAVING
+        for one in streams:
+            os.dup2(one.shown, one.number)
+        while self._turn(_LEAVING) and time.monotonic() < deadline:
+            if not readable([one.end for one in streams if one in self._streams], _QUIET):
+                break
+        self._turn(_QUIET, is_quiet=True)  # not 0: the thread may be at it
+
+    def _work(self) -> None:
+        while streams := list(self._streams):
+            within = _QUIET if any(one.rest for one in streams) else 3600.0
+            self._turn(is_quiet=not readable([one.end for one in streams], within))
+
+    def _turn(self, within: float = -1, *, is_quiet: bool = False) -> bool:
+        """Pass on what there is; if it was quiet, unfinished lines, too. Returns whether more may come."""
+        if not self._lock.acquire(timeout=within):
+            return False  # the launcher takes nothing more
+        try:
+            for one in list(self._streams):
+                content = one.read()
+                if content:
+                    self._keep(one, content)
+                    one.show(content)
+                elif content is not None:
+                    self._streams.remove(one)
+                if is_quiet or content == b"":
+                    one.show_rest()
+            return bool(self._streams)
+        finally:
+            self._lock.release()
+
+    def _keep(self, stream: _Stream, content: bytes) -> None:
+        if self._files is not None and stream.path is not None:
+            self._files.append(stream.path, content)
+
+
+class _Stream:
+    """One of the two. ``shown`` is where it went before, ``end`` that of the pipe which the guard reads."""
+
+    def __init__(self, number: int, path: Path | None, prefix: bytes) -> None:
+        self.number, self.path, self._prefix = number, path, prefix
+        self.shown = os.dup(number)
+        self.end, writing = _terminal_like(number) if os.isatty(number) else os.pipe()
+        os.set_blocking(self.end, False)
+        os.dup2(writing, number)
+        os.close(writing)
+        self.rest = b""  # of a line that is not finished; only with a prefix
+        self._is_in_line = False
+
+    def read(self) -> bytes | None:
+        """What was written; None if there is nothing now, b"" if nothing can come any more."""
+        try:
+            return read(self.end)
+        except OSError:  # EIO: nobody holds the pseudo-terminal
+            return b""
+
+    def show(self, content: bytes) -> None:
+        """Write where the output goes; with a prefix, whole lines."""
+        if not self._prefix:
+            self._write(content)
+            return
+        self.rest += content
+        cut = max(self.rest.rfind(b"\n"), self.rest.rfind(b"\r")) + 1
+        lines, self.rest = self.rest[:cut], self.rest[cut:]
+        self._show_lines(lines)
+
+    def show_rest(self) -> None:
+        """Write the line that is not finished: perhaps a question, or dots."""
+        rest, self.rest = self.rest, b""
+        self._show_lines(rest)
+
+    def _show_lines(self, content: bytes) -> None:
+        for line in content.splitlines(keepends=True):
+            self._write(line if self._is_in_line else self._prefix + line)
+            self._is_in_line = not line.endswith((b"\n", b"\r"))
+
+    def _write(self, content: bytes) -> None:
+        rest = memoryview(content)
+        while rest:
+            try:
+                rest = rest[os.write(self.shown, rest) :]
+            except BlockingIOError:  # somebody else has made it so
+                time.sleep(0.01)
+            except OSError:  # the launcher that took it is gone; the file goes on
+                return
+
+
+def _terminal_like(number: int) -> tuple[int, int]:
+    """A pseudo-terminal of the same size, which passes all on as it is. Returns the guard's end and the rank's."""
+    import fcntl
+    import pty
+    import termios
+    import tty
+
+    ours, theirs = pty.openpty()
+    tty.setraw(theirs)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, fcntl.ioctl(number, termios.TIOCGWINSZ, bytes(8)))
+    return ours, theirs

@@ -1,0 +1,41 @@
+"""When all ranks are started again after a failure (``--restart-in-place``)."""
+
+from __future__ import annotations
+
+from runner.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
+
+
+class Restarts:
+    """The attempts of a job."""
+
+    def __init__(self, most: int, rank: int, size: int) -> None:
+        """``most``: how often all ranks are started again."""
+        self.most, self._rank, self._size = most, rank, size
+        self.attempt = 0
+        self.is_possible = most > 0  # as far as the other guards say
+        self.done: set[int] = set()  # ranks whose workers have ended well in this attempt
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this attempt cannot be followed by another."""
+        return not self.is_possible or self.attempt >= self.most
+
+    def mends(self, code: int, *, has_met: bool) -> bool:
+        """Whether a worker's end with this code is mended by another attempt."""
+        has_begun = has_met or self.attempt > 0
+        return has_begun and not self.is_last and code not in (EXIT_OK, EXIT_USAGE, EXIT_REQUEUE)
+
+    def next(self) -> None:
+        """Another attempt begins."""
+        self.attempt += 1
+        self.done = set()
+
+    def finish(self) -> bool:
+        """This rank's worker has ended well. Returns whether that is new."""
+        is_new = self._rank not in self.done
+        self.done.add(self._rank)
+        return is_new
+
+    def is_waited_for(self) -> bool:
+        """Whether some ranks have not ended well."""
+        return len(self.done) < self._size

@@ -1,0 +1,135 @@
+"""The worker as its guard sees it: what it tells, and how it is brought to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Collection
+from typing import Any
+
+from runner.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE
+from runner.guard.events import TELLS, name_of, read
+from runner.guard.group import Group
+from runner.guard.memory import killed_for_memory
+from runner.guard.nursery import Child, Nursery
+from runner.guard.settings import Words
+
+# Seconds that a failed worker's exit handlers get before it is killed, and that its child processes get between
+# SIGTERM and SIGKILL.
+GRACE = 2.0
+_SAVING = 30.0  # seconds that a worker which saves on SIGTERM gets for it, or as long as it says that it does
+_AGAIN = 1.0  # seconds until it is asked again whether it still saves
+
+
+class Worker:
+    """One worker process. It gets a ``verdict``, its exit code, where that is known before its end."""
+
+    def __init__(self, child: Child, nursery: Nursery, meet_within: float) -> None:
+        """Call right after the fork.
+
+        Args:
+            meet_within: seconds until it must have met the other ranks.
+        """
+        self._child, self.process, self.messages, self.board = child, child.process, child.messages, child.board
+        os.set_blocking(self.messages, False)
+        but = (self.messages, *nursery.own_ends())
+        self.group = Group(self.process, is_own=nursery.has_own_group, but=but)
+        self.met: float | None = None  # when the ranks have met
+        self.verdict: int | None = None
+        self.is_everywhere = False  # all ranks end with the verdict
+        self.traceback = ""
+        self.has_ended = False
+        self.is_silent = False  # no process can tell anything more
+        self._killed_before = killed_for_memory()
+        self._saves = False  # on SIGTERM
+        self._signals: list[int] = [signal.SIGKILL]  # that end it, one at each deadline
+        self._deadline: float | None = time.monotonic() + meet_within
+        self._received = b""  # without the end of a message
+
+    def heard(self) -> list[dict[str, Any]]:
+        """What it has told since the last call."""
+        while chunk := read(self.messages):
+            self._received += chunk
+        self.is_silent = chunk == b""
+        *lines, self._received = self._received.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def has_met(self) -> None:
+        """It has met the other ranks: the time limit ends."""
+        self._deadline, self.met = None, time.monotonic()
+
+    def has_failed(self, code: int, *, everywhere: bool, traceback: str) -> None:
+        """It is about to end by itself."""
+        self.verdict, self.is_everywhere, self.traceback = code, everywhere, traceback
+        self._deadline = time.monotonic() + GRACE
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if it is still there."""
+        if not self.has_ended:  # else the number may be another process's
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process, number)
+
+    def end(self, code: int, within: float, *signals: int) -> None:
+        """End it, with this exit code unless one is known: by the first signal after ``within`` seconds, SIGKILL last."""
+        self.verdict = code if self.verdict is None else self.verdict
+        self._signals = [*signals, signal.SIGKILL]
+        self._deadline = time.monotonic() + within
+
+    def let_save(self, *signals: int) -> None:
+        """Give it time to save; then end it, by these signals first."""
+        self._saves, self._deadline = True, time.monotonic() + _SAVING
+        self._signals = [*signals, *self._signals]
+
+    def left(self, most: float) -> float:
+        """Seconds until it is late, ``most`` at most."""
+        return most if self._deadline is None else min(most, max(0.0, self._deadline - time.monotonic()))
+
+    def is_late(self) -> bool:
+        """Whether the next signal is to be sent."""
+        if self._deadline is None or time.monotonic() < self._deadline:
+            return False
+        if self._saves and self.verdict is None and self.board.read().phase == "saving":
+            self._deadline = time.monotonic() + _AGAIN
+            return False
+        return True
+
+    def send_next_signal(self) -> bool:
+        """Send the next of the signals that end it. Returns False if there is none left: not even SIGKILL ends it, for example in a file system that hangs."""
+        if self.verdict is None:  # it was to save, and has not; or it has not met the others
+            self.verdict = 128 + signal.SIGTERM if self.met else EXIT_FAILURE
+        if not self._signals:
+            return False
+        self.signal(self._signals.pop(0))
+        self._deadline = time.monotonic() + GRACE
+        return True
+
+    def outcome(self, status: int, passed_on: Collection[int], words: Words) -> tuple[int, str]:
+        """The exit code, and what is to be said of it; "" where somebody has.
+
+        Args:
+            status: as waitpid() returns it.
+            passed_on: signals that the guard has got, and printed.
+        """
+        if self.verdict is not None:
+            return self.verdict, ""
+        code = os.waitstatus_to_exitcode(status)
+        if code < 0:
+            is_said = -code in passed_on and -code not in TELLS
+            return 128 - code, "" if is_said else f"killed by {name_of(-code)}{self._why_killed(-code)}"
+        if code == EXIT_OK and (progress := self.board.read()).is_in_training:
+            return EXIT_FAILURE, f"left early, with exit code 0 after step {progress.step} of the training"
+        # Before the ranks have met, only a library such as MPI_Init() ends the process without a message of the runner.
+        is_by_library = not self.met and 0 < code < 128 and code != EXIT_USAGE and not passed_on
+        return code, words.no_rendezvous(code) if is_by_library else ""
+
+    def _why_killed(self, number: int) -> str:
+        if number == signal.SIGKILL and killed_for_memory() > self._killed_before:
+            return " for lack of memory; ask for more, or give each rank less to hold"
+        return ""
+
+    def close(self) -> None:
+        """Close the guard's ends, after its end."""
+        self._child.close()

@@ -1,0 +1,44 @@
+"""What a guard writes about its rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from runner.guard.board import Board
+from runner.guard.gpu import Gpu
+from runner.guard.state import StateFile
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_without_nvml_or_a_driver_nothing_is_said_of_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool
+) -> None:
+    if not is_installed:
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+    gpu = Gpu("GPU-00000000-0000-0000-0000-000000000000")
+    assert gpu.usage() == {}
+    state = StateFile(tmp_path, Board(), os.getpid(), rank=3, size=4)
+    state.gpu = gpu
+    state.end(0, "")
+    found = json.loads((tmp_path / "state" / "rank-00003.json").read_text())
+    assert (found["rank"], found["exit_code"]) == (3, 0)
+    assert "gpu" not in found
+    assert "gpu_memory" not in found
+
+
+def test_the_worker_is_measured_while_it_runs(tmp_path: Path) -> None:
+    state = StateFile(tmp_path, Board(), os.getpid(), rank=0)
+    path, deadline = tmp_path / "state" / "rank-00000.json", time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert json.loads(path.read_text())["memory"] > 1 << 20
+    state.end(7, "why")
+    found = json.loads(path.read_text())
+    assert (found["phase"], found["exit_code"], found["what"]) == ("ended", 7, "why")
