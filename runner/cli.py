@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         lifeline.met(guards_address(context, met))
         with raised_on_all_ranks():
             placements = place(context, topology, request.device, policy)
+        if (gpu := placements[context.rank.value].device_index) is not None:
+            lifeline.computes_on(record.resources["gpus"][gpu])
         assert target is not None  # otherwise compare_ranks() has refused the records
         job = _job(request, target, context, met, topology, placements, lifeline.board)
         _warn_of_placement(job, target)

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGUSR1, Signals
 from typing import Any, NoReturn
 
 import runner
@@ -16,7 +17,7 @@ from runner.comm.table import process_groups
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.launch.detect import is_reporting
 from runner.launch.table import SINGLE, launchers
-from runner.numbers import not_negative
+from runner.numbers import duration, not_negative
 from runner.placement import DEVICES
 from runner.rendezvous.rendezvous import WAYS
 
@@ -88,7 +89,10 @@ class Request:
     collective_timeout: float | None
     hang_timeout: float
     log_folder: Path | None
+    prefixes_output: bool
     restarts: int
+    on_preempt: Signals | Path | None = None
+    time_limit: float | None = None
 
     @property
     def tool(self) -> str:
@@ -105,6 +109,21 @@ def seconds(text: str) -> float:
     if not 0 < value <= 366 * 86400:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
     return value
+
+
+def _notice(text: str) -> Signals | Path:
+    """How a script is told to save."""
+    if text == "usr1":
+        return SIGUSR1
+    kind, _, name = text.partition("=")
+    if kind != "touch" or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither usr1 nor touch=FILE")
+    file = Path(name)
+    if not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {file.parent} for {name}")
+    if file.is_dir() or (file.exists() and file.stat().st_size):
+        raise argparse.ArgumentTypeError(f"{name} is there, and not empty; name a file that the job may remove")
+    return file
 
 
 def add_runner_options(parser: argparse.ArgumentParser) -> None:
@@ -143,7 +162,11 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
         "--log-dir",
         type=Path,
         metavar="DIR",
-        help="each rank leaves its state in DIR/state every two seconds; `python -m runner top DIR` shows it",
+        help="each rank leaves its state in DIR/state every two seconds, which `python -m runner top DIR` shows, and what it "
+        "prints in DIR/output",
+    )
+    group.add_argument(
+        "--prefix-output", action="store_true", help="show each rank's lines with its number before them: [3]"
     )
     group.add_argument(
         "--restart-in-place",
@@ -196,6 +219,19 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
         help="a tool, script, module or workload, and its own arguments",
     )
     add_runner_options(parser)
+    group = parser.add_argument_group("script", "a script that saves when it is told to; before its name")
+    group.add_argument(
+        "--on-preempt",
+        type=_notice,
+        metavar="usr1|touch=FILE",
+        help="how it is told, at SIGTERM and SIGUSR1 and before the time limit: by SIGUSR1, or by FILE, which is created",
+    )
+    group.add_argument(
+        "--time-limit",
+        type=duration,
+        metavar="TIME",
+        help="how long the job may run, e.g. 1:30:00 (default: as Slurm or TORQUE says)",
+    )
     known = parser.parse_args(argv)
     command = known.command[1:] if known.command[:1] == ["--"] else known.command
     if not command:
@@ -221,7 +257,10 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
         collective_timeout=known.collective_timeout,
         hang_timeout=known.hang_timeout,
         log_folder=known.log_dir,
+        prefixes_output=known.prefix_output,
         restarts=known.restart_in_place,
+        on_preempt=known.on_preempt,
+        time_limit=known.time_limit,
     )
 
 
@@ -235,6 +274,10 @@ _IDLE = {
     ("replace_backend", "workload"): "a workload takes --backend mpi4py",
     ("backend", "tool"): "it has options of its own: see its --help",
     ("replace_backend", "tool"): "it is for scripts that ask for gloo",
+    ("on_preempt", "workload"): "a workload saves by itself",
+    ("on_preempt", "tool"): "it is for scripts",
+    ("time_limit", "workload"): "a workload takes it after its name",
+    ("time_limit", "tool"): "it is for scripts",
 }
 _SHOWS_BACKENDS = "explain"
 
@@ -252,6 +295,8 @@ def refuse_idle_options(request: Request, kind: str, name: str) -> None:
             and getattr(request, option) is not None
         ):
             raise UsageError(f"--{option.replace('_', '-')} has no effect on {name}: {why}")
+    if request.time_limit is not None and request.on_preempt is None:
+        raise UsageError(f"--time-limit has no effect on {name}: add --on-preempt, by which a script is told to save")
 
 
 def _may_be_workload(target: str) -> bool:

@@ -204,7 +204,7 @@ def _group_of(groups: list[list[int]], backend: str | None) -> ProcessGroup:
     """Make process groups whose ranks are in this order; returns this rank's. Collective.
 
     Raises:
-        UsageError: ranks do not ascend, and this torch only makes groups of ascending ranks (2.9 does).
+        UsageError: ranks do not ascend, and this torch only makes groups of ascending ranks (2.10 does).
     """
     import torch.distributed as dist
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -65,8 +64,6 @@ class PipelineTrainer(DividedTrainer):
             PipelineStage(part, number, len(owners), setting.device, group=self.pipeline)
             for number, part in stages.items()
         ]
-        is_newer = "return_outputs" in inspect.signature(kind.step).parameters  # torch 2.9 has it not
-        self._without_outputs: dict[str, Any] = {"return_outputs": False} if is_newer else {}
         is_multi = issubclass(kind, PipelineScheduleMulti)
         scheduled = self.pipeline_stages if is_multi else self.pipeline_stages[0]
         self._schedule = kind(scheduled, options.micro_batches, loss_fn=task.loss)
@@ -80,7 +77,7 @@ class PipelineTrainer(DividedTrainer):
                 *([inputs] if 0 in self._stages else []),
                 target=targets if last in self._stages else None,
                 losses=losses if last in self._stages else None,
-                **self._without_outputs,
+                return_outputs=False,
             )
         mean = torch.zeros((), dtype=torch.float64, device=self._home)
         if losses:

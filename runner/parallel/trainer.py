@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -27,9 +28,11 @@ class Trainer:
         optimizer: of this rank's parameters.
         is_sharded: whether each rank has a part of the state, so that all ranks write and read a checkpoint. Otherwise all
             have the same state, and rank 0 does.
+        ready: when this rank had done of the last step what needs no other one (time.perf_counter()); None if it is not known.
     """
 
     is_sharded = False
+    ready: float | None = None
     pipeline: dist.ProcessGroup | None = None  # the ranks that have the model's other stages, if any
     replicas: dist.ProcessGroup | None = None  # the ranks that have the same buffers; None: all
 
@@ -80,6 +83,7 @@ class Trainer:
             with nullcontext() if number == count else self._no_sync(), self.loss_context():
                 with self.computing():
                     loss = self.task.loss(self._wrapped(micro_inputs), micro_targets) / count
+                self.ready = time.perf_counter()
                 torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
             losses.append(whole_of(loss.detach()))
         return torch.stack(losses).sum()

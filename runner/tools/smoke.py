@@ -29,9 +29,10 @@ from typing import Any
 from runner.errors import UsageError
 from runner.job import Job
 from runner.launch.processes import RANK_STARTERS, launcher_process
+from runner.numbers import positive
 from runner.options import Parser, seconds
 from runner.placement import DEVICES, resources
-from runner.tools.jobscript import FOLDER, count
+from runner.tools.jobscript import FOLDER
 from runner.tools.mpirun import find_mpirun
 from runner.tools.table import Row, print_rows, show_progress
 
@@ -96,7 +97,7 @@ def _parser() -> Parser:
     parser = Parser(prog="python -m runner smoke", description=__doc__)
     parser.add_argument("--hostfile", metavar="FILE", help="hosts to start on: a line each, with slots=N or :N")
     parser.add_argument(
-        "--ranks", type=count, metavar="N", help="on this machine alone (default: 2, or 1 where there is one GPU)"
+        "--ranks", type=positive, metavar="N", help="on this machine alone (default: 2, or 1 where there is one GPU)"
     )
     parser.add_argument("--device", choices=DEVICES, default="auto", help="what the jobs compute on")
     parser.add_argument(

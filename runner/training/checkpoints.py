@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import functools
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -67,10 +67,23 @@ class Checkpoints:
         Raises:
             RunnerError: this one, or the one before, cannot be written; the older ones are kept.
         """
+        if position.step != self._step:
+            with self._run.job.board.during("saving"):
+                self._save(position)
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is written.
+
+        Raises:
+            RunnerError: it cannot be; the older ones are kept.
+        """
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is not None:
+            with self._run.job.board.during("saving"):
+                unfinished()
+
+    def _save(self, position: Position) -> None:
         run, trainer, is_async = self._run, self._trainer, self.options.is_async
-        if position.step == self._step:
-            return
-        run.job.board.enter("saving")
         self.finish()
         trainer.share_buffers()
         state = trainer.state()
@@ -95,18 +108,6 @@ class Checkpoints:
         self._unfinished = write if trainer.is_sharded else functools.partial(run.on_main, write)
         if not is_async:
             self.finish()
-        run.job.board.enter("training")
-
-    def finish(self) -> None:
-        """Wait until the last checkpoint is written.
-
-        Raises:
-            RunnerError: it cannot be; the older ones are kept.
-        """
-        unfinished, self._unfinished = self._unfinished, None
-        if unfinished is not None:
-            self._run.job.board.enter("saving")
-            unfinished()
 
     def _write(self, saved: Saved, tensors: Mapping[str, Tensor]) -> None:
         """Write all tensors. Called on rank 0."""
@@ -206,5 +207,6 @@ def _in_background(work: Callable[[], None]) -> Future[None]:
         else:
             future.set_result(None)
 
-    threading.Thread(target=call, name="checkpoint", daemon=True).start()
+    # threading's start() waits for the thread, which then keeps the interpreter for the 5 ms of its switch interval.
+    _thread.start_new_thread(call, ())
     return future

@@ -35,6 +35,7 @@ from runner.training.replicas import check_option, check_replicas
 from runner.training.restore import restore
 from runner.training.run import Run
 from runner.training.speed import speeds
+from runner.training.stragglers import Pace
 from runner.training.weights import read_weights
 
 __all__ = ["Hook", "Plan", "Result", "State", "Task", "fit"]
@@ -103,7 +104,7 @@ def fit(
     if options.check_replicas:
         check_option(run, trainer, options.parallel.strategy)
     state = State(trainer.model, trainer.optimizer, position)
-    meter = _Meter(run, task, options.batch_size * run.data_size)
+    meter, pace = _Meter(run, task, options.batch_size * run.data_size), Pace(run)
     last_step = _last_step(position, sampler.length, meter.global_batch, options)
     steps = profiled(run, options, last_step - position.step, meter.leave_out)
     check = functools.partial(_check_finite, run, position) if options.check_finite else None
@@ -124,11 +125,13 @@ def fit(
             batches = iter(loader)
             for left in steps(reversed(range(min(len(loader), last_step - position.step)))):
                 seed_random_numbers(options.seed, position.step, run.data_rank, device)
+                pace.begin()
                 batch = next(batches)
                 inputs, targets = to_device(batch[0], batch[1], device, dtype)
                 if task.schedule is not None:
                     _set_rate(trainer.optimizer, task.schedule(position.step))
                 loss = trainer.step(inputs, targets, check)
+                pace.end(trainer.ready)
                 position.step += 1
                 known = state.records[-1].loss if state.records else None
                 run.job.board.step(position.step, last_step, position.epoch + 1, options.epochs, known)
@@ -150,7 +153,7 @@ def fit(
                 if left and (reason := preemption.reason(position.step)):
                     log.write(meter.records())
                     end_early(run, checkpoints, position, reason)
-            records = meter.records()
+            records = meter.records(pace)
             run.job.board.enter("evaluating")
             evaluation = evaluate(run, trainer, options)
             if records and evaluation:
@@ -158,6 +161,8 @@ def fit(
             state.records = log.write(records)
             if records:
                 show.line(_epoch_line(options.epochs, records, task))
+                if slow := pace.line(meter.times):
+                    show.line(slow)
             epoch_is_over = position.samples + meter.global_batch > sampler.length
             if epoch_is_over:
                 position.epoch, position.samples = position.epoch + 1, 0
@@ -230,6 +235,7 @@ class _Meter:
         self._started = time.perf_counter()
         self._seconds = 0.0
         self._steps = 0
+        self.times: list[float] = []  # of the ranks' own part of a step, as they were last gathered
 
     def __len__(self) -> int:
         return len(self._losses)
@@ -246,13 +252,18 @@ class _Meter:
         self._losses.append(loss)
         self._places.append((position.step, position.epoch + 1, lr))
 
-    def records(self) -> list[StepRecord]:
-        """The records of the steps since the last call, losses averaged over the data-parallel ranks. Collective."""
+    def records(self, pace: Pace | None = None) -> list[StepRecord]:
+        """The records of the steps since the last call, losses averaged over the data-parallel ranks. Collective.
+
+        Args:
+            pace: whose times are gathered with them.
+        """
         if not self._losses:
             return []
         losses = torch.stack(self._losses).double()
-        dist.all_reduce(losses, group=self.run.group())
-        means = (losses / self.run.data_size).tolist()
+        both = losses if pace is None else torch.cat([losses, pace.share()])
+        dist.all_reduce(both, group=self.run.group())
+        means, self.times = (both[: len(losses)] / self.run.data_size).tolist(), both[len(losses) :].tolist()
         seconds = time.perf_counter() - self._started
         self._seconds += seconds
         self._steps += len(means)

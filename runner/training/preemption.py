@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 
 from runner.errors import EXIT_REQUEUE, RunnerError, UsageError, raised_on_all_ranks
+from runner.launch.time_limit import time_to_save
 from runner.training.checkpoint_folder import Position, name_of
 from runner.training.checkpoints import Checkpoints
 from runner.training.run import Run
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _BETWEEN = 0.1  # seconds between two agreements
-_MARGIN = 60.0  # seconds before the time limit that are left for the checkpoint, at most a tenth of the time
 _TIME_LIMIT = 1  # sent in place of a signal's number: 1 is SIGHUP's, which is not listened to
 
 
@@ -38,11 +38,11 @@ class Preempted(RunnerError):
 class Preemption:
     """Whether the training is to end. Made by ``listening``."""
 
-    def __init__(self, run: Run, step: int, left: float | None) -> None:
-        """``step``: the last one that is done; ``left``: seconds until the job is ended, if that is known."""
+    def __init__(self, run: Run, step: int, within: float | None) -> None:
+        """``step``: the last one that is done; ``within``: seconds until the time limit is near; None if there is none."""
         self._run = run
         self._asked = 0  # the signal that this rank has received, or _TIME_LIMIT
-        self._end = None if left is None else time.monotonic() + max(0.9 * left, left - _MARGIN)
+        self._end = None if within is None else time.monotonic() + within
         self._next = step + 1  # the step of the next agreement
         self._agreed = (step, time.monotonic())  # step and time of the last one
 
@@ -81,8 +81,8 @@ def listening(run: Run, step: int, time_limit: float | None) -> Iterator[Preempt
         step: the last one that is done.
         time_limit: seconds that the job may run; None: as the scheduler says, if it does.
     """
-    left = time_left(os.environ) if time_limit is None else time_limit - _running_for()
-    preemption = Preemption(run, step, left)
+    passed = time.monotonic() - run.job.board.began
+    preemption = Preemption(run, step, time_to_save(os.environ, time_limit, passed))
     free = [number for number in _SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
     for number in free:
         signal.signal(number, preemption.receive)
@@ -96,25 +96,6 @@ def listening(run: Run, step: int, time_limit: float | None) -> Iterator[Preempt
     finally:
         for number in free:
             signal.signal(number, after)
-
-
-def time_left(environment: Mapping[str, str]) -> float | None:
-    """Seconds until the scheduler ends this job, where it says so: Slurm since 22.05 (SLURM_JOB_END_TIME, seconds since 1970).
-
-    TORQUE has PBS_WALLTIME, the seconds of the whole job; they are counted from now, as it does not say when it began.
-    """
-    if (end := environment.get("SLURM_JOB_END_TIME", "")).isdigit():
-        return max(0.0, int(end) - time.time())
-    if (whole := environment.get("PBS_WALLTIME", "")).isdigit():
-        return float(whole)
-    return None
-
-
-def _running_for() -> float:
-    """The age of this process in seconds: the job's, but for the launcher's start."""
-    import psutil
-
-    return time.time() - psutil.Process().create_time()
 
 
 def end_early(run: Run, checkpoints: Checkpoints, position: Position, reason: str) -> NoReturn:

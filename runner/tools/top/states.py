@@ -45,6 +45,7 @@ class State:
     gpu_memory: int | None = None  # bytes
     exit_code: int | None = None
     what: str | None = None  # is wrong
+    lost: int | None = None  # the rank whose guard went first
 
     @property
     def has_ended(self) -> bool:
@@ -125,9 +126,8 @@ def _fields(read: Callable[[object], Any], *names: str) -> dict[str, Callable[[o
 
 _FIELDS = {
     **_fields(_text, "host", "phase", "what"),
-    **_fields(
-        _whole, "size", "local_rank", "pid", "step", "steps", "epoch", "epochs", "memory", "gpu_memory", "exit_code"
-    ),
+    **_fields(_whole, "size", "local_rank", "pid", "step", "steps", "epoch", "epochs", "memory", "gpu_memory"),
+    **_fields(_whole, "exit_code", "lost"),
     **_fields(_number, "time", "started", "interval", "step_seconds", "progress", "cpu", "gpu"),
     **_fields(_any_number, "loss"),
 }
