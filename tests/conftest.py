@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -91,6 +92,10 @@ def _mark_fast(items: list[pytest.Item], *, everything: bool) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """In CI a test that fails is run once more. One that passes then is a defect, too, and is named at the end."""
+    if (
+        signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    ):  # as in a shell's background: Ctrl-C would be tried on deaf programs
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("CI") == "true":
         config.option.reruns = 1
 

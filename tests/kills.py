@@ -24,7 +24,7 @@ from runner.errors import UsageError
 from runner.training.checkpoint_folder import check_files, steps_in, unseal
 from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok, run
 
-_RESUMED = re.compile(r"going on from \S+, step (\d+)")
+RESUMED = re.compile(r"going on from \S+, step (\d+)")
 _WORKER = 200e6  # bytes: what has imported torch is a worker, or a spare one
 
 
@@ -91,9 +91,9 @@ def main() -> None:
                 if draw.random() < 0.8:  # else it may be killed while it starts
                     _wait_for_more(folder / "killed", kills[-1][0] if kills else 0, process)
                 time.sleep(draw.uniform(0.0, 0.5))
-                workers = [one for one in psutil.Process(process.pid).children(recursive=True) if _is_worker(one)]
+                workers = [one for one in psutil.Process(process.pid).children(recursive=True) if is_worker(one)]
                 if len(workers) >= given.ranks:
-                    kills.append((newest(folder / "killed"), len(_RESUMED.findall(log.read_text()))))
+                    kills.append((newest(folder / "killed"), len(RESUMED.findall(log.read_text()))))
                     draw.choice(workers).kill()
             process.wait()
         text = log.read_text()
@@ -101,14 +101,14 @@ def main() -> None:
         if process.returncode:
             sys.exit(text[-3000:])
         ok(run(*job(given.ranks, folder / "whole", steps, []), cwd=SCRIPTS, timeout=3600))
-        lost = _lost(kills, [int(step) for step in _RESUMED.findall(text)])
-        print(f"checkpoints that were complete and not gone on from: {lost}")
+        missed = lost(kills, [int(step) for step in RESUMED.findall(text)])
+        print(f"checkpoints that were complete and not gone on from: {missed}")
         weights = [
             (folder / run_ / f"step-{steps}" / "model-00001-of-00001.safetensors").read_bytes()
             for run_ in ("killed", "whole")
         ]
         print(f"final weights and optimizer equal an uninterrupted run's: {weights[0] == weights[1]}")
-        sys.exit(bool(lost) or weights[0] != weights[1])
+        sys.exit(bool(missed) or weights[0] != weights[1])
 
 
 def _wait_for_more(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
@@ -117,14 +117,14 @@ def _wait_for_more(folder: Path, step: int, process: subprocess.Popen[bytes]) ->
         time.sleep(0.02)
 
 
-def _is_worker(process: psutil.Process) -> bool:
+def is_worker(process: psutil.Process) -> bool:
     try:
         return bool(process.memory_info().rss > _WORKER)
     except psutil.Error:
         return False
 
 
-def _lost(kills: list[tuple[int, int]], resumed: list[int]) -> list[int]:
+def lost(kills: list[tuple[int, int]], resumed: list[int]) -> list[int]:
     """The steps of complete checkpoints from which, or from later ones, a training should have gone on.
 
     Args:

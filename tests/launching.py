@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -82,7 +83,7 @@ def run(
     *command: str, cwd: Path | None = None, timeout: float = 120, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, in a clean environment."""
-    return subprocess.run(
+    done = subprocess.run(
         command,
         cwd=cwd,
         env=clean_environment(**environment),
@@ -91,6 +92,13 @@ def run(
         timeout=timeout,
         stdin=subprocess.DEVNULL,
     )
+    done.stdout = without_gloo(done.stdout)
+    return done
+
+
+def without_gloo(output: str) -> str:
+    """The output without the line that gloo prints on stdout for each process group, with torch 2.10."""
+    return re.sub(r"^\[Gloo\] Rank \d+ is connected to .*\n", "", output, flags=re.MULTILINE)
 
 
 def mpirun(

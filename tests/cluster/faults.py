@@ -209,12 +209,15 @@ class NotStartedError(Exception):
 
 def try_case(vc: Cluster, case: Case, launcher: str, folder: Path) -> Found:
     """Let it happen. A start that fails is tried again: MPICH under Slurm's PMI-2 fails in MPI_Init once in some 25 starts."""
+    problems = []
     for attempt in range(3):
         own = folder / str(attempt)
         own.mkdir()
-        with suppress(NotStartedError):
+        try:
             return _try_once(vc, case, launcher, own)
-    raise AssertionError(f"{launcher} has failed to start three times")
+        except NotStartedError as error:
+            problems.append(str(error))
+    raise AssertionError(f"{launcher} has failed to start three times:\n" + "\n".join(problems))
 
 
 def _try_once(vc: Cluster, case: Case, launcher: str, folder: Path) -> Found:

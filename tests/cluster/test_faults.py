@@ -11,8 +11,8 @@ from tests.cluster.virtual import Cluster
 
 
 def in_turn() -> list[tuple[Case, str]]:
-    """Each case with the next launcher under which it can occur."""
-    chosen, names = [], [*ALL]
+    """Each case with the next launcher under which it can occur; not srun with PMI-2, under which MPICH fails to start at times."""
+    chosen, names = [], [name for name in ALL if name != "srun-pmi2"]
     for case in CASES:
         launcher = next(name for name in names if occurs(case, name))
         names.remove(launcher)

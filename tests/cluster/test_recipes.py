@@ -51,7 +51,7 @@ def test_a_torchrun_on_each_of_two_nodes(vc: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "environment"),
+    ("launcher", "environment", "local_ranks"),
     [
         (
             [
@@ -66,12 +66,15 @@ def test_a_torchrun_on_each_of_two_nodes(vc: Cluster) -> None:
                 "node1:2,node2:2",
             ],
             {"PRTE_MCA_prte_if_include": "eth0"},
+            [0, 1, 0, 1],
         ),
-        ([INTEL_MPIRUN, "-n", "4", "-ppn", "2", "-hosts", "node1,node2"], INTEL),
+        ([INTEL_MPIRUN, "-n", "2", "-ppn", "1", "-hosts", "node1,node2"], INTEL, [0, 0]),
     ],
     ids=["Open MPI", "Intel MPI"],
 )
-def test_mpirun_on_named_hosts(vc: Cluster, launcher: list[str], environment: dict[str, str], tmp_path: Path) -> None:
+def test_mpirun_on_named_hosts(
+    vc: Cluster, launcher: list[str], environment: dict[str, str], local_ranks: list[int], tmp_path: Path
+) -> None:
     command = [*launcher, *RUNNER, str(RECIPES / "snapshots.py"), str(tmp_path / "snapshot.pt"), "2"]
     text = ok(vc.run("node1", command, **by_ssh(vc), **environment)).stdout
-    trained(text, tmp_path / "snapshot.pt", [0, 1, 0, 1])
+    trained(text, tmp_path / "snapshot.pt", local_ranks)

@@ -42,7 +42,9 @@ ClusterName={prefix}
 SlurmctldHost={first}({first_address})
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket
+# A job that was put back into the queue starts after cred_expire seconds, by default 120.
+AuthInfo=socket={folder}/munge/socket,cred_expire=20
+SchedulerParameters=sched_interval=2
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none

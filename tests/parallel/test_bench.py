@@ -104,7 +104,7 @@ def is_complete(loops: list[psutil.Process]) -> bool:
 def test_busy_loops_end_with_a_killed_job(killed: str) -> None:
     mark = uuid.uuid4().hex
     with subprocess.Popen(
-        [mpirun_path(), "-np", "2", *RUNNER, "bench", "--rounds", "100000", "--load", "2", "--awake"],
+        [mpirun_path(), "-np", "1", *RUNNER, "bench", "--rounds", "100000", "--load", "2", "--awake"],
         env=clean_environment(**{MARK: mark}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

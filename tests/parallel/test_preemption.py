@@ -5,15 +5,15 @@ from __future__ import annotations
 import subprocess
 import time
 from pathlib import Path
-from signal import SIGTERM, SIGUSR1
+from signal import SIGTERM, SIGUSR1, Signals
 from subprocess import PIPE
 
 import psutil
 import pytest
 
 from runner.training.checkpoint_folder import unseal
-from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok
-from tests.results import metrics
+from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok, run, runner
+from tests.results import metrics, refused
 from tests.turns import Turns
 
 LONG = ["resumable", "--epochs", "2000", "--batch-size", "4", "--save-every", "0", "--log-every", "1"]
@@ -75,3 +75,49 @@ def test_requeue_is_refused_where_nothing_queues(turns: Turns, tmp_path: Path) -
     done = turns(1, *LONG, "--checkpoint-dir", str(tmp_path), "--requeue")
     assert done.returncode == 2
     assert "--requeue: this is no Slurm job; leave it out" in done.stderr
+
+
+@pytest.mark.parametrize("how", ["usr1", "touch"])
+def test_a_script_is_told_before_its_time_limit(how: str, tmp_path: Path) -> None:
+    file = tmp_path / "save now"
+    file.touch()  # of an earlier job
+    options = ["--time-limit", "0:1", "--on-preempt", "usr1" if how == "usr1" else f"touch={file}"]
+    script = [str(SCRIPTS / "saves_when_told.py"), str(tmp_path), *([str(file)] if how == "touch" else [])]
+    done = ok(runner(2, *options, *script))
+    assert {path.name for path in tmp_path.glob("*.saved")} == {"0.saved", "1.saved"}
+    assert done.stderr.count("runner: the time limit is near: the script is told to save") == 1
+
+
+@pytest.mark.parametrize(("number", "how"), [(SIGTERM, "usr1"), (SIGUSR1, "touch")])
+def test_a_script_is_told_at_a_signal(number: Signals, how: str, tmp_path: Path) -> None:
+    file = tmp_path / "now"
+    options = ["--on-preempt", "usr1" if how == "usr1" else f"touch={file}"]
+    script = [str(SCRIPTS / "saves_when_told.py"), str(tmp_path), *([str(file)] if how == "touch" else [])]
+    process = subprocess.Popen([*RUNNER, *options, *script], env=clean_environment(), stderr=PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "0.started").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert (tmp_path / "0.saved").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--on-preempt", "usr2"], "argument --on-preempt: 'usr2' is neither usr1 nor touch=FILE"),
+        (["--on-preempt", "touch=/nothing/file"], "there is no folder /nothing for /nothing/file"),
+        (["--on-preempt", "touch=train.py"], "train.py is there, and not empty; name a file that the job may remove"),
+        (["--time-limit", "1:00"], "--time-limit has no effect on train.py: add --on-preempt"),
+    ],
+)
+def test_what_cannot_tell_a_script_is_refused(options: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print()\n")
+    refused(run(*RUNNER, *options, "train.py", cwd=tmp_path), message)
+
+
+def test_a_workload_needs_no_telling(tmp_path: Path) -> None:
+    message = "--on-preempt has no effect on resumable: a workload saves by itself"
+    refused(run(*RUNNER, "--on-preempt", "usr1", "resumable", cwd=SCRIPTS), message)

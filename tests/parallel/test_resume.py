@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,14 @@ from tests.results import metrics, refused
 from tests.turns import Turns
 
 SHORT = ["--batch-size", "16"]  # two steps an epoch on two ranks
+
+
+@pytest.fixture(scope="module")
+def turns() -> Iterator[Turns]:
+    """Jobs that know the strategy of another package."""
+    jobs = Turns(PYTHONPATH=os.pathsep.join([str(SCRIPTS / "other_package"), os.environ.get("PYTHONPATH", "")]))
+    yield jobs
+    jobs.close()
 
 
 Trained = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -223,7 +230,7 @@ def test_a_damaged_checkpoint_is_refused_and_kept(trained: Trained, tmp_path: Pa
     content = bytearray(path.read_bytes())
     content[-3] ^= 16
     path.write_bytes(content)
-    refused(trained_alone(tmp_path, *SHORT, "--resume"), "step-4 is damaged", f"the checksum of {path.name} is wrong")
+    refused(trained(2, tmp_path, *SHORT, "--resume"), "step-4 is damaged", f"the checksum of {path.name} is wrong")
     assert path.read_bytes() == content
 
 
@@ -245,22 +252,19 @@ def test_the_newest_that_is_intact_is_taken(strategy: str, trained: Trained, tmp
     ]
 
 
-def test_a_strategy_of_another_package_shards_and_others_go_on_from_it(tmp_path: Path) -> None:
+def test_a_strategy_of_another_package_shards_and_others_go_on_from_it(turns: Turns, tmp_path: Path) -> None:
     """Thirty lines, found by their entry point: FSDP on 2 and 4 ranks, DDP on one, and back."""
-    packages = os.pathsep.join([str(SCRIPTS / "other_package"), os.environ.get("PYTHONPATH", "")])
-    turns = Turns(PYTHONPATH=packages)
 
     def trained_until(step: int, ranks: int, strategy: str, folder: str) -> None:
         options = ["--dtype", "float64", "--global-batch-size", "16", "--checkpoint-dir", str(tmp_path / folder)]
         options += ["--strategy", strategy, "--max-steps", str(step), "--resume", "--clip-norm", "0.3"]
         ok(turns(ranks, "fingerprint", *options))
 
-    with contextlib.closing(turns):
-        trained_until(40, 2, "ddp", "whole")
-        for step, ranks, strategy in ((10, 2, "sharded"), (25, 4, "sharded"), (35, 1, "ddp"), (40, 2, "sharded")):
-            trained_until(step, ranks, strategy, "parts")
-            shards = [path.name[:11] for path in sorted((tmp_path / "parts" / f"step-{step}").glob("shard-*"))]
-            assert shards == [f"shard-{rank:05d}" for rank in range(1, ranks + 1) if strategy == "sharded"]
+    trained_until(40, 2, "ddp", "whole")
+    for step, ranks, strategy in ((10, 2, "sharded"), (25, 4, "sharded"), (35, 1, "ddp"), (40, 2, "sharded")):
+        trained_until(step, ranks, strategy, "parts")
+        shards = [path.name[:11] for path in sorted((tmp_path / "parts" / f"step-{step}").glob("shard-*"))]
+        assert shards == [f"shard-{rank:05d}" for rank in range(1, ranks + 1) if strategy == "sharded"]
     whole, parts = metrics(tmp_path / "whole"), metrics(tmp_path / "parts")
     assert [line["step"] for line in parts] == list(range(1, 41))
     assert [line["loss"] for line in parts] == pytest.approx([line["loss"] for line in whole], rel=1e-9)

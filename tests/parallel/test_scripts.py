@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,28 @@ def script(name: str) -> str:
     return str(SCRIPTS / f"{name}.py")
 
 
+VARIABLES = (script("torchrun_variables"), "--lr", "0.1", "-x")
+
+
 def json_lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
+def by_rank(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """What torchrun_variables.py found on each rank."""
+    return sorted(json_lines(ok(done).stdout), key=lambda rank: int(rank["variables"]["RANK"]))
+
+
+@pytest.fixture(scope="module")
+def found_by(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """The same, by number of ranks."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    return {ranks: by_rank(runner(ranks, *VARIABLES, cwd=folder)) for ranks in (1, 2)}
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_script_finds_what_torchrun_gives(ranks: int, tmp_path: Path) -> None:
-    done = ok(runner(ranks, script("torchrun_variables"), "--lr", "0.1", "-x", cwd=tmp_path))
-    found = sorted(json_lines(done.stdout), key=lambda rank: int(rank["variables"]["RANK"]))
+def test_a_script_finds_what_torchrun_gives(ranks: int, found_by: dict[int, list[dict[str, Any]]]) -> None:
+    found = found_by[ranks]
     assert [int(rank["variables"]["RANK"]) for rank in found] == list(range(ranks))
     assert sorted(int(rank["variables"]["LOCAL_RANK"]) for rank in found) == list(range(ranks))
     for rank in found:
@@ -57,18 +72,17 @@ def test_a_script_finds_what_torchrun_gives(ranks: int, tmp_path: Path) -> None:
     assert len({rank["variables"]["TORCHELASTIC_RUN_ID"] for rank in found}) == 1
 
 
-def test_torchrun_itself_gives_the_same() -> None:
+def test_torchrun_itself_gives_the_same(found_by: dict[int, list[dict[str, Any]]]) -> None:
     """The variables' names and the values that do not name a host or a port are those of torchrun."""
-    theirs = sorted(
-        json_lines(ok(torchrun(2, script("torchrun_variables"))).stdout), key=lambda rank: rank["variables"]["RANK"]
-    )
-    ours = sorted(
-        json_lines(ok(runner(2, script("torchrun_variables"))).stdout), key=lambda rank: rank["variables"]["RANK"]
-    )
     chance = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
-    for rank in (*theirs, *ours):
-        rank["variables"] = {name: value for name, value in rank["variables"].items() if name not in chance}
-    assert ours == theirs
+
+    def same(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            rank | {"variables": {name: value for name, value in rank["variables"].items() if name not in chance}}
+            for rank in found
+        ]
+
+    assert same(found_by[2]) == same(by_rank(torchrun(2, *VARIABLES)))
 
 
 @pytest.mark.parametrize(("ranks", "arguments"), [(1, ["--workers", "2"]), (2, ["--workers", "1", "--no-destroy"])])
@@ -171,7 +185,6 @@ def test_a_script_is_compiled_and_found_as_python_does(tmp_path: Path) -> None:
 def test_a_signal_arrives_once() -> None:
     """Open MPI forwards SIGUSR1 to each rank's whole process group."""
     import signal
-    import subprocess
 
     with subprocess.Popen(
         [mpirun_path(), "-np", "1", *RUNNER, script("counts_signals")],

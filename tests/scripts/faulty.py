@@ -38,6 +38,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "GIL": hold_the_gil,
     "sleep": lambda: time.sleep(600),
+    "pause": lambda: time.sleep(20),
     "skip": lambda: dist.all_reduce(torch.ones(1)),  # one collective more than the others
     "guard": lambda: os.kill(os.getppid(), signal.SIGKILL),
 }
@@ -51,11 +52,17 @@ def main(run: Run, argv: list[str]) -> None:
     parser.add_argument("--on", type=int, default=1, help="the rank")
     parser.add_argument("--once", type=Path, help="a file that is made at the fault; if it is there, all goes well")
     parser.add_argument("--milliseconds", type=float, default=5.0, help="that each step takes longer")
+    parser.add_argument(
+        "--late", type=float, default=0.0, help="milliseconds that the rank's forward pass takes longer"
+    )
     options, given = read_options(run, parser, argv)
     torch.manual_seed(options.seed)
     data = torch.randn(256, 8)
+    model = nn.Linear(8, 1)
+    if given.late and run.rank == given.on:
+        model.register_forward_pre_hook(lambda *_: time.sleep(given.late / 1000))
     task = Task(
-        model=nn.Linear(8, 1),
+        model=model,
         loss=nn.MSELoss(),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr),
         train_data=TensorDataset(data, data.sum(dim=1, keepdim=True)),

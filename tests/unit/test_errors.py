@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from runner.errors import LaunchError, RefusedError, RendezvousError, RunnerError, raised_on_all_ranks
+from runner.errors import LaunchError, RefusedError, RunnerError, raised_on_all_ranks
 from runner.launch.detect import detect
 from runner.rendezvous.endpoint import NoMpi
 from runner.rendezvous.rendezvous import choose_way
@@ -45,7 +45,10 @@ def test_why_mpi_is_not_used_is_data() -> None:
     slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
     way = choose_way(detect(slurm | {"SLURM_STEP_NODELIST": "node[1-2]"}))
     assert (way.name, way.no_mpi and way.no_mpi.reason) == ("hosts", NoMpi.NOT_A_RANK)
-    with pytest.raises(RendezvousError) as caught:
+    with pytest.raises(LaunchError) as caught:
         choose_way(detect(slurm))
     assert caught.value.fix.startswith("install mpi4py")
     assert caught.value.on_all_ranks
+    with pytest.raises(LaunchError) as caught:
+        choose_way(detect(slurm), restarts=True)
+    assert caught.value.fix.startswith("set MASTER_ADDR")
