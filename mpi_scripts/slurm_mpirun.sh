@@ -4,10 +4,12 @@
 #SBATCH --ntasks-per-node=4
 #SBATCH --cpus-per-task=4
 #SBATCH --time=01:00:00
+#SBATCH --open-mode=append
 #
 # mpirun inside a Slurm job: it takes hosts and slots from the job.
 #
 #   sbatch mpi_scripts/slurm_mpirun.sh TARGET ARGS...
+#   sbatch --requeue mpi_scripts/slurm_mpirun.sh workloads.mnist --resume auto --requeue      queued again at the time limit
 #
 # Open MPI, Intel MPI and MPICH; MPIRUN=/path/mpirun chooses one. Load its module before you submit, or here.
 # A checkpoint before the time limit: sbatch --signal=B:USR1@120 … and a target that saves on SIGUSR1 (docs/signals.md).

@@ -4,10 +4,12 @@
 #SBATCH --ntasks-per-node=4
 #SBATCH --cpus-per-task=4
 #SBATCH --time=01:00:00
+#SBATCH --open-mode=append
 #
 # Slurm starts the ranks itself: no MPI is needed, and none has to fit.
 #
 #   sbatch mpi_scripts/slurm_srun.sh TARGET ARGS...        e.g. workloads.mnist, or train.py --lr 0.1
+#   sbatch --requeue mpi_scripts/slurm_srun.sh workloads.mnist --resume auto --requeue      queued again at the time limit
 #
 # With GPUs: sbatch --gpus-per-node=4 … (as many as ranks per node; each rank takes one).
 # A checkpoint before the time limit: sbatch --signal=B:USR1@120 … and a target that saves on SIGUSR1 (docs/signals.md).
