@@ -21,7 +21,7 @@ def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         UsageError: it holds something that is neither a tensor nor a number, a text, a list, a tuple or a dict.
     """
     if isinstance(value, Tensor):
-        tensors[name] = value.detach()
+        tensors[name] = value.detach() if value.requires_grad else value
         return {_TENSOR: name}
     if isinstance(value, dict):
         items = {key: encode(item, f"{name}.{key}", tensors) for key, item in value.items()}

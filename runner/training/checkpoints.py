@@ -22,6 +22,7 @@ from runner.training import checkpoint_folder
 from runner.training.checkpoint_folder import Position, Saved, Sums
 from runner.training.checkpoint_options import CheckpointOptions
 from runner.training.run import Run
+from runner.training.staging import Staging
 from runner.training.writing import writing
 
 
@@ -39,6 +40,7 @@ class Checkpoints:
         self._has_saved = False
         self._unfinished: Callable[[], None] | None = None
         self._group: Any = None
+        self._staging = Staging()
         trainer.state()  # what cannot be saved is refused now, not after an epoch
         if trainer.is_sharded:
             self._check_shared_folder()
@@ -99,7 +101,7 @@ class Checkpoints:
         here = trainer.is_sharded or run.is_main
         tensors: Mapping[str, Tensor] = state.tensors if here else {}
         if is_async:  # the next step changes the originals
-            tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+            tensors = self._staging.copy(tensors)
         write: Callable[[], None] = functools.partial(
             self._write_by_all if trainer.is_sharded else self._write, saved, tensors
         )
