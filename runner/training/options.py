@@ -154,7 +154,8 @@ def read_options(run: Run, parser: Parser, argv: Sequence[str]) -> tuple[Trainin
         for option, folder in folders.items():
             make_writable(folder, option)
 
-    run.on_main(check_folders)
+    if run.train_by is None:  # a tool that trains the task itself writes none of it
+        run.on_main(check_folders)
     return options, given
 
 

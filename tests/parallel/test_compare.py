@@ -46,6 +46,7 @@ PARAMETERS = 8 * (16 * 64 + 64 + 64 * 16 + 16 + 16 * 2 + 2)  # bytes of that mod
 def test_engines_train_the_same_model(tmp_path: Path) -> None:
     options = ["--dtype", "float64", "--json", "found.json", "--plot", "found.png"]
     done = ok(runner(2, "compare", *SMALL, *options, "--engines", "ddp:gloo,ddp:mpi4py,bare", cwd=tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {"found.json", "found.png"}  # no folder for checkpoints
     found = json.loads((tmp_path / "found.json").read_text())
     engines = {engine["engine"]: engine for engine in found["engines"]}
     assert list(engines) == ["ddp:gloo", "ddp:mpi4py", "bare:gloo", "alone"]
