@@ -24,9 +24,17 @@ def settings(job: Job) -> dict[str, str]:
 
 
 def torchrun_variables(job: Job) -> dict[str, str]:
-    """torchrun's variables (docs: elastic/run, Environment Variables). Under torchrun its own are kept."""
-    if job.context.launcher.has_store:
+    """torchrun's variables (docs: elastic/run, Environment Variables). Under torchrun only those of its store are replaced, if at all."""
+    if job.context.has_fresh_store:
         return {}
+    store = {
+        "MASTER_ADDR": job.endpoint.host,
+        "MASTER_PORT": str(job.endpoint.port),
+        # The runner serves the store already, so init_process_group() on rank 0 joins it like the others.
+        IS_SERVED: "True",
+    }
+    if job.context.launcher.has_store:
+        return store
     local_rank, local_size = job.local_rank, job.topology.local_size(job.rank)
     group, groups = job.topology.host_index(job.rank), len(job.topology.hosts)
     if _have_gpus_of_their_own(job):
@@ -45,17 +53,17 @@ def torchrun_variables(job: Job) -> dict[str, str]:
         "GROUP_WORLD_SIZE": groups,
         "ROLE_RANK": job.rank,
         "ROLE_WORLD_SIZE": job.size,
-        "MASTER_PORT": job.endpoint.port,
         "TORCHELASTIC_RESTART_COUNT": job.context.attempt,
         "TORCHELASTIC_MAX_RESTARTS": 0,
     }
-    return {name: str(number) for name, number in numbers.items()} | {
-        "ROLE_NAME": "default",
-        "MASTER_ADDR": job.endpoint.host,
-        "TORCHELASTIC_RUN_ID": run_id,
-        # The runner serves the store already, so init_process_group() on rank 0 joins it like the others.
-        IS_SERVED: "True",
-    }
+    return (
+        {name: str(number) for name, number in numbers.items()}
+        | {
+            "ROLE_NAME": "default",
+            "TORCHELASTIC_RUN_ID": run_id,
+        }
+        | store
+    )
 
 
 def _have_gpus_of_their_own(job: Job) -> bool:

@@ -64,6 +64,15 @@ class LaunchContext:
         return self.local_size is not None and self.local_size.value == self.size.value
 
     @property
+    def has_fresh_store(self) -> bool:
+        """Whether the launcher serves a store that this start of the ranks may use.
+
+        torchrun's store outlives its workers (torch 2.14: the agents' own is shared): ranks that it has started again would find
+        the addresses of those that are gone, and gloo's connections be refused.
+        """
+        return self.launcher.has_store and self.environment.get(self.launcher.restarts, "0") == "0"
+
+    @property
     def job_id(self) -> str | None:
         """A name that is the same on all ranks of this job and different in other jobs; None if there is none.
 

@@ -55,6 +55,7 @@ class Launcher:
     hosts: str = ""  # variable with the job's hosts, or with the name of a file that lists them
     first_host_has_no_ranks: bool = False  # the first of these hosts is only where the job was started
     has_store: bool = False  # it serves a store at MASTER_ADDR and MASTER_PORT
+    restarts: str = ""  # variable with how often it has started the ranks again
     agents: str = ""  # variable with the number of its agents that form one job
     pty: str = ""  # variable that is set in a shell that is one of its tasks
     # Its process, and settings.
@@ -91,6 +92,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         hosts="MASTER_ADDR",
         ranks_per_host="torchrun --nproc-per-node {n}",
         has_store=True,
+        restarts="TORCHELASTIC_RESTART_COUNT",
         agents="GROUP_WORLD_SIZE",
         is_parent=True,
     ),

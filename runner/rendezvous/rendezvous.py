@@ -130,7 +130,7 @@ def rendezvous(
             records, endpoint = (by_hosts if context.hosts else by_file)(context, own, timeout)
     else:
         records, endpoint = _SOCKET_WAYS[way.name](context, own, timeout)
-    if context.launcher.has_store and context.user_endpoint:
+    if context.has_fresh_store and context.user_endpoint:
         endpoint = _launchers_endpoint(context.user_endpoint, endpoint, policy)
     if len(records.of_field("host_key")[0]) > 1 and is_loopback(endpoint.interface):
         # A host may resolve its own name to 127.0.1.1 (Debian's /etc/hosts), which other hosts cannot reach.

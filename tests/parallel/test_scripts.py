@@ -237,6 +237,14 @@ def test_under_torchrun_its_own_store_and_variables_are_kept() -> None:
     assert sorted(done.stdout.splitlines()) == ["own-store: rank 0: 3", "own-store: rank 1: 3"]
 
 
+def test_ranks_that_torchrun_starts_again_meet_anew(tmp_path: Path) -> None:
+    """By torchrun's own store they would find addresses of ranks that are gone."""
+    options = ["--standalone", "--max-restarts", "1"]
+    done = ok(torchrun(3, *options, *RUNNER[1:], script("killed_once"), str(tmp_path)))
+    assert "killed by SIGKILL" in done.stderr
+    assert (tmp_path / "went-on").exists()
+
+
 def test_plain_mpirun_of_the_same_script_would_not_do() -> None:
     """Why the runner exists: without it, the script finds no rank."""
     done = mpirun(1, RUNNER[0], script("ddp_allreduce"))

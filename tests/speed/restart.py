@@ -33,7 +33,9 @@ def in_place(ranks: int, folder: Path) -> list[str]:
 
 def by_torchrun(ranks: int, folder: Path) -> list[str]:
     options = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "3"]
-    return [sys.executable, "-m", "torch.distributed.run", *options, SCRIPT, str(folder), PAUSE]
+    # Else torch 2.14's workers share the agents' store, and often read addresses of ranks that are gone: gloo is refused, or it hangs.
+    fresh_store = ["env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"]
+    return [*fresh_store, sys.executable, "-m", "torch.distributed.run", *options, SCRIPT, str(folder), PAUSE]
 
 
 def measure(command: list[str], folder: Path) -> float:
