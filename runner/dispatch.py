@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Sequence
 
+from runner.comm.importing import import_without_collector
 from runner.comm.process_group import limit_when_imported, prepare_backends, start_process_group
 from runner.comm.served_store import serve_own_endpoint_only
 from runner.comm.store import serve_store
@@ -25,6 +26,7 @@ from runner.tools import load_tool, works_alone
 
 def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
     """Run the target on this rank. Its exceptions pass through."""
+    import_without_collector("torch", "torch._dynamo", "torch.distributed.tensor", "torchvision")
     if not (
         target.kind == "tool" and works_alone(target.name)
     ):  # such a tool starts jobs that get threads and interfaces of their own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -174,9 +175,11 @@ class Nursery:
 def _wait(called: int) -> int:
     """Import torch, and wait to be called. Returns the attempt's number."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker
+    gc.disable()  # it would look through the modules' objects again and again
     with contextlib.suppress(ImportError):
         for module in _IMPORTED:
             importlib.import_module(module)
+    gc.enable()
     attempt = os.read(called, 16)
     if not attempt:
         os._exit(EXIT_OK)  # the guard has ended, and needs it no more
