@@ -85,7 +85,7 @@ def main() -> None:
         for ranks in [given.ranks] if given.ranks else RANKS:
             for layout, _, options in cases(ranks):
                 for dtype, limit in LIMITS.items():
-                    case = f"{backend} {ranks} {dtype} {options}"
+                    case = f"{backend} {ranks} {dtype} {options.strip()}"
                     if case not in known:
                         if len(known) % IN_A_JOB == 0:
                             turns.close()
@@ -121,7 +121,8 @@ def _note(results: Path | None, case: str, deviation: float) -> None:
 
 def _deviation(turns: Turns, ranks: int, options: str, dtype: str) -> float:
     """The largest relative deviation of losses, and in float64 of weights and outputs; infinity if the training failed."""
-    arguments = ["--dtype", dtype, "--batch-size", "8", *options.split()]
+    # A pipeline's batch is cut into twice as many parts as it has stages: four ranks have four or eight.
+    arguments = ["--dtype", dtype, "--batch-size", "16" if "--pp 4" in options else "8", *options.split()]
     done = turns(ranks, "parity", *arguments, timeout=300)
     if done.returncode != 0:
         print(done.stderr, file=sys.stderr)
