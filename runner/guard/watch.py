@@ -37,7 +37,9 @@ from runner.rendezvous.endpoint import allow_open_files, listen
 
 _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended
 _AFTER_ANOTHER = 1.0  # seconds that a worker gets after another rank has failed, before SIGTERM
-_SPARE_AFTER = 2.0  # seconds after the rendezvous: a spare process is not to slow the start down
+# A spare process is made when the training has begun, or so many seconds after the rendezvous: importing torch, too, it would slow
+# the start down.
+_SPARE_AFTER = 5.0
 _CAUSE = 0.5  # seconds in which another rank may say why this one has ended without a word: its MPI may have ended it
 _ROUND = 1.0  # seconds between two looks at the worker
 _WRITING = 2.0  # seconds for what is still to be written, at the end
@@ -297,7 +299,8 @@ class _Guard:
             if not self._nursery.listener:
                 self._tell(message)
         self._look_for_a_hang()
-        if self.restarts.is_last or time.monotonic() - worker.met <= _SPARE_AFTER:
+        has_begun = worker.board.read().step > 0 or time.monotonic() - worker.met > _SPARE_AFTER
+        if self.restarts.is_last or not has_begun:
             return None
         return self._nursery.keep_spare((*self._events.own_ends, worker.messages))
 
