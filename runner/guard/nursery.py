@@ -75,6 +75,8 @@ class Child:
 
     def call(self, attempt: int) -> None:
         """Have a spare process become the worker."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process, signal.SIGCONT)  # it may have been stopped, which nobody has noticed
         os.write(self.calls, str(attempt).encode())  # (BrokenPipeError: it has ended)
 
     def close(self) -> None:

@@ -82,6 +82,7 @@ class Soak:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def workers(self) -> list[psutil.Process]:
+        """The ranks' processes, and the spare ones."""
         return [one for one in self.processes() if is_worker(one)]
 
     def kill_a_rank(self) -> None:
