@@ -24,7 +24,10 @@ def settings(job: Job) -> dict[str, str]:
 
 
 def torchrun_variables(job: Job) -> dict[str, str]:
-    """torchrun's variables (docs: elastic/run, Environment Variables). Under torchrun only those of its store are replaced, if at all."""
+    """torchrun's variables (docs: elastic/run, Environment Variables). Under torchrun its own are kept.
+
+    But ranks that torchrun has started again get those of the runner's store.
+    """
     if job.context.has_fresh_store:
         return {}
     store = {
