@@ -255,9 +255,7 @@ def _try_once(vc: Cluster, case: Case, launcher: str, folder: Path) -> Found:
         raise NotStartedError(done.stderr)
     if case.to_launcher is None:
         began = float(stamp.read_text())
-    deadline = time.monotonic() + _LEAVING
-    while (left := [*processes(folder)]) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    left = left_of(folder)
     if case.to_launcher is SIGKILL:  # its ranks' end is what counts
         end = time.time()
     own = [line for line in done.stderr.splitlines() if line.startswith("runner: ")]
@@ -265,8 +263,16 @@ def _try_once(vc: Cluster, case: Case, launcher: str, folder: Path) -> Found:
         seconds=end - began,
         code=done.returncode,
         line=next(iter(own), "").removeprefix("runner: "),
-        left=[" ".join(process.info["cmdline"]) for process in left],
+        left=left,
     )
+
+
+def left_of(folder: Path) -> list[str]:
+    """The command lines of the processes that name this folder and do not end by themselves."""
+    deadline = time.monotonic() + _LEAVING
+    while (left := [*processes(folder)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [" ".join(process.info["cmdline"]) for process in left]
 
 
 def processes(folder: Path) -> Iterator[psutil.Process]:

@@ -26,6 +26,7 @@ from signal import SIGKILL, SIGSTOP, SIGUSR1
 import psutil
 
 from runner.training.checkpoint_folder import name_of
+from tests.cluster.faults import left_of
 from tests.cluster.launchers import openmpi5_command
 from tests.cluster.virtual import Cluster, cluster
 from tests.kills import RESUMED, is_worker, lost, newest
@@ -155,13 +156,12 @@ def _soak(job: Soak, faults: int, every: float) -> list[str]:
     ]
     if [line["step"] for line in metrics(job.folder / "faulted")] != list(range(1, last + 1)):
         problems.append("the metrics are not those of each step once")
-    whole = job.hosts.run("node1", job.job("whole", steps=last), timeout=60 + 2 * every * faults)
+    whole = job.hosts.run("node1", job.job("whole", steps=last), timeout=300 + 2 * every * faults)
     assert whole.returncode == 0, whole.stderr
     weights = [(job.folder / name / name_of(last) / _WEIGHTS).read_bytes() for name in ("faulted", "whole")]
     if weights[0] != weights[1]:
         problems.append("the final weights are not those of an uninterrupted run")
-    left = [one for one in psutil.process_iter(["cmdline"]) if str(job.folder) in " ".join(one.info["cmdline"] or ())]
-    return problems + [f"left: {one}" for one in left]
+    return problems + [f"left: {one}" for one in left_of(job.folder)]
 
 
 def main() -> None:
