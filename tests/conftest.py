@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,11 +41,13 @@ _OF_GPUS = "GPUs"
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Fast ones first: unit tests before those that start launchers; none of those whose launchers are not there.
 
-    If workers share the tests (make test), one begins with the cluster's, which mostly wait.
+    If workers share the tests (make test), they begin with the cluster's, and of a folder with the files of the most tests, so
+    that none is left with a long one at the end.
     """
     is_shared = "PYTEST_XDIST_WORKER" in os.environ
     order = {"unit": 0, "parallel": 1, "layouts": 1, "cluster": -1 if is_shared else 2, "faults": 3, "gpu": 4}
-    items.sort(key=lambda item: order.get(item.path.parent.name, 9))
+    tests = Counter(item.path for item in items if is_shared)
+    items.sort(key=lambda item: (order.get(item.path.parent.name, 9), -tests[item.path]))
     _mark_fast(items, everything=not config.option.file_or_dir)
     needs = {
         "the virtual cluster": (lambda item: "cluster" in item.path.parts, missing(slurm=True) or _missing_mpi()),
@@ -62,7 +65,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A worker takes a file at a time, whose tests may share a job; and all of a folder's that share one, or the cluster.
+    """A worker takes a file at a time, whose tests may share a job; and all of a folder's that share one.
 
     (Groups by pytest-xdist's marker have no effect with pytest 9.2.)
     """
@@ -72,7 +75,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file: str = nodeid.partition("::")[0]
             folder = file.rpartition("/")[0]
-            return folder if folder.endswith(("/cluster", "/layouts")) else file
+            return folder if folder.endswith("/layouts") else file
 
     return ByFile(config, log)
 
@@ -102,7 +105,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("rerun", []):
-        terminalreporter.write_line(f"was run again, as it failed: {report.nodeid}", yellow=True)
+        terminalreporter.write_sep("_", f"was run again, as it failed: {report.nodeid}", yellow=True)
+        terminalreporter.write_line(report.longreprtext)
     for line in left_out:
         terminalreporter.write_line(line, yellow=True)
 

@@ -56,6 +56,8 @@ def clean_environment(**more: str) -> dict[str, str]:
         # more ranks than cores: Open MPI 4, Open MPI 5
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        # and ranks that wait leave the cores to those that work, which Open MPI does by itself where it knows of that
+        "OMPI_MCA_mpi_yield_when_idle": "1",
         # Open MPI 5's mpirun names its folder in /tmp by its process number. It does not start ("The PMIx server's listener
         # thread failed to start") where one that was killed, by a test for example, had the same number.
         "PRTE_MCA_prte_tmpdir_base": tempfile.mkdtemp(dir=_launchers_folder().name),

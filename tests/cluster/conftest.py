@@ -9,6 +9,6 @@ from tests.cluster.virtual import Cluster, cluster
 
 @pytest.fixture(scope="session")
 def vc() -> Iterator[Cluster]:
-    """Two hosts with Slurm, shared by the tests: it starts in a second, and jobs leave nothing behind."""
+    """Two hosts with Slurm, shared by the tests of a process: they start in a second, and jobs leave nothing behind."""
     with cluster(2, slurm=True) as made:
         yield made

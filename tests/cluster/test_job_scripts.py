@@ -61,9 +61,9 @@ def test_by_sbatch_on_two_nodes(vc: Cluster, script: str, environment: dict[str,
 
 
 def test_a_job_trains_and_ends_with_the_targets_exit_code(vc: Cluster, tmp_path: Path) -> None:
-    shape = ["--ntasks-per-node=2", "--cpus-per-task=1"]
+    shape = ["--ntasks-per-node=1", "--cpus-per-task=1"]
     target = ["workloads.linear", "--epochs", "2", "--checkpoint-dir", str(tmp_path)]
-    assert "done: 32 steps" in submit(vc, FOLDER / "slurm_srun.sh", shape, *target)
+    assert "done: 64 steps" in submit(vc, FOLDER / "slurm_srun.sh", shape, *target)
     with pytest.raises(AssertionError, match=r"no script missing\.py"):
         submit(vc, FOLDER / "slurm_srun.sh", shape, "missing.py")
 

@@ -17,7 +17,7 @@ from tests.cluster.virtual import Cluster
 from tests.launching import RUNNER, SCRIPTS, ok
 
 # torchrun, started by srun once per node, has the same number of workers on each.
-SHAPES = {"one host": [2], "two hosts": [4, 4], "uneven": [3, 1]}
+SHAPES = {"one host": [2], "two hosts": [2, 2], "uneven": [3, 1]}
 # Inside sbatch it is the same mpirun as outside, which has been told its hosts in another way: explain shows that.
 TRAINED = [name for name in LAUNCHERS if not name.startswith("sbatch-")]
 CELLS = [(name, shape) for name in LAUNCHERS for shape in SHAPES if (name, shape) != ("srun-torchrun", "uneven")]

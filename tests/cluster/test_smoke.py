@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.launchers import PREFIXES, by_ssh
 from tests.cluster.virtual import Cluster
-from tests.launching import RUNNER, ok, own_lines
+from tests.launching import ROOT, RUNNER, ok, own_lines
 
 MPICH = str(PREFIXES / "mpich" / "bin" / "mpiexec")
 
@@ -34,20 +35,16 @@ def test_with_the_node_file_of_a_pbs_job(vc: Cluster, tmp_path: Path) -> None:
     """The hosts are PBS's way of listing them, and the script is its script; PBS itself is not here."""
     nodes = tmp_path / "nodes"
     nodes.write_text("node1\nnode2\n")
-    done = ok(
-        vc.run("node1", [*RUNNER, "smoke", "--json"], cwd=tmp_path, PBS_NODEFILE=str(nodes), PBS_JOBID="7", **mpich(vc))
-    )
-    found = jobs(done.stdout)
-    assert "MPICH: 2 ranks, 1 on node1, 1 on node2" in found["explain"]["detail"]
-    assert found["mnist"]["status"] == "ok"
+    job = {"PBS_NODEFILE": str(nodes), "PBS_JOBID": "7"}
+    script = ROOT / "mpi_scripts" / "pbs_mpirun.sh"
+    started = ok(vc.run("node1", [str(script), "explain"], PYTHON=sys.executable, **job, **mpich(vc))).stdout
+    assert started.startswith("launcher    MPICH: ")
+    assert [line.split()[:2] for line in started.splitlines()[-2:]] == [["0", "node1"], ["1", "node2"]]
 
-
-def test_with_a_host_file(vc: Cluster, tmp_path: Path) -> None:
-    hosts = tmp_path / "hosts"
-    hosts.write_text("# ours\nnode1 slots=2\nnode2:1 # the small one\n")
-    done = ok(vc.run("node1", [*RUNNER, "smoke", "--hostfile", str(hosts)], cwd=tmp_path, **mpich(vc)))
-    assert "MPICH: 3 ranks, 2 on node1, 1 on node2" in done.stdout
-    assert "warn: ranks: 3: 2 on node1, 1 on node2: uneven" in " ".join(done.stdout.split())
+    done = vc.run("node1", [*RUNNER, "smoke"], cwd=tmp_path, **job, MPIRUN="/bin/false")
+    assert f"PBS job, hosts of {nodes}" in done.stdout
+    assert done.returncode == 1
+    assert done.stdout.count("not started, as explain failed") == 2
 
 
 def test_bad_host_files(vc: Cluster, tmp_path: Path) -> None:
@@ -70,10 +67,11 @@ def test_a_host_that_does_not_answer(vc: Cluster, tmp_path: Path) -> None:
     waits, hosts = tmp_path / "ssh", tmp_path / "hosts"
     waits.write_text("#!/bin/bash\nexec sleep 300\n")
     waits.chmod(0o755)
-    hosts.write_text("node1\nnode2\n")
+    hosts.write_text("# ours\nnode1 slots=2\nnode2:1 # the small one\n")
     settings = mpich(vc) | {"HYDRA_LAUNCHER_EXEC": str(waits)}
     done = vc.run("node1", [*RUNNER, "smoke", "--limit", "3", "--hostfile", str(hosts)], **settings)
     assert done.returncode == 1
+    assert f"hosts of {hosts}: node1:2,node2:1" in done.stdout
     assert "not done after 3 s" in done.stdout
     assert done.stdout.count("not started, as explain failed") == 2
     assert set(vc.processes("node1")) <= before

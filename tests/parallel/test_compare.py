@@ -11,7 +11,7 @@ from tests.launching import RUNNER, mpirun_path, ok, own_lines, run, runner
 from tests.terminal import on_terminal
 
 SMALL = ["workloads.mnist", "--data", "digits", "--steps", "8", "--rounds", "2"]
-RESNET = ["--image-size", "32", "--batch-size", "2"]
+RESNET = ["--model", "resnet18", "--image-size", "32", "--batch-size", "2"]
 
 DIVISIBLE = """
 import torch
@@ -164,27 +164,14 @@ def test_resnet_follows_the_protocol(tmp_path: Path) -> None:
 
 def test_resnet_compiles(tmp_path: Path) -> None:
     counts = ["--warmup-batches", "1", "--batches-per-iteration", "1", "--iterations", "1"]
-    done = ok(runner(1, "workloads.resnet", *RESNET, *counts, "--compile", cwd=tmp_path, timeout=280))
+    done = ok(runner(1, "workloads.resnet", *RESNET, *counts, "--compile", cwd=tmp_path))
     assert "total images/s on 1 rank(s)" in done.stdout
 
 
 @pytest.mark.mpi4py
 def test_resnet_can_be_compared(tmp_path: Path) -> None:
-    done = ok(
-        runner(
-            2,
-            "compare",
-            "workloads.resnet",
-            *RESNET,
-            "--steps",
-            "2",
-            "--rounds",
-            "1",
-            "--engines",
-            "ddp:mpi4py",
-            cwd=tmp_path,
-        )
-    )
+    options = ["--steps", "2", "--rounds", "1", "--engines", "ddp:mpi4py"]
+    done = ok(runner(2, "compare", "workloads.resnet", *RESNET, *options, cwd=tmp_path))
     assert "ddp:mpi4py" in done.stdout
     assert "ranks agree" in done.stdout
     assert "RANKS DIFFER" not in done.stdout

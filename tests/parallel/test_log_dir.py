@@ -116,7 +116,7 @@ def test_the_first_failure_is_kept_until_the_next_job(tmp_path: Path) -> None:
     assert found["stacks"].startswith("rank 0, most recent call first:\n")
     assert "rank 1, most recent call first:\n" in found["stacks"]
 
-    ok(runner(2, "--log-dir", str(tmp_path / "log"), PRINTS, "plain"))
+    ok(run(*RUNNER, "--log-dir", str(tmp_path / "log"), PRINTS, "plain"))
     assert not (tmp_path / "log" / "failure.json").exists()
 
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.mpi4py
 EVERYTHING = str(SCRIPTS / "every_operation.py")
 
 
-@pytest.mark.parametrize(("ranks", "end"), [(1, []), (4, ["leave"])])
+@pytest.mark.parametrize(("ranks", "end"), [(1, []), (3, ["leave"])])
 def test_every_operation(ranks: int, end: list[str]) -> None:
     """The group is destroyed by the script; on four ranks it is left to the runner. (tests/cluster does it on two.)"""
     done = ok(runner(ranks, EVERYTHING, *end))

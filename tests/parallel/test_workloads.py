@@ -269,8 +269,8 @@ def test_a_checkpoint_of_another_model(turns: Turns, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "step-32" / "checkpoint.json").read_bytes() == sums
 
 
-def test_a_workloads_help_shows_all_groups_once() -> None:
-    text = ok(runner(2, "workloads.mnist", "--help")).stdout
+def test_a_workloads_help_shows_all_groups_once(turns: Turns) -> None:
+    text = ok(turns(2, "workloads.mnist", "--help")).stdout
     for title in ("training:", "parallel:", "data:", "checkpoints:", "logging:", "runner:"):
         assert text.count(f"\n{title}\n") == 1
     for option in ("--epochs", "--metrics", "--checkpoint-dir", "--save-every", "--resume", "--device", "--backend"):

@@ -30,10 +30,8 @@ COVERING = {
         "--strategy local-sgd --sync-every 1 --sgd",
     ),
     4: (
-        "--strategy fsdp --meta",
-        "--strategy fsdp --replicate 2 --clip-norm 0.1",
+        "--strategy fsdp --replicate 2 --clip-norm 0.1 --meta",
         "--strategy fsdp --tp 2 --order 0,3,2,1 --meta",
-        "--tp 2 --clip-norm 0.1",
         "--pp 2 --meta --clip-norm 0.1",
         "--pp 4 --micro-batches 8 --schedule dualpipev",
         "--strategy fsdp --pp 2 --schedule zbv --micro-batches 4",
