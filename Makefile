@@ -55,8 +55,8 @@ $(VENV)/installed: pyproject.toml setup.py $(VERSIONS)
 run: setup
 	$(MPIRUN) -np $(NP) $(BIN)/python -m runner workloads.mnist
 
-# Three workers for two cores: much of the time is spent waiting (tests/conftest.py has the order).
-WORKERS := -n 3 --dist loadscope --no-loadscope-reorder
+# Four workers for two cores: much of the time is spent waiting (tests/conftest.py has the order).
+WORKERS := -n 4 --dist loadscope --no-loadscope-reorder
 
 test: setup
 	$(BIN)/python -m pytest -q $(WORKERS) $(PYTEST_FLAGS)

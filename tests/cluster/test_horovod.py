@@ -9,11 +9,11 @@ from tests.cluster.virtual import Cluster
 from tests.launching import RUNNER, SCRIPTS, ok
 
 
-@pytest.mark.parametrize("name", ["openmpi5", "srun"])
-def test_an_unmodified_horovod_script(vc: Cluster, name: str) -> None:
-    done = ok(LAUNCHERS[name](vc, [2, 1], [*RUNNER, str(SCRIPTS / "horovod_training.py")]))
+@pytest.mark.parametrize(("name", "slots"), [("openmpi5", [2, 1]), ("srun", [1, 1])])
+def test_an_unmodified_horovod_script(vc: Cluster, name: str, slots: list[int]) -> None:
+    done = ok(LAUNCHERS[name](vc, slots, [*RUNNER, str(SCRIPTS / "horovod_training.py")]))
+    local_ranks = [(local, size) for size in slots for local in range(size)]
     assert sorted(line for line in done.stdout.splitlines() if "same" in line) == [
-        "rank 0 of 3, local 0 of 2: same True",
-        "rank 1 of 3, local 1 of 2: same True",
-        "rank 2 of 3, local 0 of 1: same True",
+        f"rank {rank} of {len(local_ranks)}, local {local} of {size}: same True"
+        for rank, (local, size) in enumerate(local_ranks)
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from pathlib import Path
 
 import pytest
 
@@ -18,16 +17,6 @@ MPIS = ["openmpi4", "openmpi5", "mpich", "intelmpi"]
 def test_every_operation(vc: Cluster, name: str) -> None:
     done = ok(LAUNCHERS[name](vc, [1, 1], [*RUNNER, str(SCRIPTS / "every_operation.py")]))
     assert done.stdout.count("checks") == 2
-
-
-def test_ranks_that_a_script_gives_in_another_order_are_obeyed(vc: Cluster, tmp_path: Path) -> None:
-    done = ok(LAUNCHERS["mpich"](vc, [2, 2], [*RUNNER, str(SCRIPTS / "ranks_in_another_order.py"), str(tmp_path)]))
-    assert done.stdout.count("all right") == 4
-
-
-def test_pytorchs_ways_to_be_parallel_run_on_it(vc: Cluster, tmp_path: Path) -> None:
-    done = ok(LAUNCHERS["intelmpi"](vc, [1, 1], [*RUNNER, str(SCRIPTS / "parallelisms.py"), "mpi4py", str(tmp_path)]))
-    assert {"rank 0: pipeline", "rank 1: pipeline"} <= set(done.stdout.splitlines())
 
 
 def test_a_rank_that_ends_late_has_the_cores_for_itself(vc: Cluster) -> None:
