@@ -95,11 +95,7 @@ def _run_module(name: str, arguments: Sequence[str]) -> None:
     sys.argv = [spec.origin, *arguments]
     main = _new_main()
     main.__dict__.update(
-        __file__=spec.origin,
-        __cached__=spec.cached,
-        __package__=spec.parent,
-        __spec__=spec,
-        __loader__=spec.loader,
+        __file__=spec.origin, __cached__=spec.cached, __package__=spec.parent, __spec__=spec, __loader__=spec.loader
     )
     exec(code, main.__dict__)
 

@@ -50,9 +50,7 @@ def start_process_group(job: Job) -> None:
     serve_store(job)
     prepare_backends(job)
     if not dist.is_backend_available(backend.name):
-        raise UsageError(
-            f"this torch ({torch.__version__}) was built without {backend.name}; say --backend gloo",
-        )
+        raise UsageError(f"this torch ({torch.__version__}) was built without {backend.name}; say --backend gloo")
     device = None
     if job.placement.device == "cuda":
         device = torch.device(job.placement.torch_device)

@@ -61,10 +61,7 @@ def torchrun_variables(job: Job) -> dict[str, str]:
     }
     return (
         {name: str(number) for name, number in numbers.items()}
-        | {
-            "ROLE_NAME": "default",
-            "TORCHELASTIC_RUN_ID": run_id,
-        }
+        | {"ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": run_id}
         | store
     )
 

@@ -84,5 +84,5 @@ def _refuse_torchruns_alone(context: LaunchContext) -> None:
             f"{row.title} started {size.value} torchruns ({size.source}) and each is alone (GROUP_WORLD_SIZE=1), so "
             f"{size.value} trainings would run: leave torchrun out ({row.ranks_per_host.partition(' -')[0]} … python -m "
             f"runner …), or let one per node meet (torchrun --nnodes={size.value} --rdzv-backend=c10d "
-            "--rdzv-endpoint=HOST:PORT …), or say --launcher torchrun if separate trainings are meant",
+            "--rdzv-endpoint=HOST:PORT …), or say --launcher torchrun if separate trainings are meant"
         )

@@ -43,7 +43,7 @@ def horovod(task: Task, setting: Setting) -> Trainer:
     odd = next((name for name, weight in model.named_parameters() if not weight.is_contiguous()), None)
     if odd is not None:
         raise UsageError(
-            f"Horovod takes contiguous weights only, and {odd} is not (channels last?); leave that out, or train by DDP",
+            f"Horovod takes contiguous weights only, and {odd} is not (channels last?); leave that out, or train by DDP"
         )
     prepare(model, task.plan.units(model), setting.options)
     hvd = start_horovod(setting.mesh["data"].size(), setting.device.type)

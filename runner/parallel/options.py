@@ -249,10 +249,7 @@ def _conflicts(options: ParallelOptions) -> list[tuple[bool, str]]:
             (options.sequence_parallel or options.loss_parallel) and options.tp == 1,
             "--sequence-parallel and --loss-parallel divide what --tp has not; add --tp 2 or more",
         ),
-        (
-            options.pp == 1 and stages > 1,
-            f"--stages-per-rank {stages} is about a pipeline; add --pp 2 or more",
-        ),
+        (options.pp == 1 and stages > 1, f"--stages-per-rank {stages} is about a pipeline; add --pp 2 or more"),
         (
             options.pp > 1 and (stages != schedule.stages if schedule.is_fixed else stages < schedule.stages),
             f"--schedule {options.schedule} takes {schedule.stages} {'' if schedule.is_fixed else 'or more '}stages per rank, "

@@ -51,7 +51,7 @@ def balanced(costs: Sequence[float], count: int) -> list[range]:
         with raised_on_all_ranks():
             raise UsageError(
                 f"the model can be cut into {len(costs)} pieces at most, and {count} stages are asked for; take a smaller --pp "
-                "or --stages-per-rank",
+                "or --stages-per-rank"
             )
     sums = [0.0]
     for cost in costs:
@@ -104,6 +104,6 @@ def _pieces(module: nn.Module, name: str, cuts: Collection[str]) -> list[str]:
         with raised_on_all_ranks():
             raise UsageError(
                 f"{prefix}{own[0]} would belong to no stage, as {name or 'the model'} is cut; put it in a module of its own, or "
-                "train without --pp",
+                "train without --pp"
             )
     return [piece for key, child in module.named_children() for piece in _pieces(child, f"{prefix}{key}", cuts)]

@@ -96,12 +96,7 @@ def _impossible(context: LaunchContext, way: str) -> RunnerError | None:
 
 
 def rendezvous(
-    context: LaunchContext,
-    own: RankRecord,
-    *,
-    way: Way,
-    timeout: float = 300.0,
-    policy: Policy = Policy.STRICT,
+    context: LaunchContext, own: RankRecord, *, way: Way, timeout: float = 300.0, policy: Policy = Policy.STRICT
 ) -> Rendezvous:
     """Exchange the records of all ranks, and agree on an endpoint that rank 0 holds.
 

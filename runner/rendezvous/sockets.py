@@ -26,12 +26,7 @@ def own_endpoint(listener: socket.socket, way: str, reached_by: str = "", key: b
     """Rank 0's endpoint, at the socket that it holds."""
     address = reached_by or listener.getsockname()[0]
     return Endpoint(
-        host=address,
-        port=port_of(listener),
-        interface=interface_towards(address),
-        way=way,
-        key=key,
-        listener=listener,
+        host=address, port=port_of(listener), interface=interface_towards(address), way=way, key=key, listener=listener
     )
 
 
@@ -151,8 +146,7 @@ def _socket_file(context: LaunchContext) -> Path:
         found = folder.lstat()
     except OSError as error:
         raise RendezvousError(
-            f"cannot make {folder}: {error.strerror}",
-            fix="remove what is there, or set TMPDIR to a folder of your own",
+            f"cannot make {folder}: {error.strerror}", fix="remove what is there, or set TMPDIR to a folder of your own"
         ) from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise RendezvousError(

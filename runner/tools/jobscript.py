@@ -56,10 +56,7 @@ def jobscript(job: Job, argv: list[str]) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m runner jobscript",
-        description=__doc__,
-    )
+    parser = Parser(prog="python -m runner jobscript", description=__doc__)
     parser.add_argument(
         "--scheduler", choices=SCHEDULERS, help="whose script it is (default: the one whose commands are here)"
     )

@@ -65,12 +65,7 @@ class Result:
 
 
 def fit(
-    run: Run,
-    task: Task,
-    options: TrainingOptions,
-    *,
-    on_step: Sequence[Hook] = (),
-    on_epoch: Sequence[Hook] = (),
+    run: Run, task: Task, options: TrainingOptions, *, on_step: Sequence[Hook] = (), on_epoch: Sequence[Hook] = ()
 ) -> Result:
     """Train on all ranks, evaluate after each epoch, write metrics and checkpoints on rank 0. Collective.
 

@@ -204,12 +204,7 @@ def _step_options(given: argparse.Namespace, data_size: int) -> dict[str, Any]:
         given.plan.check(parallel)
     if batch_size % parallel.micro_batches:
         raise UsageError(f"--micro-batches {parallel.micro_batches} does not divide a rank's batch of {batch_size}")
-    return {
-        "batch_size": batch_size,
-        "seed": given.seed,
-        "dtype": given.dtype,
-        "parallel": parallel,
-    }
+    return {"batch_size": batch_size, "seed": given.seed, "dtype": given.dtype, "parallel": parallel}
 
 
 def _batch_per_rank(given: argparse.Namespace, data_size: int) -> int:
@@ -220,6 +215,6 @@ def _batch_per_rank(given: argparse.Namespace, data_size: int) -> int:
     if rest:
         raise UsageError(
             f"--global-batch-size {whole} does not divide among {data_size} ranks ({whole} = {data_size} × {each} + {rest}); "
-            f"take {data_size * max(each, 1)} or {data_size * (each + 1)}",
+            f"take {data_size * max(each, 1)} or {data_size * (each + 1)}"
         )
     return each

@@ -72,7 +72,7 @@ def check_settings(
                 raise UsageError(
                     f"--resume: {saved.path} is from the middle of an epoch over {then['samples']} samples, shuffled by "
                     f"seed {then['seed']}; here are {settings['samples']} samples and seed {settings['seed']}, so its rest "
-                    "is not known; give it the same",
+                    "is not known; give it the same"
                 )
     changes = [
         f"{name} {_text(then[name])} → {_text(now)}"
@@ -139,7 +139,7 @@ def _check_optimizer(saved: Saved, then: dict[str, Any], optimizer: Optimizer, o
     if problem:
         raise UsageError(
             f"--resume: {saved.path} was made {problem}; take the optimizer that it was made with, or train anew without "
-            "--resume",
+            "--resume"
         )
 
 

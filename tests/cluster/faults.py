@@ -128,13 +128,7 @@ CASES = (
         within=10.0,
         not_under=NO_SIGNALS,
     ),
-    Case(
-        number=12,
-        title="SIGKILL to the launcher",
-        to_launcher=SIGKILL,
-        within=10.0,
-        not_under=NO_SIGNALS,
-    ),
+    Case(number=12, title="SIGKILL to the launcher", to_launcher=SIGKILL, within=10.0, not_under=NO_SIGNALS),
     Case(
         number=14,
         title="a rank is killed, and srun does not end the others (--kill-on-bad-exit=0)",
@@ -142,12 +136,7 @@ CASES = (
         says=r"rank 1 of 2 on host \S+: killed by SIGKILL",
         only_under=("srun-kept",),
     ),
-    Case(
-        number=21,
-        title="a rank's guard is killed",
-        fault="guard",
-        within=10.0,
-    ),
+    Case(number=21, title="a rank's guard is killed", fault="guard", within=10.0),
     Case(
         number=25,
         title="a loss that is NaN on one rank, with --check-finite",
@@ -260,10 +249,7 @@ def _try_once(vc: Cluster, case: Case, launcher: str, folder: Path) -> Found:
         end = time.time()
     own = [line for line in done.stderr.splitlines() if line.startswith("runner: ")]
     return Found(
-        seconds=end - began,
-        code=done.returncode,
-        line=next(iter(own), "").removeprefix("runner: "),
-        left=left,
+        seconds=end - began, code=done.returncode, line=next(iter(own), "").removeprefix("runner: "), left=left
     )
 
 

@@ -100,10 +100,7 @@ def test_a_request_that_slurm_refuses(vc: Cluster) -> None:
         ("openmpi.sh", {"MPIRUN": DEBIAN_MPIRUN, "HOSTS": "node1:2,node2:2", "OMPI_MCA_btl_tcp_if_include": "eth0"}),
         ("openmpi.sh", {"MPIRUN": str(BIN / "mpirun"), "HOSTS": "node1:2,node2:2", "PRTE_MCA_prte_if_include": "eth0"}),
         ("mpich.sh", {"MPIRUN": str(PREFIXES / "mpich" / "bin" / "mpiexec"), "HOSTS": "node1:2,node2:2"}),
-        (
-            "intelmpi.sh",
-            {"MPIRUN": INTEL_MPIRUN, "HOSTS": "node1,node2", "PER_HOST": "2"} | INTEL,
-        ),
+        ("intelmpi.sh", {"MPIRUN": INTEL_MPIRUN, "HOSTS": "node1,node2", "PER_HOST": "2"} | INTEL),
     ],
     ids=["Open MPI 4", "Open MPI 5", "MPICH", "Intel MPI"],
 )

@@ -102,11 +102,7 @@ def test_a_spare_host_has_no_ranks_at_first(vc: Cluster, launcher: str, tmp_path
 
 @pytest.mark.parametrize(
     "launcher",
-    [
-        "srun",
-        f"{BIN}/mpirun --prtemca prte_if_include eth0 -np 2",
-        f"{PREFIXES}/mpich/bin/mpiexec -iface eth0 -n 2",
-    ],
+    ["srun", f"{BIN}/mpirun --prtemca prte_if_include eth0 -np 2", f"{PREFIXES}/mpich/bin/mpiexec -iface eth0 -n 2"],
     ids=["srun", "openmpi5", "mpich"],
 )
 def test_the_hosts_of_a_slurm_job(vc: Cluster, launcher: str, tmp_path: Path) -> None:

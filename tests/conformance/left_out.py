@@ -5,5 +5,5 @@ from __future__ import annotations
 LEFT_OUT: dict[str, str] = {
     "test_ddp_logging_data_cpu": (
         "wants DDP's log to name the backend gloo; DDP's C++ takes what is so named for gloo itself, so mpi4py keeps its name"
-    ),
+    )
 }

@@ -22,13 +22,7 @@ rank, size = dist.get_rank(), dist.get_world_size()
 SHAPES = [(0,), (1,), (17, 5), (1 << 15,)]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-FLOATS8 = [
-    torch.float8_e4m3fn,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2,
-    torch.float8_e5m2fnuz,
-    torch.float8_e8m0fnu,
-]
+FLOATS8 = [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu]
 OTHERS = [torch.bool, torch.complex64, torch.complex128, torch.complex32, torch.bcomplex32]
 # What torch does not compare.
 COMPARED_AS = dict.fromkeys(FLOATS8, torch.float32) | dict.fromkeys(
@@ -140,10 +134,7 @@ for dtype, shape in itertools.product(INTEGERS + FLOATS + FLOATS8 + OTHERS, SHAP
     dist.all_to_all_single(mixed, torch.stack(outgoing))
     same(mixed, torch.stack(wanted), "all_to_all_single", dtype, shape)
     arrived = torch.empty_like(own)
-    operations = [
-        dist.P2POp(dist.isend, own, (rank + 1) % size),
-        dist.P2POp(dist.irecv, arrived, (rank - 1) % size),
-    ]
+    operations = [dist.P2POp(dist.isend, own, (rank + 1) % size), dist.P2POp(dist.irecv, arrived, (rank - 1) % size)]
     for work in dist.batch_isend_irecv(operations) if size > 1 else []:
         work.wait()
     if size > 1:

@@ -90,13 +90,7 @@ def main(run: Run, argv: list[str]) -> None:
 
     torch.manual_seed(0)
     model: nn.Module | Callable[[], nn.Module] = make if given.meta else make()
-    task = Task(
-        model=model,
-        loss=loss_of,
-        optimizer=optimizer,
-        train_data=TensorDataset(inputs, targets),
-        plan=PLAN,
-    )
+    task = Task(model=model, loss=loss_of, optimizer=optimizer, train_data=TensorDataset(inputs, targets), plan=PLAN)
     whole = copy.deepcopy(task).build(run.device, dtype)
     bare = optimizer(whole.parameters())
     setting = Setting(device=run.device, dtype=dtype, mesh=run.mesh, options=options.parallel)

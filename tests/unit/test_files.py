@@ -59,6 +59,4 @@ def test_the_first_error_is_told_once() -> None:
     for name in "ab":
         files.append(Path("/proc/nothing", name), b"")
     files.close(60.0)
-    assert told == [
-        "--log-dir: cannot write /proc/nothing/a: No such file or directory; the job goes on without it",
-    ]
+    assert told == ["--log-dir: cannot write /proc/nothing/a: No such file or directory; the job goes on without it"]

@@ -13,10 +13,7 @@ import torch
 
 from runner.errors import UsageError
 from tests.unit.test_llama import DEBUG, TIED, made
-from workloads.models.llama import (
-    LlamaConfig,
-    RopeScaling,
-)
+from workloads.models.llama import LlamaConfig, RopeScaling
 from workloads.models.llama_weights import read, read_config, write
 
 

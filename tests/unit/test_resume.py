@@ -15,13 +15,7 @@ from runner.parallel.state import shapes_of, state_of
 from runner.training import resume
 from runner.training.checkpoint_folder import Position, Saved
 
-SETTINGS: dict[str, Any] = {
-    "workload": "workloads.test",
-    "ranks": 2,
-    "seed": 0,
-    "samples": 100,
-    "optimizer": "SGD",
-}
+SETTINGS: dict[str, Any] = {"workload": "workloads.test", "ranks": 2, "seed": 0, "samples": 100, "optimizer": "SGD"}
 
 
 def made(lr: float = 0.1, momentum: float = 0.9) -> tuple[nn.Module, torch.optim.Optimizer, dict[str, Any]]:

@@ -41,7 +41,7 @@ def start_horovod(size: int, device: str) -> Any:
     hvd.init()
     if hvd.size() != size:
         raise RefusedError(
-            f"Horovod sees {hvd.size()} ranks, and there are {size}: it was built for another MPI; {_HOW}",
+            f"Horovod sees {hvd.size()} ranks, and there are {size}: it was built for another MPI; {_HOW}"
         )
     return hvd
 

@@ -41,6 +41,5 @@ class HorovodConnection(Connection):
             return output[0] if isinstance(output, tuple) else output  # alltoall also returns the sizes received
 
         return Operation(
-            call=lambda: finish(run(data, hvd, label)),
-            start=lambda: functools.partial(finish, run(data, hvd, label)),
+            call=lambda: finish(run(data, hvd, label)), start=lambda: functools.partial(finish, run(data, hvd, label))
         )

@@ -221,13 +221,7 @@ class MPIBackend(Backend):
         return self._message("recvAnySource", "recv from any rank", tensor, steps, -1, status.Get_source)
 
     def _message(
-        self,
-        name: str,
-        what: str,
-        tensor: Tensor,
-        steps: Steps,
-        peer: int,
-        sender: Callable[[], int] | None = None,
+        self, name: str, what: str, tensor: Tensor, steps: Steps, peer: int, sender: Callable[[], int] | None = None
     ) -> MPIWork:
         if not tensor.is_cpu:
             steps = self._streams.after_what_is_queued(tensor, steps, at_once=True)

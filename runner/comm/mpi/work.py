@@ -23,11 +23,7 @@ class MPIWork(Work):
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        task: Task,
-        results: Sequence[torch.Tensor],
-        sender: Callable[[], int] | None = None,
+        self, engine: Engine, task: Task, results: Sequence[torch.Tensor], sender: Callable[[], int] | None = None
     ) -> None:
         super().__init__()
         self._engine, self._task, self._results, self._sender = engine, task, list(results), sender

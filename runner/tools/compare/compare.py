@@ -133,10 +133,7 @@ def compare(job: Job, argv: list[str]) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m runner compare",
-        description=__doc__,
-    )
+    parser = Parser(prog="python -m runner compare", description=__doc__)
     parser.add_argument("target", metavar="WORKLOAD", help="a module, for example workloads.mnist")
     parser.add_argument(
         "--engines",
