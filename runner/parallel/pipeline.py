@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ from runner.parallel.state import State, merged, restricted, whole_of
 from runner.parallel.task import Task, to_device
 from runner.parallel.trainer import Trainer
 
-_SAMPLES, _REPEATS = 2, 3  # with which the cost of layers is measured
+# How the cost of layers is measured: on so many samples, at least so often, and until so many seconds have passed.
+_SAMPLES, _ROUNDS, _MEASURING = 2, 3, 0.2
 _HEADER = 10  # numbers that describe a tensor: dimensions, dtype, sizes
 _DTYPES = (
     torch.float32,
@@ -188,16 +189,23 @@ def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], settin
     return costs.tolist()
 
 
-def _measured(parts: Iterable[nn.Module], values: Tensor) -> tuple[list[float], Tensor | None]:
-    """What each part costs, and the outputs of the last, if each could take the outputs of the one before."""
-    measure, costs = _operations if values.device.type == "meta" else _seconds, []
+def _measured(parts: Sequence[nn.Module], values: Tensor) -> tuple[list[float], Tensor | None]:
+    """What each part costs, and the outputs of the last, if each could take the outputs of the one before.
+
+    Seconds are the least of several rounds over all parts: what else the machine does for a moment then meets each part once.
+    """
+    is_timed = values.device.type != "meta"
+    measure, costs = _seconds if is_timed else _operations, [math.inf] * len(parts)
+    start, rounds = time.perf_counter(), _ROUNDS if is_timed else 1
     try:
-        for part in parts:
-            cost, values = measure(part, values)
-            costs.append(cost)
+        while rounds > 0 or (is_timed and time.perf_counter() - start < _MEASURING):
+            outputs, rounds = values, rounds - 1
+            for number, part in enumerate(parts):
+                cost, outputs = measure(part, outputs)
+                costs[number] = min(costs[number], cost)
     except (RuntimeError, ValueError, IndexError):  # what torch raises for shapes that do not fit
         return costs, None
-    return costs, values
+    return costs, outputs
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
@@ -211,17 +219,14 @@ def _operations(part: nn.Module, values: Tensor) -> tuple[float, Tensor]:
 
 
 def _seconds(part: nn.Module, values: Tensor) -> tuple[float, Tensor]:
-    """Of a forward and a backward pass: the shortest of a few."""
-    times = []
-    for _ in range(_REPEATS):
-        inputs = values.detach().requires_grad_(values.is_floating_point())
-        start = time.perf_counter()
-        outputs = part(inputs)
-        if outputs.requires_grad:
-            torch.autograd.backward(outputs.sum())
-        synchronize(values.device)
-        times.append(time.perf_counter() - start)
-    return min(times), outputs.detach()
+    """Of a forward and a backward pass."""
+    inputs = values.detach().requires_grad_(values.is_floating_point())
+    start = time.perf_counter()
+    outputs = part(inputs)
+    if outputs.requires_grad:
+        torch.autograd.backward(outputs.sum())
+    synchronize(values.device)
+    return time.perf_counter() - start, outputs.detach()
 
 
 def _check_ties(stages: Sequence[nn.Module]) -> None:

@@ -71,7 +71,7 @@ def test_a_rank_has_its_share_of_the_parameters(turns: Turns) -> None:
     whole = counts[""]
     assert counts["--strategy fsdp"] <= 1.05 * whole / 4
     assert counts["--strategy fsdp --tp 2"] <= 1.2 * whole / 4  # norms, embedding and head are not divided by --tp here
-    assert counts["--pp 4 --schedule gpipe"] <= 1.2 * whole / 4
+    assert counts["--pp 4 --schedule gpipe"] < whole / 2  # stages are equal in time, not in parameters
 
 
 def test_a_tied_weight_is_not_cut_from_its_twin(turns: Turns) -> None:
