@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -140,8 +140,8 @@ values = numbers | st.none() | st.booleans() | st.text() | st.lists(st.none())
 fields = st.dictionaries(st.sampled_from(list(State.__dataclass_fields__)), values)
 
 
-@settings(deadline=None)
 @given(st.lists(fields, max_size=4))
+@example([{"host": "0" * 18 + "\x1b"}, {}])
 def test_whatever_is_in_the_files_all_ranks_are_judged_and_shown(files: list[dict[str, Any]]) -> None:
     files = [file | {"size": len(files)} for file in files]
     states = [parse(rank, json.dumps(file)) for rank, file in enumerate(files)]
@@ -153,7 +153,6 @@ def test_whatever_is_in_the_files_all_ranks_are_judged_and_shown(files: list[dic
     assert all(len(line) <= 80 for line in drawn(states, 80))
 
 
-@settings(deadline=None)
 @given(st.permutations(range(6)))
 def test_the_order_of_the_files_does_not_matter(order: list[int]) -> None:
     states = job(state(1, 6, step_seconds=2.0), state(4, 6, time=NOW - 99), state(5, 6, exit_code=3), size=6)

@@ -101,7 +101,10 @@ def parse(rank: int, text: str) -> State:
 
 
 def _text(value: object) -> str | None:
-    return " ".join(value.split()) if isinstance(value, str) else None
+    """In one line, without what a terminal would obey: an error message may have colours."""
+    if not isinstance(value, str):
+        return None
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in value).split())
 
 
 def _any_number(value: object) -> float | None:
