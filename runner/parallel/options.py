@@ -251,6 +251,10 @@ def _conflicts(options: ParallelOptions) -> list[tuple[bool, str]]:
         ),
         (options.pp == 1 and stages > 1, f"--stages-per-rank {stages} is about a pipeline; add --pp 2 or more"),
         (
+            options.pp == 1 and options.schedule != ParallelOptions.schedule,
+            f"--schedule {options.schedule} is a pipeline's; add --pp 2 or more",
+        ),
+        (
             options.pp > 1 and (stages != schedule.stages if schedule.is_fixed else stages < schedule.stages),
             f"--schedule {options.schedule} takes {schedule.stages} {'' if schedule.is_fixed else 'or more '}stages per rank, "
             f"not {stages}; leave --stages-per-rank out, or take another schedule",
@@ -280,6 +284,10 @@ def _conflicts(options: ParallelOptions) -> list[tuple[bool, str]]:
         (
             name == "horovod" and options.comm_hook in ("bf16", "powersgd"),
             f"Horovod compresses to fp16 only, not by {options.comm_hook}; take --comm-hook fp16, or --strategy ddp",
+        ),
+        (
+            options.sync_every != ParallelOptions.sync_every and name != "local-sgd",
+            f"--sync-every {options.sync_every} is local SGD's; take --strategy local-sgd",
         ),
         (
             options.outer_optimizer != "none" and name != "local-sgd",

@@ -151,7 +151,7 @@ def _candidate(
     if wanted["tp"] == 1:
         wanted = wanted | {"sequence_parallel": False, "loss_parallel": False}
     if wanted["pp"] == 1:
-        wanted = wanted | {"stages_per_rank": None}
+        wanted = wanted | {"stages_per_rank": None, "schedule": ParallelOptions.schedule}
     options = read_parallel_options(argparse.Namespace(**(own | wanted)))
     if problem := plan.lacks(options):
         raise UsageError(f"this workload cannot be trained with {problem}")
