@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
+
 from runner.launch.table import LAUNCHERS
 
 ROOT = Path(__file__).parent.parent
@@ -84,18 +86,45 @@ def mpirun_path() -> str:
 def run(
     *command: str, cwd: Path | None = None, timeout: float = 120, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, in a clean environment."""
-    done = subprocess.run(
+    """Run a command to its end, in a clean environment.
+
+    Raises:
+        TimeoutError: it has not ended in time. It was killed, with what it has started.
+    """
+    process = subprocess.Popen(
         command,
         cwd=cwd,
         env=clean_environment(**environment),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
         stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+    done = finish(process, timeout)
     done.stdout = without_gloo(done.stdout)
     return done
+
+
+def finish(process: subprocess.Popen[str], timeout: float) -> subprocess.CompletedProcess[str]:
+    """Read what a process prints until it ends.
+
+    Raises:
+        TimeoutError: it has not ended in time. It was killed, with what it has started; the message has what it printed.
+    """
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    except BaseException as error:
+        for one in [
+            *psutil.Process(process.pid).children(recursive=True),
+            process,
+        ]:  # some are in sessions of their own
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        output, errors = process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise TimeoutError(f"{process.args} did not end within {timeout} s\n{output}\n{errors}") from None
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def without_gloo(output: str) -> str:

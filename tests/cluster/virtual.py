@@ -114,9 +114,8 @@ class Cluster:
         cwd: Path | None = None,
         **environment: str,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host to its end; when the time is over, all it started is killed."""
-        timeout = self.timeout if timeout is None else timeout
-        from tests.launching import clean_environment
+        """Run a command on a host to its end; when the time is over, all it started is killed (TimeoutError)."""
+        from tests.launching import clean_environment, finish
 
         process = subprocess.Popen(
             self.command(host, command),
@@ -128,13 +127,8 @@ class Cluster:
             text=True,
             start_new_session=True,
         )
-        try:
-            output, errors = process.communicate(timeout=timeout)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            raise
-        return subprocess.CompletedProcess(list(command), process.returncode, output, errors)
+        done = finish(process, self.timeout if timeout is None else timeout)
+        return subprocess.CompletedProcess(list(command), done.returncode, done.stdout, done.stderr)
 
     def free_port(self, host: str) -> int:
         """A port that nothing listens on there."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -42,7 +41,7 @@ def measure(command: list[str], folder: Path) -> float:
     """Seconds; infinity if the job has not gone on to its end within 90 s."""
     try:
         is_done = run(*command, timeout=90).returncode == 0
-    except subprocess.TimeoutExpired:
+    except TimeoutError:
         is_done = False
     if not is_done:
         return math.inf
