@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -27,7 +27,6 @@ def steps(length: int, size: int, each: int, *, epoch: int = 0, skip: int = 0) -
     return [{sample for batch in batches for sample in batch} for batches in zip(*ranks, strict=True)]
 
 
-@settings(deadline=None)
 @given(st.integers(4, 300), st.integers(1, 8), st.integers(0, 3))
 def test_global_batches_do_not_depend_on_the_number_of_ranks(length: int, each: int, epoch: int) -> None:
     whole = 4 * each
@@ -43,7 +42,6 @@ def test_an_epoch_can_be_taken_up_in_the_middle() -> None:
     assert steps(103, 4, 5, skip=40) == steps(103, 1, 20)[2:]
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_what_is_left_of_an_epoch_is_shared_equally_by_any_other_ranks(data: st.DataObject) -> None:
     """Stopped after some steps, and gone on with another number of ranks and another batch."""
@@ -64,7 +62,6 @@ def test_epochs_are_shuffled_differently() -> None:
     assert steps(100, 1, 10, epoch=0) != steps(100, 1, 10, epoch=1)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 50), st.integers(1, 7), st.integers(1, 9))
 def test_evaluation_sees_every_sample_once(length: int, size: int, batch: int) -> None:
     data = TensorDataset(torch.arange(length))

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -102,7 +102,6 @@ def whole() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", ["checkpoint.json", "model-00001-of-00001.safetensors"])
-@settings(deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_is_found_or_is_of_no_consequence(whole: Path, name: str, place: float, bit: int) -> None:
     """Anywhere: in the tensors, in their names, in the settings, in the sums themselves."""
@@ -120,7 +119,6 @@ def test_a_flipped_bit_is_found_or_is_of_no_consequence(whole: Path, name: str, 
     assert all(torch.equal(tensors[key], tensor) for key, tensor in TENSORS.items())
 
 
-@settings(deadline=None)
 @given(st.floats(0, 1, exclude_max=True))
 def test_a_file_that_ends_early_is_found(whole: Path, part: float) -> None:
     path = whole / "model-00001-of-00001.safetensors"

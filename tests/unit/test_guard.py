@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
@@ -32,6 +32,7 @@ def guarded(body: str, limit: float = 60.0, first: str = "", launcher: str = "")
     """A process under guard that runs this code as its worker; gone, with its worker, when the context ends."""
     process = subprocess.Popen(
         [sys.executable, "-c", BEGINNING.format(limit=limit, first=first, launcher=launcher) + body],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -40,6 +41,9 @@ def guarded(body: str, limit: float = 60.0, first: str = "", launcher: str = "")
     try:
         yield process
     finally:
+        with suppress(psutil.NoSuchProcess):
+            for started in psutil.Process(process.pid).children(recursive=True):
+                started.kill()  # else it may keep the output open
         process.kill()
         process.communicate()
 
@@ -136,12 +140,18 @@ children = [
 ]
 children[1].stdout.readline()
 print(*(child.pid for child in children), flush=True)
+sys.stdin.readline()
 """
 
 
 def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """What CHILDREN has started. The program goes on once they have been looked at."""
     assert process.stdout is not None
-    return [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+    assert process.stdin is not None
+    children = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return children
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ PIECES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pieces=st.lists(PIECES, max_size=4), ends=st.sampled_from([socket.socket.close, reset, None]))
 def test_whatever_a_stranger_says_and_however_it_leaves(server: Any, pieces: list[bytes], ends: Any) -> None:
     stranger = socket.create_connection(server)
@@ -90,7 +90,7 @@ def test_whatever_a_stranger_says_and_however_it_leaves(server: Any, pieces: lis
     stranger.close()
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.one_of(st.binary(max_size=300), st.just(b"[" * 50_000), st.just(b"null")), whole=st.booleans())
 def test_one_who_knows_the_key_and_talks_nonsense_ends_itself_only(server: Any, text: bytes, whole: bool) -> None:
     with connect(socket.AF_INET, server, KEY, 2, 20.0) as client:
