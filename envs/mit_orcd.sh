@@ -6,8 +6,8 @@
 #   sbatch -p mit_normal_gpu --gpus-per-node=4 mpi_scripts/slurm_torchrun.sh train.py     the same with torchrun
 #   salloc -p mit_normal_gpu -N 1 -n 2 -t 60 --gres=gpu:2   then: srun python -m runner doctor
 #
-# Take salloc, not `srun -n 4 --pty bash`: that shell is rank 0 of 4, whose other ranks are idle, so what is started in it
-# waits for them (--launcher single runs it alone).
+# Take salloc, not `srun -n 4 --pty bash`: that shell is rank 0 of 4, whose other ranks are idle, so the runner refuses to start
+# in it (--launcher single runs it alone).
 #
 # Not tried by the tests. Module and partition names are those of the site's course pages; `module avail` lists today's.
 

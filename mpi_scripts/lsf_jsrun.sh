@@ -5,7 +5,8 @@
 #
 # LSF with jsrun: one resource set per host, with all its ranks in it.
 #
-#   RANKS_PER_HOST=4 bsub mpi_scripts/lsf_jsrun.sh TARGET ARGS...
+#   python -m runner jobscript --scheduler lsf --submit TARGET ARGS...
+#   RANKS_PER_HOST=4 bsub mpi_scripts/lsf_jsrun.sh TARGET ARGS...       where the site has bsub read the lines above from a file
 #
 # With GPUs: GPUS_PER_HOST=4. Not tried by the tests: LSF cannot be installed there.
 set -euo pipefail
