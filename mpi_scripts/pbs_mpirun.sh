@@ -7,10 +7,8 @@
 # mpirun inside a PBS job, which lists the hosts in PBS_NODEFILE, one line per rank.
 #
 #   python -m runner jobscript --scheduler pbs --submit TARGET ARGS...
-#
-# or, with PBS Pro, which hands the arguments on, but then reads none of the lines above:
-#
 #   qsub -V -l select=2:ncpus=16:mpiprocs=4 -l place=scatter -l walltime=1:00:00 -- "$PWD/mpi_scripts/pbs_mpirun.sh" TARGET ARGS...
+#                             PBS Pro, which then hands the arguments on, and reads none of the lines above
 #
 # With GPUs: select=2:ncpus=16:mpiprocs=4:ngpus=4. Not tried by the tests: PBS cannot be installed there.
 set -euo pipefail
