@@ -30,7 +30,7 @@ from tests.launching import ROOT, RUNNER, SCRIPTS
 DOCUMENT = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- written by make test-faults -->", "<!-- end -->"
 HANG = 3  # seconds, of --hang-timeout
-_LEAVING = 3.0  # seconds that what was started gets to end, after the launcher has
+_LEAVING = 10.0  # seconds that what was started gets to end after the launcher has; orphans get SIGKILL after 5
 
 NO_SIGNALS = ("torchrun", "srun-torchrun", "intelmpi")  # the last is a shell script, which ends (docs/signals.md)
 SRUN = ("srun", "srun-pmi2")  # SIGTERM ends its step at once, and Ctrl-C has to come twice
