@@ -114,10 +114,8 @@ def finish(process: subprocess.Popen[str], timeout: float) -> subprocess.Complet
     try:
         output, errors = process.communicate(timeout=timeout)
     except BaseException as error:
-        for one in [
-            *psutil.Process(process.pid).children(recursive=True),
-            process,
-        ]:  # some are in sessions of their own
+        # Some are in sessions of their own.
+        for one in [*psutil.Process(process.pid).children(recursive=True), process]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
         output, errors = process.communicate()

@@ -30,7 +30,7 @@ from tests.launching import ROOT, RUNNER, SCRIPTS
 DOCUMENT = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- written by make test-faults -->", "<!-- end -->"
 HANG = 3  # seconds, of --hang-timeout
-_LEAVING = 10.0  # seconds that what was started gets to end after the launcher has; orphans get SIGKILL after 5
+_LEAVING = 3.0  # seconds that what was started gets to end, after the launcher has
 
 NO_SIGNALS = ("torchrun", "srun-torchrun", "intelmpi")  # the last is a shell script, which ends (docs/signals.md)
 SRUN = ("srun", "srun-pmi2")  # SIGTERM ends its step at once, and Ctrl-C has to come twice
@@ -244,7 +244,8 @@ def _try_once(vc: Cluster, case: Case, launcher: str, folder: Path) -> Found:
         raise NotStartedError(done.stderr)
     if case.to_launcher is None:
         began = float(stamp.read_text())
-    left = left_of(folder)
+    # Ranks whose launcher was killed get SIGTERM then, and SIGKILL 5 s later.
+    left = left_of(folder, case.within if case.to_launcher is SIGKILL else _LEAVING)
     if case.to_launcher is SIGKILL:  # its ranks' end is what counts
         end = time.time()
     own = [line for line in done.stderr.splitlines() if line.startswith("runner: ")]
@@ -253,9 +254,9 @@ def _try_once(vc: Cluster, case: Case, launcher: str, folder: Path) -> Found:
     )
 
 
-def left_of(folder: Path) -> list[str]:
-    """The command lines of the processes that name this folder and do not end by themselves."""
-    deadline = time.monotonic() + _LEAVING
+def left_of(folder: Path, within: float = _LEAVING) -> list[str]:
+    """The command lines of the processes that name this folder and do not end by themselves in so many seconds."""
+    deadline = time.monotonic() + within
     while (left := [*processes(folder)]) and time.monotonic() < deadline:
         time.sleep(0.1)
     return [" ".join(process.info["cmdline"]) for process in left]

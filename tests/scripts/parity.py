@@ -119,6 +119,7 @@ def main(run: Run, argv: list[str]) -> None:
     everyone: list[Any] = [None] * run.size
     torch.distributed.all_gather_object(everyone, found)
     worst = {key: max(one[key] for one in everyone) for key in found}
+    worst["parameters_of_all"] = sum(one["parameters"] for one in everyone)
     run.say("parity " + json.dumps({"arguments": " ".join(argv), **worst}))
 
 

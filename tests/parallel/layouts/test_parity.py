@@ -64,14 +64,16 @@ def test_in_less_precision_losses_stay_near(precision: str, turns: Turns) -> Non
 
 
 def test_a_rank_has_its_share_of_the_parameters(turns: Turns) -> None:
-    counts = {}
+    counts, of_all = {}, {}
     for options in ("", "--strategy fsdp", "--strategy fsdp --tp 2", "--pp 4 --schedule gpipe"):
         done = ok(turns(4, "parity", *EXACT, *options.split(), "--steps", "1"))
-        counts[options] = json.loads(done.stdout.partition("parity ")[2])["parameters"]
+        found = json.loads(done.stdout.partition("parity ")[2])
+        counts[options], of_all[options] = found["parameters"], found["parameters_of_all"]
     whole = counts[""]
     assert counts["--strategy fsdp"] <= 1.05 * whole / 4
     assert counts["--strategy fsdp --tp 2"] <= 1.2 * whole / 4  # norms, embedding and head are not divided by --tp here
     assert counts["--pp 4 --schedule gpipe"] < whole / 2  # stages are equal in time, not in parameters
+    assert of_all["--pp 4 --schedule gpipe"] == whole  # each is on one stage
 
 
 def test_a_tied_weight_is_not_cut_from_its_twin(turns: Turns) -> None:
