@@ -21,6 +21,8 @@ from runner.numbers import duration, not_negative
 from runner.placement import DEVICES
 from runner.rendezvous.rendezvous import WAYS
 
+HANG_TIMEOUT = 600.0  # seconds
+
 DESCRIPTION = """\
 Run a PyTorch program on all ranks that your launcher started (mpirun, srun, torchrun, horovodrun, …), for example
 
@@ -87,7 +89,7 @@ class Request:
     replace_backend: str | None
     timeout: float
     collective_timeout: float | None
-    hang_timeout: float
+    hang_timeout: float | None
     log_folder: Path | None
     prefixes_output: bool
     restarts: int
@@ -179,10 +181,9 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--hang-timeout",
         type=seconds,
-        default=600.0,
         metavar="SECONDS",
         help="without a step of a workload's training or a batch of its evaluation, until the job ends and shows where each "
-        "rank is (default: 600)",
+        f"rank is (default: {HANG_TIMEOUT:.0f})",
     )
     group.add_argument(
         "--collective-timeout",
@@ -274,6 +275,8 @@ _IDLE = {
     ("replace_backend", "workload"): "a workload takes --backend mpi4py",
     ("backend", "tool"): "it has options of its own: see its --help",
     ("replace_backend", "tool"): "it is for scripts that ask for gloo",
+    ("hang_timeout", "script"): "the runner does not see its steps; --collective-timeout ends a collective that hangs",
+    ("hang_timeout", "tool"): "it is for workloads",
     ("on_preempt", "workload"): "a workload saves by itself",
     ("on_preempt", "tool"): "it is for scripts",
     ("time_limit", "workload"): "a workload takes it after its name",

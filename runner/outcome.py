@@ -21,7 +21,7 @@ from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import is_reporting
 from runner.launch.time_limit import time_to_save
-from runner.options import Request
+from runner.options import HANG_TIMEOUT, Request
 from runner.rendezvous.mpi_library import library_of_launcher
 from runner.rendezvous.rendezvous import Rendezvous, Way
 from runner.rendezvous.secret import derived
@@ -114,7 +114,7 @@ def guard_watched(context: LaunchContext, request: Request) -> Watched:
     """What the guard watches."""
     return Watched(
         meet_within=request.timeout + 10,
-        hang_after=request.hang_timeout,
+        hang_after=HANG_TIMEOUT if request.hang_timeout is None else request.hang_timeout,
         launcher=lambda: launcher_of(context),
         is_middle=context.rank.value == 0 and context.size.value > 1,
         log_folder=request.log_folder,
