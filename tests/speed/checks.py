@@ -17,6 +17,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 from runner.comm.timing import synchronize
@@ -70,7 +71,8 @@ def main(run: Run, argv: list[str]) -> None:
         "--save-every",
         "0",
     ]
-    mnist.main(replace(run, train_by=measure), [*options, *rest])
+    with TemporaryDirectory() as folder:
+        mnist.main(replace(run, train_by=measure), [*options, "--checkpoint-dir", folder, *rest])
 
 
 def is_unwatched(number: int) -> bool:

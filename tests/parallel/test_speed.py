@@ -1,0 +1,34 @@
+"""The commands that measure, each for a moment: that they run, not what they find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launching import ROOT, ok
+from tests.turns import Turns
+
+COMMANDS = {
+    "loop": ["--rounds", "1", "--max-steps", "2", "--batch-size", "2"],
+    "loop --strategy fsdp": ["--strategy", "fsdp", "--rounds", "1", "--max-steps", "2", "--batch-size", "2"],
+    "step": ["--rounds", "1", "--max-steps", "2"],
+    "checkpoint": ["--rounds", "1", "--batch-size", "2"],
+    "checks": ["--blocks", "5"],
+}
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[Turns]:
+    jobs = Turns(PYTHONPATH=str(ROOT))
+    yield jobs
+    jobs.close()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_measures(command: str, jobs: Turns, tmp_path: Path) -> None:
+    module = f"tests.speed.{command.partition(' ')[0]}"
+    done = ok(jobs(2, module, *COMMANDS[command], cwd=tmp_path))
+    assert "ms per step" in done.stdout or " ÷ " in done.stdout
+    assert not list(tmp_path.iterdir())
