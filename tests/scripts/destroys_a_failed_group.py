@@ -6,7 +6,9 @@ import time
 import torch
 import torch.distributed as dist
 
-dist.init_process_group("mpi4py", timeout=datetime.timedelta(seconds=1))
+dist.init_process_group("mpi4py")
+dist.barrier()  # a rank may be slow to come here
+dist.set_timeout(datetime.timedelta(seconds=1))
 if dist.get_rank() == 1:
     time.sleep(4)
 try:
