@@ -12,6 +12,7 @@ ones. Weights come and go in Hugging Face's layout (``--pretrained``, ``--export
 from __future__ import annotations
 
 import argparse
+import codecs
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -141,6 +142,7 @@ def _task(run: Run, options: TrainingOptions, given: argparse.Namespace) -> Task
     except UsageError as error:  # on a host whose files differ
         problem = str(error)
     run.agree(problem)
+    end = given.schedule_steps or _steps(run, options, len(train_data))
     return Task(
         model=lambda: Llama(config),
         loss=_loss,
@@ -152,7 +154,8 @@ def _task(run: Run, options: TrainingOptions, given: argparse.Namespace) -> Task
         units_per_sample=given.length,
         flops_per_sample=flops_per_token(config, given.length) * given.length,
         loss_in=("bits/byte", 1 / math.log(2)),
-        schedule=_schedule(given.warmup, given.schedule_steps or _steps(run, options, len(train_data))),
+        schedule=_schedule(given.warmup, end),
+        settings={"length": given.length, "warm-up": given.warmup, "end of the learning rate": f"step {end}"},
         weights=(lambda: llama_weights.read(given.pretrained)) if given.pretrained else None,
         plan=plan(loss=options.parallel.loss_parallel),
     )
@@ -218,27 +221,44 @@ def _schedule(warmup: int, steps: int) -> Callable[[int], float]:
 
 
 def _generate(run: Run, task: Task, options: TrainingOptions, given: argparse.Namespace) -> None:
-    """Print the text and its continuation, as the tokens come."""
+    """Print the text and its continuation, as the tokens come. A token is a byte.
+
+    Raises:
+        UsageError: the text is empty, or too long for the model's positions; or there is no checkpoint.
+    """
+    text = given.generate.encode()
+    run.agree(_problem_of(text, given.tokens, _config(run, options, given)))
     parallel = replace(options.parallel, sequence_parallel=False, loss_parallel=False)  # one token has no parts
     checkpoint = replace(options.checkpoint, resume=options.checkpoint.resume or "")
     trainer = trained(run, task, replace(options, parallel=parallel, checkpoint=checkpoint))
-    tokens = torch.tensor([list(given.generate.encode())], device=run.device)
+    tokens = torch.tensor([list(text)], device=run.device)
     assert isinstance(trainer.model, Llama)
     caches = trainer.model.new_caches()
     generator = torch.Generator(run.device).manual_seed(options.seed)
     if run.is_main:
         print(given.generate, end="", flush=True)
     new = continuation(
-        lambda tokens: trainer.outputs(tokens, caches),
+        lambda tokens: trainer.outputs(tokens, caches)[..., :256],  # of a larger vocabulary, too
         tokens,
         given.tokens,
         temperature=given.temperature or 0.0,
         generator=generator,
     )
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for token in new:
         if run.is_main:
-            print(bytes(token.tolist()).decode("latin-1"), end="", flush=True)
-    run.say("")
+            print(decoder.decode(bytes(token.tolist())), end="", flush=True)
+    run.say(decoder.decode(b"", final=True))
+
+
+def _problem_of(text: bytes, new: int, config: LlamaConfig) -> str | None:
+    """Why a text cannot be continued by so many tokens, if it cannot."""
+    if not text:
+        return "--generate has no text to continue; give it some, such as 'def '"
+    positions = config.max_position_embeddings
+    if len(text) + new > positions:
+        return f"--generate: {len(text)} bytes and --tokens {new} are more than the model's {positions} positions; take fewer"
+    return None
 
 
 def _export(given: argparse.Namespace, options: TrainingOptions) -> None:

@@ -33,7 +33,17 @@ class Setting:
     options: ParallelOptions
 
 
-def load_strategy(name: str) -> Strategy:
+def make_trainer(task: Task, setting: Setting) -> Trainer:
+    """Wrap or divide the task's model by the options' strategy. Collective.
+
+    Raises:
+        UsageError: the task's plan does not say what the options need, or the strategy does not bear the model.
+    """
+    task.plan.check(setting.options)
+    return _load_strategy(setting.options.strategy)(task, setting)
+
+
+def _load_strategy(name: str) -> Strategy:
     """The function of a strategy, by its name."""
     if name in STRATEGIES:
         module, _, function = STRATEGIES[name].partition(":")

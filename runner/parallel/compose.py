@@ -67,11 +67,7 @@ def compose(task: Task, setting: Setting, *, shard: bool) -> Trainer:
 
     Args:
         shard: whether data-parallel ranks have a part of each parameter; otherwise they have replicas.
-
-    Raises:
-        UsageError: the task's plan does not say how to divide the model so.
     """
-    task.plan.check(setting.options)
     if degree(setting.mesh, "pipeline") > 1:
         from runner.parallel.pipeline import pipeline
 

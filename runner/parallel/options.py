@@ -89,7 +89,14 @@ class ParallelOptions:
             UsageError: the degrees do not fit the number of ranks.
         """
         rest: Literal["shard", "replicate"] = "shard" if self.strategy == "fsdp" else "replicate"
-        return Degrees.of(ranks, replicate=self.replicate or 1, pipeline=self.pp, tensor=self.tp, rest=rest)
+        degrees = Degrees.of(ranks, replicate=self.replicate or 1, pipeline=self.pp, tensor=self.tp, rest=rest)
+        if self.replicate == ranks > 1:
+            with raised_on_all_ranks():
+                raise UsageError(
+                    f"--replicate {ranks} is a whole model on each of the {ranks} ranks, so that nothing is sharded",
+                    fix="take fewer copies, or --strategy ddp",
+                )
+        return degrees
 
 
 def strategy_names() -> list[str]:

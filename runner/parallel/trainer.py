@@ -92,6 +92,9 @@ class Trainer:
         """Clip the gradients if asked for, and step the optimizer."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
+            if self.is_sharded:  # a step that overflows in one part of the model is left out for all of it
+                for found in self.scaler._found_inf_per_device(self.optimizer).values():
+                    dist.all_reduce(found, dist.ReduceOp.MAX)
         if self.options.clip_norm is not None:
             clip_gradients(self.model.parameters(), self.options.clip_norm, self.pipeline)
         if self.scaler is None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from runner.comm.timing import own_seconds_per_call
-from runner.parallel import Setting, load_strategy
+from runner.parallel import Setting, make_trainer
 from runner.parallel.task import Task, to_device
 from runner.training.batches import ShardSampler, train_loader
 from runner.training.options import StepOptions
@@ -45,7 +45,7 @@ def benchmark(run: Run, task: Task, options: StepOptions, protocol: Protocol) ->
         return taken
     device, dtype = run.device, getattr(torch, options.dtype)
     setting = Setting(device=device, dtype=dtype, mesh=run.mesh, options=options.parallel)
-    trainer = load_strategy(options.parallel.strategy)(task, setting)
+    trainer = make_trainer(task, setting)
     sampler = ShardSampler.over(task.train_data, run.data_rank, run.data_size, options.seed)
     batch: Any = next(iter(train_loader(task.train_data, sampler, options.batch_size, 0)))
     inputs, targets = to_device(batch[0], batch[1], device, dtype)

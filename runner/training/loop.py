@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.errors import RunnerError, UsageError, raised_on_all_ranks
-from runner.parallel import Setting, load_strategy
+from runner.parallel import Setting, make_trainer
 from runner.parallel.task import Plan, Task, to_device
 from runner.parallel.trainer import Trainer
 from runner.training import resume
-from runner.training.batches import ShardSampler, length_of, train_loader
+from runner.training.batches import ShardSampler, train_loader
 from runner.training.checkpoint_folder import Position, Saved, name_of
 from runner.training.checkpoints import Checkpoints
 from runner.training.evaluation import Evaluation, evaluate
@@ -214,8 +214,8 @@ def trained(run: Run, task: Task, options: TrainingOptions) -> Trainer:
 
 def _prepare(run: Run, task: Task, options: TrainingOptions) -> tuple[Trainer, Checkpoints]:
     setting = Setting(device=run.device, dtype=getattr(torch, options.dtype), mesh=run.mesh, options=options.parallel)
-    trainer = load_strategy(options.parallel.strategy)(task, setting)
-    settings = resume.settings_of(run, options, length_of(task.train_data), trainer.optimizer)
+    trainer = make_trainer(task, setting)
+    settings = resume.settings_of(run, task, options, trainer.optimizer)
     return trainer, Checkpoints(run, trainer, options.checkpoint, settings)
 
 

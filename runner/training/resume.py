@@ -8,6 +8,8 @@ from typing import Any
 from torch.optim import Optimizer
 
 from runner.errors import UsageError, raised_on_all_ranks
+from runner.parallel.task import Task
+from runner.training.batches import length_of
 from runner.training.checkpoint_folder import Saved, Shapes
 from runner.training.options import TrainingOptions
 from runner.training.run import Run
@@ -16,7 +18,7 @@ _PLAIN = (bool, int, float, str, type(None))
 _LR = ("lr", "initial_lr")  # torch's schedules start from the second
 
 
-def settings_of(run: Run, options: TrainingOptions, samples: int, optimizer: Optimizer) -> dict[str, Any]:
+def settings_of(run: Run, task: Task, options: TrainingOptions, optimizer: Optimizer) -> dict[str, Any]:
     """The settings that determine a run's result, for its checkpoints. Call it before the optimizer's state is loaded."""
     return {
         "workload": run.workload,
@@ -31,8 +33,11 @@ def settings_of(run: Run, options: TrainingOptions, samples: int, optimizer: Opt
         "precision": options.parallel.precision,
         "compression": options.parallel.comm_hook,
         "clip norm": options.parallel.clip_norm,
+        "steps between averages": options.parallel.sync_every,
+        "outer optimizer": options.parallel.outer_optimizer,
         "data": options.data.name,
-        "samples": samples,
+        "samples": length_of(task.train_data),
+        **task.settings,
         "optimizer": _kind(optimizer),
         "groups": [_hyperparameters(group) for group in optimizer.param_groups],
     }

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import TensorDataset
 
-from runner.parallel import Setting, load_strategy
+from runner.parallel import Setting, make_trainer
 from runner.parallel.mesh import Layout
 from runner.parallel.state import whole_of
 from runner.parallel.task import Plan, Task
@@ -94,7 +94,7 @@ def main(run: Run, argv: list[str]) -> None:
     whole = copy.deepcopy(task).build(run.device, dtype)
     bare = optimizer(whole.parameters())
     setting = Setting(device=run.device, dtype=dtype, mesh=run.mesh, options=options.parallel)
-    trainer = load_strategy(options.parallel.strategy)(task, setting)
+    trainer = make_trainer(task, setting)
     own = list(ShardSampler(SAMPLES, run.data_rank, run.data_size, 0))
     everyones = list(ShardSampler(SAMPLES, 0, 1, 0))
     found: dict[str, float] = {"loss": 0.0, "weights": 0.0}

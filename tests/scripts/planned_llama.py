@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from runner.parallel import Setting, load_strategy
+from runner.parallel import Setting, make_trainer
 from runner.parallel.mesh import lay_out
 from runner.parallel.options import degrees_in
 from runner.parallel.task import Plan, Task
@@ -81,7 +81,7 @@ def _train(run: Run, argv: list[str]) -> None:
 
 def _measure(run: Run, task: Task, options: StepOptions, name: str) -> None:
     setting = Setting(device=run.device, dtype=getattr(torch, options.dtype), mesh=run.mesh, options=options.parallel)
-    trainer = load_strategy(options.parallel.strategy)(task, setting)
+    trainer = make_trainer(task, setting)
     samples = [task.train_data[number] for number in range(options.batch_size)]
     trainer.step(*(torch.stack(part) for part in zip(*samples, strict=True)))
     parameters = list(trainer.model.parameters())

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runner.parallel import Setting, load_strategy
+from runner.parallel import Setting, make_trainer
 from runner.parallel.task import Task, to_device
 from runner.training.checkpoint_folder import Position
 from runner.training.checkpoints import Checkpoints
@@ -45,7 +45,7 @@ def main(run: Run, argv: list[str]) -> None:
 
 def _measure(run: Run, task: Task, options: TrainingOptions, folder: Path, rounds: int) -> None:
     setting = Setting(device=run.device, dtype=torch.float32, mesh=run.mesh, options=options.parallel)
-    trainer = load_strategy(options.parallel.strategy)(task, setting)
+    trainer = make_trainer(task, setting)
     batch = [task.train_data[index] for index in range(options.batch_size)]
     inputs, targets = to_device(
         torch.stack([one[0] for one in batch]), torch.stack([one[1] for one in batch]), run.device, torch.float32

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from runner.parallel import Setting, load_strategy
+from runner.parallel import Setting, make_trainer
 from runner.parallel.mesh import Degrees, lay_out
 from runner.parallel.options import SCHEDULES, ParallelOptions
 from runner.parallel.task import Plan, Task
@@ -120,7 +120,7 @@ def _speed_up(run: Run, options: ParallelOptions, spend: Spend, seconds: float |
     layout = lay_out(run.job.topology, Degrees.of(run.size, pipeline=options.pp))
     mesh = replace(run, layout=layout).mesh
     setting = Setting(device=run.device, dtype=torch.float32, mesh=mesh, options=options)
-    trainer = load_strategy("ddp")(task, setting)
+    trainer = make_trainer(task, setting)
     batch = torch.zeros(options.micro_batches, WIDTH)
     trainer.step(batch, batch)  # agrees on shapes
     dist.barrier()

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from runner.comm.backend import Buffers, Connection, Finish
 from runner.comm.table import backends
 from runner.errors import UsageError, raised_on_all_ranks
-from runner.parallel import Setting, load_strategy
+from runner.parallel import Setting, make_trainer
 from runner.parallel.mesh import device_mesh
 from runner.parallel.options import ParallelOptions
 from runner.parallel.task import Task
@@ -77,7 +77,7 @@ def build(choice: Choice, run: Run, task: Task, options: StepOptions) -> Engine:
         step = _bare(model, connection, task, options)
         return Engine(model=model, step=step, exchange=_exchange(model, run, connection, options), turn=connection.turn)
     mesh = device_mesh(choice.layout, device.type, choice.backend or None)
-    trainer = load_strategy(choice.kind)(task, Setting(device=device, dtype=dtype, mesh=mesh, options=options.parallel))
+    trainer = make_trainer(task, Setting(device=device, dtype=dtype, mesh=mesh, options=options.parallel))
     is_library = choice.kind in LIBRARIES
     has_own_calls = options.parallel.comm_hook == "powersgd"  # its hook goes on in other threads
     averages_all = is_library or (choice.kind == "ddp" and _is_whole(mesh) and not has_own_calls)

@@ -8,15 +8,11 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.launching import ok
-from tests.results import metrics, refused
+from tests.results import losses, metrics, refused
 from tests.turns import Turns
 
 TEXT = Path(__file__)  # what the models read: a few thousand bytes
 SMALL = (f"--text={TEXT}", "--length=32", "--global-batch-size=8", "--dtype=float64", "--log-every=1", "--warmup=3")
-
-
-def losses(folder: Path) -> list[float]:
-    return [line["loss"] for line in metrics(folder)]
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +60,12 @@ def test_a_training_goes_on_under_other_strategies_and_numbers_of_ranks(
     assert losses(tmp_path) == pytest.approx(losses(whole), rel=1e-9)
 
 
+def test_a_later_end_of_the_learning_rate_is_told(whole: Path, turns: Turns, tmp_path: Path) -> None:
+    options = [*SMALL, f"--resume={whole}", f"--checkpoint-dir={tmp_path}"]
+    done = ok(turns(1, "workloads.llama", *options, "--max-steps=9", "--warmup=2"))
+    assert "warm-up 3 → 2, end of the learning rate step 8 → step 9" in done.stdout
+
+
 def test_the_tokens_are_those_of_one_rank(whole: Path, turns: Turns) -> None:
     options = [*SMALL, f"--checkpoint-dir={whole}", "--generate=a text", "--tokens=12"]
     told = {layout: ok(turns(ranks, "workloads.llama", *options, *layout.split())).stdout for ranks, layout in LAYOUTS}
@@ -102,6 +104,8 @@ def test_weights_go_out_and_come_in(whole: Path, turns: Turns, tmp_path: Path) -
         ("--pp 2 --schedule interleaved1f1b --stages-per-rank 8 --micro-batches 4", "can be cut into 6 pieces at most"),
         ("--export {folder} --checkpoint-dir {folder}", "there is no checkpoint in"),
         ("--generate x --checkpoint-dir {folder}", "there is no checkpoint in"),
+        ("--generate= --checkpoint-dir {folder}", "--generate has no text to continue"),
+        ("--generate x --tokens 512 --checkpoint-dir {folder}", "more than the model's 512 positions"),
         ("--text /nowhere", "/nowhere cannot be read"),
         ("--pretrained /nowhere", "/nowhere"),
     ],

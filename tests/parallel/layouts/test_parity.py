@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import ROOT, ok
-from tests.results import losses
+from tests.results import losses, refused
 from tests.turns import Turns
 
 EXACT = ("--dtype", "float64", "--batch-size", "8")
@@ -63,6 +63,14 @@ def test_in_less_precision_losses_stay_near(precision: str, turns: Turns) -> Non
         assert 1e-7 < found["loss"] < 0.02, f"{options}: {found}"  # it is not the same, or nothing was cast
 
 
+@pytest.mark.parametrize("layout", ["--tp 2", "--strategy fsdp"])
+def test_a_step_that_overflows_on_one_rank_is_left_out_by_all(layout: str, turns: Turns) -> None:
+    done = ok(turns(2, "overflows", "--precision", "fp16", *layout.split()))
+    for found in json.loads(done.stdout.partition("found ")[2]):
+        scale = found[0]
+        assert found[1:] == [[scale, True], [scale / 2, False], [scale / 2, True]]
+
+
 def test_a_rank_has_its_share_of_the_parameters(turns: Turns) -> None:
     counts, of_all = {}, {}
     for options in ("", "--strategy fsdp", "--strategy fsdp --tp 2", "--pp 4 --schedule gpipe"):
@@ -82,12 +90,15 @@ def test_a_tied_weight_is_not_cut_from_its_twin(turns: Turns) -> None:
     assert "head.weight is tied to embed.weight, and stages 0 and 1 of the pipeline would have one each" in done.stderr
 
 
-def test_what_a_plan_does_not_say_is_refused(turns: Turns) -> None:
-    done = turns(2, "workloads.linear", "--tp", "2")
-    assert done.returncode == 2
-    assert "this workload cannot be trained with --tp 2: it does not say how its layers are divided (Plan.tensor)" in (
-        done.stderr
-    )
+@pytest.mark.parametrize(
+    ("workload", "options", "told"),
+    [
+        ("workloads.linear", "--tp 2", "--tp 2: it does not say how its layers are divided (Plan.tensor)"),
+        ("faulty", "--activation-checkpointing full", "it names no units to compute again (Plan.shard)"),
+    ],
+)
+def test_what_a_plan_does_not_say_is_refused(workload: str, options: str, told: str, turns: Turns) -> None:
+    refused(turns(2, workload, *options.split()), "this workload cannot be trained with", told)
 
 
 @pytest.fixture(scope="module")

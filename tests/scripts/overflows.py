@@ -1,0 +1,51 @@
+"""A workload in half precision whose gradients overflow in one rank's part of the model; prints what all ranks make of it."""
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from parity import PLAN, SAMPLES, Net, loss_of
+from torch.utils.data import TensorDataset
+
+from runner.parallel import Setting, make_trainer
+from runner.parallel.task import Task
+from runner.training.options import read_step_options, step_parser
+from runner.training.run import Run
+
+
+def main(run: Run, argv: list[str]) -> None:
+    options, _ = read_step_options(run, step_parser(run, __doc__, plan=PLAN), argv)
+    torch.manual_seed(0)
+    data = TensorDataset(torch.zeros(SAMPLES, 4, dtype=torch.long), torch.zeros(SAMPLES, 4, dtype=torch.long))
+    task = Task(
+        model=Net,
+        loss=loss_of,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, fused=True),
+        train_data=data,
+        plan=PLAN,
+    )
+    setting = Setting(device=run.device, dtype=torch.float32, mesh=run.mesh, options=options.parallel)
+    trainer = make_trainer(task, setting)
+    assert trainer.scaler is not None
+    batch = torch.zeros(8, 4, dtype=torch.long)
+    for _ in range(4):  # the scale begins too high
+        trainer.step(batch, batch)
+    found: list[Any] = [trainer.scaler.get_scale()]
+    for overflows in (False, True, False):
+        trainer.optimizer.zero_grad()
+        trainer.backward(batch, batch)
+        weight = trainer.model.layers[0].up.weight  # the last rank has a part of it
+        if overflows and run.rank == run.size - 1:
+            own(weight.grad)[0] = torch.inf
+        before = own(weight).clone()
+        trainer.update()
+        found.append((trainer.scaler.get_scale(), not own(weight).equal(before)))
+    everyone: list[Any] = [None] * run.size
+    dist.all_gather_object(everyone, found)
+    run.say("found " + json.dumps(everyone))
+
+
+def own(tensor: Any) -> torch.Tensor:
+    local: torch.Tensor = tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
+    return local
