@@ -125,10 +125,10 @@ class Nursery:
         return None
 
     def lose(self, process: int) -> None:
-        """A child has ended: perhaps the spare one."""
+        """A child has ended: perhaps the spare one. The next is made later: there may be no memory for it."""
         if self._spare is not None and process == self._spare.process:
             self._spare.close()
-            self._spare = None
+            self._spare, self._spare_from = None, time.monotonic() + _TRYING
 
     def successor(self, attempt: int) -> Child | Lifeline:
         """The next worker: the spare process, told to become it, or a new one as by ``fork()``."""

@@ -39,6 +39,17 @@ def clip_gradients(
     return norm
 
 
+def own_gradients(model: nn.Module) -> dict[str, Tensor]:
+    """This rank's part of each gradient, by the parameter's name; of a sparse one its values."""
+    parts = {}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            grad: Any = parameter.grad
+            part = grad.to_local() if hasattr(grad, "to_local") else grad
+            parts[name] = part._values() if part.is_sparse else part
+    return parts
+
+
 def _gradient(parameter: nn.Parameter) -> Tensor:
     assert parameter.grad is not None
     return parameter.grad

@@ -73,10 +73,15 @@ def name_of(step: int) -> str:
 
 def steps_in(folder: Path) -> list[tuple[int, Path]]:
     """(step, path) of each complete checkpoint in a folder, newest first."""
+    return [(step, path) for step, path in named_in(folder) if (path / SEAL).is_file()]
+
+
+def named_in(folder: Path) -> list[tuple[int, Path]]:
+    """(step, path) of each folder with a checkpoint's name, newest first. One that is not complete has been damaged."""
     found = []
     for path in folder.glob("step-*"):
         match = re.fullmatch(r"step-(\d+)", path.name)
-        if match and (path / SEAL).is_file():
+        if match and path.is_dir():
             found.append((int(match[1]), path))
     return sorted(found, reverse=True)
 
@@ -185,27 +190,28 @@ def remove(folder: Path) -> None:
         draft = folder.with_name(f".{folder.name}.old")
         shutil.rmtree(draft, ignore_errors=True)
         os.rename(folder, draft)
-        shutil.rmtree(draft)
+        shutil.rmtree(draft, ignore_errors=True)  # NFS keeps the name of a file that somebody still reads
 
 
 def unseal(folder: Path) -> tuple[Saved, Sums]:
     """Read ``checkpoint.json``: its content, and the sums of the other files.
 
     Raises:
-        UsageError: it is damaged, or this runner did not write it.
+        DamagedError: it is damaged, or a later runner has written it.
     """
     try:
         outer = json.loads((folder / SEAL).read_text())
     except (ValueError, OSError) as error:
         raise damaged(folder, f"{SEAL}: {error}") from None
     if not isinstance(outer, dict) or not {"format", "sha256", "content"} <= outer.keys():
-        raise UsageError(f"--resume: {folder} is not a checkpoint of this runner")
+        raise damaged(folder, f"{SEAL} lacks entries")
     content = outer["content"]
     if outer["sha256"] != _digest(content):
         raise damaged(folder, f"the checksum of {SEAL} is wrong")
     if outer["format"] != _FORMAT:
-        raise UsageError(
-            f"--resume: {folder} is of format {outer['format']}, and this runner reads {_FORMAT}; update it"
+        raise DamagedError(
+            f"--resume: {folder} is of format {outer['format']}, and this runner reads {_FORMAT}",
+            fix="update the runner",
         )
     saved = Saved(
         path=folder,
@@ -222,7 +228,8 @@ def check_files(folder: Path, sums: Sums) -> None:
     """Compare files with their sizes and sums.
 
     Raises:
-        UsageError: a file is missing or differs from what was written.
+        DamagedError: a file is missing, cannot be read or differs from what was written.
+        UsageError: it may not be read.
     """
     for name, (size, sha256) in sums.items():
         path = folder / name
@@ -231,8 +238,10 @@ def check_files(folder: Path, sums: Sums) -> None:
             is_same = found == size and _sha256(path) == sha256
         except FileNotFoundError:
             raise damaged(folder, f"{name} is missing") from None
-        except OSError as error:
+        except PermissionError as error:
             raise UsageError(f"--resume: {path} cannot be read: {error.strerror}") from None
+        except OSError as error:
+            raise damaged(folder, f"{name} cannot be read: {error.strerror}") from None
         if found != size:
             raise damaged(folder, f"{name} has {found} bytes, not {size}")
         if not is_same:

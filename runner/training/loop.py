@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from runner.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.parallel import Setting, make_trainer
+from runner.parallel.gradients import own_gradients
 from runner.parallel.task import Plan, Task, to_device
 from runner.parallel.trainer import Trainer
 from runner.training import resume
@@ -78,7 +79,7 @@ def fit(
 
     Raises:
         UsageError: the data is too small for the batch, or the checkpoint is damaged or does not fit.
-        RunnerError: a file cannot be written, or the loss is not finite and ``--check-finite`` is set.
+        RunnerError: a file cannot be written, or loss or gradients are not finite and ``--check-finite`` is set.
         Preempted: a signal or the time limit has ended the training early; it is saved.
     """
     if run.train_by is not None:
@@ -102,7 +103,7 @@ def fit(
     meter, pace = _Meter(run, task, options.batch_size * run.data_size), Pace(run)
     last_step = _last_step(position, sampler.length, meter.global_batch, options)
     steps = profiled(run, options, last_step - position.step, meter.leave_out)
-    check = functools.partial(_check_finite, run, position) if options.check_finite else None
+    check = functools.partial(_check_finite, run, trainer, position) if options.check_finite else None
     evaluation: Evaluation | None = None
     with ExitStack() as stack:
         stack.enter_context(run.job.board.training())
@@ -326,12 +327,23 @@ def _nothing_left(run: Run, trainer: Trainer, options: TrainingOptions, saved: S
     return result
 
 
-def _check_finite(run: Run, position: Position, loss: Tensor) -> None:
-    """Raise on all ranks if the loss on any of them is not finite. Collective."""
-    (total,) = run.sum(float(loss))
-    if not math.isfinite(total):
-        place = f"at step {position.step + 1}, in epoch {position.epoch + 1}"
+def _check_finite(run: Run, trainer: Trainer, position: Position, loss: Tensor) -> None:
+    """Raise on all ranks if the loss or a gradient on any of them is not finite. Collective.
+
+    Gradients that a scaler (fp16) finds infinite are its own business. Those of data-parallel ranks are averaged by now, so
+    that the rank is not known whose were odd.
+    """
+    gradients = own_gradients(trainer.model) if trainer.scaler is None else {}
+    norms = [norm.float() for norm in torch._foreach_norm(list(gradients.values()))] if gradients else []
+    own_norm = float(torch.stack(norms).sum()) if norms else 0.0
+    losses, all_norms = run.sum(float(loss), own_norm, dimension=None)
+    place = f"at step {position.step + 1}, in epoch {position.epoch + 1}"
+    if not math.isfinite(losses):
         own = None if math.isfinite(loss) else f"--check-finite: the loss is {float(loss)} on rank {run.rank} {place}"
+        run.agree(own, RunnerError)
+    elif not math.isfinite(all_norms):
+        odd = (name for name, norm in zip(gradients, norms, strict=True) if not math.isfinite(norm))
+        own = next((f"--check-finite: the gradient of {name} is not finite {place}" for name in odd), None)
         run.agree(own, RunnerError)
 
 

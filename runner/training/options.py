@@ -87,7 +87,7 @@ def workload_parser(
     group.add_argument(
         "--check-finite",
         action="store_true",
-        help="end the job where the loss is NaN or infinite, before the optimizer steps",
+        help="end the job where the loss or a gradient is NaN or infinite, before the optimizer steps",
     )
     group.add_argument(
         "--check-replicas",

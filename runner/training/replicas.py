@@ -11,6 +11,12 @@ from runner.parallel.trainer import Trainer
 from runner.rendezvous.topology import ranks_text
 from runner.training.run import Run
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+_PIECE = 1 << 20  # elements
+_MIXER = 0x9E3779B97F4A7C15 - (
+    1 << 64
+)  # 2⁶⁴ ÷ the golden ratio, odd, as a signed number: it spreads consecutive places
+
 
 def check_option(run: Run, trainer: Trainer, strategy: str) -> None:
     """See that ``--check-replicas`` can be obeyed.
@@ -34,7 +40,7 @@ def check_replicas(run: Run, trainer: Trainer, step: int) -> None:
         RunnerError: a parameter differs; all ranks raise it. It names the ranks that most others differ from.
     """
     named = list(trainer.model.named_parameters())
-    own = torch.stack([_digest(parameter) for _, parameter in named])
+    own = torch.stack([digest_of(parameter) for _, parameter in named])
     everyone = [torch.empty_like(own) for _ in range(run.size)]
     dist.all_gather(everyone, own)
     digests = torch.stack(everyone).cpu()  # ranks × parameters
@@ -54,7 +60,16 @@ def check_replicas(run: Run, trainer: Trainer, step: int) -> None:
             )
 
 
-def _digest(parameter: Tensor) -> Tensor:
-    """The sum of a tensor's bytes as whole numbers: it changes with every single bit, and does not depend on the order."""
-    whole = parameter.detach().contiguous().reshape(-1)
-    return whole.view(torch.uint8).to(torch.int64).sum()
+def digest_of(parameter: Tensor) -> Tensor:
+    """The sum of a tensor's elements as whole numbers, each times an odd number that depends on its place, modulo 2⁶⁴.
+
+    It changes with every single element, and when two change places.
+    """
+    whole = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter.detach()
+    numbers = whole.contiguous().reshape(-1).view(_INTEGERS[whole.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=numbers.device)
+    for start in range(0, numbers.numel(), _PIECE):  # the whole, in eight bytes per element, may not fit
+        piece = numbers[start : start + _PIECE].to(torch.int64)
+        places = torch.arange(start, start + piece.numel(), device=piece.device)
+        total += (piece * (2 * places * _MIXER + 1)).sum()
+    return total

@@ -69,10 +69,14 @@ class Run:
         if self.is_main:
             print(text, flush=True)
 
-    def sum(self, *numbers: float, dimension: str = "data") -> list[float]:
-        """The sums of these numbers over a dimension of the mesh, in double precision. Collective in that group."""
+    def sum(self, *numbers: float, dimension: str | None = "data") -> list[float]:
+        """The sums of these numbers, in double precision. Collective.
+
+        Args:
+            dimension: of the mesh, along which ranks add; None: all ranks of the job.
+        """
         total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total, group=self.group(dimension))
+        dist.all_reduce(total, group=None if dimension is None else self.group(dimension))
         return total.tolist()
 
     def on_main(self, work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:

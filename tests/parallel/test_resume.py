@@ -237,15 +237,18 @@ def test_a_damaged_checkpoint_is_refused_and_kept(trained: Trained, tmp_path: Pa
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_the_newest_that_is_intact_is_taken(strategy: str, trained: Trained, tmp_path: Path) -> None:
     options = [*SHORT, "--strategy", strategy, "--keep", "9"]
-    ok(trained(2, tmp_path, *options, "--epochs", "3"))
+    ok(trained(2, tmp_path, *options, "--epochs", "4"))
     cut, flipped = (sorted((tmp_path / step).glob("*.safetensors"))[-1] for step in ("step-6", "step-4"))
+    (tmp_path / "step-8" / "checkpoint.json").unlink()
     size = cut.stat().st_size
     cut.write_bytes(cut.read_bytes()[:-8])
     content = bytearray(flipped.read_bytes())
     content[-3] ^= 16
     flipped.write_bytes(content)
     done = ok(trained(2, tmp_path, *options, "--resume", "auto"))
-    assert done.stdout.splitlines()[:3] == [
+    unsealed = f"passed over: {tmp_path}/step-8 is damaged, or no checkpoint (checkpoint.json: [Errno 2] No such file"
+    assert done.stdout.splitlines()[0].startswith(unsealed)
+    assert done.stdout.splitlines()[1:4] == [
         f"passed over: {cut.parent} is damaged, or no checkpoint ({cut.name} has {size - 8} bytes, not {size})",
         f"passed over: {flipped.parent} is damaged, or no checkpoint (the checksum of {flipped.name} is wrong)",
         f"going on from {tmp_path}/step-2, step 2, 1 of 4 epochs done",
@@ -282,3 +285,6 @@ def test_a_loss_that_is_no_number_is_said_once_and_ends_the_job_where_asked(trai
     done = trained_alone(tmp_path, *SHORT, "--nan-at", "3", "--check-finite")
     refused(done, "--check-finite: the loss is nan on rank ", " at step ", code=1)
     assert done.stderr.count("is nan on rank") == 1
+    for strategy in ("ddp", "fsdp"):
+        done = trained(2, tmp_path, *SHORT, "--nan-gradient", "--check-finite", "--strategy", strategy)
+        refused(done, "--check-finite: the gradient of ", " is not finite at step 1, in epoch 1", code=1)

@@ -37,6 +37,11 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
         return self.inputs[index] + noise, self.targets[index]
 
 
+def odd_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean square, and a root of zero, whose derivative is infinite, times zero."""
+    return nn.functional.mse_loss(outputs, targets) + (0 * outputs).sum().sqrt()
+
+
 def after(seconds: float, write: Callable[..., None]) -> Callable[..., None]:
     """As on a slow disk."""
 
@@ -52,6 +57,7 @@ def main(run: Run, argv: list[str]) -> None:
     parser.add_argument("--net", choices=NETS, default="dropout")
     parser.add_argument("--optimizer", choices=("SGD", "Adam"), default="SGD")
     parser.add_argument("--nan-at", type=int, help="the sample whose target is no number")
+    parser.add_argument("--nan-gradient", action="store_true", help="the loss is finite, and its gradient is not")
     parser.add_argument("--slow-writing", type=float, default=0.0, help="seconds before tensors are written")
     parser.add_argument("--largest-file", type=int, help="bytes: the disk is as good as full")
     options, given = read_options(run, parser, argv)
@@ -62,7 +68,7 @@ def main(run: Run, argv: list[str]) -> None:
     torch.manual_seed(options.seed)
     task = Task(
         model=NETS[given.net](),
-        loss=nn.MSELoss(),
+        loss=odd_gradient if given.nan_gradient else nn.MSELoss(),
         optimizer=lambda parameters: getattr(torch.optim, given.optimizer)(parameters, lr=options.lr),
         train_data=Augmented(inputs[:64], targets[:64]),
         test_data=TensorDataset(inputs[64:], targets[64:]),

@@ -142,8 +142,8 @@ def test_a_later_format_and_somebody_elses_file_are_told(tmp_path: Path) -> None
     path = written(tmp_path, 1)
     content = json.loads((path / "checkpoint.json").read_text())
     (path / "checkpoint.json").write_text(json.dumps(content | {"format": 3}))
-    with pytest.raises(UsageError, match="is of format 3, and this runner reads 2; update it"):
+    with pytest.raises(UsageError, match="is of format 3, and this runner reads 2; update the runner"):
         read(path)
     (path / "checkpoint.json").write_text("{}")
-    with pytest.raises(UsageError, match="is not a checkpoint of this runner"):
+    with pytest.raises(UsageError, match="checkpoint.json lacks entries"):
         read(path)
