@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import traceback
@@ -159,6 +160,8 @@ def _why_no_rendezvous(context: LaunchContext, request: Request, way: Way, code:
 def _say_once(error: RunnerError, first: bool, label: str) -> None:
     """Print one line, on the first rank at once, on others later; an error of all ranks only on the first rank."""
     if not first:
+        if error.on_all_ranks:  # with its own exit code, also where the launcher ends it for the first rank's
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         # When a rank ends the launcher ends the others, so give rank 0 time to print. MPI_Finalize() waits for it anyway.
         if not (error.on_all_ranks and "mpi4py.MPI" in sys.modules):
             time.sleep(_UNREPORTED)

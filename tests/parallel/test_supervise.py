@@ -57,6 +57,27 @@ def test_what_a_restart_does_not_mend_is_not_started_again(tmp_path: Path) -> No
     assert [one["next"] for one in attempts(tmp_path)] == ["--max-restarts 0 are over"]
 
 
+def test_an_error_before_the_first_step_that_comes_again_ends_it(tmp_path: Path) -> None:
+    job = [
+        mpirun_path(),
+        "-np",
+        "2",
+        *RUNNER,
+        "resumable",
+        "--resume",
+        "auto",
+        "--checkpoint-dir",
+        str(tmp_path / "run"),
+    ]
+    job += ["--nan-gradient", "--check-finite"]
+    done = run(*RUNNER, "supervise", "--log-dir", str(tmp_path / "log"), "--", *job, cwd=SCRIPTS)
+    assert done.returncode == 1
+    assert [one["next"] for one in attempts(tmp_path)] == [
+        "started again",
+        "the same error before the first step, as before",
+    ]
+
+
 def test_a_command_without_the_runner_is_refused() -> None:
     done = run(*RUNNER, "supervise", "--", "sleep", "1")
     assert done.returncode == 2

@@ -145,5 +145,5 @@ def test_a_later_format_and_somebody_elses_file_are_told(tmp_path: Path) -> None
     with pytest.raises(UsageError, match="is of format 3, and this runner reads 2; update the runner"):
         read(path)
     (path / "checkpoint.json").write_text("{}")
-    with pytest.raises(UsageError, match="checkpoint.json lacks entries"):
+    with pytest.raises(UsageError, match="lacks entries"):
         read(path)

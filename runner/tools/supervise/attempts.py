@@ -29,6 +29,7 @@ class Attempt:
     seconds: float
     code: int
     rank: int | None = None  # that failed first; None if no rank has left word
+    rank_code: int | None = None  # its own exit code, in whose place some launchers give another
     host: str | None = None
     step: int | None = None
     what: str = ""
@@ -70,6 +71,7 @@ def _with_cause(attempt: Attempt, states: list[State]) -> Attempt:
     return replace(
         attempt,
         rank=first.rank,
+        rank_code=first.exit_code,
         host=first.host,
         step=max((one.step for one in states if one.step is not None), default=None),
         what="gone with its guard" if lost is not None else first.what or "",

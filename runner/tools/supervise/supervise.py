@@ -8,7 +8,7 @@ With a workload, give it --resume auto.
 
 Everything after -- is the command, with its launcher. It is started again from the newest intact checkpoint (--resume auto) after
 a rank was killed, has hung, lost its host or raised an error. It is not after a wrong request (exit code 2), after the same error
-at the same step as before, after a signal to supervise, or when it asks to be queued again (75).
+at the same step as before (or twice before the first step), after a signal to supervise, or when it asks to be queued again (75).
 
     python -m runner supervise --spares 1 -- mpirun --host a,b,c -np 2 \\
         python -m runner train.py                        on a and b first
@@ -28,7 +28,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from runner.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
+from runner.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.job import Job
 from runner.numbers import not_negative, positive, positive_float
 from runner.options import Parser, parse
@@ -52,7 +52,9 @@ def supervise(job: Job, argv: list[str]) -> None:
     if given.report is not None:
         print_report(given.report / _LOG)
         return
+    given.log_dir = given.log_dir.resolve()  # the launcher may start the ranks in another folder
     place = _place_of_options(given.command)
+    is_workload = _is_workload(given.command[place:])
     hosts = _hosts(given, place - 2)
     log = given.log_dir / _LOG
     try:
@@ -71,7 +73,7 @@ def supervise(job: Job, argv: list[str]) -> None:
         if hosts is not None:
             command[: place - 2] = hosts.command(hosts.without(left_out), folder / "hosts")
         attempt = run_attempt(number, command, folder)
-        reason = _reason_to_end(attempt, last, given)
+        reason = _reason_to_end(attempt, last, given, is_workload=is_workload)
         how = "started again"
         if hosts is not None and not reason and (host := _host_to_leave(attempt, last, hosts)):
             left_out.append(host)
@@ -144,6 +146,14 @@ def _refuse_log_folder(arguments: list[str]) -> None:
         raise UsageError("supervise: --log-dir is given to the command", fix="give it to supervise, before the --")
 
 
+def _is_workload(arguments: list[str]) -> bool:
+    """Whether the runner's arguments name a workload, whose steps are known."""
+    try:
+        return parse(arguments, tool_names()).may_be_workload
+    except (UsageError, SystemExit):
+        return False
+
+
 def _hosts(given: argparse.Namespace, end: int) -> CommandHosts | None:
     """The command's hosts; None if none is ever left out.
 
@@ -160,7 +170,7 @@ def _hosts(given: argparse.Namespace, end: int) -> CommandHosts | None:
     return hosts
 
 
-def _reason_to_end(attempt: Attempt, last: Attempt | None, given: argparse.Namespace) -> str:
+def _reason_to_end(attempt: Attempt, last: Attempt | None, given: argparse.Namespace, *, is_workload: bool) -> str:
     """Why a job is not started again; "" if it is."""
     if attempt.is_told:
         return "supervise was told to end"
@@ -171,11 +181,15 @@ def _reason_to_end(attempt: Attempt, last: Attempt | None, given: argparse.Names
         EXIT_USAGE: "the request is wrong, and a restart does not mend that",
         EXIT_REQUEUE: "it asks to be queued again",
     }
-    if attempt.code in fixed:
-        return fixed[attempt.code]
+    for code in (attempt.code, attempt.rank_code):
+        if code in fixed and (code != EXIT_OK or attempt.code == EXIT_OK):
+            return fixed[code]
     is_programs = bool(attempt.what) and not attempt.is_lost
-    if last is not None and is_programs and attempt.step and (attempt.what, attempt.step) == (last.what, last.step):
+    is_again = last is not None and is_programs and (attempt.what, attempt.step) == (last.what, last.step)
+    if is_again and attempt.step:
         return f"the same error at the same step ({attempt.step}) as before"
+    if is_again and is_workload and attempt.rank_code == EXIT_FAILURE:  # a script may have come further
+        return "the same error before the first step, as before"
     if attempt.seconds < given.min_uptime:
         return f"it ended before --min-uptime {given.min_uptime:g}"
     if attempt.number > given.max_restarts:
