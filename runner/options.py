@@ -36,7 +36,7 @@ A target is one of
 """
 
 EPILOG = """\
-Rank, size and local rank come from the launcher's variables, the meeting point from MPI (or a file, or the
+Rank, size and local rank come from the launcher's variables, the rendezvous address from MPI (or a file, or the
 scheduler's host list): no port, host name or interface has to be given. Exit codes: 0 done, 1 a rank failed,
 2 the request or the launch is wrong (one line says what to change), 70 a rank hangs, 75 saved and ended early: run
 it again; a script's own exit code is passed on.

@@ -163,6 +163,9 @@ def ok(completed: subprocess.CompletedProcess[str]) -> subprocess.CompletedProce
     return completed
 
 
+BASE_PYTHON = os.path.realpath(sys.executable)  # the interpreter to which the virtual environment links
+
+
 def packages_without(missing: str, links: Path) -> str:
     """A PYTHONPATH with all installed packages but one, for the interpreter below the virtual environment."""
     links.mkdir(exist_ok=True)

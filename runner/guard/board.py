@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 PHASES = ("starting", "training", "evaluating", "saving", "done")
 
-_FORM = struct.Struct("=dqqqqqdd")
+_FORM = struct.Struct("=dqqqqqddd")
 _SHARE = 0.1  # of the last step in the mean of the step times
 
 
@@ -27,6 +27,7 @@ class Progress:
     epochs: int = 0
     loss: float = float("nan")
     step_seconds: float = 0.0  # a moving average
+    own_seconds: float = 0.0  # of the part of a step in which a rank waits for no other; a moving average
 
     @property
     def is_in_training(self) -> bool:
@@ -44,13 +45,19 @@ class Board:
         self._last = Progress()
         self._write(self._last)
 
-    def step(self, step: int, steps: int, epoch: int, epochs: int, loss: float | None = None) -> None:
-        """A step of the training is done. ``loss`` is the last one known, if that is newer than before."""
+    def step(
+        self, step: int, steps: int, epoch: int, epochs: int, loss: float | None = None, own: float | None = None
+    ) -> None:
+        """A step of the training is done.
+
+        Args:
+            loss: the last one known, if that is newer than before.
+            own: seconds of it in which this rank waited for no other, if they are known.
+        """
         now, last = time.monotonic(), self._last
         mean = last.step_seconds
-        if last.phase == "training" and step > last.step:
-            seconds = (now - last.at) / (step - last.step)
-            mean = mean + _SHARE * (seconds - mean) if mean else seconds
+        if last.phase == "training" and step > last.step > 0:
+            mean = _averaged(mean, (now - last.at) / (step - last.step))
         self._write(
             Progress(
                 at=now,
@@ -61,6 +68,7 @@ class Board:
                 epochs=epochs,
                 loss=last.loss if loss is None else loss,
                 step_seconds=mean,
+                own_seconds=last.own_seconds if own is None else _averaged(last.own_seconds, own),
             )
         )
 
@@ -82,6 +90,7 @@ class Board:
     @contextmanager
     def training(self) -> Iterator[None]:
         """A training that ends in this context, or fails: not by leaving the program."""
+        self.enter("training")
         try:
             yield
         except Exception:  # any error; not SystemExit, by which a rank leaves early
@@ -92,7 +101,7 @@ class Board:
     def read(self) -> Progress:
         """What the worker has written last."""
         at, phase, *numbers = _FORM.unpack_from(self._memory)
-        step, steps, epoch, epochs, loss, seconds = numbers
+        step, steps, epoch, epochs, loss, seconds, own = numbers
         return Progress(
             at=at,
             phase=PHASES[phase],
@@ -102,11 +111,15 @@ class Board:
             epochs=epochs,
             loss=loss,
             step_seconds=seconds,
+            own_seconds=own,
         )
 
     def _write(self, new: Progress) -> None:
         self._last = new
         place = PHASES.index(new.phase)
-        _FORM.pack_into(
-            self._memory, 0, new.at, place, new.step, new.steps, new.epoch, new.epochs, new.loss, new.step_seconds
-        )
+        numbers = new.step, new.steps, new.epoch, new.epochs, new.loss, new.step_seconds, new.own_seconds
+        _FORM.pack_into(self._memory, 0, new.at, place, *numbers)
+
+
+def _averaged(mean: float, new: float) -> float:
+    return mean + _SHARE * (new - mean) if mean else new

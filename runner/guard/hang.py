@@ -49,7 +49,8 @@ class Patience:
         if self._stopped >= _STOPPED:
             return Reason(f"stopped by a signal (SIGSTOP) for {_STOPPED} s", is_stopped=True)
         if self._hang_after and self._idle > self._hang_after:
-            return Reason(f"no progress for {self._hang_after:.0f} s, after step {progress.step}")
+            where = f"after step {progress.step}" if progress.step else "before the first step"
+            return Reason(f"no progress for {self._hang_after:.0f} s, {where}")
         return None
 
 

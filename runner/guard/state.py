@@ -76,6 +76,7 @@ class StateFile:
             "epochs": progress.epochs or None,
             "loss": None if math.isnan(progress.loss) else progress.loss,
             "step_seconds": progress.step_seconds or None,
+            "own_seconds": progress.own_seconds or None,
             "progress": time.time() - (time.monotonic() - progress.at) if progress.at else None,
         }
         draft = self._path.with_suffix(".new")

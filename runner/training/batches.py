@@ -65,7 +65,7 @@ def train_loader(data: Dataset[Any], sampler: ShardSampler, batch_size: int, wor
     share = sampler.length // sampler.size
     if share < batch_size:
         raise UsageError(
-            f"{sampler.length} samples on {sampler.size} ranks are {share} each, less than one batch of {batch_size}; "
+            f"{sampler.length} samples on {sampler.size} data-parallel ranks are {share} each, less than one batch of {batch_size}; "
             f"take --batch-size {max(share, 1)} or less"
         )
     return _loader(data, sampler, batch_size, workers, drop_last=True)

@@ -54,14 +54,15 @@ def benchmark(run: Run, task: Task, options: StepOptions, protocol: Protocol) ->
         """Seconds per batch."""
         return own_seconds_per_call(lambda: trainer.step(inputs, targets), batches, device)
 
-    run.say(f"batch size: {options.batch_size} per rank, {run.size} ranks on {device.type}")
+    one = "rank" if run.data_size == run.size else "data-parallel rank"
+    run.say(f"batch size: {options.batch_size} per {one}, {run.size} ranks on {device.type}")
     train(protocol.warmup_batches)
     speeds = []
     for iteration in range(protocol.iterations):
         speeds.append(options.batch_size / train(protocol.batches_per_iteration))
-        run.say(f"iteration {iteration + 1}: {speeds[-1]:.1f} {task.unit}/s per rank")
+        run.say(f"iteration {iteration + 1}: {speeds[-1]:.1f} {task.unit}/s per {one}")
     mean, interval = statistics.fmean(speeds), 1.96 * statistics.pstdev(speeds)
     total, spread = run.sum(mean, interval)
-    run.say(f"{task.unit}/s per rank: {mean:.1f} ± {interval:.1f}")
+    run.say(f"{task.unit}/s per {one}: {mean:.1f} ± {interval:.1f}")
     run.say(f"total {task.unit}/s on {run.size} rank(s): {total:.1f} ± {spread:.1f}")
     return Speed(mean, interval, total)

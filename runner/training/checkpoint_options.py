@@ -48,6 +48,7 @@ def add_checkpoint_options(parser: argparse.ArgumentParser, folder: Path) -> Non
     group.add_argument("--save-every-steps", type=positive, metavar="N", help="steps between checkpoints")
     group.add_argument(
         "--save-every-seconds",
+        "--checkpoint-every-seconds",
         type=positive_float,
         metavar="S",
         help="seconds between checkpoints; the clock is read every --log-every steps, and after each epoch",

@@ -130,7 +130,7 @@ def fit(
                 pace.end(trainer.ready)
                 position.step += 1
                 known = state.records[-1].loss if state.records else None
-                run.job.board.step(position.step, last_step, position.epoch + 1, options.epochs, known)
+                run.job.board.step(position.step, last_step, position.epoch + 1, options.epochs, known, pace.newest)
                 position.samples += meter.global_batch
                 meter.add(loss, position, float(trainer.optimizer.param_groups[0]["lr"]))
                 for hook in on_step:

@@ -76,14 +76,20 @@ def workload_parser(
         description: the workload's docstring.
         data: the data sets it knows, the default first.
         plan: the task's, if it has one: what it cannot bear is refused before anything is loaded.
-        defaults: the workload's own defaults for shared options (``epochs=10``).
+        defaults: the workload's own defaults for shared options (``epochs=10``). The options of the layout (``tp``) are read
+            before the workload is loaded, and have none.
     """
+    assert not defaults.keys() & {"strategy", "tp", "pp", "replicate"}, (
+        "the ranks' layout is made before these are known"
+    )
     parser = _parser(run, description)
     group = parser.add_argument_group("training")
     group.add_argument("--epochs", type=positive, default=10, help="passes over the data (default: %(default)s)")
     group.add_argument("--max-steps", type=positive, metavar="N", help="stop after N optimizer steps in all")
     group.add_argument("--lr", type=positive_float, default=1e-3, help="learning rate (default: %(default)s)")
-    group.add_argument("--scale-lr", action="store_true", help="multiply the learning rate by the number of ranks")
+    group.add_argument(
+        "--scale-lr", action="store_true", help="multiply the learning rate by the number of data-parallel ranks"
+    )
     group.add_argument(
         "--check-finite",
         action="store_true",
@@ -182,7 +188,7 @@ def _parser(run: Run, description: str | None) -> Parser:
 
 def _add_step_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--batch-size", type=positive, default=32, help="samples per rank and step (default: %(default)s)"
+        "--batch-size", type=positive, default=32, help="samples per data-parallel rank and step (default: %(default)s)"
     )
     group.add_argument(
         "--global-batch-size",
@@ -214,7 +220,7 @@ def _batch_per_rank(given: argparse.Namespace, data_size: int) -> int:
     each, rest = divmod(whole, data_size)
     if rest:
         raise UsageError(
-            f"--global-batch-size {whole} does not divide among {data_size} ranks ({whole} = {data_size} × {each} + {rest}); "
+            f"--global-batch-size {whole} does not divide among {data_size} data-parallel ranks ({whole} = {data_size} × {each} + {rest}); "
             f"take {data_size * max(each, 1)} or {data_size * (each + 1)}"
         )
     return each

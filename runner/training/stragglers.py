@@ -30,6 +30,7 @@ class Pace:
         self._own: deque[float] = deque(maxlen=_NEWEST)
         self._whole: deque[float] = deque(maxlen=_NEWEST)
         self._began = 0.0
+        self.newest: float | None = None  # seconds of the last step that were this rank's own, if they are known
         self._told: set[int] = set()
 
     def begin(self) -> None:
@@ -38,16 +39,17 @@ class Pace:
 
     def end(self, ready: float | None) -> None:
         """It is done. ``ready``: when the rank's own part of it was (time.perf_counter()), if that is known."""
-        if ready is not None:
-            self._own.append(ready - self._began)
-            self._whole.append(time.perf_counter() - self._began)
+        if ready is None or self._run.job.placement.is_crowded:
+            return  # where ranks share cores the system's scheduler decides who waits
+        self.newest = ready - self._began
+        self._own.append(self.newest)
+        self._whole.append(time.perf_counter() - self._began)
 
     def share(self) -> Tensor:
         """A number for each data-parallel rank, all but this one's 0: in the ranks' sum are the seconds of all, as far as known."""
         group = self._run.group()
         times = torch.zeros(dist.get_world_size(group), dtype=torch.float64, device=self._run.device)
-        # Where ranks share cores the system's scheduler decides who waits.
-        if len(self._own) >= _STEPS and not self._run.job.placement.is_crowded:
+        if len(self._own) >= _STEPS:
             times[dist.get_rank(group)] = statistics.median(self._own)
         return times
 

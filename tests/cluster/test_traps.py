@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from tests.cluster.launchers import BIN, LAUNCHERS, PREFIXES
 from tests.cluster.virtual import Cluster, cluster
-from tests.launching import RUNNER, SCRIPTS, ok, own_lines, packages_without
+from tests.launching import BASE_PYTHON, RUNNER, SCRIPTS, ok, own_lines, packages_without
 from tests.results import hosts
 
 SUM = str(SCRIPTS / "ddp_allreduce.py")  # "rank R of N: N" on each rank
@@ -86,7 +85,7 @@ def test_the_users_interface_is_kept(vc: Cluster) -> None:
 def bare_python(vc: Cluster) -> list[str]:
     """This interpreter with all packages but mpi4py."""
     path = packages_without("mpi4py", vc.folder / "packages")
-    return ["env", f"PYTHONPATH={path}", getattr(sys, "_base_executable", sys.executable)]
+    return ["env", f"PYTHONPATH={path}", BASE_PYTHON]
 
 
 @pytest.mark.parametrize("name", ["srun", "sbatch-openmpi4"])

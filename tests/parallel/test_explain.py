@@ -5,14 +5,25 @@ from __future__ import annotations
 import json
 import re
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runner.tools import TOOLS
-from tests.launching import RUNNER, SCRIPTS, free_port, mpirun, mpirun_path, ok, packages_without, run, runner, torchrun
+from tests.launching import (
+    BASE_PYTHON,
+    RUNNER,
+    SCRIPTS,
+    free_port,
+    mpirun,
+    mpirun_path,
+    ok,
+    packages_without,
+    run,
+    runner,
+    torchrun,
+)
 from tests.terminal import on_terminal
 
 HOST = socket.gethostname()
@@ -109,9 +120,8 @@ def test_under_torchrun_with_its_store() -> None:
 
 
 def test_without_mpi4py_a_single_host_still_works(tmp_path: Path) -> None:
-    base = getattr(sys, "_base_executable", sys.executable)
     path = packages_without("mpi4py", tmp_path / "packages")
-    found = json.loads(ok(mpirun(2, base, "-m", "runner", "explain", "--json", PYTHONPATH=path)).stdout)
+    found = json.loads(ok(mpirun(2, BASE_PYTHON, "-m", "runner", "explain", "--json", PYTHONPATH=path)).stdout)
     assert found["rendezvous"] == {"way": "file", "why": "one host; no MPI: mpi4py is not installed"}
 
 

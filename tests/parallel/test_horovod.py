@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import (
+    BASE_PYTHON,
     ROOT,
     RUNNER,
     SCRIPTS,
@@ -136,10 +137,9 @@ def test_a_rank_that_fails_ends_the_job() -> None:
 
 
 def test_without_it_one_line_says_how_to_get_it(tmp_path: Path) -> None:
-    base = getattr(sys, "_base_executable", sys.executable)
     packages = packages_without("horovod", tmp_path / "packages")
     done = mpirun(
-        2, base, "-m", "runner", "workloads.linear", "--strategy", "horovod", cwd=tmp_path, PYTHONPATH=packages
+        2, BASE_PYTHON, "-m", "runner", "workloads.linear", "--strategy", "horovod", cwd=tmp_path, PYTHONPATH=packages
     )
     assert done.returncode == 2
     (line,) = own_lines(done)

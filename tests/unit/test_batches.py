@@ -70,7 +70,9 @@ def test_evaluation_sees_every_sample_once(length: int, size: int, batch: int) -
 
 
 def test_too_little_data_for_a_batch_is_told_with_the_arithmetic() -> None:
-    with pytest.raises(UsageError, match=r"10 samples on 4 ranks are 2 each, less than one batch of 5.*--batch-size 2"):
+    with pytest.raises(
+        UsageError, match=r"10 samples on 4 data-parallel ranks are 2 each, less than one batch of 5.*--batch-size 2"
+    ):
         train_loader(TensorDataset(torch.arange(10)), ShardSampler(10, 0, 4, 0), 5, 0)
 
 

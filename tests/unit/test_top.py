@@ -90,6 +90,16 @@ def test_one_of_two_can_be_slow() -> None:
     assert statuses([state(0, 2), state(1, 2, step_seconds=0.8)]) == [(1, "slow"), (0, "running")]
 
 
+def test_where_ranks_wait_for_one_another_the_own_part_of_a_step_counts() -> None:
+    """Of steps of half a second."""
+    late = [state(rank, 4, own_seconds=0.2 if rank == 2 else 0.05) for rank in range(4)]
+    first = judge(late, NOW)[0]
+    assert (first.rank, first.status) == (2, "slow")
+    assert first.why == "it takes 4.0 times the median before it exchanges anything"
+    little = [state(rank, 4, own_seconds=0.09 if rank == 2 else 0.05) for rank in range(4)]
+    assert {status for _, status in statuses(little)} == {"running"}
+
+
 def test_a_rank_without_a_file_is_missing() -> None:
     assert statuses([state(1, 3)]) == [(0, "missing"), (2, "missing"), (1, "running")]
     assert statuses([]) == []

@@ -28,7 +28,7 @@ _TOO_LATE = 0.1  # seconds that an allreduce of 4 KiB may take
 
 
 def allreduce(job: Job, team: Team) -> Verdict:
-    """Start the process group that a workload gets, check an allreduce, and time it."""
+    """Start a process group over the network (gloo or NCCL), check an allreduce, and time it."""
     import torch
     import torch.distributed as dist
 

@@ -38,6 +38,7 @@ class State:
     epochs: int | None = None
     loss: float | None = None  # may be NaN or infinite
     step_seconds: float | None = None
+    own_seconds: float | None = None  # of a step, in which the rank waits for no other
     progress: float | None = None  # the time of the last progress
     cpu: float | None = None  # percent of one core
     memory: int | None = None  # bytes
@@ -131,6 +132,6 @@ _FIELDS = {
     **_fields(_text, "host", "phase", "what"),
     **_fields(_whole, "size", "local_rank", "pid", "step", "steps", "epoch", "epochs", "memory", "gpu_memory"),
     **_fields(_whole, "exit_code", "lost"),
-    **_fields(_number, "time", "started", "interval", "step_seconds", "progress", "cpu", "gpu"),
+    **_fields(_number, "time", "started", "interval", "step_seconds", "own_seconds", "progress", "cpu", "gpu"),
     **_fields(_any_number, "loss"),
 }

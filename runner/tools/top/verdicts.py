@@ -24,6 +24,8 @@ _STUCK_SECONDS = 30.0
 _STUCK_STEPS = 20
 # and slow if its step takes so many times the median.
 _SLOW = 1.3
+# The ranks of most trainings wait for one another in each step: then its own part counts, if it makes so large a share of a step.
+_SLOW_ITSELF, _SHARE = 1.5, 0.1
 
 # A file that is older than this before the newest rank's start is of an earlier job in the same folder.
 _START_SPREAD = 60.0
@@ -69,9 +71,10 @@ def judge(states: Iterable[State], now: float) -> list[Verdict]:
     """
     by_rank = {state.rank: state for state in _of_this_job(list(states))}
     ranks = [by_rank.get(rank, State(rank=rank)) for rank in range(_size(by_rank.values()))]
-    median = _median_step(state for state in ranks if not (_ended(state) or _missing(state, now)))
+    running = [state for state in ranks if not (_ended(state) or _missing(state, now))]
+    median, own = _median_step(running), _median([state.own_seconds for state in running])
     verdicts = [
-        _ended(state) or _missing(state, now) or _stuck(state, median) or _slow(state, median) or _running(state)
+        _ended(state) or _missing(state, now) or _stuck(state, median) or _slow(state, median, own) or _running(state)
         for state in ranks
     ]
     return sorted(verdicts, key=lambda one: (STATUSES.index(one.status), -one.urgency, one.rank))
@@ -176,12 +179,17 @@ def _stuck(state: State, median: float | None) -> Verdict | None:
     )
 
 
-def _slow(state: State, median: float | None) -> Verdict | None:
+def _slow(state: State, median: float | None, own: float | None) -> Verdict | None:
+    """Slow in its steps, or where the ranks wait for one another in each of them in its own part of a step."""
     ratio = state.step_seconds / median if state.step_seconds and median else 0.0
-    if ratio <= _SLOW:
-        return None
-    why = f"a step takes {ratio:.1f} times the median{_said(state)}"
-    return Verdict(status="slow", state=state, why=why, idle=_idle(state), urgency=ratio)
+    if ratio > _SLOW:
+        why = f"a step takes {ratio:.1f} times the median{_said(state)}"
+        return Verdict(status="slow", state=state, why=why, idle=_idle(state), urgency=ratio)
+    ratio = state.own_seconds / own if state.own_seconds and own else 0.0
+    if ratio > _SLOW_ITSELF and median and (state.own_seconds or 0.0) - (own or 0.0) > _SHARE * median:
+        why = f"it takes {ratio:.1f} times the median before it exchanges anything{_said(state)}"
+        return Verdict(status="slow", state=state, why=why, idle=_idle(state), urgency=ratio)
+    return None
 
 
 def _running(state: State) -> Verdict:
@@ -201,5 +209,9 @@ def _idle(state: State) -> float | None:
 
 def _median_step(states: Iterable[State]) -> float | None:
     """The median of the ranks' step times; of two the shorter one, so that the other can be slow."""
-    times = [state.step_seconds for state in states if state.step_seconds and state.step_seconds > 0]
-    return statistics.median_low(times) if times else None
+    return _median([state.step_seconds for state in states])
+
+
+def _median(seconds: Iterable[float | None]) -> float | None:
+    known = [one for one in seconds if one and one > 0]
+    return statistics.median_low(known) if known else None
