@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import random
-import re
 import shutil
 import socket
 import subprocess
@@ -100,9 +99,7 @@ def run(
         stderr=subprocess.PIPE,
         text=True,
     )
-    done = finish(process, timeout)
-    done.stdout = without_gloo(done.stdout)
-    return done
+    return finish(process, timeout)
 
 
 def finish(process: subprocess.Popen[str], timeout: float) -> subprocess.CompletedProcess[str]:
@@ -123,11 +120,6 @@ def finish(process: subprocess.Popen[str], timeout: float) -> subprocess.Complet
             raise TimeoutError(f"{process.args} did not end within {timeout} s\n{output}\n{errors}") from None
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
-
-
-def without_gloo(output: str) -> str:
-    """The output without the line that gloo prints on stdout for each process group, with torch 2.10."""
-    return re.sub(r"^\[Gloo\] Rank \d+ is connected to .*\n", "", output, flags=re.MULTILINE)
 
 
 def mpirun(

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, without_gloo
+from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path
 
 
 class Turns:
@@ -97,7 +97,7 @@ class _Job:
 
     def _output(self, turn: Path, name: str) -> str:
         files = [Path(f"{turn}.{name}.{rank}") for rank in range(self._ranks)]
-        return "".join(without_gloo(file.read_text()) for file in files if file.exists())
+        return "".join(file.read_text() for file in files if file.exists())
 
     def close(self) -> None:
         self._ask(command=[])

@@ -8,7 +8,6 @@ may be mapped cyclically or unevenly.
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from dataclasses import astuple, dataclass
@@ -194,29 +193,16 @@ def device_mesh(layout: Layout, device_type: str, backend: str | None = None) ->
         mesh = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=tuple(dimensions))
     if "replicate" in dimensions:
         mesh["replicate", "shard"]._flatten("data")
-        # torch 2.11 to 2.14 warn at each mesh["data"], and have no public function that divides a dimension.
+        # torch 2.12 to 2.14 warn at each mesh["data"], and have no public function that divides a dimension.
         warnings.filterwarnings("ignore", message="Slicing a flattened dim from root mesh")
     return mesh
 
 
-@raised_on_all_ranks()
 def _group_of(groups: list[list[int]], backend: str | None) -> ProcessGroup:
-    """Make process groups whose ranks are in this order; returns this rank's. Collective.
-
-    Raises:
-        UsageError: ranks do not ascend, and this torch only makes groups of ascending ranks (2.10 does).
-    """
+    """Make process groups whose ranks are in this order; returns this rank's. Collective."""
     import torch.distributed as dist
 
-    odd = next((ranks for ranks in groups if ranks != sorted(ranks)), None)
-    if odd and "sort_ranks" not in inspect.signature(dist.new_group).parameters:
-        raise UsageError(
-            f"ranks {', '.join(map(str, odd))} would be neighbours in the mesh in this order, which this torch cannot make a "
-            "group of",
-            fix="map the ranks by core or by node, or take a newer torch (2.14 can)",
-        )
-    in_order: dict[str, Any] = {"sort_ranks": False} if odd else {}
-    made: list[Any] = [dist.new_group(ranks, backend=backend, **in_order) for ranks in groups]
+    made: list[Any] = [dist.new_group(ranks, backend=backend, sort_ranks=False) for ranks in groups]
     own: ProcessGroup = next(group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
     return own
 

@@ -291,7 +291,6 @@ def _by_torch() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        warnings.filterwarnings("ignore", message="TypedStorage is deprecated")  # by torch 2.9 itself
         try:
             yield
         except CheckpointException as error:

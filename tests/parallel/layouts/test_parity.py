@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import ROOT, ok
+from tests.launching import ROOT, SCRIPTS, ok, runner
 from tests.results import losses, refused
 from tests.turns import Turns
 
@@ -41,6 +41,9 @@ COVERING = {
 }
 
 
+ALL_THREE = "--strategy fsdp --tp 2 --pp 2 --micro-batches 4"  # of two each, on eight ranks
+
+
 @pytest.mark.parametrize("ranks", COVERING)
 def test_the_losses_and_weights_are_those_of_one_process(ranks: int, turns: Turns) -> None:
     for options in COVERING[ranks]:
@@ -48,6 +51,16 @@ def test_the_losses_and_weights_are_those_of_one_process(ranks: int, turns: Turn
         found = json.loads(done.stdout.partition("parity ")[2])
         deviation = max(found["loss"], found["weights"], found["outputs"])
         assert deviation < 1e-9, f"{options}: {found}"
+
+
+def test_by_gloo_too(tmp_path: Path) -> None:
+    done = ok(
+        runner(
+            4, "--backend", "gloo", "parity", *EXACT, *["--strategy", "fsdp", "--tp", "2", "--steps", "4"], cwd=SCRIPTS
+        )
+    )
+    found = json.loads(done.stdout.partition("parity ")[2])
+    assert max(found["loss"], found["weights"], found["outputs"]) < 1e-9
 
 
 def test_in_single_precision_losses_stay_together(turns: Turns) -> None:
@@ -113,10 +126,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_documents_model_trains_alike_in_every_layout(folder: Path, turns: Turns) -> None:
     curves = []
     options = ["--global-batch-size=16", "--dtype=float64", "--max-steps=6", "--log-every=1"]
-    for ranks, layout in ((2, ""), (4, "--strategy fsdp --tp 2"), (4, "--tp 2 --pp 2 --micro-batches 4")):
+    layouts = (2, ""), (4, "--strategy fsdp --tp 2"), (4, "--tp 2 --pp 2 --micro-batches 4"), (8, ALL_THREE)
+    for ranks, layout in layouts:
         to = folder / f"out{len(curves)}"
         ok(turns(ranks, "mymodel", *options, *layout.split(), f"--checkpoint-dir={to}", cwd=folder))
         curves.append(losses(to))
     assert len(curves[0]) == 6
-    assert curves[1] == pytest.approx(curves[0], rel=1e-9)
-    assert curves[2] == pytest.approx(curves[0], rel=1e-9)
+    for curve in curves[1:]:
+        assert curve == pytest.approx(curves[0], rel=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,43 @@ def test_alexnet_two_way_data_parallel_two_stages_eight_micro_batches(turns: Tur
     found = losses(tmp_path / "runs" / "alexnet")
     assert found == pytest.approx([2.3, 2.3], abs=0.05)  # ln 10, as images are random
     assert found[1] < found[0]
+
+
+def test_the_linear_network_on_four_ranks(turns: Turns, tmp_path: Path) -> None:
+    ok(turns(4, "workloads.linear", "--epochs", "2", "--save-every", "1", "--batch-size", "512", cwd=tmp_path))
+    assert len(losses(tmp_path / "runs" / "linear")) == 2
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        "workloads.cifar10 --data fake --max-steps 2 --batch-size 4 --strategy fsdp",
+        "workloads.cifar10 --data fake --max-steps 2 --batch-size 4 --strategy zero1",
+        "workloads.linear --max-steps 2 --strategy zero1",
+        "workloads.linear --max-steps 2 --comm-hook bf16",
+        "workloads.linear --max-steps 2 --comm-hook powersgd",
+        "workloads.linear --max-steps 2 --strategy local-sgd --sync-every 2 --outer-optimizer nesterov",
+    ],
+)
+def test_a_workload_takes_what_all_take(job: str, turns: Turns, tmp_path: Path) -> None:
+    assert "done: 2 steps" in ok(turns(2, *job.split(), cwd=tmp_path)).stdout
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_scaler_goes_on_as_well(strategy: str, turns: Turns, tmp_path: Path) -> None:
+    def scaler_after(folder: str, *steps: int) -> dict[str, float]:
+        for number, step in enumerate(steps):
+            resume = ["--resume"] if number else []
+            job = ["workloads.linear", "--precision", "fp16", "--strategy", strategy, "--max-steps", str(step), *resume]
+            ok(turns(2, *job, "--checkpoint-dir", str(tmp_path / folder)))
+        content = json.loads((tmp_path / folder / f"step-{steps[-1]}" / "checkpoint.json").read_text())
+        found: dict[str, float] = content["content"]["values"]["scaler"]
+        return found
+
+    whole, parts = scaler_after("whole", 6), scaler_after("parts", 4, 6)
+    assert whole == parts
+    assert 4 <= whole["_growth_tracker"] <= 6  # steps since the last that overflowed: it is not begun anew
+    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
 
 
 def test_images_that_are_too_small_for_alexnet(turns: Turns, tmp_path: Path) -> None:
