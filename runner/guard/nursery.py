@@ -105,6 +105,7 @@ class Nursery:
         self._port = port_of(listener) if listener else 0
         self._spare: Child | None = None
         self._spare_from = 0.0  # when the next may be made
+        self._lost = 0  # spare processes that have ended by themselves
 
     def own_ends(self) -> list[int]:
         """The file descriptors that only the guard may hold."""
@@ -125,10 +126,11 @@ class Nursery:
         return None
 
     def lose(self, process: int) -> None:
-        """A child has ended: perhaps the spare one. The next is made later: there may be no memory for it."""
+        """A child has ended: perhaps the spare one. Each time the next is made later: there may be no memory for it."""
         if self._spare is not None and process == self._spare.process:
             self._spare.close()
-            self._spare, self._spare_from = None, time.monotonic() + _TRYING
+            self._spare, self._spare_from = None, time.monotonic() + min(_TRYING, 2.0**self._lost)
+            self._lost += 1
 
     def successor(self, attempt: int) -> Child | Lifeline:
         """The next worker: the spare process, told to become it, or a new one as by ``fork()``."""

@@ -78,6 +78,14 @@ def test_a_group_that_has_failed_can_be_destroyed_and_the_job_ends() -> None:
     assert done.stdout == "went on\n"
 
 
+def test_with_torchs_debugging_another_rank_s_call_is_no_partner() -> None:
+    done = runner(2, str(SCRIPTS / "makes_another_call.py"), TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    assert done.returncode == 1
+    assert "Detected mismatch between collectives on ranks" in own_lines(done)[0]
+    assert "BROADCAST" in done.stderr
+    assert "ALLREDUCE" in done.stderr
+
+
 def test_a_rank_that_has_done_its_part_may_leave() -> None:
     assert ok(runner(3, str(SCRIPTS / "done_before_the_others.py"))).stdout.splitlines() == ["gathered"] * 3
 
