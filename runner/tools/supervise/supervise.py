@@ -181,9 +181,11 @@ def _reason_to_end(attempt: Attempt, last: Attempt | None, given: argparse.Names
         EXIT_USAGE: "the request is wrong, and a restart does not mend that",
         EXIT_REQUEUE: "it asks to be queued again",
     }
-    for code in (attempt.code, attempt.rank_code):
-        if code in fixed and (code != EXIT_OK or attempt.code == EXIT_OK):
-            return fixed[code]
+    if attempt.code in fixed:
+        return fixed[attempt.code]
+    # Not for a rank that saved (75) as its launcher was killed: that a restart mends.
+    if attempt.rank_code == EXIT_USAGE:
+        return fixed[EXIT_USAGE]
     is_programs = bool(attempt.what) and not attempt.is_lost
     is_again = last is not None and is_programs and (attempt.what, attempt.step) == (last.what, last.step)
     if is_again and attempt.step:
