@@ -142,6 +142,7 @@ CASES = (
         title="a loss that is NaN on one rank, with --check-finite",
         fault="nan",
         options=("--check-finite",),
+        codes=(1,),
         says=r"--check-finite: the loss is nan on rank 1",
     ),
     Case(
@@ -149,6 +150,7 @@ CASES = (
         title="a bit of a parameter flips on one rank, with --check-replicas",
         fault="bit",
         options=("--check-replicas", "2"),
+        codes=(1,),
         says=r"--check-replicas: weight differs on ranks 0-1 \(\S+, \S+\) after step 6",
     ),
     Case(number=31, title="Ctrl-C", to_launcher=SIGINT, within=10.0, not_under=(*NO_SIGNALS, *SRUN)),
