@@ -104,9 +104,7 @@ class Task:
         None  # another unit of the loss, and how many of it one is: ("bits/byte", 1 / ln 2)
     )
     schedule: Callable[[int], float] | None = None  # step, from 0 → factor of the learning rate
-    settings: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # plain values that determine the result; --resume prints changes
+    settings: Mapping[str, Any] = field(default_factory=dict)  # plain, of the result; --resume prints changes
     weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None  # to start from, by name; all are needed
     plan: Plan = field(default_factory=Plan)  # data parallel needs none
 

@@ -334,7 +334,7 @@ def _check_finite(run: Run, trainer: Trainer, position: Position, loss: Tensor) 
     that the rank is not known whose were odd.
     """
     gradients = own_gradients(trainer.model) if trainer.scaler is None else {}
-    norms = [norm.float() for norm in torch._foreach_norm(list(gradients.values()))] if gradients else []
+    norms = [norm.double() for norm in torch._foreach_norm(list(gradients.values()))] if gradients else []
     own_norm = float(torch.stack(norms).sum()) if norms else 0.0
     losses, all_norms = run.sum(float(loss), own_norm, dimension=None)
     place = f"at step {position.step + 1}, in epoch {position.epoch + 1}"

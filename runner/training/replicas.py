@@ -13,9 +13,8 @@ from runner.training.run import Run
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 _PIECE = 1 << 20  # elements
-_MIXER = 0x9E3779B97F4A7C15 - (
-    1 << 64
-)  # 2⁶⁴ ÷ the golden ratio, odd, as a signed number: it spreads consecutive places
+# 2⁶⁴ ÷ the golden ratio, odd, as a signed number: multiples of it by consecutive places are far from each other.
+_MIXER = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def check_option(run: Run, trainer: Trainer, strategy: str) -> None:

@@ -129,6 +129,19 @@ def test_progress_is_what_the_worker_writes(monkeypatch: pytest.MonkeyPatch) -> 
     assert patience.lost() is None
 
 
+def test_the_first_step_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    board = Board()
+    patience = Patience(os.getpid(), board, 5.0)
+    found = []
+    with board.training():
+        for _ in range(8):
+            now[0] += 1
+            found.append(patience.lost())
+    assert found[-1] == Reason("no progress for 5 s, before the first step")
+
+
 def test_after_a_checkpoint_the_phase_before_goes_on() -> None:
     """A program that has saved outside a training may end."""
     board = Board()

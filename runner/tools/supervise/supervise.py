@@ -31,7 +31,7 @@ from pathlib import Path
 from runner.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.job import Job
 from runner.numbers import not_negative, positive, positive_float
-from runner.options import Parser, parse
+from runner.options import Parser, Request, parse
 from runner.tools import tool_names
 from runner.tools.supervise.attempts import Attempt, run_attempt
 from runner.tools.supervise.command_hosts import CommandHosts, read_hosts
@@ -54,7 +54,10 @@ def supervise(job: Job, argv: list[str]) -> None:
         return
     given.log_dir = given.log_dir.resolve()  # the launcher may start the ranks in another folder
     place = _place_of_options(given.command)
-    is_workload = _is_workload(given.command[place:])
+    request = _request(given.command[place:])
+    if request is not None and request.log_folder is not None:
+        raise UsageError("supervise: --log-dir is given to the command", fix="give it to supervise, before the --")
+    is_workload = request is not None and request.may_be_workload  # whose steps are known
     hosts = _hosts(given, place - 2)
     log = given.log_dir / _LOG
     try:
@@ -128,7 +131,6 @@ def _place_of_options(command: list[str]) -> int:
         del command[0]
     for place, pair in enumerate(itertools.pairwise(command), 2):
         if pair == ("-m", "runner"):
-            _refuse_log_folder(command[place:])
             return place
     raise UsageError(
         "supervise: the command does not start a runner",
@@ -136,22 +138,12 @@ def _place_of_options(command: list[str]) -> int:
     )
 
 
-def _refuse_log_folder(arguments: list[str]) -> None:
-    """See that the runner's own arguments leave the folder for the states to supervise."""
+def _request(arguments: list[str]) -> Request | None:
+    """The runner's own arguments; None if it says itself what is wrong with them, or shows its help."""
     try:
-        has_one = parse(arguments, tool_names()).log_folder is not None
-    except (UsageError, SystemExit):  # the runner says itself what is wrong, or shows its help
-        return
-    if has_one:
-        raise UsageError("supervise: --log-dir is given to the command", fix="give it to supervise, before the --")
-
-
-def _is_workload(arguments: list[str]) -> bool:
-    """Whether the runner's arguments name a workload, whose steps are known."""
-    try:
-        return parse(arguments, tool_names()).may_be_workload
+        return parse(arguments, tool_names())
     except (UsageError, SystemExit):
-        return False
+        return None
 
 
 def _hosts(given: argparse.Namespace, end: int) -> CommandHosts | None:
@@ -181,11 +173,10 @@ def _reason_to_end(attempt: Attempt, last: Attempt | None, given: argparse.Names
         EXIT_USAGE: "the request is wrong, and a restart does not mend that",
         EXIT_REQUEUE: "it asks to be queued again",
     }
-    if attempt.code in fixed:
-        return fixed[attempt.code]
-    # Not for a rank that saved (75) as its launcher was killed: that a restart mends.
-    if attempt.rank_code == EXIT_USAGE:
-        return fixed[EXIT_USAGE]
+    # Some launchers give another code for a wrong request. A rank that saved (75) as its launcher was killed is started again.
+    code = EXIT_USAGE if attempt.rank_code == EXIT_USAGE else attempt.code
+    if code in fixed:
+        return fixed[code]
     is_programs = bool(attempt.what) and not attempt.is_lost
     is_again = last is not None and is_programs and (attempt.what, attempt.step) == (last.what, last.step)
     if is_again and attempt.step:
