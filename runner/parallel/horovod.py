@@ -29,7 +29,6 @@ class HorovodTrainer(Trainer):
             optimizer.step()
 
 
-@raised_on_all_ranks()
 def horovod(task: Task, setting: Setting) -> Trainer:
     """Start all ranks from rank 0's weights, and wrap the optimizer, which averages the gradients before it steps.
 
@@ -37,14 +36,16 @@ def horovod(task: Task, setting: Setting) -> Trainer:
     (``hvd.broadcast_optimizer_state`` makes a new optimizer step, which with weight decay changes the weights.)
 
     Raises:
-        UsageError: Horovod is not installed, does not load, or does not support the model's weights.
+        UsageError: Horovod is not installed or does not load on a rank, or does not support the model's weights.
     """
     model = task.build(setting.device, setting.dtype)
     odd = next((name for name, weight in model.named_parameters() if not weight.is_contiguous()), None)
     if odd is not None:
-        raise UsageError(
-            f"Horovod takes contiguous weights only, and {odd} is not (channels last?); leave that out, or train by DDP"
-        )
+        with raised_on_all_ranks():
+            raise UsageError(
+                f"Horovod takes contiguous weights only, and {odd} is not (channels last?)",
+                fix="leave that out, or train by DDP",
+            )
     prepare(model, task.plan.units(model), setting.options)
     hvd = start_horovod(setting.mesh["data"].size(), setting.device.type)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)

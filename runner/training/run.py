@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from runner.errors import RunnerError, UsageError, raised_on_all_ranks
+from runner.comm.agree import agree
+from runner.errors import RunnerError, UsageError
 from runner.job import Job
 from runner.parallel.mesh import Layout, device_mesh
 
@@ -105,22 +106,5 @@ class Run:
     def agree(
         self, problem: str | None, kind: type[RunnerError] = UsageError, group: dist.ProcessGroup | None = None
     ) -> None:
-        """Raise on all ranks of the job if any of them has a problem. Collective.
-
-        Args:
-            group: as in ``on_main``.
-
-        Raises:
-            RunnerError: of this kind; a rank has a problem. With several hosts the message names its host.
-        """
-        problems: list[str | None] = [None] * self.size
-        if self.size > 1:
-            dist.all_gather_object(problems, problem, group=group)
-        else:
-            problems = [problem]
-        found = {text: rank for rank, text in reversed(list(enumerate(problems))) if text is not None}
-        if found:
-            hosts = self.job.topology.hosts
-            where = {rank: f" (host {host.name})" for host in hosts for rank in host.ranks if len(hosts) > 1}
-            with raised_on_all_ranks():
-                raise kind("; ".join(text + where.get(rank, "") for text, rank in found.items()))
+        """Raise on all ranks of the job if any of them has a problem: see ``runner.comm.agree``. Collective."""
+        agree(problem, kind, group)

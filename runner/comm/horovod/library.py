@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from runner.errors import RefusedError, UsageError, raised_on_all_ranks
+from runner.comm.agree import agree
+from runner.errors import RefusedError
 
 WITHOUT_CUDA = (
     "this Horovod was built without CUDA, and the job computes on GPUs; where a CUDA toolkit is (CUDA_HOME) make horovod "
@@ -17,33 +18,36 @@ WITHOUT_CUDA = (
 _HOW = "make horovod builds and installs it (python envs/build_horovod.py in another environment)"
 
 
-@raised_on_all_ranks()
 def start_horovod(size: int, device: str) -> Any:
-    """Import ``horovod.torch`` and initialise it. Returns the module.
+    """Import ``horovod.torch`` and initialise it. Returns the module. Collective, by torch.distributed's default group.
 
     Args:
         size: how many ranks there are.
         device: the type of the device that they compute on, cpu or cuda.
 
     Raises:
-        UsageError: it is not installed, does not load, or was built without support for the device.
+        UsageError: on a rank it is not installed, does not load, or was built without support for the device.
         RefusedError: it sees a different number of ranks.
     """
+    problem = _problem_of_loading(device)
+    agree(problem, fix="or say --device cpu" if problem == WITHOUT_CUDA else _HOW)
+    import horovod.torch as hvd
+
+    hvd.init()
+    seen = hvd.size()
+    problem = f"Horovod sees {seen} ranks, and there are {size}: it was built for another MPI" if seen != size else None
+    agree(problem, RefusedError, fix=_HOW)
+    return hvd
+
+
+def _problem_of_loading(device: str) -> str | None:
     if find_spec("horovod") is None:
-        raise UsageError(f"Horovod is not installed; {_HOW}")
+        return "Horovod is not installed"
     try:
         import horovod.torch as hvd
     except Exception as error:  # a symbol that this torch does not have, a missing library
-        reason = " ".join(str(error).split())
-        raise UsageError(f"Horovod does not load ({reason[:200]}); {_HOW}") from None
-    if device == "cuda" and not (hvd.cuda_built() or hvd.rocm_built()):
-        raise UsageError(f"{WITHOUT_CUDA}; or say --device cpu")
-    hvd.init()
-    if hvd.size() != size:
-        raise RefusedError(
-            f"Horovod sees {hvd.size()} ranks, and there are {size}: it was built for another MPI; {_HOW}"
-        )
-    return hvd
+        return f"Horovod does not load ({' '.join(str(error).split())[:200]})"
+    return WITHOUT_CUDA if device == "cuda" and not (hvd.cuda_built() or hvd.rocm_built()) else None
 
 
 @contextmanager

@@ -1,0 +1,40 @@
+"""Make a problem of any rank an error on all ranks, so that they end together and one line tells it."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+from runner.errors import RunnerError, UsageError, raised_on_all_ranks
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def agree(
+    problem: str | None, kind: type[RunnerError] = UsageError, group: ProcessGroup | None = None, *, fix: str = ""
+) -> None:
+    """Raise on all ranks of torch.distributed's default group if any of them has a problem. Collective.
+
+    Args:
+        group: of all ranks, for a thread that has its own.
+        fix: how to correct the problems; "" if they say it themselves.
+
+    Raises:
+        RunnerError: of this kind; a rank has a problem. The message names the hosts that have it, if others have not.
+    """
+    import torch.distributed as dist
+
+    size = dist.get_world_size(group)
+    found: list[tuple[str | None, str]] = [(problem, socket.gethostname())] * size
+    if size > 1:
+        dist.all_gather_object(found, found[0], group=group)
+    hosts: dict[str, dict[str, None]] = {}  # of each problem, in the order of ranks
+    for text, host in found:
+        if text is not None:
+            hosts.setdefault(text, {})[host] = None
+    if hosts:
+        everywhere = len({host for _, host in found})
+        where = {text: f" (host {', '.join(on)})" if len(on) < everywhere else "" for text, on in hosts.items()}
+        with raised_on_all_ranks():
+            raise kind("; ".join(text + on for text, on in where.items()), fix=fix)
