@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from runner.comm.choice import with_backend, with_spare_cores
+from runner.comm.table import installed_packages
 from runner.dispatch import dispatch
 from runner.errors import Policy, RunnerError, UsageError, raised_on_all_ranks
 from runner.guard.board import Board
@@ -91,6 +92,7 @@ def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple
         target=request.target,
         digest=target.digest if target else "",
         arguments=list(request.arguments),
+        packages=installed_packages(),
         resources=as_record(resources(context.environment)),
         guard_port=lifeline.port,
     )

@@ -60,6 +60,6 @@ def main(run: Run, argv: list[str]) -> None:
 @raised_on_all_ranks()
 def _check(image_size: int, dropout: float) -> None:
     if image_size < SMALLEST:
-        raise UsageError(f"--image-size {image_size} is too small for AlexNet; take {SMALLEST} or more")
+        raise UsageError(f"--image-size {image_size} is too small for AlexNet", fix=f"take {SMALLEST} or more")
     if not 0 <= dropout < 1:
-        raise UsageError(f"--dropout {dropout} is not the share that is dropped; take 0 or more, and less than 1")
+        raise UsageError(f"--dropout {dropout} is not the share that is dropped", fix="take 0 or more, and less than 1")

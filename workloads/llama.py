@@ -272,6 +272,6 @@ def _export(given: argparse.Namespace, options: TrainingOptions) -> None:
     with torch.device("meta"):
         expected = shapes_of(Llama(config))
     if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
-        raise UsageError(f"the checkpoint is not of --size {given.size}; say the one that it was trained with")
+        raise UsageError(f"the checkpoint is not of --size {given.size}", fix="say the one that it was trained with")
     with writing(given.export):
         llama_weights.write(given.export, config, tensors)

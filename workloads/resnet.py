@@ -47,8 +47,8 @@ def main(run: Run, argv: list[str]) -> None:
     if given.channels_last and (parallel.strategy == "fsdp" or parallel.pp > 1):
         with raised_on_all_ranks():
             raise UsageError(
-                "--channels-last lays out weights as fully_shard, which --strategy fsdp and --pp use, does not take them; leave it "
-                "out, or take --strategy ddp without --pp"
+                "--channels-last lays out weights as fully_shard, which --strategy fsdp and --pp use, does not take them",
+                fix="leave it out, or take --strategy ddp without --pp",
             )
     torch.manual_seed(options.seed)
     model: nn.Module = chained(getattr(torchvision.models, given.model)(num_classes=CLASSES))

@@ -46,11 +46,11 @@ def start_process_group(job: Job) -> None:
 
     backend = backends()[job.backend]
     if reason := backend.unavailable_reason(job):
-        raise UsageError(f"--backend {backend.name}: {reason}; or say --backend gloo")
+        raise UsageError(f"--backend {backend.name}: {reason}", fix="or say --backend gloo")
     serve_store(job)
     prepare_backends(job)
     if not dist.is_backend_available(backend.name):
-        raise UsageError(f"this torch ({torch.__version__}) was built without {backend.name}; say --backend gloo")
+        raise UsageError(f"this torch ({torch.__version__}) was built without {backend.name}", fix="say --backend gloo")
     device = None
     if job.placement.device == "cuda":
         device = torch.device(job.placement.torch_device)

@@ -6,6 +6,7 @@ To add one, write a file or a folder beside this one with a subclass of ``Backen
 from __future__ import annotations
 
 import functools
+from importlib.util import find_spec
 
 from runner.comm.backend import Backend
 from runner.comm.gloo import Gloo
@@ -27,6 +28,11 @@ def backends() -> dict[str, Backend]:
     """
     others = [load_extension(point, Backend, lambda made: made()) for point in extensions("runner.backends")]
     return {backend.name: backend for backend in (*_BACKENDS, *others)}
+
+
+def installed_packages() -> list[str]:
+    """Which of the backends' packages this process can import."""
+    return sorted({name for b in backends().values() if (name := b.package) and find_spec(name) is not None})
 
 
 def process_groups() -> list[str]:

@@ -158,7 +158,8 @@ def lay_out(topology: Topology, degrees: Degrees) -> Layout:
         odd = next(host for host in topology.hosts if len(host.ranks) % degrees.tensor)
         raise UsageError(
             f"tensor({degrees.tensor}) does not divide the {len(odd.ranks)} ranks of host {odd.name}, so that a layer would "
-            f"be shared across hosts; start a multiple of {degrees.tensor} ranks on each host"
+            "be shared across hosts",
+            fix=f"start a multiple of {degrees.tensor} ranks on each host",
         )
     by_host = [rank for host in topology.hosts for rank in sorted(host.ranks)]
     tensor_groups = [

@@ -184,7 +184,8 @@ def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], settin
         with raised_on_all_ranks():
             raise UsageError(
                 "this workload cannot be trained with --pp: the parts that Plan.pipeline cuts the model into, called one after the "
-                "other, do not give its outputs; make what forward() does between them a module, such as nn.Flatten"
+                "other, do not give its outputs",
+                fix="make what forward() does between them a module, such as nn.Flatten",
             )
     return costs.tolist()
 
@@ -242,8 +243,8 @@ def _check_ties(stages: Sequence[nn.Module]) -> None:
             if stage != number:
                 with raised_on_all_ranks():
                     raise UsageError(
-                        f"{name} is tied to {other}, and stages {stage} and {number} of the pipeline would have one each; untie "
-                        "them, or train without --pp"
+                        f"{name} is tied to {other}, and stages {stage} and {number} of the pipeline would have one each",
+                        fix="untie them, or train without --pp",
                     )
 
 

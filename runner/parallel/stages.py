@@ -50,8 +50,8 @@ def balanced(costs: Sequence[float], count: int) -> list[range]:
     if len(costs) < count:
         with raised_on_all_ranks():
             raise UsageError(
-                f"the model can be cut into {len(costs)} pieces at most, and {count} stages are asked for; take a smaller --pp "
-                "or --stages-per-rank"
+                f"the model can be cut into {len(costs)} pieces at most, and {count} stages are asked for",
+                fix="take a smaller --pp or --stages-per-rank",
             )
     sums = [0.0]
     for cost in costs:
@@ -103,7 +103,7 @@ def _pieces(module: nn.Module, name: str, cuts: Collection[str]) -> list[str]:
     if own:
         with raised_on_all_ranks():
             raise UsageError(
-                f"{prefix}{own[0]} would belong to no stage, as {name or 'the model'} is cut; put it in a module of its own, or "
-                "train without --pp"
+                f"{prefix}{own[0]} would belong to no stage, as {name or 'the model'} is cut",
+                fix="put it in a module of its own, or train without --pp",
             )
     return [piece for key, child in module.named_children() for piece in _pieces(child, f"{prefix}{key}", cuts)]

@@ -136,7 +136,7 @@ class Trainer:
                 here = f"is {list(expected[name])}" if name in expected else "does not exist"
                 with raised_on_all_ranks():
                     raise UsageError(
-                        f"{name} is {list(tensor.shape)} in the weights, and here it {here}; take the same model"
+                        f"{name} is {list(tensor.shape)} in the weights, and here it {here}", fix="take the same model"
                     )
             missing.discard(name)
             if name in places:
@@ -146,7 +146,7 @@ class Trainer:
         }
         if missing - tied:
             with raised_on_all_ranks():
-                raise UsageError(f"the weights have no {min(missing - tied)}; take those of the same model")
+                raise UsageError(f"the weights have no {min(missing - tied)}", fix="take those of the same model")
 
     @torch.no_grad()
     def share_buffers(self) -> None:

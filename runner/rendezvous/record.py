@@ -33,6 +33,7 @@ class RankRecord:
     python: str = ""  # versions
     torch: str = ""
     runner: str = ""
+    packages: Sequence[str] = field(default_factory=list)  # which of the backends' packages are installed
     problem: str | None = None  # why this rank cannot run its target
     target: str = ""
     digest: str = ""  # of the target's text

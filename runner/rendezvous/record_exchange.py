@@ -55,7 +55,8 @@ def serve_records(listener: socket.socket, own: RankRecord, size: int, key: byte
                 if now - start > timeout:
                     raise RendezvousError(
                         f"{len(records)} of {size} ranks met within {timeout:.0f} s; absent: {_listed(absent)}"
-                        f"{_strangers(server)}. Look at those ranks' own messages, or allow more time with --timeout"
+                        f"{_strangers(server)}",
+                        fix="look at those ranks' own messages, or allow more time with --timeout",
                     )
                 if now > notice:
                     _say_absent(absent, size, now - start, timeout, _strangers(server))

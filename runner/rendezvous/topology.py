@@ -42,6 +42,12 @@ class Topology:
         """How many ranks share the rank's host."""
         return len(self.hosts[self.host_index(rank)].ranks)
 
+    def hosts_without(self, package: str) -> list[str]:
+        """The names of the hosts on which a rank lacks a backend's package."""
+        values, index = self.records.of_field("packages")
+        lacks = [package not in packages for packages in values]
+        return [host.name for host in self.hosts if any(lacks[index[rank] if index else 0] for rank in host.ranks)]
+
     @cached_property
     def _places(self) -> tuple[array[int], array[int]]:
         """The host's index and the local rank of every rank."""

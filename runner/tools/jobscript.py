@@ -121,14 +121,16 @@ def _text(options: argparse.Namespace) -> str:
     gpu_type, gpus = options.gpus_per_node
     ranks = options.ranks_per_node or gpus or 1
     if gpus and ranks > gpus:
-        raise UsageError(f"--ranks-per-node {ranks} and --gpus-per-node {gpus}: a GPU is one rank's; ask for as many")
+        raise UsageError(
+            f"--ranks-per-node {ranks} and --gpus-per-node {gpus}: a GPU is one rank's", fix="ask for as many"
+        )
     for what, given in (("a GPU's type", gpu_type), ("--mem", options.mem)):
         if given and what in scheduler.lacks:
             raise UsageError(f"--scheduler {options.scheduler} does not take {what}: {scheduler.lacks[what]}")
     if mpi not in scheduler.scripts:
         raise UsageError(
-            f"--mpi {mpi}: with --scheduler {options.scheduler} the ranks are started by {' or '.join(scheduler.scripts)}; "
-            "choose that, or leave --mpi out"
+            f"--mpi {mpi}: with --scheduler {options.scheduler} the ranks are started by {' or '.join(scheduler.scripts)}",
+            fix="choose that, or leave --mpi out",
         )
     find_target(options.target, as_module=options.as_module, tools=tool_names())
     shape = Shape(
@@ -184,7 +186,8 @@ def _mpirun(mpi: str, *, has_modules: bool) -> dict[str, str]:
     path, found = find_mpirun(f"--mpi {mpi}")
     if found != mpi:
         raise UsageError(
-            f"--mpi {mpi}: {path} is {found}'s; load {mpi}'s module, name it with --module, or set MPIRUN=/path/of/mpirun"
+            f"--mpi {mpi}: {path} is {found}'s",
+            fix=f"load {mpi}'s module, name it with --module, or set MPIRUN=/path/of/mpirun",
         )
     return {"MPIRUN": path}
 
@@ -193,7 +196,7 @@ def _scheduler_here() -> str:
     for name, scheduler in SCHEDULERS.items():
         if shutil.which(scheduler.submit):
             return name
-    raise UsageError("--scheduler: none of sbatch, qsub and bsub is here; name the one the script is for")
+    raise UsageError("--scheduler: none of sbatch, qsub and bsub is here", fix="name the one the script is for")
 
 
 def _submit(scheduler: Scheduler, text: str) -> str:
@@ -206,12 +209,13 @@ def _submit(scheduler: Scheduler, text: str) -> str:
     program = shutil.which(scheduler.submit)
     if program is None:
         raise UsageError(
-            f"--submit: {scheduler.submit} is not on PATH; submit where it is (a login node), or leave --submit out"
+            f"--submit: {scheduler.submit} is not on PATH",
+            fix="submit where it is (a login node), or leave --submit out",
         )
     try:
         done = subprocess.run([program], check=False, input=text, capture_output=True, text=True, timeout=SUBMITTING)
     except subprocess.TimeoutExpired:
-        raise RunnerError(f"{program} has not answered within {SUBMITTING:.0f} s; is the scheduler up?") from None
+        raise RunnerError(f"{program} has not answered within {SUBMITTING:.0f} s", fix="is the scheduler up?") from None
     if done.returncode != 0:
         reason = " ".join((done.stderr or done.stdout).split())
         raise UsageError(f"{scheduler.submit} refused the job (code {done.returncode}): {reason}")

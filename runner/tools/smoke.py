@@ -57,14 +57,14 @@ def smoke(job: Job, argv: list[str]) -> None:
     """
     options = _parser().parse_args(argv)
     if launcher_process(RANK_STARTERS) is not None:
-        raise UsageError("smoke starts mpirun or srun itself; start it without")
+        raise UsageError("smoke starts mpirun or srun itself", fix="start it without")
     way = _way(options)
     device = ["--device", options.device] if options.device != "auto" else []
     try:
         folder = tempfile.mkdtemp(prefix=".smoke-", dir=os.getcwd())  # all hosts should share this folder
     except OSError as error:
         raise UsageError(
-            f"cannot write in {os.getcwd()}: {error.strerror}; start in a folder that all hosts share"
+            f"cannot write in {os.getcwd()}: {error.strerror}", fix="start in a folder that all hosts share"
         ) from None
     for number in (signal.SIGTERM, signal.SIGHUP):  # time limit or closed terminal: end the jobs, too
         signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -132,11 +132,15 @@ def _way(options: argparse.Namespace) -> Way:
 def _by_mpirun(title: str, settings: dict[str, str], option: str) -> Way:
     path, mpi = find_mpirun(option)
     if not (FOLDER / f"{mpi}.sh").exists():
-        raise UsageError(f"{option}: {path} is of {mpi}; set MPIRUN to the mpirun of Open MPI, MPICH or Intel MPI")
+        raise UsageError(
+            f"{option}: {path} is of {mpi}", fix="set MPIRUN to the mpirun of Open MPI, MPICH or Intel MPI"
+        )
     if mpi == "intelmpi" and settings["HOSTS"]:
         hosts = dict(entry.rsplit(":", 1) for entry in settings["HOSTS"].split(","))
         if len(set(hosts.values())) > 1:
-            raise UsageError(f"{option}: Intel MPI's script starts as many ranks on each host; give all the same slots")
+            raise UsageError(
+                f"{option}: Intel MPI's script starts as many ranks on each host", fix="give all the same slots"
+            )
         settings = settings | {"HOSTS": ",".join(hosts), "PER_HOST": next(iter(hosts.values()))}
     return Way(title=f"{title}; {path}", script=f"{mpi}.sh", settings=settings | {"MPIRUN": path})
 
@@ -151,9 +155,9 @@ def _read_hosts(path: Path) -> dict[str, int]:
     for line in filter(None, lines):
         match = re.fullmatch(r"([^\s:]+)(?:(?:\s+slots\s*=\s*|:)(\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?", line)
         if match is None:
-            raise UsageError(f"--hostfile {path}: {line!r} is not a host; for example: node1 slots=4")
+            raise UsageError(f"--hostfile {path}: {line!r} is not a host", fix="for example: node1 slots=4")
         if match[2] and int(match[2]) == 0:
-            raise UsageError(f"--hostfile {path}: {line!r} has no slot; leave the host out")
+            raise UsageError(f"--hostfile {path}: {line!r} has no slot", fix="leave the host out")
         hosts[match[1]] = hosts.get(match[1], 0) + int(match[2] or 1)
     unknown = [name for name in hosts if not _resolves(name)]
     if not hosts or unknown:

@@ -51,7 +51,9 @@ def length_of(data: Dataset[Any]) -> int:
         UsageError: the data has no length, because it is a stream.
     """
     if not isinstance(data, Sized):
-        raise UsageError(f"{type(data).__name__} has no length, which sharing it among ranks needs; give it __len__")
+        raise UsageError(
+            f"{type(data).__name__} has no length, which sharing it among ranks needs", fix="give it __len__"
+        )
     return len(data)
 
 
@@ -65,8 +67,8 @@ def train_loader(data: Dataset[Any], sampler: ShardSampler, batch_size: int, wor
     share = sampler.length // sampler.size
     if share < batch_size:
         raise UsageError(
-            f"{sampler.length} samples on {sampler.size} data-parallel ranks are {share} each, less than one batch of {batch_size}; "
-            f"take --batch-size {max(share, 1)} or less"
+            f"{sampler.length} samples on {sampler.size} data-parallel ranks are {share} each, less than one batch of {batch_size}",
+            fix=f"take --batch-size {max(share, 1)} or less",
         )
     return _loader(data, sampler, batch_size, workers, drop_last=True)
 

@@ -207,7 +207,8 @@ def trained(run: Run, task: Task, options: TrainingOptions) -> Trainer:
     if saved is None:
         with raised_on_all_ranks():
             raise UsageError(
-                f"there is no checkpoint in {options.checkpoint.folder}; train first, or name another --checkpoint-dir"
+                f"there is no checkpoint in {options.checkpoint.folder}",
+                fix="train first, or name another --checkpoint-dir",
             )
     trainer.model.eval()
     return trainer

@@ -178,7 +178,7 @@ def make_writable(folder: Path, option: str) -> None:
         probe.unlink()
     except OSError as error:
         raise UsageError(
-            f"{option}: cannot write in {folder}: {error.strerror}; name a folder that can be written"
+            f"{option}: cannot write in {folder}: {error.strerror}", fix="name a folder that can be written"
         ) from None
 
 
@@ -220,7 +220,7 @@ def _batch_per_rank(given: argparse.Namespace, data_size: int) -> int:
     each, rest = divmod(whole, data_size)
     if rest:
         raise UsageError(
-            f"--global-batch-size {whole} does not divide among {data_size} data-parallel ranks ({whole} = {data_size} × {each} + {rest}); "
-            f"take {data_size * max(each, 1)} or {data_size * (each + 1)}"
+            f"--global-batch-size {whole} does not divide among {data_size} data-parallel ranks ({whole} = {data_size} × {each} + {rest})",
+            fix=f"take {data_size * max(each, 1)} or {data_size * (each + 1)}",
         )
     return each

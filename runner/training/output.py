@@ -48,7 +48,9 @@ def open_output(
             if options.logging.tensorboard is not None:
                 sinks.append(TensorBoard(options.logging.tensorboard, stack))
         except OSError as error:
-            raise UsageError(f"cannot write {error.filename}: {error.strerror}; name another file or folder") from None
+            raise UsageError(
+                f"cannot write {error.filename}: {error.strerror}", fix="name another file or folder"
+            ) from None
         return aside, earlier
 
     sinks: list[Sink] = []

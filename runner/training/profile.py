@@ -40,7 +40,7 @@ def profiled(
     if chosen[-1] > steps:
         with raised_on_all_ranks():
             raise UsageError(
-                f"--profile: this run makes {steps} steps, and step {chosen[-1]} is asked for; name some of those"
+                f"--profile: this run makes {steps} steps, and step {chosen[-1]} is asked for", fix="name some of those"
             )
     return _Recorder(run, options.checkpoint.folder, chosen, leave_out)
 

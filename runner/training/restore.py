@@ -84,7 +84,7 @@ def model_weights(path: Path) -> dict[str, Tensor]:
     """
     newest = path if (path / SEAL).is_file() else next((found for _, found in checkpoint_folder.steps_in(path)), None)
     if newest is None:
-        raise UsageError(f"there is no checkpoint in {path}; train first, or name another --checkpoint-dir")
+        raise UsageError(f"there is no checkpoint in {path}", fix="train first, or name another --checkpoint-dir")
     _, sums = checkpoint_folder.unseal(newest)
     checkpoint_folder.check_files(newest, sums)
     tensors = checkpoint_folder.read_whole(newest)

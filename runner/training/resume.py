@@ -53,7 +53,8 @@ def check_model(saved: Saved, shapes: Shapes, workload: str, here: dict[str, tup
     if there != here:
         raise UsageError(
             f"--resume: {saved.path} is a checkpoint of another model ({saved.workload}, this is {workload}): "
-            f"{_first_difference(there, here)}; name another checkpoint, or another --checkpoint-dir"
+            f"{_first_difference(there, here)}",
+            fix="name another checkpoint, or another --checkpoint-dir",
         )
 
 
@@ -77,7 +78,8 @@ def check_settings(
                 raise UsageError(
                     f"--resume: {saved.path} is from the middle of an epoch over {then['samples']} samples, shuffled by "
                     f"seed {then['seed']}; here are {settings['samples']} samples and seed {settings['seed']}, so its rest "
-                    "is not known; give it the same"
+                    "is not known",
+                    fix="give it the same",
                 )
     changes = [
         f"{name} {_text(then[name])} → {_text(now)}"
@@ -143,8 +145,8 @@ def _check_optimizer(saved: Saved, then: dict[str, Any], optimizer: Optimizer, o
         )
     if problem:
         raise UsageError(
-            f"--resume: {saved.path} was made {problem}; take the optimizer that it was made with, or train anew without "
-            "--resume"
+            f"--resume: {saved.path} was made {problem}",
+            fix="take the optimizer that it was made with, or train anew without --resume",
         )
 
 

@@ -23,7 +23,7 @@ def writing(path: Path) -> Iterator[None]:
         if reason is None:
             raise
         raise RunnerError(
-            f"cannot write {path}: {reason}; make room there or name another place, then go on by --resume"
+            f"cannot write {path}: {reason}", fix="make room there or name another place, then go on by --resume"
         ) from None
 
 

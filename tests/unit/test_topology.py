@@ -43,6 +43,14 @@ def test_any_mapping_gives_each_rank_one_place(hosts: list[str]) -> None:
         assert topology.local_size(rank) == hosts.count(host)
 
 
+def test_hosts_on_which_a_package_is_missing() -> None:
+    ranks = [RankRecord(host=h, host_key=h, packages=p) for h, p in (("a", ["mpi4py"]), ("b", ["horovod", "mpi4py"]))]
+    topology = topology_of(ranks)
+    assert topology.hosts_without("mpi4py") == []
+    assert topology.hosts_without("horovod") == ["a"]
+    assert topology.hosts_without("ucc") == ["a", "b"]
+
+
 def test_ranks_in_words() -> None:
     assert ranks_text([3]) == "rank 3"
     assert ranks_text([5, 0, 1, 2]) == "ranks 0-2, 5"

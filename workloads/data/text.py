@@ -43,7 +43,8 @@ def windows(source: str, length: int) -> tuple[Windows, Windows]:
     if len(text) - cut <= length:
         raise UsageError(
             f"{source} has {len(text):,} bytes, whose last 5 % ({len(text) - cut:,}), the test's, are less than one "
-            f"window of {length:,} + 1; take a longer text or shorter windows"
+            f"window of {length:,} + 1",
+            fix="take a longer text or shorter windows",
         )
     return Windows(text[:cut], length), Windows(text[cut:], length)
 
@@ -54,7 +55,7 @@ def standard_library() -> Tensor:
     paths = [path.relative_to(root) for path in root.rglob("*.py")]
     paths = sorted(path for path in paths if not _NOT_LIBRARY.intersection(path.parts))
     if not paths:
-        raise UsageError(f"{root} holds no .py files of Python's standard library; name a text file")
+        raise UsageError(f"{root} holds no .py files of Python's standard library", fix="name a text file")
     return _as_tensor(b"".join((root / path).read_bytes() for path in paths))
 
 
@@ -73,7 +74,7 @@ def _file(path: Path) -> Tensor:
         return _as_tensor(path.read_bytes())
     except OSError as error:
         known = " or ".join(SOURCES)
-        raise UsageError(f"{path} cannot be read ({error.strerror}); name a text file, {known}") from None
+        raise UsageError(f"{path} cannot be read ({error.strerror})", fix=f"name a text file, {known}") from None
 
 
 def _as_tensor(text: bytes) -> Tensor:

@@ -53,12 +53,14 @@ class LlamaConfig:
         if self.hidden_size % (2 * self.num_attention_heads):
             raise UsageError(
                 f"hidden_size {self.hidden_size} ÷ num_attention_heads {self.num_attention_heads} is no even number, "
-                "which rotary embeddings need; change one of them"
+                "which rotary embeddings need",
+                fix="change one of them",
             )
         if self.num_attention_heads % self.num_key_value_heads:
             raise UsageError(
                 f"num_attention_heads {self.num_attention_heads} is no multiple of num_key_value_heads "
-                f"{self.num_key_value_heads}; change one of them"
+                f"{self.num_key_value_heads}",
+                fix="change one of them",
             )
 
     @property
@@ -309,8 +311,8 @@ def generate(
     positions = model.config.max_position_embeddings
     if tokens.size(1) + count > positions:
         raise UsageError(
-            f"{tokens.size(1)} tokens and {count} new ones are more than the model's {positions} positions; "
-            "ask for fewer"
+            f"{tokens.size(1)} tokens and {count} new ones are more than the model's {positions} positions",
+            fix="ask for fewer",
         )
     caches = model.new_caches()
     return continuation(lambda new: model(new, caches), tokens, count, temperature=temperature, generator=generator)

@@ -74,7 +74,7 @@ def write(folder: Path, config: LlamaConfig, tensors: Mapping[str, Tensor], *, f
     """
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.glob("*.safetensors")) or (folder / _CONFIG).exists():
-        raise UsageError(f"{folder} holds a model already; name another folder")
+        raise UsageError(f"{folder} holds a model already", fix="name another folder")
     files: list[dict[str, Tensor]] = [{}]
     size = total = 0
     for name, tensor in tensors.items():
@@ -178,12 +178,12 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def _refused(folder: Path, reason: str) -> UsageError:
     return UsageError(
-        f"{folder / _CONFIG} cannot be used: {reason}; name a folder with a Llama of Hugging Face's layout"
+        f"{folder / _CONFIG} cannot be used: {reason}", fix="name a folder with a Llama of Hugging Face's layout"
     )
 
 
 def _damaged(folder: Path, reason: str) -> UsageError:
     return UsageError(
-        f"{folder} holds no whole model ({' '.join(reason.split())[:160]}); name a folder with config.json and "
-        "model.safetensors, as Hugging Face lays them out"
+        f"{folder} holds no whole model ({' '.join(reason.split())[:160]})",
+        fix="name a folder with config.json and model.safetensors, as Hugging Face lays them out",
     )

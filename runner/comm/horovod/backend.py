@@ -24,8 +24,9 @@ class Horovod(Backend):
 
     def unavailable_reason(self, job: Job) -> str:
         """As for any backend; but if the job computes on GPUs this imports Horovod, and torch with it."""
-        if find_spec("horovod") is None:
-            return "it is not installed: make horovod"
+        if without := job.topology.hosts_without("horovod"):
+            where = f" on {', '.join(without)}" if len(without) < len(job.topology.hosts) else ""
+            return f"it is not installed{where}: make horovod"
         if job.placement.device == "cpu":
             return ""
         import horovod.torch as hvd

@@ -202,7 +202,7 @@ def _check(job: Job, options: argparse.Namespace, names: list[str]) -> None:
     """
     unknown = [name for name in names if name not in NAMES]
     if "sendrecv" in names and job.size == 1:
-        raise UsageError("sendrecv takes two ranks; start with mpirun -np 2")
+        raise UsageError("sendrecv takes two ranks", fix="start with mpirun -np 2")
     if unknown or options.factor < 2 or options.rounds < 1 or options.min > options.max:
         problem = (
             f"no operation {unknown[0]!r}; there are {', '.join(NAMES)}"

@@ -32,7 +32,7 @@ def busy_loops(job: Job, *, load: int, awake: bool) -> Iterator[None]:
     """
     if (load or awake) and sys.platform != "linux":
         with raised_on_all_ranks():
-            raise UsageError("--load and --awake need Linux; leave them out")
+            raise UsageError("--load and --awake need Linux", fix="leave them out")
     loops: list[subprocess.Popen[bytes]] = []
     try:
         if job.local_rank == 0 and (load or awake):
@@ -63,13 +63,15 @@ def _start(wanted: list[tuple[str, str]], loops: list[subprocess.Popen[bytes]]) 
                 subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             )
         except OSError as error:
-            raise RunnerError(f"{len(loops)} of {len(wanted)} busy loops started: {error}; ask for fewer") from None
+            raise RunnerError(
+                f"{len(loops)} of {len(wanted)} busy loops started: {error}", fix="ask for fewer"
+            ) from None
     deadline = time.monotonic() + _START
     for loop in loops:
         assert loop.stdout is not None
         assert loop.stderr is not None
         if not select.select([loop.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise RunnerError(f"{len(wanted)} busy loops did not start within {_START:.0f} s; ask for fewer")
+            raise RunnerError(f"{len(wanted)} busy loops did not start within {_START:.0f} s", fix="ask for fewer")
         if not loop.stdout.readline():
             said = loop.stderr.read().decode(errors="replace").strip().splitlines()
             raise RunnerError(f"a busy loop did not start: {said[-1] if said else 'it was ended'}")

@@ -92,7 +92,7 @@ def _choice(job: Job, text: str, arguments: Sequence[str]) -> Choice:
         if problem := backends()[backend or kind].unavailable_reason(job):
             raise UsageError(problem)
         if kind == BARE and flags:
-            raise UsageError(f"DDP by hand takes no {' '.join(flags)}; leave it out, or take ddp")
+            raise UsageError(f"DDP by hand takes no {' '.join(flags)}", fix="leave it out, or take ddp")
         strategy = [] if kind == BARE else [f"--strategy={kind}"]
         layout = lay_out(job.topology, degrees_in([*arguments, *strategy, *flags], job.size))
     if flags or kind not in (*LIBRARIES, BARE, "ddp"):
@@ -114,7 +114,7 @@ def _read(text: str, how: str) -> tuple[str, list[str]]:
         else:
             raise UsageError(_no_engine(text))
     if len(kinds) > 1:
-        raise UsageError(f"--engines {text}: {' and '.join(kinds)} are two strategies; name one")
+        raise UsageError(f"--engines {text}: {' and '.join(kinds)} are two strategies", fix="name one")
     return kinds[0] if kinds else "ddp", flags
 
 

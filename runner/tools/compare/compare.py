@@ -88,8 +88,8 @@ def compare(job: Job, argv: list[str]) -> None:
     if given.layout:
         with raised_on_all_ranks():
             raise UsageError(
-                "--strategy, --tp, --pp and --replicate are parts of an engine's name here; for example --engines "
-                "ddp,fsdp+tp2,pp2,fsdp+replicate=2"
+                "--strategy, --tp, --pp and --replicate are parts of an engine's name here",
+                fix="for example --engines ddp,fsdp+tp2,pp2,fsdp+replicate=2",
             )
     choices = chosen(job, given.engines, rest)
     module = load_workload(given.target, "compare")
@@ -193,8 +193,8 @@ def _entrants(
 def _check_samples(own: int, samples: int) -> None:
     if own != samples:
         raise UsageError(
-            f"the workload takes {own} samples per step, and {samples} with ddp, so they cannot be compared; read its "
-            "options by read_options()"
+            f"the workload takes {own} samples per step, and {samples} with ddp, so they cannot be compared",
+            fix="read its options by read_options()",
         )
 
 

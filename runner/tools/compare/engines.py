@@ -115,7 +115,9 @@ def _bare(
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """A step of DDP as tutorials write it."""
     if options.parallel != ParallelOptions():
-        raise UsageError("DDP by hand knows no --micro-batches, --comm-hook, --clip-norm and the like; leave them out")
+        raise UsageError(
+            "DDP by hand knows no --micro-batches, --comm-hook, --clip-norm and the like", fix="leave them out"
+        )
     wrapped = DistributedDataParallel(model, process_group=connection.group)
     optimizer = task.optimizer(wrapped.parameters())
 

@@ -48,7 +48,9 @@ def plan(job: Job, argv: list[str]) -> None:
     if given.target.startswith("-"):
         parser.error("name the workload first")
     if given.gpus % given.hosts:
-        raise UsageError(f"--hosts {given.hosts} does not divide --gpus {given.gpus}; hosts have equally many")
+        raise UsageError(
+            f"--hosts {given.hosts} does not divide --gpus {given.gpus}", fix="give --gpus a multiple of --hosts"
+        )
     check_output(given.json, given.plot)
     cluster = Cluster(gpus=given.gpus, hosts=given.hosts)
     wanted = {name: value for name, value in _parallel(given).items() if value is not None}
