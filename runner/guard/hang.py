@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -92,8 +92,12 @@ class Hang:
             return {"stacks": self._own_stacks(), "to_middle": True}
         return None
 
-    def look(self, line: Line | None, *, is_middle: bool) -> str:
-        """If a rank makes no progress, find out with the other guards where each rank is. Returns the report, once it is made."""
+    def look(self, line: Line | None, hosts: Mapping[int, str | None], *, is_middle: bool) -> str:
+        """If a rank makes no progress, find out with the other guards where each rank is. Returns the report, once it is made.
+
+        Args:
+            hosts: of the ranks, as far as they are known.
+        """
         if not self.reasons or self.is_reported:
             return ""
         if line is None or not (is_middle or line.is_open):
@@ -104,24 +108,26 @@ class Hang:
             self.stacks[self._rank] = self._own_stacks()
             self._answers_by = time.monotonic() + _ANSWERING
         elif self._answers_by and (len(self.stacks) == self._size or time.monotonic() > self._answers_by):
-            return self.report(range(self._size))
+            return self.report(range(self._size), hosts)
         return ""
 
     def _own_stacks(self) -> str | None:
         """Take this worker's stacks; None if it has ended."""
         return None if self.has_ended else stacks.take(self._worker, self._file)
 
-    def report(self, ranks: Iterable[int]) -> str:
+    def report(self, ranks: Iterable[int], hosts: Mapping[int, str | None] | None = None) -> str:
         """One line that names the ranks that others wait for, then the stacks, equal ones once."""
         self.is_reported = True
-        shown = {rank: self.stacks.get(rank, "") for rank in ranks}
+        silent = [rank for rank in ranks if rank not in self.stacks]
+        shown = {rank: self.stacks[rank] for rank in ranks if rank in self.stacks}
         found = {rank: stacks.main_thread(text) for rank, text in shown.items() if text is not None}
         frozen = {rank: reason for rank, reason in self.reasons.items() if reason.is_stopped}
         late = {rank: frames for rank, frames in found.items() if rank in frozen or not stacks.waits(frames)}
-        self.late = [*late] or [*self.reasons]
+        self.late = silent or [*late] or [*self.reasons]
         waiting = {rank: frames for rank, frames in found.items() if rank not in late}
         reason = next(iter((frozen or self.reasons).values()))
-        where = [f"{ranks_text(same)} in {place}" for place, same in _by_place(late).items()]
+        where = [f"{ranks_text([rank])}{_host(rank, hosts)} does not answer" for rank in silent]
+        where += [f"{ranks_text(same)} in {place}" for place, same in _by_place(late).items()]
         where += [f"{ranks_text(same)} waiting in {place}" for place, same in _by_place(waiting).items()]
         lines = [f"{reason.text}: {'; '.join(where)}"]
         for same, frames in _merged(found):
@@ -131,6 +137,11 @@ class Hang:
                 for one in stacks.of_program(frames)[:_FRAMES]
             ]
         return "\n".join(lines)
+
+
+def _host(rank: int, hosts: Mapping[int, str | None] | None) -> str:
+    host = hosts.get(rank) if hosts else None
+    return f" on host {host}" if host else ""
 
 
 def _by_place(found: dict[int, list[stacks.Frame]]) -> dict[str, list[int]]:

@@ -283,7 +283,9 @@ class _Guard:
             if is_gone and self._state:
                 self._state.lost(rank)
             if is_gone and (rank == 0 or self._words.is_reporting):
-                self._console.say(f"rank {rank} is gone: {message[GONE]}; so this rank ends too", last=True)
+                host = self._report.hosts.get(rank)
+                named = f"rank {rank} on host {host}" if host else f"rank {rank}"
+                self._console.say(f"{named} is gone: {message[GONE]}; so this rank ends too", last=True)
             worker.end(EXIT_FAILURE, 0.0 if restarts.is_possible else _AFTER_ANOTHER, signal.SIGTERM)
 
     def _look(self) -> Lifeline | None:
@@ -306,7 +308,7 @@ class _Guard:
 
     def _look_for_a_hang(self) -> None:
         is_middle = self._nursery.listener is not None
-        text = self._hang.look(self._line, is_middle=is_middle)
+        text = self._hang.look(self._line, self._report.hosts, is_middle=is_middle)
         if text:
             self._console.say(text, is_named=False)
             shown = text.partition("\n")[2]

@@ -89,9 +89,18 @@ def test_a_rank_that_is_stopped_is_named_wherever_it_is(file: IO[Any]) -> None:
 
 def test_a_rank_without_a_stack_is_not_taken_for_one_that_waits(file: IO[Any]) -> None:
     hang = Hang(0, file)
-    hang.stacks = {0: WAITING}
+    hang.stacks = {0: WAITING, 1: ""}
     hang.reasons = {0: SLOW}
     assert "rank 1 in a place that it does not show; rank 0 waiting in all_reduce" in hang.report(range(2))
+
+
+def test_a_rank_whose_guard_does_not_answer_is_named_with_its_host(file: IO[Any]) -> None:
+    hang = Hang(0, file)
+    hang.stacks = {0: WAITING}
+    hang.reasons = {0: SLOW}
+    text = hang.report(range(2), {0: "a", 1: "b"})
+    assert text.startswith(f"{SLOW.text}: rank 1 on host b does not answer; rank 0 waiting in all_reduce")
+    assert hang.late == [1]
 
 
 def test_a_process_shows_where_it_is_also_when_it_was_stopped(child: int, file: IO[Any]) -> None:
