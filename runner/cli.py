@@ -25,6 +25,7 @@ from runner.outcome import SUCCESS, end_worker, guard_watched, guard_words, guar
 from runner.placement import Placement, Resources, as_record, place_all, resources
 from runner.rendezvous.agreement import compare_ranks
 from runner.rendezvous.endpoint import allow_open_files
+from runner.rendezvous.interfaces import refuse_missing_interface
 from runner.rendezvous.record import RankRecord, own_record
 from runner.rendezvous.rendezvous import Rendezvous, choose_way, rendezvous
 from runner.rendezvous.topology import Topology
@@ -84,6 +85,8 @@ def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple
     try:
         target = find_target(request.target, as_module=request.as_module, tools=tool_names())
         refuse_idle_options(request, target.kind, target.name)
+        if not examines(request.tool):
+            refuse_missing_interface(context.environment)
     except UsageError as error:
         problem = str(error)
     record = own_record(

@@ -7,6 +7,8 @@ import ipaddress
 import socket
 from collections.abc import Mapping
 
+from runner.errors import UsageError
+
 # Bridges and tunnels of containers and virtual machines: they are up, but lead to no other host of the job.
 _VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "lxc", "tun", "tap", "veth")
 
@@ -34,6 +36,24 @@ def own_addresses(environment: Mapping[str, str]) -> list[tuple[str, str]]:
                 key = (interface not in wanted, -state.speed, address.family == socket.AF_INET6, interface)
                 found.append((key, (interface, address.address)))
     return [pair for _, pair in sorted(found)]
+
+
+def refuse_missing_interface(environment: Mapping[str, str]) -> None:
+    """Refuse interfaces for gloo that this host does not have. (What NCCL is given are beginnings of names.)
+
+    Raises:
+        UsageError: there is no such interface here.
+    """
+    import psutil
+
+    wanted = environment.get("GLOO_SOCKET_IFNAME", "")
+    there = psutil.net_if_addrs()
+    absent = [name for name in wanted.split(",") if name and name not in there]
+    if absent:
+        raise UsageError(
+            f"GLOO_SOCKET_IFNAME={wanted}: there is no interface {', '.join(absent)}",
+            fix=f"unset it, or name one of {', '.join(sorted(there))}",
+        )
 
 
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
