@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -31,6 +32,8 @@ from runner.shutdown import shutdown
 
 # Errors of gloo, NCCL and the store on the other ranks when one has ended.
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "ncclRemoteError")
+# How torch begins the message of an error that a worker of a DataLoader has raised (torch._utils.ExceptionWrapper).
+_IN_WORKER = re.compile(r"Caught \w+ in (DataLoader worker process \d+)\.")
 _UNREPORTED = 2.0  # seconds that a rank waits so that another rank's message comes first
 _INTERRUPTED = 130  # 128 + SIGINT
 
@@ -182,7 +185,7 @@ def _exit_code_of(leaving: SystemExit) -> int:
 
 def _tell_failure(error: BaseException, context: LaunchContext, job: Job | None) -> str:
     """Print one line with rank, host and cause, then the program's own part of the traceback. Returns the cause."""
-    cause = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+    cause = _cause_of(error)
     own = _skip_runner(error.__traceback__)
     if any(sign in str(error) for sign in _ECHOES):
         time.sleep(_UNREPORTED)  # another rank has failed, and its own message should come first
@@ -191,6 +194,14 @@ def _tell_failure(error: BaseException, context: LaunchContext, job: Job | None)
     sys.excepthook(type(error), error.with_traceback(own), own)  # the program's own hook, if it has set one
     sys.stderr.flush()
     return cause
+
+
+def _cause_of(error: BaseException) -> str:
+    """The error's type, and its first line; of an error in a data loader's worker its last, which is the program's."""
+    lines = str(error).strip().splitlines()
+    if lines and (worker := _IN_WORKER.fullmatch(lines[0])):
+        return f"{lines[-1]} (in {worker[1]})"
+    return ": ".join([type(error).__name__, *lines[:1]])
 
 
 def _who_has_ended(job: Job | None) -> str:
