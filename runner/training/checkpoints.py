@@ -157,7 +157,7 @@ class Checkpoints:
             marker.touch()
         dist.barrier()
         problem = f"--checkpoint-dir: {folder} is not the same folder on all hosts, which a sharded model needs"
-        run.agree(None if marker.exists() else f"{problem}; name one on a file system that they share")
+        run.agree(None if marker.exists() else problem, fix="name one on a file system that they share")
         if run.is_main:
             marker.unlink()
 

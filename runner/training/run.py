@@ -104,7 +104,12 @@ class Run:
         return result
 
     def agree(
-        self, problem: str | None, kind: type[RunnerError] = UsageError, group: dist.ProcessGroup | None = None
+        self,
+        problem: str | None,
+        kind: type[RunnerError] = UsageError,
+        group: dist.ProcessGroup | None = None,
+        *,
+        fix: str = "",
     ) -> None:
         """Raise on all ranks of the job if any of them has a problem: see ``runner.comm.agree``. Collective."""
-        agree(problem, kind, group)
+        agree(problem, kind, group, fix=fix)
