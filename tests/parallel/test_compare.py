@@ -162,12 +162,6 @@ def test_resnet_follows_the_protocol(tmp_path: Path) -> None:
     assert total == pytest.approx(2 * each, rel=0.5)  # of two ranks that run side by side
 
 
-def test_resnet_compiles(tmp_path: Path) -> None:
-    counts = ["--warmup-batches", "1", "--batches-per-iteration", "1", "--iterations", "1"]
-    done = ok(runner(1, "workloads.resnet", *RESNET, *counts, "--compile", cwd=tmp_path))
-    assert "total images/s on 1 rank(s)" in done.stdout
-
-
 @pytest.mark.mpi4py
 def test_resnet_can_be_compared(tmp_path: Path) -> None:
     options = ["--steps", "2", "--rounds", "1", "--engines", "ddp:mpi4py"]
