@@ -12,159 +12,26 @@ import argparse
 import re
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGINT, SIGKILL, SIGTERM, SIGUSR1, Signals
+from signal import SIGKILL
 from subprocess import CompletedProcess
 
 import psutil
 
-from tests.cluster.launchers import LAUNCHERS, Launch, _slurm_shape
+from tests.cluster.fault_cases import ALL, CASES, TORCHRUN, Case, Scene, occurs, processes
 from tests.cluster.virtual import Cluster, cluster
-from tests.launching import ROOT, RUNNER, SCRIPTS
+from tests.launching import ROOT, own_lines
 
 DOCUMENT = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- written by make test-faults -->", "<!-- end -->"
-HANG = 3  # seconds, of --hang-timeout
 _LEAVING = 3.0  # seconds that what was started gets to end, after the launcher has
 
-NO_SIGNALS = ("torchrun", "srun-torchrun", "intelmpi")  # the last is a shell script, which ends (docs/signals.md)
-SRUN = ("srun", "srun-pmi2")  # SIGTERM ends its step at once, and Ctrl-C has to come twice
-REPLACE_CODES = ("intelmpi", "torchrun", "srun-torchrun")  # by one of their own, at least at times
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A fault, and how a job ends by it.
-
-    Attributes:
-        number: in the list of faults in docs/reliability.md.
-        fault: of tests/scripts/faulty.py; "" if the launcher gets a signal.
-        codes: the exit codes that are right; () for any but 0.
-        says: a pattern of the first line that the runner prints.
-        within: seconds from the fault to the end.
-    """
-
-    number: int
-    title: str
-    fault: str = ""
-    to_launcher: Signals | None = None
-    codes: tuple[int, ...] = ()
-    says: str = ""
-    within: float = 5.0
-    options: Sequence[str] = ()
-    not_under: Sequence[str] = ()
-    only_under: Sequence[str] = ()
-
-
-CASES = (
-    Case(
-        number=1, title="a rank raises an error", fault="raise", says=r"rank 1 of 2 on host \S+ failed: ValueError: odd"
-    ),
-    Case(number=2, title="a rank calls sys.exit(7)", fault="exit7", says=r"rank 1 of 2 on host \S+ ended with code 7"),
-    Case(
-        number=3,
-        title="a rank calls sys.exit() while the others train",
-        fault="exit0",
-        says=r"rank 1 of 2 on host \S+ left early, by sys.exit\(\) after step 5",
-    ),
-    Case(
-        number=3,
-        title="a rank calls os._exit(0) while the others train",
-        fault="leave",
-        says=r"rank 1 of 2 on host \S+: left early, with exit code 0 after step \d",
-    ),
-    Case(number=4, title="a rank is killed", fault="SIGKILL", says=r"rank 1 of 2 on host \S+: killed by SIGKILL"),
-    Case(number=5, title="a rank crashes in C", fault="SIGSEGV", says=r"rank 1 of 2 on host \S+: killed by SIGSEGV"),
-    Case(
-        number=6,
-        title="a rank is stopped",
-        fault="SIGSTOP",
-        codes=(70,),
-        says=r"(stopped by a signal \(SIGSTOP\) for \d+ s|no progress for \d+ s, after step \d): rank 1 in .*rank 0 waiting in",
-        within=5.0 + 2 * HANG + 10,
-    ),
-    Case(
-        number=7,
-        title="a rank holds the GIL in C",
-        fault="GIL",
-        codes=(70,),
-        says=r"no progress for 3 s, after step \d: rank 1 in hold_the_gil .*rank 0 waiting in",
-        within=5.0 + 2 * HANG,
-    ),
-    Case(
-        number=8,
-        title="a rank sleeps while the others wait in a collective",
-        fault="sleep",
-        codes=(70,),
-        says=r"no progress for 3 s, after step \d: rank 1 in .* \(faulty.py:\d+\); rank 0 waiting in",
-        within=5.0 + 2 * HANG,
-    ),
-    Case(
-        number=9,
-        title="a rank makes another collective, by gloo",
-        fault="skip",
-        options=("--backend", "gloo"),
-        says=r"rank \d of 2 on host \S+( failed|: killed by SIGABRT)",
-    ),
-    Case(
-        number=10,
-        title="SIGTERM to the launcher",
-        to_launcher=SIGTERM,
-        says=r"SIGTERM",
-        within=10.0,
-        not_under=(*NO_SIGNALS, *SRUN),
-    ),
-    Case(
-        number=11,
-        title="SIGUSR1 to the launcher",
-        to_launcher=SIGUSR1,
-        codes=(75,),
-        says=r"SIGUSR1: saved \S+/step-\d+; go on with --resume",
-        within=10.0,
-        not_under=NO_SIGNALS,
-    ),
-    Case(number=12, title="SIGKILL to the launcher", to_launcher=SIGKILL, within=10.0, not_under=NO_SIGNALS),
-    Case(
-        number=14,
-        title="a rank is killed, and srun does not end the others (--kill-on-bad-exit=0)",
-        fault="SIGKILL",
-        says=r"rank 1 of 2 on host \S+: killed by SIGKILL",
-        only_under=("srun-kept",),
-    ),
-    Case(number=21, title="a rank's guard is killed", fault="guard", within=10.0),
-    Case(
-        number=25,
-        title="a loss that is NaN on one rank, with --check-finite",
-        fault="nan",
-        options=("--check-finite",),
-        codes=(1,),
-        says=r"--check-finite: the loss is nan on rank 1",
-    ),
-    Case(
-        number=26,
-        title="a bit of a parameter flips on one rank, with --check-replicas",
-        fault="bit",
-        options=("--check-replicas", "2"),
-        codes=(1,),
-        says=r"--check-replicas: weight differs on ranks 0-1 \(\S+, \S+\) after step 6",
-    ),
-    Case(number=31, title="Ctrl-C", to_launcher=SIGINT, within=10.0, not_under=(*NO_SIGNALS, *SRUN)),
-)
-
-
-def srun_kept(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> CompletedProcess[str]:
-    """srun that leaves the other ranks alone when one fails."""
-    return vc.run("node1", ["srun", "--kill-on-bad-exit=0", *_slurm_shape(vc, slots), *program])
-
-
-ALL: dict[str, Launch] = {name: launch for name, launch in LAUNCHERS.items() if not name.startswith("sbatch-")} | {
-    "srun-kept": srun_kept
-}
+REPLACE_CODES = ("intelmpi", *TORCHRUN)  # by one of their own, at least at times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,25 +40,24 @@ class Found:
 
     seconds: float
     code: int
-    line: str  # the first that the runner printed
+    line: str  # the first that the runner printed, or else the program's that the case is about
     left: Sequence[str]  # processes
+    problem_after: str
 
     def problem(self, case: Case, launcher: str) -> str:
         """What is not as it should be; "" if all is."""
         if self.left:
             return f"left {len(self.left)} processes"
-        if self.code == 0 or (case.codes and self.code not in case.codes and launcher not in REPLACE_CODES):
+        if not self._is_right(case, launcher):
             return f"exit code {self.code}"
         if self.seconds > case.within:
             return f"{self.seconds:.1f} s"
-        return "" if re.search(case.says, self.line) else "another first line"
+        return self.problem_after or ("" if re.search(case.says, self.line) else "another first line")
 
-
-def occurs(case: Case, launcher: str) -> bool:
-    """Whether a case can occur under a launcher."""
-    if case.only_under:
-        return launcher in case.only_under
-    return launcher not in case.not_under and launcher != "srun-kept"
+    def _is_right(self, case: Case, launcher: str) -> bool:
+        if self.code == 0 or not case.codes:
+            return (self.code == 0) == (0 in case.codes)
+        return self.code in case.codes or (launcher in REPLACE_CODES and 0 not in case.codes)
 
 
 class NotStartedError(Exception):
@@ -202,79 +68,88 @@ def try_case(vc: Cluster, case: Case, launcher: str, folder: Path) -> Found:
     """Let it happen. A start that fails is tried again: MPICH under Slurm's PMI-2 fails in MPI_Init once in some 25 starts."""
     problems = []
     for attempt in range(3):
-        own = folder / str(attempt)
-        own.mkdir()
+        scene = Scene(vc=vc, launcher=launcher, folder=folder / f"{folder.name}-{attempt}")
+        scene.folder.mkdir()
         try:
-            return _try_once(vc, case, launcher, own)
+            return _try_once(case, scene)
         except NotStartedError as error:
             problems.append(str(error))
     raise AssertionError(f"{launcher} has failed to start three times:\n" + "\n".join(problems))
 
 
-def _try_once(vc: Cluster, case: Case, launcher: str, folder: Path) -> Found:
-    stamp = folder / "stamp"
-    program = [
-        *RUNNER,
-        "--hang-timeout",
-        str(HANG),
-        "faulty",
-        "--fault",
-        case.fault or "nothing",
-        "--stamp",
-        str(stamp),
-    ]
-    program += ["--checkpoint-dir", str(folder / "run"), "--save-every", "0", "--batch-size", "8", *case.options]
-    hosts = replace(vc, environment=vc.environment | {"PYTHONPATH": f"{ROOT}:{SCRIPTS}"})
-    ended: list[CompletedProcess[str] | float] = []
-
-    def start() -> None:
-        ended.extend([ALL[launcher](hosts, [1, 1], program), time.time()])
-
-    thread = threading.Thread(target=start)
-    thread.start()
-    if case.to_launcher is not None:
-        while not stamp.exists() and thread.is_alive():
-            time.sleep(0.02)
-        if stamp.exists():
-            launcher_process(folder).send_signal(case.to_launcher)
-        began = time.time()
-    thread.join()
-    done, end = ended
-    assert isinstance(done, CompletedProcess)
-    assert isinstance(end, float)
-    if not stamp.exists():
+def _try_once(case: Case, scene: Scene) -> Found:
+    try:
+        case.before(scene)
+    except AssertionError as error:
+        raise NotStartedError(str(error)) from None
+    done, began, end = _run(case, scene)
+    if case.is_at_a_step and not scene.stamp.exists():
         raise NotStartedError(done.stderr)
-    if case.to_launcher is None:
-        began = float(stamp.read_text())
-    # Ranks whose launcher was killed get SIGTERM then, and SIGKILL 5 s later.
-    left = left_of(folder, case.within if case.to_launcher is SIGKILL else _LEAVING)
-    if case.to_launcher is SIGKILL:  # its ranks' end is what counts
+    # Ranks whose launcher was killed get SIGTERM then, and SIGKILL 5 s later; their end is what counts.
+    is_launcher_killed = done.returncode == -SIGKILL
+    left = left_of(scene.folder, case.within if is_launcher_killed else _LEAVING)
+    if is_launcher_killed:
         end = time.time()
-    own = [line for line in done.stderr.splitlines() if line.startswith("runner: ")]
+    said = [line.removeprefix("runner: ") for line in own_lines(done)]
+    said += [line for line in done.stdout.splitlines() if case.says and re.search(case.says, line)]
+    if not case.is_at_a_step and done.returncode and not said:
+        raise NotStartedError(done.stderr)
     return Found(
-        seconds=end - began, code=done.returncode, line=next(iter(own), "").removeprefix("runner: "), left=left
+        seconds=end - began, code=done.returncode, line=next(iter(said), ""), left=left, problem_after=case.after(scene)
     )
+
+
+def _run(case: Case, scene: Scene) -> tuple[CompletedProcess[str], float, float]:
+    """How the job ended, when the fault was (or the start), and when the end."""
+
+    def job() -> tuple[CompletedProcess[str], float]:
+        if case.instead is not None:
+            return case.instead(scene), time.time()
+        fault = ["--fault", case.fault] if case.fault else []
+        return scene.job(*fault, *case.options, slots=case.slots, shell=case.shell), time.time()
+
+    began = time.time()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(job)
+        if case.strike is not None:
+            while not scene.stamp.exists() and not running.done():
+                time.sleep(0.02)
+            began = time.time()
+            if scene.stamp.exists():
+                case.strike(scene)
+        done, end = running.result()
+    if case.strike is None and scene.stamp.exists() and case.fault:
+        began = float(scene.stamp.read_text())
+    return done, began, end
 
 
 def left_of(folder: Path, within: float = _LEAVING) -> list[str]:
     """The command lines of the processes that name this folder and do not end by themselves in so many seconds."""
     deadline = time.monotonic() + within
-    while (left := [*processes(folder)]) and time.monotonic() < deadline:
+    while (left := processes(folder)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return [" ".join(process.info["cmdline"]) for process in left]
 
 
-def processes(folder: Path) -> Iterator[psutil.Process]:
-    """Those whose command line names this folder."""
-    for process in psutil.process_iter(["cmdline", "status"]):
-        is_one = any(str(folder) in word for word in process.info["cmdline"] or ())
-        if is_one and process.info["status"] != psutil.STATUS_ZOMBIE:
-            yield process
-
-
-def launcher_process(folder: Path) -> psutil.Process:
-    """The launcher of the job that uses this folder: the first that was started."""
-    return min(processes(folder), key=lambda process: (process.create_time(), process.pid))
+def _row(case: Case, launcher: str, vc: Cluster) -> tuple[str, bool]:
+    """The row of a case under a launcher, and whether it ended as it should."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            found = try_case(vc, case, launcher, Path(folder))
+            problem = found.problem(case, launcher)
+            line = re.sub(rf"{folder}\S*/", "…/", found.line)[:150].replace("|", "\\|")
+            seconds, code, left = (
+                f"{found.seconds:.1f}",
+                found.code,
+                f"{len(found.left)} processes" if found.left else "nothing",
+            )
+        except (AssertionError, TimeoutError) as error:
+            problem, line, seconds, code, left = " ".join(str(error).split())[-300:], "", "", -1, ""
+        for process in processes(Path(folder)):
+            with suppress(psutil.Error):
+                process.kill()
+    cells = [case.number, case.title, launcher, seconds, code, line, left, problem or "as it should"]
+    return "| " + " | ".join(map(str, cells)) + " |", not problem
 
 
 def main() -> None:
@@ -283,35 +158,20 @@ def main() -> None:
     parser.add_argument("--case", type=int, nargs="+", default=sorted({case.number for case in CASES}))
     given = parser.parse_args()
     is_whole = given.launcher == [*ALL] and len(given.case) == len({case.number for case in CASES})
-    rows, problems = [], 0
+    rows, is_right = [], True
     with cluster(2, slurm=True) as vc:
         for case in (case for case in CASES if case.number in given.case):
             for launcher in (name for name in given.launcher if occurs(case, name)):
-                with tempfile.TemporaryDirectory() as folder:
-                    found = try_case(vc, case, launcher, Path(folder))
-                    problem = found.problem(case, launcher)
-                    for process in processes(Path(folder)):
-                        with suppress(psutil.Error):
-                            process.kill()
-                    line = re.sub(rf"{folder}\S*/", "…/", found.line)[:150].replace("|", "\\|")
-                cells = [
-                    case.number,
-                    case.title,
-                    launcher,
-                    f"{found.seconds:.1f}",
-                    found.code,
-                    line,
-                    problem or "as it should",
-                ]
-                rows.append("| " + " | ".join(map(str, cells)) + " |")
-                print(rows[-1], flush=True)
-                problems += bool(problem)
+                row, ended_right = _row(case, launcher, vc)
+                print(row, flush=True)
+                rows.append(row)
+                is_right &= ended_right
     if is_whole:
-        head = "| case | | launcher | seconds | exit code | first line | |\n|---|---|---|---|---|---|---|\n"
+        head = "| case | | launcher | seconds | exit code | first line | left | |\n|---|---|---|---|---|---|---|---|\n"
         text = DOCUMENT.read_text()
         before, after = text.partition(BEGIN)[0], text.partition(END)[2]
         DOCUMENT.write_text(f"{before}{BEGIN}\n\n{head}" + "\n".join(rows) + f"\n\n{END}{after}")
-    sys.exit(problems > 0)
+    sys.exit(not is_right)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def intelmpi(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subpr
 
 def srun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Slurm's srun without PMI."""
-    return vc.run("node1", ["srun", "--kill-on-bad-exit", *_slurm_shape(vc, slots), *program])
+    return vc.run("node1", ["srun", "--kill-on-bad-exit", *slurm_shape(vc, slots), *program])
 
 
 # By UCX, its first choice, MPICH 5.0.2 gives Slurm's PMI-2 addresses that it does not bear ("value not properly terminated"): on
@@ -95,7 +95,7 @@ PMI2 = {
 
 def srun_pmi2(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """``srun --mpi=pmi2``, with MPICH, which speaks it."""
-    return vc.run("node1", ["srun", "--mpi=pmi2", "--kill-on-bad-exit", *_slurm_shape(vc, slots), *program], **PMI2)
+    return vc.run("node1", ["srun", "--mpi=pmi2", "--kill-on-bad-exit", *slurm_shape(vc, slots), *program], **PMI2)
 
 
 def torchrun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -140,19 +140,19 @@ def srun_torchrun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> 
 def sbatch_openmpi4(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """mpirun of Open MPI 4 inside sbatch, which takes hosts and slots from Slurm."""
     line = f"{DEBIAN_MPIRUN} --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 {shlex.join(program)}"
-    return _batch(vc, _slurm_shape(vc, slots), line)
+    return _batch(vc, slurm_shape(vc, slots), line)
 
 
 def sbatch_openmpi5(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """mpirun of Open MPI 5 inside sbatch."""
     options = "--prtemca prte_if_include eth0 --mca btl_tcp_if_include eth0 --bind-to none"
-    return _batch(vc, _slurm_shape(vc, slots), f"{BIN / 'mpirun'} {options} -np {sum(slots)} {shlex.join(program)}")
+    return _batch(vc, slurm_shape(vc, slots), f"{BIN / 'mpirun'} {options} -np {sum(slots)} {shlex.join(program)}")
 
 
 def sbatch_mpich(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """mpiexec of MPICH inside sbatch."""
     command = PREFIXES / "mpich" / "bin" / "mpiexec"
-    return _batch(vc, _slurm_shape(vc, slots), f"{command} -iface eth0 -n {sum(slots)} {shlex.join(program)}")
+    return _batch(vc, slurm_shape(vc, slots), f"{command} -iface eth0 -n {sum(slots)} {shlex.join(program)}")
 
 
 def sbatch_intelmpi(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -160,7 +160,7 @@ def sbatch_intelmpi(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -
     settings = INTEL | {"I_MPI_HYDRA_BOOTSTRAP": "slurm", "I_MPI_HYDRA_IFACE": "eth0"}
     exports = "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
     line = f"{INTEL_MPIRUN} -n {sum(slots)} {shlex.join(program)}"
-    return _batch(vc, _slurm_shape(vc, slots), f"{exports}\n{line}")
+    return _batch(vc, slurm_shape(vc, slots), f"{exports}\n{line}")
 
 
 def by_ssh(vc: Cluster) -> dict[str, str]:
@@ -217,7 +217,7 @@ def _machine_file(vc: Cluster, slots: Sequence[int]) -> str:
     return str(path)
 
 
-def _slurm_shape(vc: Cluster, slots: Sequence[int]) -> list[str]:
+def slurm_shape(vc: Cluster, slots: Sequence[int]) -> list[str]:
     """Options that give this many tasks to the first, second, … node."""
     shape = [f"--nodes={len(slots)}", f"--ntasks={sum(slots)}", f"--nodelist={','.join(vc.hosts[: len(slots)])}"]
     even = len(set(slots)) == 1
@@ -232,8 +232,7 @@ def _torchrun(vc: Cluster, slots: Sequence[int], index: int, port: int, program:
 
 def _without_python(program: Sequence[str]) -> list[str]:
     """torchrun starts Python itself."""
-    assert program[0] == sys.executable
-    return list(program[1:])
+    return list(program[1:]) if program[0] == sys.executable else ["--no-python", *program]
 
 
 def _batch(vc: Cluster, options: Sequence[str], script: str) -> subprocess.CompletedProcess[str]:

@@ -3,53 +3,18 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.job_scripts import BY_SCRIPT, FOLDER, PYTHON, finished, submit
 from tests.cluster.launchers import BIN, DEBIAN_MPIRUN, INTEL, INTEL_MPIRUN, PREFIXES, by_ssh
 from tests.cluster.virtual import Cluster
-from tests.launching import ROOT, RUNNER, ok, own_lines
+from tests.launching import RUNNER, ok, own_lines
 from tests.results import hosts, json_object
 
-FOLDER = ROOT / "mpi_scripts"
-PYTHON = {"PYTHON": RUNNER[0], "TORCHRUN": str(BIN / "torchrun")}
 
-
-def submit(vc: Cluster, script: Path, options: list[str], *target: str, **environment: str) -> str:
-    """What a job printed, submitted by a real sbatch."""
-    output = vc.folder / f"{script.stem}-{time.monotonic_ns()}.out"
-    command = ["sbatch", "--parsable", f"--output={output}", *options, str(script), *target]
-    return finished(vc, ok(vc.run("node1", command, **PYTHON, **environment)).stdout.strip(), output)
-
-
-def finished(vc: Cluster, job: str, output: Path) -> str:
-    """What a job printed, when it has come to a good end."""
-    deadline = time.monotonic() + 120
-    while True:
-        state = vc.run("node1", ["scontrol", "show", "job", job, "--oneliner"]).stdout
-        if any(f"JobState={end} " in state for end in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")):
-            break
-        assert time.monotonic() < deadline, state
-        time.sleep(0.2)
-    text = output.read_text()
-    assert "JobState=COMPLETED " in state, text
-    return text
-
-
-@pytest.mark.parametrize(
-    ("script", "environment"),
-    [
-        ("slurm_srun.sh", {}),
-        ("slurm_torchrun.sh", {}),
-        ("slurm_mpirun.sh", {"MPIRUN": DEBIAN_MPIRUN, "OMPI_MCA_btl_tcp_if_include": "eth0"}),
-        ("slurm_mpirun.sh", {"MPIRUN": str(BIN / "mpirun"), "PRTE_MCA_prte_if_include": "eth0"}),
-        ("slurm_mpirun.sh", {"MPIRUN": str(PREFIXES / "mpich" / "bin" / "mpiexec")}),
-        ("slurm_mpirun.sh", {"MPIRUN": INTEL_MPIRUN, "I_MPI_HYDRA_IFACE": "eth0"} | INTEL),
-    ],
-    ids=["srun", "torchrun", "Open MPI 4", "Open MPI 5", "MPICH", "Intel MPI"],
-)
+@pytest.mark.parametrize(("script", "environment"), BY_SCRIPT.values(), ids=BY_SCRIPT)
 def test_by_sbatch_on_two_nodes(vc: Cluster, script: str, environment: dict[str, str]) -> None:
     shape = (
         ["--ntasks-per-node=1", "--cpus-per-task=2"]

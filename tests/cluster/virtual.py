@@ -92,6 +92,11 @@ class Cluster:
         """The program that stands in for ssh."""
         return str(self.folder / "ssh")
 
+    @property
+    def small(self) -> Path:
+        """A file system of one MiB that all hosts share."""
+        return self.folder / "small"
+
     def address(self, host: str, network: int = 0) -> str:
         """A host's address; network 1 is that of its second interface, if it has one."""
         index = self.hosts.index(host) + 1
@@ -207,8 +212,8 @@ def down(number: int) -> None:
     for namespace in namespaces:
         subprocess.run(["ip", "netns", "delete", namespace], check=False)
         shutil.rmtree(f"/etc/netns/{namespace}", ignore_errors=True)
-    for memory in (STATE / str(number)).glob("shm-*"):
-        subprocess.run(["umount", "--lazy", memory], check=False)
+    for memory in (*(STATE / str(number)).glob("shm-*"), STATE / str(number) / "small"):
+        subprocess.run(["umount", "--quiet", "--lazy", memory], check=False)
     shutil.rmtree(STATE / str(number), ignore_errors=True)
     for folder in (STATE, Path("/etc/netns")):
         with contextlib.suppress(OSError):
@@ -271,6 +276,8 @@ def _make_memory(made: Cluster) -> None:
         memory = made.folder / f"shm-{host}"
         memory.mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=1777", "none", memory], check=True)
+    made.small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "none", made.small], check=True)
 
 
 def _make_network(made: Cluster, networks: int) -> None:

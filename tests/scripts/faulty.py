@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -26,6 +27,25 @@ def raise_an_error() -> None:
     raise ValueError("odd")
 
 
+def take_all_memory() -> None:
+    taken = []
+    while True:
+        taken.append(torch.ones(10_000_000))
+
+
+class Odd(TensorDataset):
+    """Data that raise an error once a file is there."""
+
+    def __init__(self, path: Path | None, *tensors: torch.Tensor) -> None:
+        super().__init__(*tensors)
+        self.path = path
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        if self.path is not None and self.path.exists():
+            raise_an_error()
+        return super().__getitem__(index)
+
+
 FAULTS: dict[str, Callable[[], object]] = {
     "raise": raise_an_error,
     "exit7": lambda: sys.exit(7),
@@ -40,13 +60,14 @@ FAULTS: dict[str, Callable[[], object]] = {
     "sleep": lambda: time.sleep(600),
     "pause": lambda: time.sleep(20),
     "skip": lambda: dist.all_reduce(torch.ones(1)),  # one collective more than the others
+    "memory": take_all_memory,
     "guard": lambda: os.kill(os.getppid(), signal.SIGKILL),
 }
 
 
 def main(run: Run, argv: list[str]) -> None:
     parser = workload_parser(run, __doc__, data=("random",), epochs=1000000, lr=0.01)
-    parser.add_argument("--fault", choices=["nothing", "nan", "bit", *FAULTS], default="nothing")
+    parser.add_argument("--fault", choices=["nothing", "nan", "bit", "fill", "loader", *FAULTS], default="nothing")
     parser.add_argument("--stamp", type=Path, help="a file that is to have the time of the fault")
     parser.add_argument("--at", type=int, default=5, help="the step after which it happens")
     parser.add_argument("--on", type=int, default=1, help="the rank")
@@ -61,11 +82,12 @@ def main(run: Run, argv: list[str]) -> None:
     model = nn.Linear(8, 1)
     if given.late and run.rank == given.on:
         model.register_forward_pre_hook(lambda *_: time.sleep(given.late / 1000))
+    is_odd = given.fault == "loader" and run.rank == given.on
     task = Task(
         model=model,
         loss=nn.MSELoss(),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr),
-        train_data=TensorDataset(data, data.sum(dim=1, keepdim=True)),
+        train_data=Odd(given.stamp if is_odd else None, data, data.sum(dim=1, keepdim=True)),
         is_classification=False,
     )
 
@@ -83,6 +105,10 @@ def main(run: Run, argv: list[str]) -> None:
             draft.rename(given.stamp)
         if given.fault in FAULTS:
             FAULTS[given.fault]()
+        elif given.fault == "fill":
+            with suppress(OSError), open(options.checkpoint.folder / "filler", "wb", buffering=0) as filler:
+                while True:
+                    filler.write(bytes(1024))
         elif given.fault == "bit":
             next(state.model.parameters()).data.view(torch.int32).view(-1)[0] ^= 1
         elif given.fault == "nan":

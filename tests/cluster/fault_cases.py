@@ -1,0 +1,561 @@
+"""The faults of docs/reliability.md: how each is brought about, and how a job ends by it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from signal import SIGINT, SIGKILL, SIGTERM, SIGUSR1, Signals
+from subprocess import CompletedProcess
+
+import psutil
+
+from runner.training.checkpoint_folder import name_of
+from tests.cluster.job_scripts import BY_SCRIPT, FOLDER, submit
+from tests.cluster.launchers import LAUNCHERS, Launch, slurm_shape
+from tests.cluster.virtual import Cluster
+from tests.kills import is_worker
+from tests.launching import ROOT, RUNNER, SCRIPTS
+from tests.results import metrics
+
+WEIGHTS = "model-00001-of-00001.safetensors"
+HANG = 3  # seconds, of --hang-timeout
+MEMORY = Path("/sys/fs/cgroup/memory")  # of control groups, version 1
+
+TORCHRUN = ("torchrun", "srun-torchrun")
+NO_SIGNALS = (*TORCHRUN, "intelmpi")  # the last is a shell script, which ends (docs/signals.md)
+SRUN = ("srun", "srun-pmi2")  # SIGTERM ends its step at once, and Ctrl-C has to come twice
+
+
+def srun_kept(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> CompletedProcess[str]:
+    """srun that leaves the other ranks alone when one fails."""
+    return vc.run("node1", ["srun", "--kill-on-bad-exit=0", *slurm_shape(vc, slots), *program])
+
+
+ALL: dict[str, Launch] = {name: launch for name, launch in LAUNCHERS.items() if not name.startswith("sbatch-")} | {
+    "srun-kept": srun_kept
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """Where a job runs to which something happens.
+
+    Attributes:
+        folder: the job's; the command lines of all its processes name it.
+    """
+
+    vc: Cluster
+    launcher: str
+    folder: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def stamp(self) -> Path:
+        """The file that the program makes at the step of the fault; it has the time."""
+        return self.folder / "stamp"
+
+    def job(self, *options: str, slots: Sequence[int] = (1, 1), shell: str = "") -> CompletedProcess[str]:
+        """Train tests/scripts/faulty.py to its end.
+
+        Args:
+            shell: bash, which each rank runs before it starts; it may change the arguments, "$@", and know $FOLDER's name.
+        """
+        program = [*RUNNER, "--hang-timeout", str(HANG), "faulty", "--stamp", str(self.stamp)]
+        program += ["--checkpoint-dir", str(self.checkpoints), "--save-every", "0", "--batch-size", "8", *options]
+        if shell:
+            program = ["bash", "-c", f'FOLDER={self.folder.name}; {shell}\nexec "$@"', "bash", *program]
+        hosts = replace(self.vc, environment=self.vc.environment | {"PYTHONPATH": f"{ROOT}:{SCRIPTS}"})
+        return ALL[self.launcher](hosts, slots, program)
+
+    def processes(self) -> list[psutil.Process]:
+        """Those whose command line names the folder."""
+        return processes(self.folder)
+
+    def wait_for_workers(self, within: float) -> None:
+        """Until no rank is left, or so many seconds."""
+        deadline = time.monotonic() + within
+        while any(is_worker(one) for one in self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+    def launcher_process(self) -> psutil.Process:
+        """The first that was started."""
+        return min(self.processes(), key=lambda process: (process.create_time(), process.pid))
+
+
+def processes(folder: Path) -> list[psutil.Process]:
+    """Those whose command line names this folder."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "status"])
+        if any(str(folder) in word for word in process.info["cmdline"] or ())
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A fault, and how a job ends by it.
+
+    Attributes:
+        number: in the list of faults in docs/reliability.md.
+        fault: of tests/scripts/faulty.py.
+        before: what is done before the job starts.
+        shell: bash, run by each rank before it starts.
+        strike: what is done at the job's fifth step.
+        instead: what runs in the place of one job, and has its result.
+        after: what is wrong when the job has ended; "" for nothing.
+        codes: the exit codes that are right; () for any but 0.
+        says: a pattern of the first line that the runner prints, or of a line that the program prints.
+        within: seconds from the fault to the end; if the start is the fault, from there.
+    """
+
+    number: int
+    title: str
+    fault: str = ""
+    before: Callable[[Scene], object] = lambda scene: None
+    shell: str = ""
+    strike: Callable[[Scene], object] | None = None
+    instead: Callable[[Scene], CompletedProcess[str]] | None = None
+    after: Callable[[Scene], str] = lambda scene: ""
+    codes: tuple[int, ...] = ()
+    says: str = ""
+    within: float = 5.0
+    slots: Sequence[int] = (1, 1)
+    options: Sequence[str] = ()
+    not_under: Sequence[str] = ()
+    only_under: Sequence[str] = ()
+
+    @property
+    def is_at_a_step(self) -> bool:
+        """Whether it happens while the job trains."""
+        return bool(self.fault) or self.strike is not None
+
+
+START = 30.0  # seconds in which a job that is not to train has ended, with its start
+WHOLE = 60.0  # seconds in which one has that makes some steps
+
+
+def signal(*numbers: Signals) -> Callable[[Scene], None]:
+    """Signals to the launcher, half a second apart."""
+
+    def send(scene: Scene) -> None:
+        process = scene.launcher_process()
+        for index, number in enumerate(numbers):
+            time.sleep(0.5 * min(index, 1))
+            if process.is_running():
+                process.send_signal(number)
+
+    return send
+
+
+def save_twice(scene: Scene, slots: Sequence[int] = (1, 1)) -> None:
+    """Train ten steps, with a checkpoint after five and one at the end."""
+    done = scene.job("--max-steps", "10", "--save-every-steps", "5", "--at", "0", slots=slots)
+    assert done.returncode == 0, done.stderr
+
+
+def save_by_four(scene: Scene) -> None:
+    save_twice(scene, (2, 2))
+
+
+def small_disk(scene: Scene) -> None:
+    """The folder of checkpoints is on a small file system that the hosts share."""
+    for entry in scene.vc.small.iterdir():
+        shutil.rmtree(entry)
+    (scene.vc.small / scene.folder.name).mkdir()
+    scene.checkpoints.symlink_to(scene.vc.small / scene.folder.name)
+
+
+def damage(how: Callable[[Path], object], name: str) -> Callable[[Scene], None]:
+    """Two checkpoints, and the newest one's file of this name damaged."""
+
+    def make(scene: Scene) -> None:
+        save_twice(scene)
+        how(scene.checkpoints / name_of(10) / name)
+
+    return make
+
+
+def cut_short(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 10)
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def goes_on(scene: Scene) -> str:
+    """The job starts again from its newest checkpoint, and each that is there is intact."""
+    done = scene.job("--resume", "auto", "--max-steps", "20", "--at", "0")
+    saved = re.findall(r"going on from \S+/(step-\d+)", done.stdout)
+    if done.returncode or not saved:
+        return f"it does not go on: {done.stdout[-200:]} {done.stderr[-500:]}"
+    return verified(scene)
+
+
+def verified(scene: Scene) -> str:
+    done = scene.vc.run("node1", [*RUNNER, "checkpoint", "verify", str(scene.checkpoints)])
+    return "" if done.returncode == 0 else f"a checkpoint is damaged: {done.stdout}{done.stderr}"
+
+
+def two_at_once(scene: Scene) -> CompletedProcess[str]:
+    """The same job twice at the same time, on the same hosts; the result of the one with the larger code."""
+    scenes = [replace(scene, folder=scene.folder / name) for name in ("a", "b")]
+    for one in scenes:
+        one.folder.mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(one.job, "--max-steps", "10") for one in scenes]
+        return max((job.result() for job in jobs), key=lambda done: done.returncode)
+
+
+def cut_off(scene: Scene) -> None:
+    """The last host's only link goes down. It is up again when the ranks are gone: launchers wait for their daemons."""
+    scene.vc.network("-n", "node2", "link", "set", "eth0", "down")
+    try:
+        scene.wait_for_workers(within=90)
+    finally:
+        scene.vc.network("-n", "node2", "link", "set", "eth0", "up")
+
+
+def requeued(scene: Scene) -> CompletedProcess[str]:
+    """A job that nears its time limit goes back into the queue, and then to its end."""
+    script, environment = BY_SCRIPT[scene.launcher]
+    request = ["--requeue", "--ntasks-per-node=1", "--cpus-per-task=1"]
+    target = [
+        "faulty",
+        "--resume",
+        "auto",
+        "--requeue",
+        "--time-limit",
+        "0:20",
+        "--checkpoint-dir",
+        str(scene.checkpoints),
+    ]
+    target += [
+        "--save-every",
+        "0",
+        "--max-steps",
+        "60",
+        "--fault",
+        "pause",
+        "--at",
+        "31",
+        "--once",
+        f"{scene.folder}/once",
+    ]
+    text = submit(scene.vc, FOLDER / script, request, *target, PYTHONPATH=f"{ROOT}:{SCRIPTS}", **environment)
+    saved = re.findall(
+        r"the time limit is near: saved \S+/(step-\d+), back in Slurm's queue; go on with --resume", text
+    )
+    assert saved, text
+    assert saved == re.findall(r"going on from \S+/(step-\d+)", text), text
+    assert [line["step"] for line in metrics(scene.checkpoints)] == list(range(1, 61))
+    return CompletedProcess([], 0, "", text)
+
+
+# A control group with 2 GiB. ("ip netns exec" mounts a /sys without the machine's control groups.)
+LITTLE_MEMORY = f"""
+    if [ ! -d {MEMORY} ]; then
+        mount -t tmpfs none {MEMORY.parent} && mkdir {MEMORY} && mount -t cgroup -o memory none {MEMORY}
+    fi
+    mkdir -p {MEMORY}/$FOLDER && echo 2G > {MEMORY}/$FOLDER/memory.limit_in_bytes && echo $$ > {MEMORY}/$FOLDER/cgroup.procs
+"""
+
+
+def clear_group(scene: Scene) -> str:
+    (MEMORY / scene.folder.name).rmdir()
+    return ""
+
+
+CASES = (
+    Case(
+        number=1, title="a rank raises an error", fault="raise", says=r"rank 1 of 2 on host \S+ failed: ValueError: odd"
+    ),
+    Case(number=2, title="a rank calls sys.exit(7)", fault="exit7", says=r"rank 1 of 2 on host \S+ ended with code 7"),
+    Case(
+        number=2,
+        title="a rank calls sys.exit() with a message",
+        fault="exit-message",
+        codes=(1,),
+        says=r"rank 1 of 2 on host \S+ ended with code 1",
+    ),
+    Case(
+        number=3,
+        title="a rank calls sys.exit() while the others train",
+        fault="exit0",
+        says=r"rank 1 of 2 on host \S+ left early, by sys.exit\(\) after step 5",
+    ),
+    Case(
+        number=3,
+        title="a rank calls os._exit(0) while the others train",
+        fault="leave",
+        says=r"rank 1 of 2 on host \S+: left early, with exit code 0 after step \d",
+    ),
+    Case(number=4, title="a rank is killed", fault="SIGKILL", says=r"rank 1 of 2 on host \S+: killed by SIGKILL"),
+    Case(number=5, title="a rank crashes in C", fault="SIGSEGV", says=r"rank 1 of 2 on host \S+: killed by SIGSEGV"),
+    Case(
+        number=6,
+        title="a rank is stopped",
+        fault="SIGSTOP",
+        codes=(70,),
+        says=r"(stopped by a signal \(SIGSTOP\) for \d+ s|no progress for \d+ s, after step \d): rank 1 in .*rank 0 waiting in",
+        within=5.0 + 2 * HANG + 10,
+    ),
+    Case(
+        number=7,
+        title="a rank holds the GIL in C",
+        fault="GIL",
+        codes=(70,),
+        says=r"no progress for 3 s, after step \d: rank 1 in hold_the_gil .*rank 0 waiting in",
+        within=5.0 + 2 * HANG,
+    ),
+    Case(
+        number=8,
+        title="a rank sleeps while the others wait in a collective",
+        fault="sleep",
+        codes=(70,),
+        says=r"no progress for 3 s, after step \d: rank 1 in .* \(faulty.py:\d+\); rank 0 waiting in",
+        within=5.0 + 2 * HANG,
+    ),
+    Case(
+        number=9,
+        title="a rank makes another collective, by gloo",
+        fault="skip",
+        options=("--backend", "gloo"),
+        says=r"rank \d of 2 on host \S+( failed|: killed by SIGABRT)",
+    ),
+    Case(
+        number=10,
+        title="SIGTERM to the launcher",
+        strike=signal(SIGTERM),
+        says=r"SIGTERM",
+        within=10.0,
+        not_under=(*NO_SIGNALS, *SRUN),
+    ),
+    Case(
+        number=11,
+        title="SIGUSR1 to the launcher",
+        strike=signal(SIGUSR1),
+        codes=(75,),
+        says=r"SIGUSR1: saved \S+/step-\d+; go on with --resume",
+        within=10.0,
+        not_under=NO_SIGNALS,
+    ),
+    Case(number=12, title="SIGKILL to the launcher", strike=signal(SIGKILL), within=10.0, not_under=NO_SIGNALS),
+    Case(
+        number=13,
+        title="the time limit of a Slurm job comes near, by the scripts of mpi_scripts/",
+        instead=requeued,
+        codes=(0,),
+        says=r"the time limit is near: saved \S+/step-\d+, back in Slurm's queue",
+        within=120,
+        only_under=tuple(BY_SCRIPT),
+    ),
+    Case(
+        number=14,
+        title="a rank is killed, and srun does not end the others (--kill-on-bad-exit=0)",
+        fault="SIGKILL",
+        says=r"rank 1 of 2 on host \S+: killed by SIGKILL",
+        only_under=("srun-kept",),
+    ),
+    Case(
+        number=15,
+        title="a rank is killed while each step is saved; the job starts again",
+        fault="SIGKILL",
+        options=("--save-every-steps", "1", "--milliseconds", "0"),
+        after=goes_on,
+        says=r"rank 1 of 2 on host \S+: killed by SIGKILL",
+    ),
+    *(
+        Case(
+            number=16,
+            title=title,
+            before=damage(how, name),
+            options=("--resume", "auto", "--max-steps", "12"),
+            codes=(0,),
+            says=r"passed over: \S+/step-10",
+            within=WHOLE,
+        )
+        for title, how, name in (
+            ("the newest checkpoint is cut short", cut_short, WEIGHTS),
+            ("a byte of the newest checkpoint is changed", flip_a_byte, WEIGHTS),
+            ("the newest checkpoint has lost its metadata", Path.unlink, "checkpoint.json"),
+        )
+    ),
+    Case(
+        number=17,
+        title="the disk of the checkpoints is full",
+        before=small_disk,
+        fault="fill",
+        options=("--save-every-steps", "4"),
+        codes=(1,),
+        says=r"cannot write \S+: No space left on device; make room there",
+        after=verified,
+    ),
+    Case(
+        number=18,
+        title="the folder of the checkpoints cannot be written",
+        options=("--checkpoint-dir", "/proc/checkpoints"),
+        codes=(2,),
+        says=r"--checkpoint-dir: cannot write in /proc/checkpoints",
+        within=START,
+    ),
+    Case(
+        number=18,
+        title="each host has a folder of checkpoints of its own",
+        options=("--strategy", "fsdp", "--checkpoint-dir", "/dev/shm/checkpoints"),
+        codes=(2,),
+        says=r"--checkpoint-dir: \S+ is not the same folder on all hosts.*\(host node2\)",
+        within=START,
+    ),
+    Case(number=19, title="two jobs at once on the same hosts", instead=two_at_once, codes=(0,), within=WHOLE),
+    Case(
+        number=19,
+        title="MASTER_PORT is taken by another program",
+        shell="export MASTER_ADDR=node1 MASTER_PORT=6817",  # slurmctld's
+        codes=(2,),
+        says=r"cannot listen on MASTER_PORT=6817",
+        within=START,
+        not_under=TORCHRUN,
+    ),
+    Case(
+        number=20,
+        title="MASTER_ADDR does not resolve",
+        shell="export MASTER_ADDR=no-such-host.invalid MASTER_PORT=29511",
+        codes=(2,),
+        says=r"MASTER_ADDR=no-such-host\.invalid does not resolve",
+        within=START,
+        not_under=TORCHRUN,
+    ),
+    Case(
+        number=20,
+        title="GLOO_SOCKET_IFNAME names an interface that is not there",
+        shell="export GLOO_SOCKET_IFNAME=eth9",
+        options=("--backend", "gloo"),
+        codes=(2,),
+        says=r"GLOO_SOCKET_IFNAME=eth9: there is no interface eth9; unset it, or name one of eth0, lo",
+        within=START,
+    ),
+    Case(
+        number=21,
+        title="a host's link goes down",
+        strike=cut_off,
+        codes=(70,),
+        says=r"no progress for 3 s, after step \d+: rank 1 on host node2 does not answer; rank 0 waiting in",
+        within=45,  # the host that is cut off ends its own ranks after 30 s
+    ),
+    Case(
+        number=21,
+        title="a host's link goes down, with --hang-timeout 600",
+        strike=cut_off,
+        options=("--hang-timeout", "600"),
+        says=r"rank 1 on host node2 is gone: its host has not answered for 30 s",
+        within=45,
+    ),
+    Case(number=21, title="a rank's guard is killed", fault="guard", within=10.0),
+    Case(
+        number=22,
+        title="a rank is given other arguments",
+        shell='[ "$(hostname)" = node1 ] || set -- "$@" --lr 0.5',
+        codes=(2,),
+        says=r"the ranks differ in the arguments: .*rank 0 \(node1\).*rank 1 \(node2\)",
+        within=START,
+    ),
+    Case(
+        number=23,
+        title="more ranks on one host than on the other",
+        slots=(2, 1),
+        options=("--max-steps", "10"),
+        codes=(0,),
+        within=WHOLE,
+        not_under=("srun-torchrun",),  # equally many on each node
+    ),
+    Case(
+        number=24,
+        title="a container hides the launcher's variables",
+        shell='set -- env -i PYTHONPATH="$PYTHONPATH" "$@"',
+        codes=(2,),
+        says=r"none of its rank variables is set",
+        within=START,
+    ),
+    Case(
+        number=24,
+        title="variables of another launcher say something else",
+        shell="export MV2_COMM_WORLD_RANK=0 MV2_COMM_WORLD_SIZE=8",
+        codes=(2,),
+        says=r"two launchers disagree: .*MVAPICH2 says rank 0 of 8",
+        within=START,
+    ),
+    Case(
+        number=25,
+        title="a loss that is NaN on one rank, with --check-finite",
+        fault="nan",
+        options=("--check-finite",),
+        codes=(1,),
+        says=r"--check-finite: the loss is nan on rank 1",
+    ),
+    Case(
+        number=26,
+        title="a bit of a parameter flips on one rank, with --check-replicas",
+        fault="bit",
+        options=("--check-replicas", "2"),
+        codes=(1,),
+        says=r"--check-replicas: weight differs on ranks 0-1 \(\S+, \S+\) after step 6",
+    ),
+    Case(
+        number=27,
+        title="a rank is slow",
+        options=("--late", "60", "--max-steps", "64", "--milliseconds", "1", "--at", "0"),
+        codes=(0,),
+        says=r"rank 1 on host node2 keeps the others waiting",
+        within=WHOLE,
+    ),
+    Case(
+        number=28,
+        title="the data set raises an error in a loader's worker",
+        fault="loader",
+        options=("--workers", "1"),
+        codes=(1,),
+        says=r"rank 1 of 2 on host \S+ failed: ValueError: odd \(in DataLoader worker process 0\)",
+    ),
+    Case(
+        number=29,
+        title="a training of four ranks goes on with two",
+        before=save_by_four,
+        options=("--resume", "auto", "--max-steps", "12"),
+        codes=(0,),
+        says=r"going on from \S+/step-10",
+        within=WHOLE,
+    ),
+    Case(
+        number=30,
+        title="a rank takes more memory than the job has",
+        fault="memory",
+        shell=LITTLE_MEMORY,
+        after=clear_group,
+        says=r"rank 1 of 2 on host \S+: killed by SIGKILL.* for lack of memory",
+        within=10.0,
+    ),
+    Case(number=31, title="Ctrl-C", strike=signal(SIGINT), within=10.0, not_under=(*NO_SIGNALS, *SRUN)),
+    Case(number=31, title="Ctrl-C, twice", strike=signal(SIGINT, SIGINT), within=10.0, not_under=NO_SIGNALS),
+)
+
+
+def occurs(case: Case, launcher: str) -> bool:
+    """Whether a case can occur under a launcher, and can be brought about here."""
+    if case.fault == "memory" and not os.access(MEMORY / "cgroup.procs", os.W_OK):
+        return False  # it takes control groups of version 1, and the right to make one
+    if case.only_under:
+        return launcher in case.only_under
+    return launcher not in case.not_under and launcher != "srun-kept"
