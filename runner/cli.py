@@ -11,6 +11,7 @@ from typing import NoReturn
 from runner.comm.choice import with_backend, with_spare_cores
 from runner.comm.table import installed_packages
 from runner.dispatch import dispatch
+from runner.early_signals import EARLY
 from runner.errors import Policy, RunnerError, UsageError, raised_on_all_ranks
 from runner.guard.board import Board
 from runner.guard.nursery import Lifeline
@@ -46,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         print(f"runner: {warning}", file=sys.stderr, flush=True)
     lifeline = start_worker(guard_words(context, request, way), guard_watched(context, request))
     # start_worker() has forked: from here on this is the worker.
+    if request.may_be_workload:
+        EARLY.listen()
     context = replace(context, attempt=lifeline.attempt)
     job: Job | None = None
     try:

@@ -51,7 +51,7 @@ def add_checkpoint_options(parser: argparse.ArgumentParser, folder: Path) -> Non
         "--checkpoint-every-seconds",
         type=positive_float,
         metavar="S",
-        help="seconds between checkpoints; the clock is read every --log-every steps, and after each epoch",
+        help="seconds between checkpoints",
     )
     group.add_argument(
         "--save-async",

@@ -57,9 +57,9 @@ class Checkpoints:
         return every is not None and position.step % every == 0
 
     def time_is_due(self) -> bool:
-        """Whether ``--save-every-seconds`` asks for a checkpoint now, by rank 0's clock."""
+        """Whether ``--save-every-seconds`` asks for a checkpoint now, by this rank's clock."""
         seconds = self.options.every_seconds
-        return seconds is not None and self._run.on_main(lambda: time.monotonic() - self._saved_at >= seconds)
+        return seconds is not None and time.monotonic() - self._saved_at >= seconds
 
     def save(self, position: Position) -> None:
         """Write a checkpoint, and remove the oldest beyond ``--keep``; with ``--save-async`` while the training goes on.

@@ -112,7 +112,7 @@ def fit(
             show_progress(visible=run.is_main, epochs=options.epochs, steps=last_step, done=position.step)
         )
         log = _Log(sinks, show)
-        preemption = stack.enter_context(listening(run, position.step, options.checkpoint.time_limit))
+        preemption = stack.enter_context(listening(run, checkpoints, position.step))
         trainer.model.train()
         while position.epoch < options.epochs and position.step < last_step:
             sampler.epoch, sampler.skip = position.epoch, position.samples
@@ -138,17 +138,20 @@ def fit(
                 show.step(position.epoch + 1, position.step, known)
                 if options.check_replicas and position.step % options.check_replicas == 0:
                     check_replicas(run, trainer, position.step)
-                is_due = left and checkpoints.is_due(position)
-                if left and (is_due or len(meter) == options.logging.every):
-                    # Metrics first: the metrics of a checkpoint must cover all steps up to it.
-                    state.records = log.write(meter.records())
-                    is_due = is_due or checkpoints.time_is_due()
+                if not left:
+                    continue  # what follows is done below, after the evaluation
+                wish = preemption.wish(position.step)
+                is_due = checkpoints.is_due(position) or wish.saves
+                # Metrics first: the metrics of a checkpoint must cover all steps up to it.
+                if is_due or wish.reason or len(meter) == options.logging.every:
+                    state.records = log.write(meter.records(pace))
+                    if slow := pace.line(meter.times):
+                        show.line(slow)
                 if is_due:
                     checkpoints.save(position)
                     meter.start()
-                if left and (reason := preemption.reason(position.step)):
-                    log.write(meter.records())
-                    end_early(run, checkpoints, position, reason)
+                if wish.reason:
+                    end_early(run, checkpoints, position, wish.reason)
             records = meter.records(pace)
             run.job.board.enter("evaluating")
             evaluation = evaluate(run, trainer, options)
@@ -166,10 +169,11 @@ def fit(
                 hook(state)
             every = options.checkpoint.every_epochs
             is_due = bool(epoch_is_over and every and position.epoch % every == 0) or checkpoints.is_due(position)
-            if is_due or checkpoints.time_is_due():
+            wish = preemption.wish(position.step)
+            if is_due or wish.saves:
                 checkpoints.save(position)
-            if position.step < last_step and (reason := preemption.reason(position.step)):
-                end_early(run, checkpoints, position, reason)
+            if position.step < last_step and wish.reason:
+                end_early(run, checkpoints, position, wish.reason)
             trainer.model.train()
         checkpoints.save(position)
         checkpoints.finish()

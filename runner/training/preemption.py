@@ -1,7 +1,7 @@
 """Preemption: a signal, or the end of the time limit, asks for a checkpoint at the next step and for the end of the job.
 
-SIGTERM and SIGUSR1 may reach the ranks in different steps, or only one rank. So the ranks agree in a collective, at steps that
-all of them know: some ten times per second.
+SIGTERM and SIGUSR1 may reach the ranks in different steps, or only one rank, and clocks differ (``--save-every-seconds``). So the
+ranks agree in a collective, at steps that all of them know: some ten times per second.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
+from runner.early_signals import EARLY
 from runner.errors import EXIT_REQUEUE, RunnerError, UsageError, raised_on_all_ranks
 from runner.launch.time_limit import time_to_save
 from runner.training.checkpoint_folder import Position, name_of
@@ -35,12 +37,28 @@ class Preempted(RunnerError):
     exit_code = EXIT_REQUEUE
 
 
-class Preemption:
-    """Whether the training is to end. Made by ``listening``."""
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for after a step."""
 
-    def __init__(self, run: Run, step: int, within: float | None) -> None:
-        """``step``: the last one that is done; ``within``: seconds until the time limit is near; None if there is none."""
-        self._run = run
+    saves: bool = False  # a checkpoint, as its time has come
+    reason: str | None = None  # why the training is to save, and to end; None if it goes on
+
+
+class Preemption:
+    """What all ranks are asked for. Made by ``listening``."""
+
+    def __init__(
+        self, run: Run, step: int, within: float | None, save_is_due: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Begin to listen.
+
+        Args:
+            step: the last one that is done.
+            within: seconds until the time limit is near; None if there is none.
+            save_is_due: whether the time for a checkpoint has come; rank 0's answer counts.
+        """
+        self._run, self._save_is_due = run, save_is_due
         self._asked = 0  # the signal that this rank has received, or _TIME_LIMIT
         self._end = None if within is None else time.monotonic() + within
         self._next = step + 1  # the step of the next agreement
@@ -50,21 +68,22 @@ class Preemption:
         """A signal's handler."""
         self._asked = number
 
-    def reason(self, step: int) -> str | None:
-        """Why the training is to end after this step; None if it goes on. Collective."""
+    def wish(self, step: int) -> Wish:
+        """What is asked for after this step. Collective."""
         if step < self._next:
-            return None
+            return Wish()
         if self._run.is_main and self._end is not None and time.monotonic() > self._end:
             self._asked = self._asked or _TIME_LIMIT
-        asked, interval = self._asked, self._interval(step)
+        asked, saves, interval = self._asked, int(self._save_is_due()), self._interval(step)
         if self._run.size > 1:
-            both = torch.tensor([asked, interval if self._run.is_main else 0], device=self._run.device)
-            dist.all_reduce(both, op=dist.ReduceOp.MAX)
-            asked, interval = both.tolist()
+            own = [asked, saves, interval] if self._run.is_main else [asked, 0, 0]
+            wishes = torch.tensor(own, device=self._run.device)
+            dist.all_reduce(wishes, op=dist.ReduceOp.MAX)
+            asked, saves, interval = wishes.tolist()
         self._next, self._agreed = step + interval, (step, time.monotonic())
         if asked == 0:
-            return None
-        return "the time limit is near" if asked == _TIME_LIMIT else signal.Signals(asked).name
+            return Wish(saves=bool(saves))
+        return Wish(reason="the time limit is near" if asked == _TIME_LIMIT else signal.Signals(asked).name)
 
     def _interval(self, step: int) -> int:
         """Steps until the next agreement. It at most doubles, as the first steps take longer than others."""
@@ -74,28 +93,31 @@ class Preemption:
 
 
 @contextmanager
-def listening(run: Run, step: int, time_limit: float | None) -> Iterator[Preemption]:
+def listening(run: Run, checkpoints: Checkpoints, step: int) -> Iterator[Preemption]:
     """Listen to the signals that a launcher or scheduler sends before it ends a job, unless the program does so itself.
 
     Args:
         step: the last one that is done.
-        time_limit: seconds that the job may run; None: as the scheduler says, if it does.
     """
     passed = time.monotonic() - run.job.board.began
-    preemption = Preemption(run, step, time_to_save(os.environ, time_limit, passed))
-    free = [number for number in _SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
+    within = time_to_save(os.environ, checkpoints.options.time_limit, passed)
+    preemption = Preemption(run, step, within, checkpoints.time_is_due)
+    free = [number for number in _SIGNALS if signal.getsignal(number) in (signal.SIG_DFL, EARLY.receive)]
+    if EARLY.number:
+        preemption.receive(EARLY.number, None)
     for number in free:
         signal.signal(number, preemption.receive)
-    after = signal.SIG_DFL
+    is_preempted = False
     try:
         yield preemption
     except Preempted:
-        # A launcher sends SIGTERM once the first rank has ended, and the exit code has to be this one's.
-        after = signal.SIG_IGN
+        is_preempted = True
         raise
     finally:
+        # A launcher sends SIGTERM once the first rank has ended, and the exit code has to be this one's.
+        after = {signal.SIGTERM: signal.SIG_IGN if is_preempted else signal.SIG_DFL, signal.SIGUSR1: EARLY.receive}
         for number in free:
-            signal.signal(number, after)
+            signal.signal(number, after[number])
 
 
 def end_early(run: Run, checkpoints: Checkpoints, position: Position, reason: str) -> NoReturn:

@@ -71,6 +71,30 @@ def test_a_rank_that_alone_gets_sigterm_takes_the_others_with_it(tmp_path: Path)
     assert f"SIGTERM: saved {tmp_path}/step-{saved_step(tmp_path)}" in said
 
 
+def test_a_warning_before_the_training_begins_is_heard(tmp_path: Path) -> None:
+    """It is imported and built first, which takes seconds."""
+    command = [mpirun_path(), "-np", "2", *RUNNER, *LONG, "--checkpoint-dir", str(tmp_path)]
+    process = subprocess.Popen(command, cwd=SCRIPTS, env=clean_environment(), stdout=PIPE, stderr=PIPE, text=True)
+    while sum("resumable" in " ".join(one.cmdline()) for one in psutil.Process(process.pid).children(True)) < 4:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    time.sleep(0.5)
+    assert not (tmp_path / "metrics.jsonl").exists()
+    process.send_signal(SIGUSR1)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 75, said
+    assert f"SIGUSR1: saved {tmp_path}/step-{saved_step(tmp_path)}" in said
+
+
+def test_a_checkpoint_every_so_many_seconds(turns: Turns, tmp_path: Path) -> None:
+    """Also where metrics are seldom gathered."""
+    job = ["faulty", "--checkpoint-dir", str(tmp_path), "--save-every", "0", "--keep", "100", "--log-every", "1000"]
+    job += ["--save-every-seconds", "0.1", "--max-steps", "120", "--batch-size", "1"]  # of 5 ms, in one epoch
+    ok(turns(2, *job))
+    assert len(list(tmp_path.glob("step-*"))) >= 3  # the last one is at the end
+    assert [line["step"] for line in metrics(tmp_path)] == list(range(1, 121))
+
+
 def test_requeue_is_refused_where_nothing_queues(turns: Turns, tmp_path: Path) -> None:
     done = turns(1, *LONG, "--checkpoint-dir", str(tmp_path), "--requeue")
     assert done.returncode == 2

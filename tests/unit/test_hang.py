@@ -180,7 +180,7 @@ def test_a_resumed_training_hears_signals_at_once(monkeypatch: pytest.MonkeyPatc
     preemption = Preemption(run, 5000, None)
     for step in range(5001, 5004):
         now[0] += 1.0
-        assert preemption.reason(step) is None
+        assert preemption.wish(step).reason is None
     preemption.receive(signal.SIGUSR1, None)
     now[0] += 1.0
-    assert preemption.reason(5004) == "SIGUSR1"
+    assert preemption.wish(5004).reason == "SIGUSR1"

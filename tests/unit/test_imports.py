@@ -15,6 +15,7 @@ from tests.launching import ROOT, clean_environment
 TABLE: dict[str, set[str]] = {
     "errors": set(),
     "environment": set(),
+    "early_signals": set(),
     "extensions": {"errors"},
     "launch": {"errors", "extensions"},
     "guard": {"errors", "launch", "rendezvous"},
@@ -26,7 +27,10 @@ TABLE: dict[str, set[str]] = {
     "options": {"errors", "numbers", "launch", "placement", "rendezvous", "comm"},
     "comm": {"errors", "environment", "extensions", "launch", "placement", "rendezvous", "job"},
     "parallel": {"errors", "extensions", "numbers", "rendezvous", "comm"},
-    "training": {"errors", "rendezvous", "environment", "numbers", "launch", "job", "options", "comm", "parallel"},
+    "training": {
+        *("errors", "early_signals", "rendezvous", "environment", "numbers", "launch", "job", "options"),
+        *("comm", "parallel"),
+    },
     "tools": {
         *(
             "errors",
@@ -46,7 +50,19 @@ TABLE: dict[str, set[str]] = {
     "shutdown": {"rendezvous", "job", "comm"},
     "outcome": {"errors", "launch", "guard", "rendezvous", "job", "options", "comm", "dispatch", "shutdown"},
     "cli": {
-        *("errors", "launch", "guard", "rendezvous", "placement", "target", "job", "options", "comm", "tools"),
+        *(
+            "errors",
+            "early_signals",
+            "launch",
+            "guard",
+            "rendezvous",
+            "placement",
+            "target",
+            "job",
+            "options",
+            "comm",
+            "tools",
+        ),
         *("dispatch", "outcome"),
     },
     "__init__": set(),
