@@ -95,6 +95,7 @@ class Request:
     restarts: int
     on_preempt: Signals | Path | None = None
     time_limit: float | None = None
+    began: float | None = None
 
     @property
     def tool(self) -> str:
@@ -169,6 +170,12 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--prefix-output", action="store_true", help="show each rank's lines with its number before them: [3]"
+    )
+    group.add_argument(
+        "--began",
+        type=float,
+        metavar="TIME",
+        help="when the job began, in seconds since 1970: --time-limit counts from then (`supervise` gives it; default: now)",
     )
     group.add_argument(
         "--restart-in-place",
@@ -262,6 +269,7 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
         restarts=known.restart_in_place,
         on_preempt=known.on_preempt,
         time_limit=known.time_limit,
+        began=known.began,
     )
 
 

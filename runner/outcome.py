@@ -116,6 +116,7 @@ def guard_words(context: LaunchContext, request: Request, way: Way) -> Words:
 
 def guard_watched(context: LaunchContext, request: Request) -> Watched:
     """What the guard watches."""
+    passed = 0.0 if request.began is None else max(0.0, time.time() - request.began)
     return Watched(
         meet_within=request.timeout + 10,
         hang_after=HANG_TIMEOUT if request.hang_timeout is None else request.hang_timeout,
@@ -124,7 +125,8 @@ def guard_watched(context: LaunchContext, request: Request) -> Watched:
         log_folder=request.log_folder,
         prefixes_output=request.prefixes_output,
         notice=request.on_preempt,
-        notice_within=time_to_save(context.environment, request.time_limit, 0.0) if request.on_preempt else None,
+        passed=passed,
+        notice_within=time_to_save(context.environment, request.time_limit, passed) if request.on_preempt else None,
         restarts=request.restarts,
         names={
             "rank": context.rank.value,

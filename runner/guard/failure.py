@@ -30,7 +30,7 @@ class Report:
     """The first failure of an attempt, as far as this guard knows, and the file about it."""
 
     def __init__(self, words: Words, watched: Watched, files: Files | None) -> None:
-        """Remove the file that an earlier job has left."""
+        """Remove the files that an earlier job has left."""
         self._rank, self._size, self._is_first_on_host = words.rank, words.size, watched.is_first_on_host
         self._files, self._path = files, watched.log_folder / "failure.json" if watched.log_folder else None
         self.hosts: dict[int, str | None] = {
@@ -38,7 +38,8 @@ class Report:
         }  # of the ranks that have named theirs
         self.start_again()
         if self._files and self._path and self._is_first_on_host:
-            self._files.put(self._path, None)
+            for path in (self._path, *self._path.parent.glob("failure-*.json")):
+                self._files.put(path, None)
 
     def start_again(self) -> None:
         """Another attempt begins."""
@@ -56,9 +57,14 @@ class Report:
         """Take the first failure. ``ended``: the ranks that end because of it, as far as they are known."""
         self.first, self._ended_with_it = failure, ended
 
-    def write(self) -> None:
-        """Rank 0's guard knows most. That of the failed rank and the first of each host write the file where it is not there."""
+    def write(self, *, is_mended: bool = False) -> None:
+        """Rank 0's guard knows most. That of the failed rank and the first of each host write the file where it is not there.
+
+        Args:
+            is_mended: all ranks start again; the file is ``failure-1.json`` for the first attempt.
+        """
         rank, first = self._rank, self.first
         if self._files and self._path and first and (rank in (0, first.rank) or self._is_first_on_host):
+            path = self._path.with_name(f"failure-{first.attempt + 1}.json") if is_mended else self._path
             more = {"size": self._size, "ended_with_it": sorted(self._ended_with_it), "command": sys.orig_argv}
-            self._files.put(self._path, json.dumps(asdict(first) | more, indent=1) + "\n", over=rank == 0)
+            self._files.put(path, json.dumps(asdict(first) | more, indent=1) + "\n", over=rank == 0)

@@ -89,16 +89,19 @@ class Child:
 class Nursery:
     """Makes the guard's children."""
 
-    def __init__(self, *, listener: socket.socket | None, signals: Sequence[int], output: Sequence[int] = ()) -> None:
+    def __init__(
+        self, *, listener: socket.socket | None, signals: Sequence[int], output: Sequence[int] = (), passed: float = 0.0
+    ) -> None:
         """Call in the guard.
 
         Args:
             listener: of the line between the guards, on rank 0.
             signals: that the guard has blocked, and a child is to receive.
             output: its file descriptors that only the guard may hold.
+            passed: seconds since the job began.
         """
         self.listener, self._signals, self._parent = listener, signals, os.getpid()
-        self._output, self._began = output, time.monotonic()
+        self._output, self._began = output, time.monotonic() - passed
         # Launchers signal a rank's whole process group, and the worker should get each signal once, from its guard: so it
         # has a group of its own. Not on a terminal, whose input goes to the foreground group only.
         self.has_own_group = not os.isatty(0)

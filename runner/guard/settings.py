@@ -34,6 +34,7 @@ class Watched:
     log_folder: Path | None = None  # where the rank's state and output are written
     prefixes_output: bool = False  # with the rank
     notice: Signals | Path | None = None  # how a script is told to save: this signal, or this file
+    passed: float = 0.0  # seconds since the job began, before this start
     notice_within: float | None = None  # seconds until its time limit is near
     restarts: int = 0  # how often all ranks are started again after a failure
     names: Mapping[str, Any] = field(default_factory=dict)  # rank, size, local_rank and host, for the state

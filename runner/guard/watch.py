@@ -58,7 +58,8 @@ def start_worker(words: Words, watched: Watched) -> Lifeline:
     if watched.is_middle:
         allow_open_files()  # it holds a connection per rank
     output = Output(watched.log_folder, words.rank, with_rank=watched.prefixes_output)
-    nursery = Nursery(listener=_listener() if watched.is_middle else None, signals=WATCHED, output=output.ends)
+    listener = _listener() if watched.is_middle else None
+    nursery = Nursery(listener=listener, signals=WATCHED, output=output.ends, passed=watched.passed)
     child = nursery.fork()
     if isinstance(child, Lifeline):
         return child
@@ -167,6 +168,7 @@ class _Guard:
             self._line.tell({"failed": code, "attempt": restarts.attempt, "again": again, "failure": why})
         worker.group.end(GRACE)
         if again:
+            self._report.write(is_mended=True)
             restarts.next()
             self._console.say_once(f"all ranks start again ({restarts.attempt} of {restarts.most})")
             self._output.start_again()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.launching import RUNNER, SCRIPTS, mpirun, ok, run, runner
@@ -32,10 +33,12 @@ def test_a_training_goes_on_also_after_a_hang(tmp_path: Path) -> None:
 
 def test_it_ends_when_the_restarts_are_over(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text("raise ValueError('odd')\n")
-    done = run(*RUNNER, *IN_PLACE, "fails.py", cwd=tmp_path)
+    done = run(*RUNNER, *IN_PLACE, "--log-dir", "log", "fails.py", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.count("all ranks start again") == 2
     assert done.stderr.count("failed: ValueError: odd") == 3
+    reports = [json.loads((tmp_path / "log" / f"failure{n}.json").read_text()) for n in ("-1", "-2", "")]
+    assert [(one["attempt"], one["what"]) for one in reports] == [(n, "ValueError: odd") for n in range(3)]
 
 
 def test_a_rank_that_has_finished_starts_again_with_one_that_hangs(tmp_path: Path) -> None:

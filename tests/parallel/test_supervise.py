@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from pathlib import Path
+from signal import SIGSTOP, SIGUSR1
 from typing import Any
 
-from tests.launching import RUNNER, SCRIPTS, mpirun_path, run
+import psutil
+
+from tests.kills import is_worker
+from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, run
 from tests.results import metrics
 
 
@@ -40,8 +45,10 @@ def test_a_killed_job_goes_on_and_the_same_failure_twice_ends_it(tmp_path: Path)
 
     done = supervised(tmp_path, "--fault", "raise", "--at", "70", "--max-steps", "90")
     assert done.returncode == 1
-    assert [one["what"] for one in attempts(tmp_path)] == ["ValueError: odd"] * 2
-    assert "supervise: attempt 2 ended with code 1 after " in done.stderr
+    # another supervise in the same folder goes on with its log
+    assert [one["number"] for one in attempts(tmp_path)] == [1, 2, 3, 4]
+    assert [one["what"] for one in attempts(tmp_path)][2:] == ["ValueError: odd"] * 2
+    assert "supervise: attempt 4 ended with code 1 after " in done.stderr
     assert "the same error at the same step (" in done.stderr
     report = run(*RUNNER, "supervise", "--report", str(tmp_path / "log")).stdout
     assert "started again" in report
@@ -54,7 +61,38 @@ def test_what_a_restart_does_not_mend_is_not_started_again(tmp_path: Path) -> No
     assert [one["next"] for one in attempts(tmp_path)] == ["the request is wrong, and a restart does not mend that"]
     done = supervised(tmp_path, "--fault", "exit7", options=("--max-restarts", "0"))
     assert done.returncode == 7
-    assert [one["next"] for one in attempts(tmp_path)] == ["--max-restarts 0 are over"]
+    assert [one["next"] for one in attempts(tmp_path)][1:] == ["--max-restarts 0 are over"]
+
+
+def test_the_time_limit_counts_from_the_first_attempt(tmp_path: Path) -> None:
+    endless = ["--max-steps", "100000", "--milliseconds", "5", "--save-every-steps", "100"]
+    once = ["--fault", "SIGKILL", "--at", "200", "--once", str(tmp_path / "once")]
+    done = supervised(tmp_path, *endless, *once, "--time-limit", "0:15")
+    assert done.returncode == 75
+    first, second = attempts(tmp_path)
+    assert first["what"] == "killed by SIGKILL"
+    assert second["seconds"] < 13.5  # of which the first has used some; a job saves after nine tenths of its time
+    assert "the time limit is near: saved " in done.stderr
+
+
+def test_a_signal_between_two_attempts_is_heard(tmp_path: Path) -> None:
+    job = [mpirun_path(), "-np", "2", *RUNNER, "faulty", "--checkpoint-dir", str(tmp_path / "run"), "--log-every", "1"]
+    command = [*RUNNER, "supervise", "--log-dir", str(tmp_path / "log"), "--", *job]
+    process = subprocess.Popen(command, cwd=SCRIPTS, env=clean_environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        while not (tmp_path / "run" / "metrics.jsonl").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        below = psutil.Process(process.pid).children(recursive=True)
+        next(one for one in below if is_worker(one)).send_signal(SIGSTOP)  # it ends five seconds after mpirun
+        next(one for one in below if one.name() in ("mpirun", "prterun")).kill()
+        time.sleep(0.5)
+        process.send_signal(SIGUSR1)
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 75, said
+    assert "supervise: SIGUSR1 between two attempts: not started again" in said
 
 
 def test_an_error_before_the_first_step_that_comes_again_ends_it(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -39,14 +41,44 @@ class Attempt:
     next: str = ""  # what supervise did then
 
 
-def run_attempt(number: int, command: list[str], folder: Path) -> Attempt:
-    """Run a command, whose ranks write their states into a folder, to its end. Signals are passed on to it.
+class PassedOn:
+    """Signals to this process: passed on to the launcher, while one runs."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None  # the launcher
+        self.passed_on: set[int] = set()  # to this launcher
+        self.unsent: list[int] = []  # that came while none ran
+
+    def receive(self, number: int, _: FrameType | None = None) -> None:
+        """A signal's handler."""
+        if self.process is None:
+            self.unsent.append(number)
+            return
+        self.passed_on.add(number)
+        if not (number == signal.SIGINT and os.isatty(0)):  # a terminal has sent it to all
+            self.process.send_signal(number)
+
+
+@contextmanager
+def passing_signals_on() -> Iterator[PassedOn]:
+    """Hand on those that end a job or ask it to save, from now on."""
+    signals = PassedOn()
+    before = {number: signal.signal(number, signals.receive) for number in _SIGNALS}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_attempt(number: int, command: list[str], folder: Path, signals: PassedOn) -> Attempt:
+    """Run a command, whose ranks write their states into a folder, to its end.
 
     Raises:
         UsageError: it cannot be started.
     """
     began, start = time.time(), time.monotonic()
-    code, told = _run(command, folder)
+    code = _run(command, folder, signals)
     seconds = time.monotonic() - start
     left = wait_for_ranks(folder, everywhere=code < 0)
     ended = Attempt(
@@ -54,7 +86,7 @@ def run_attempt(number: int, command: list[str], folder: Path) -> Attempt:
         began=began,
         seconds=seconds,
         code=code if code >= 0 else 128 - code,
-        is_told=bool(told - {signal.SIGUSR1}),  # at which a script may only save
+        is_told=bool(signals.passed_on - {signal.SIGUSR1}),  # at which a script may only save
         left=", ".join(f"rank {one.rank} on {one.host}" for one in left),
     )
     return _with_cause(ended, read_states(folder))
@@ -79,27 +111,19 @@ def _with_cause(attempt: Attempt, states: list[State]) -> Attempt:
     )
 
 
-def _run(command: list[str], folder: Path) -> tuple[int, set[int]]:
-    """Run a command to its end. Returns its exit code (below 0: killed by a signal), and the signals that were passed on."""
-    told: list[int] = []
-
-    def pass_on(number: int, _: FrameType | None) -> None:
-        told.append(number)
-        if process is not None and not (number == signal.SIGINT and os.isatty(0)):  # a terminal has sent it to all
-            process.send_signal(number)
-
-    process: subprocess.Popen[bytes] | None = None
-    before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+def _run(command: list[str], folder: Path, signals: PassedOn) -> int:
+    """Run a command to its end. Returns its exit code (below 0: killed by a signal)."""
     try:
         process = subprocess.Popen(command)
-        for number in told:
-            process.send_signal(number)
-        return _wait(process, folder), set(told)
     except OSError as error:
         raise UsageError(f"cannot start {command[0]}: {error.strerror}") from None
+    signals.process, signals.passed_on = process, set()
+    while signals.unsent:
+        signals.receive(signals.unsent.pop(0))
+    try:
+        return _wait(process, folder)
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signals.process = None
 
 
 def _wait(process: subprocess.Popen[bytes], folder: Path) -> int:

@@ -25,15 +25,17 @@ import json
 import os
 import shutil
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from signal import SIGUSR1, Signals
 
 from runner.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.job import Job
 from runner.numbers import not_negative, positive, positive_float
 from runner.options import Parser, Request, parse
 from runner.tools import tool_names
-from runner.tools.supervise.attempts import Attempt, run_attempt
+from runner.tools.supervise.attempts import Attempt, PassedOn, passing_signals_on, run_attempt
 from runner.tools.supervise.command_hosts import CommandHosts, read_hosts
 from runner.tools.supervise.report import print_report
 
@@ -59,24 +61,30 @@ def supervise(job: Job, argv: list[str]) -> None:
         raise UsageError("supervise: --log-dir is given to the command", fix="give it to supervise, before the --")
     is_workload = request is not None and request.may_be_workload  # whose steps are known
     hosts = _hosts(given, place - 2)
-    log = given.log_dir / _LOG
-    try:
-        given.log_dir.mkdir(parents=True, exist_ok=True)
-        log.write_text("")
-    except OSError as error:
-        raise UsageError(f"--log-dir: cannot write {log}: {error.strerror}", fix="name another folder") from None
+    with passing_signals_on() as signals:
+        sys.exit(_start_until_done(given, place, hosts, signals, is_workload=is_workload))
+
+
+def _start_until_done(
+    given: argparse.Namespace, place: int, hosts: CommandHosts | None, signals: PassedOn, *, is_workload: bool
+) -> int:
+    """Start the command until it ends well, or a restart would not help. Returns the exit code."""
+    log, began = given.log_dir / _LOG, time.time()
+    earlier = _earlier_attempts(log)  # of a supervise before this one, as in a job that was queued again
     last: Attempt | None = None
     left_out: list[str] = []
-    number = 0
-    while True:
-        number += 1
+    for number in itertools.count(earlier + 1):
+        if signals.unsent:
+            return _end_between_attempts(signals.unsent)
         folder = given.log_dir / f"attempt-{number}"
-        shutil.rmtree(folder, ignore_errors=True)  # of an earlier supervise
-        command = [*given.command[:place], "--log-dir", str(folder), *given.command[place:]]
+        shutil.rmtree(folder, ignore_errors=True)
+        options = ["--log-dir", str(folder), "--began", f"{began:.0f}"]
+        command = [*given.command[:place], *options, *given.command[place:]]
         if hosts is not None:
             command[: place - 2] = hosts.command(hosts.without(left_out), folder / "hosts")
-        attempt = run_attempt(number, command, folder)
-        reason = _reason_to_end(attempt, last, given, is_workload=is_workload)
+        attempt = run_attempt(number, command, folder, signals)
+        is_last = number - earlier > given.max_restarts
+        reason = _reason_to_end(attempt, last, given, is_workload=is_workload, is_last=is_last)
         how = "started again"
         if hosts is not None and not reason and (host := _host_to_leave(attempt, last, hosts)):
             left_out.append(host)
@@ -85,13 +93,38 @@ def supervise(job: Job, argv: list[str]) -> None:
         with open(log, "a") as file:
             file.write(json.dumps(asdict(attempt)) + "\n")
         if attempt.code == EXIT_OK:
-            sys.exit(EXIT_OK)
+            return EXIT_OK
         _say(
             f"attempt {number} ended with code {attempt.code} after {attempt.seconds:.0f} s{_cause(attempt)}: {attempt.next}"
         )
         if reason:
-            sys.exit(attempt.code)
+            return attempt.code
         last = attempt
+    raise AssertionError  # count() does not end
+
+
+def _earlier_attempts(log: Path) -> int:
+    """The number of the last attempt in a log, 0 if there is none. Makes its folder.
+
+    Raises:
+        UsageError: the log cannot be written.
+    """
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "a+") as file:
+            file.seek(0)
+            lines = file.read().splitlines()
+    except OSError as error:
+        raise UsageError(f"--log-dir: cannot write {log}: {error.strerror}", fix="name another folder") from None
+    numbers = [json.loads(line).get("number", 0) for line in lines if line.endswith("}")]
+    return max(numbers, default=0)
+
+
+def _end_between_attempts(signals: list[int]) -> int:
+    """Nothing runs, so nothing has to be saved. Returns the exit code: to be queued again, if the signals were warnings only."""
+    ends = [number for number in signals if number != SIGUSR1]
+    _say(f"{Signals(ends[0] if ends else SIGUSR1).name} between two attempts: not started again")
+    return 128 + ends[0] if ends else EXIT_REQUEUE
 
 
 def _parser() -> Parser:
@@ -162,7 +195,9 @@ def _hosts(given: argparse.Namespace, end: int) -> CommandHosts | None:
     return hosts
 
 
-def _reason_to_end(attempt: Attempt, last: Attempt | None, given: argparse.Namespace, *, is_workload: bool) -> str:
+def _reason_to_end(
+    attempt: Attempt, last: Attempt | None, given: argparse.Namespace, *, is_workload: bool, is_last: bool
+) -> str:
     """Why a job is not started again; "" if it is."""
     if attempt.is_told:
         return "supervise was told to end"
@@ -185,7 +220,7 @@ def _reason_to_end(attempt: Attempt, last: Attempt | None, given: argparse.Names
         return "the same error before the first step, as before"
     if attempt.seconds < given.min_uptime:
         return f"it ended before --min-uptime {given.min_uptime:g}"
-    if attempt.number > given.max_restarts:
+    if is_last:
         return f"--max-restarts {given.max_restarts} are over"
     return ""
 
