@@ -37,6 +37,7 @@ from runner.training.restore import restore
 from runner.training.run import Run
 from runner.training.speed import speeds
 from runner.training.stragglers import Pace
+from runner.training.usage import UsageReader
 from runner.training.weights import read_weights
 
 __all__ = ["Hook", "Plan", "Result", "State", "Task", "fit"]
@@ -236,6 +237,7 @@ class _Meter:
         self._started = time.perf_counter()
         self._seconds = 0.0
         self._steps = 0
+        self._usage = UsageReader(run.device)
         self.times: list[float] = []  # of the ranks' own part of a step, as they were last gathered
 
     def __len__(self) -> int:
@@ -273,6 +275,8 @@ class _Meter:
             StepRecord(step=step, epoch=epoch, loss=loss, lr=lr, **speed)
             for (step, epoch, lr), loss in zip(self._places, means, strict=True)
         ]
+        if self.run.is_main:
+            vars(records[-1]).update(vars(self._usage.read()))
         self._losses, self._places = [], []
         self._started = time.perf_counter()
         return records

@@ -27,11 +27,16 @@ class StepRecord:
     units_per_s: float | None = None  # of what the workload counts, if that is not samples: tokens
     tflops_per_rank: float | None = None  # 10^12 floating-point operations of the model per second
     mfu: float | None = None  # the share of what the device can do (model FLOPs utilisation)
+    # What rank 0 takes, in the last record of those that are written together (usage.Usage).
+    cpu: float | None = None  # percent of a core
+    memory: float | None = None  # bytes
+    gpu: float | None = None  # percent of the time
+    gpu_memory: float | None = None  # bytes
     val_loss: float | None = None
     val_accuracy: float | None = None
 
 
-_SPEEDS = ("units_per_s", "tflops_per_rank", "mfu")
+_LEFT_OUT = ("units_per_s", "tflops_per_rank", "mfu", "cpu", "memory", "gpu", "gpu_memory")  # where they are not known
 
 
 class MetricsFile:
@@ -99,10 +104,10 @@ def lines_until(path: Path, step: int) -> list[str]:
 
 
 def _line(record: dict[str, Any]) -> str:
-    """JSON (RFC 8259), which has no NaN and no infinity. Speeds that a workload does not have are left out."""
+    """JSON (RFC 8259), which has no NaN and no infinity. Speeds that a workload does not have, and the like, are left out."""
     finite = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in record.items()
-        if value is not None or name not in _SPEEDS
+        if value is not None or name not in _LEFT_OUT
     }
     return json.dumps(finite) + "\n"

@@ -23,7 +23,12 @@ from tests.turns import Turns
 def test_mnist_on_digits_reaches_97_percent(turns: Turns, tmp_path: Path) -> None:
     done = ok(turns(2, "workloads.mnist", "--data", "digits", cwd=tmp_path, timeout=200))
     lines = metrics(tmp_path / "runs" / "mnist")
-    assert list(lines[0]) == ["step", "epoch", "loss", "lr", "samples_per_s", "val_loss", "val_accuracy"]
+    known = ["step", "epoch", "loss", "lr", "samples_per_s"]
+    assert list(lines[0]) == [*known, "val_loss", "val_accuracy"]
+    used = [line for line in lines if "cpu" in line]
+    assert used
+    assert list(used[0]) == [*known, "cpu", "memory", "val_loss", "val_accuracy"]
+    assert all(0 < line["cpu"] < 1000 and 50e6 < line["memory"] < 50e9 for line in used)
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     assert lines[-1]["val_accuracy"] >= 0.97
     assert sum(line["val_accuracy"] is not None for line in lines) == 15
