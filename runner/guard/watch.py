@@ -288,7 +288,9 @@ class _Guard:
                 host = self._report.hosts.get(rank)
                 named = f"rank {rank} on host {host}" if host else f"rank {rank}"
                 self._console.say(f"{named} is gone: {message[GONE]}; so this rank ends too", last=True)
-            worker.end(EXIT_FAILURE, 0.0 if restarts.is_possible else _AFTER_ANOTHER, signal.SIGTERM)
+            # A training only notes SIGTERM, to save with all ranks: they are no longer there.
+            signals = [] if worker.board.read().phase in ("training", "evaluating") else [signal.SIGTERM]
+            worker.end(EXIT_FAILURE, 0.0 if restarts.is_possible else _AFTER_ANOTHER, *signals)
 
     def _look(self) -> Lifeline | None:
         """See how the worker does, and keep a spare one. Returns a lifeline in a spare process that was called."""
