@@ -116,6 +116,7 @@ class Case:
         codes: the exit codes that are right; () for any but 0.
         says: a pattern of the first line that the runner prints, or of a line that the program prints.
         within: seconds from the fault to the end; if the start is the fault, from there.
+        elsewhere: the test that has it, if it is not test_faults.py.
     """
 
     number: int
@@ -133,6 +134,7 @@ class Case:
     options: Sequence[str] = ()
     not_under: Sequence[str] = ()
     only_under: Sequence[str] = ()
+    elsewhere: str = ""
 
     @property
     def is_at_a_step(self) -> bool:
@@ -356,6 +358,7 @@ CASES = (
     Case(
         number=13,
         title="the time limit of a Slurm job comes near, by the scripts of mpi_scripts/",
+        elsewhere="tests/cluster/test_requeue.py",
         instead=requeued,
         codes=(0,),
         says=r"the time limit is near: saved \S+/step-\d+, back in Slurm's queue",
@@ -386,6 +389,7 @@ CASES = (
             codes=(0,),
             says=r"passed over: \S+/step-10",
             within=WHOLE,
+            elsewhere="" if how is cut_short else "tests/parallel/test_resume.py",
         )
         for title, how, name in (
             ("the newest checkpoint is cut short", cut_short, WEIGHTS),
@@ -406,6 +410,7 @@ CASES = (
     Case(
         number=18,
         title="the folder of the checkpoints cannot be written",
+        elsewhere="tests/parallel/test_refusals.py",
         options=("--checkpoint-dir", "/proc/checkpoints"),
         codes=(2,),
         says=r"--checkpoint-dir: cannot write in /proc/checkpoints",
@@ -423,6 +428,7 @@ CASES = (
     Case(
         number=19,
         title="MASTER_PORT is taken by another program",
+        elsewhere="tests/parallel/test_refusals.py",
         shell="export MASTER_ADDR=node1 MASTER_PORT=6817",  # slurmctld's
         codes=(2,),
         says=r"cannot listen on MASTER_PORT=6817",
@@ -432,6 +438,7 @@ CASES = (
     Case(
         number=20,
         title="MASTER_ADDR does not resolve",
+        elsewhere="tests/parallel/test_refusals.py",
         shell="export MASTER_ADDR=no-such-host.invalid MASTER_PORT=29511",
         codes=(2,),
         says=r"MASTER_ADDR=no-such-host\.invalid does not resolve",
@@ -458,6 +465,7 @@ CASES = (
     Case(
         number=21,
         title="a host's link goes down, with --hang-timeout 600",
+        elsewhere="tests/cluster/test_spares.py",
         strike=cut_off,
         options=("--hang-timeout", "600"),
         says=r"rank 1 on host node2 is gone: its host has not answered for 30 s",
@@ -467,6 +475,7 @@ CASES = (
     Case(
         number=22,
         title="a rank is given other arguments",
+        elsewhere="tests/parallel/test_refusals.py",
         shell='[ "$(hostname)" = node1 ] || set -- "$@" --lr 0.5',
         codes=(2,),
         says=r"the ranks differ in the arguments: .*rank 0 \(node1\).*rank 1 \(node2\)",
@@ -484,6 +493,7 @@ CASES = (
     Case(
         number=24,
         title="a container hides the launcher's variables",
+        elsewhere="tests/parallel/test_refusals.py",
         shell='set -- env -i PYTHONPATH="$PYTHONPATH" "$@"',
         codes=(2,),
         says=r"none of its rank variables is set",
@@ -492,6 +502,7 @@ CASES = (
     Case(
         number=24,
         title="variables of another launcher say something else",
+        elsewhere="tests/parallel/test_refusals.py",
         shell="export MV2_COMM_WORLD_RANK=0 MV2_COMM_WORLD_SIZE=8",
         codes=(2,),
         says=r"two launchers disagree: .*MVAPICH2 says rank 0 of 8",
@@ -516,6 +527,7 @@ CASES = (
     Case(
         number=27,
         title="a rank is slow",
+        elsewhere="tests/parallel/test_stragglers.py",
         options=("--late", "60", "--max-steps", "64", "--milliseconds", "1", "--at", "0"),
         codes=(0,),
         says=r"rank 1 on host node2 keeps the others waiting",
