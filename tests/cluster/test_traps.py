@@ -103,14 +103,6 @@ def test_without_mpi4py_or_a_host_list_it_says_what_to_do(vc: Cluster) -> None:
     assert "install mpi4py, or set MASTER_ADDR" in own_lines(done)[0]
 
 
-def test_two_jobs_at_once_on_the_same_hosts(vc: Cluster) -> None:
-    """(tests/parallel does it under mpirun.)"""
-    with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(LAUNCHERS["srun"], vc, [1, 1], [*RUNNER, SUM]) for _ in range(2)]
-        for job in jobs:
-            assert ok(job.result()).stdout.count("of 2: 2") == 2
-
-
 def test_a_working_folder_that_the_hosts_do_not_share(vc: Cluster) -> None:
     """The script lies on node1's disk only: no rank starts it."""
     folder = vc.folder / "private"
