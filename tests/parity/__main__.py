@@ -35,7 +35,20 @@ FEATURES = {
     "recomputation": "--activation-checkpointing full",
     "selective recomputation": "--activation-checkpointing selective",
     "tied weights": "--tied --meta",
+    "sequence parallel": "--sequence-parallel",
+    "loss parallel": "--loss-parallel",
+    "both": "--sequence-parallel --loss-parallel --clip-norm 0.1",
+    "offload": "--offload cpu",
+    "compiled": "--compile",
 }
+COMPILED = (
+    "--strategy ddp",
+    "--strategy fsdp",
+    "--strategy zero1",
+    "--strategy ddp --tp 2",
+    "--strategy ddp --pp 2 --schedule 1f1b",
+)
+ON_EIGHT = ("plain", "accumulation and clipping")
 
 
 def layouts(ranks: int) -> Iterator[str]:
@@ -43,6 +56,8 @@ def layouts(ranks: int) -> Iterator[str]:
     yield from ("--strategy ddp", "--strategy fsdp", "--strategy zero1")
     if ranks > 2:
         yield "--strategy fsdp --replicate 2"
+    if ranks > 4:
+        yield from ("--strategy fsdp --replicate 2 --tp 2", "--strategy fsdp --replicate 2 --pp 2 --schedule 1f1b")
     degrees = [(tp, pp) for tp, pp in itertools.product((1, 2, 4), (1, 2, 4)) if tp * pp > 1 and ranks % (tp * pp) == 0]
     for (tp, pp), strategy in itertools.product(degrees, ("ddp", "fsdp")):
         if ranks == tp * pp and strategy == "fsdp":
@@ -63,13 +78,26 @@ def cases(ranks: int) -> Iterator[tuple[str, str, str]]:
     """(layout, feature, the workload's options)."""
     for layout in layouts(ranks):
         for feature, options in FEATURES.items():
-            if ranks == 8 and feature != "plain":
-                continue
-            if feature == "tied weights" and "--pp" in layout:
-                continue  # refused, as a test shows
-            if feature == "selective recomputation" and any(name in layout for name in SPLITTING):
-                continue  # refused, as a test shows
-            yield layout, feature, f"{layout} {options.format(m=8)}"
+            if not (ranks == 8 and feature not in ON_EIGHT) and bears(layout, feature, ranks):
+                yield layout, feature, f"{layout} {options.format(m=8)}"
+
+
+def bears(layout: str, feature: str, ranks: int) -> bool:
+    """Whether a combination is tried with a feature; what is refused has tests of its own."""
+    match feature:
+        case "tied weights":
+            return "--pp" not in layout
+        case "selective recomputation":
+            return not any(name in layout for name in SPLITTING)
+        case "sequence parallel":
+            return "--tp" in layout
+        case "loss parallel" | "both":
+            return "--tp 2" in layout  # by four ranks the six classes cannot be divided alike
+        case "offload":
+            return "--strategy fsdp" in layout
+        case "compiled":
+            return ranks == 2 and layout in COMPILED
+    return True
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from parity import PLAN, SAMPLES, Net, loss_of
+from parity import SAMPLES, Net, loss_of, plan
 from torch.utils.data import TensorDataset
 
 from runner.parallel import Setting, make_trainer
@@ -15,7 +15,7 @@ from runner.training.run import Run
 
 
 def main(run: Run, argv: list[str]) -> None:
-    options, _ = read_step_options(run, step_parser(run, __doc__, plan=PLAN), argv)
+    options, _ = read_step_options(run, step_parser(run, __doc__, plan=plan()), argv)
     torch.manual_seed(0)
     data = TensorDataset(torch.zeros(SAMPLES, 4, dtype=torch.long), torch.zeros(SAMPLES, 4, dtype=torch.long))
     task = Task(
@@ -23,7 +23,7 @@ def main(run: Run, argv: list[str]) -> None:
         loss=loss_of,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, fused=True),
         train_data=data,
-        plan=PLAN,
+        plan=plan(),
     )
     setting = Setting(device=run.device, dtype=torch.float32, mesh=run.mesh, options=options.parallel)
     trainer = make_trainer(task, setting)

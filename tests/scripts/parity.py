@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+)
 from torch.utils.data import TensorDataset
 
 from runner.parallel import Setting, make_trainer
@@ -50,11 +57,21 @@ class Net(nn.Module):
         return outputs
 
 
-PLAN = Plan(
-    shard=("layers.*", "head"),
-    tensor={"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()},
-    pipeline=("layers.*", "head"),
-)
+def plan(*, loss: bool = False) -> Plan:
+    """Where the model is divided; with its outputs divided by classes or not."""
+    tensor: dict[str, ParallelStyle] = {"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()}
+    sequence: dict[str, ParallelStyle] = {
+        "embed": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1)),
+        "layers.*.norm": SequenceParallel(),
+        "layers.*.up": ColwiseParallel(input_layouts=Shard(1)),
+        "layers.*.down": RowwiseParallel(output_layouts=Shard(1)),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
+    if loss:
+        tensor["head"] = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+        sequence["head"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
+    units = ("layers.*", "head")
+    return Plan(shard=units, tensor=tensor, sequence=sequence, pipeline=units, outputs="head")
 
 
 def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -62,7 +79,7 @@ def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def main(run: Run, argv: list[str]) -> None:
-    parser = step_parser(run, __doc__, plan=PLAN)
+    parser = step_parser(run, __doc__, plan=plan())
     parser.add_argument("--meta", action="store_true", help="the task has a factory")
     parser.add_argument("--tied", action="store_true", help="embedding and output have one weight")
     parser.add_argument("--frozen", action="store_true", help="some weights are not trained")
@@ -90,7 +107,13 @@ def main(run: Run, argv: list[str]) -> None:
 
     torch.manual_seed(0)
     model: nn.Module | Callable[[], nn.Module] = make if given.meta else make()
-    task = Task(model=model, loss=loss_of, optimizer=optimizer, train_data=TensorDataset(inputs, targets), plan=PLAN)
+    task = Task(
+        model=model,
+        loss=loss_of,
+        optimizer=optimizer,
+        train_data=TensorDataset(inputs, targets),
+        plan=plan(loss=options.parallel.loss_parallel),
+    )
     whole = copy.deepcopy(task).build(run.device, dtype)
     bare = optimizer(whole.parameters())
     setting = Setting(device=run.device, dtype=dtype, mesh=run.mesh, options=options.parallel)

@@ -25,6 +25,7 @@ COVERING = {
         "--strategy fsdp --activation-checkpointing full --offload cpu",
         "--strategy zero1 --clip-norm 0.1 --micro-batches 2 --frozen",
         "--tp 2 --meta --tied",
+        "--tp 2 --sequence-parallel --loss-parallel --clip-norm 0.1",
         "--tp 2 --frozen --clip-norm 0.1 --activation-checkpointing selective",
         "--pp 2 --micro-batches 4 --schedule gpipe --frozen",
         "--strategy local-sgd --sync-every 1 --sgd",
