@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import re
 import stat
+import threading
+import time
 from pathlib import Path
 from typing import TextIO
 
 from runner.launch.context import LaunchContext
 from runner.launch.processes import launcher_process
+
+_LOOK = 1.0  # seconds between two looks
 
 
 def launcher_of(context: LaunchContext) -> int:
@@ -23,11 +27,38 @@ def launcher_of(context: LaunchContext) -> int:
 
 
 def end_of(process: int) -> int | None:
-    """A file descriptor that becomes readable when the process ends; None where the system has none (not Linux)."""
-    try:
-        return os.pidfd_open(process) if process else None
-    except (AttributeError, OSError):
+    """A file descriptor that becomes readable when the process ends; None where it is not known (not Linux)."""
+    if not process:
         return None
+    try:
+        return os.pidfd_open(process)
+    except (AttributeError, OSError):  # Linux before 5.3, as in RHEL 8, has none; or the process has ended already
+        return _end_by_looking(process)
+
+
+def _end_by_looking(process: int) -> int | None:
+    """As ``end_of``, by a thread that looks every second."""
+    started = _start_of(process)
+    if not Path("/proc/self/stat").exists():
+        return None
+    ended, alive = os.pipe()
+
+    def look() -> None:
+        while started is not None and _start_of(process) == started:
+            time.sleep(_LOOK)
+        os.write(alive, b"x")  # a close would not show: forked processes hold this end, too
+
+    threading.Thread(target=look, name="launcher", daemon=True).start()
+    return ended
+
+
+def _start_of(process: int) -> str | None:
+    """When a process was started, in ticks since boot, which tells it from a later one of its number; None if it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]
 
 
 def error_output_of(process: int) -> TextIO | None:

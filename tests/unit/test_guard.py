@@ -324,10 +324,11 @@ def test_a_signal_to_the_worker_alone_is_named() -> None:
         assert (process.returncode, errors) == (143, "runner: rank 0 of 1 on host here: killed by SIGTERM\n")
 
 
-def test_it_ends_when_its_launcher_has_ended() -> None:
+@pytest.mark.parametrize("first", ["", "del os.pidfd_open"], ids=["", "before Linux 5.3"])
+def test_it_ends_when_its_launcher_has_ended(first: str) -> None:
     with (
         subprocess.Popen(["sleep", "300"]) as launcher,
-        guarded(CHILDREN + "time.sleep(60)", launcher=f", launcher=lambda: {launcher.pid}") as process,
+        guarded(CHILDREN + "time.sleep(60)", first=first, launcher=f", launcher=lambda: {launcher.pid}") as process,
     ):
         worker = worker_of(process)
         children = children_of(process)
