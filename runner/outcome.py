@@ -22,6 +22,7 @@ from runner.guard.settings import Watched, Words
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import is_reporting
+from runner.launch.job_entry import entry_of_job
 from runner.launch.time_limit import time_to_save
 from runner.options import HANG_TIMEOUT, Request
 from runner.rendezvous.mpi_library import library_of_launcher
@@ -128,6 +129,7 @@ def guard_watched(context: LaunchContext, request: Request) -> Watched:
         passed=passed,
         notice_within=time_to_save(context.environment, request.time_limit, passed) if request.on_preempt else None,
         restarts=request.restarts,
+        job_entry=entry_of_job(context.environment) if context.rank.value == 0 else None,
         names={
             "rank": context.rank.value,
             "size": context.size.value,

@@ -37,6 +37,7 @@ class Watched:
     passed: float = 0.0  # seconds since the job began, before this start
     notice_within: float | None = None  # seconds until its time limit is near
     restarts: int = 0  # how often all ranks are started again after a failure
+    job_entry: Path | None = None  # the file by which ``top`` finds the folder of a scheduler's job
     names: Mapping[str, Any] = field(default_factory=dict)  # rank, size, local_rank and host, for the state
 
     @property

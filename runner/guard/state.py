@@ -1,4 +1,7 @@
-"""A rank's state in a file, for ``top`` and for whoever starts the job again: ``DIR/state/rank-00003.json``."""
+"""A rank's state in a file, for ``top`` and for whoever starts the job again: ``DIR/state/rank-00003.json``.
+
+Where a host has a DIR of its own its ranks send their states to rank 0's guard, too, which writes them to its DIR.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,8 @@ from runner.guard.gpu import Gpu
 
 _INTERVAL = 2.0  # seconds between two writings
 _LAST = 2.0  # seconds that the last one may take
+_LOOKING = 4.0  # seconds that rank 0's guard gets to mark its folder, before this one sends
+_PER_SECOND = 500  # states that rank 0's guard is to take
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -34,10 +40,16 @@ class StateFile:
         self.gpu: Gpu | None = None
         self._used: tuple[float, float] | None = None  # processor seconds of the worker, and when
         self._end: dict[str, Any] = {}
+        self._tell: Callable[[dict[str, Any]], None] | None = None
+        self._mark, self._look_at = self._path, 0.0
         self._is_over = False
         self._soon = threading.Event()
         self._thread = threading.Thread(target=self._work, name="state", daemon=True)
         self._thread.start()
+
+    def send_by(self, tell: Callable[[dict[str, Any]], None], mark: str) -> None:
+        """Send the state to rank 0's guard, too, where that has another folder: one without this file."""
+        self._tell, self._mark, self._look_at = tell, self._path.parent / mark, time.monotonic() + _LOOKING
 
     def stop(self) -> None:
         """Write no more; within two seconds."""
@@ -83,6 +95,16 @@ class StateFile:
         with contextlib.suppress(OSError):  # a folder that cannot be written is no reason to end a job
             draft.write_text(json.dumps(state | more))
             os.replace(draft, self._path)
+        if self._tell is not None and (time.monotonic() > self._look_at or self._end):
+            self._send(self._tell, state | more)
+
+    def _send(self, tell: Callable[[dict[str, Any]], None], state: dict[str, Any]) -> None:
+        if self._mark.exists():
+            self._tell = None  # rank 0's guard sees what is written here
+            return
+        interval = max(_INTERVAL, self._facts["size"] / _PER_SECOND)
+        self._look_at = time.monotonic() + interval - _INTERVAL / 2
+        tell({"state": state | {"interval": interval}, "to_middle": True})
 
     def _usage(self) -> dict[str, Any]:
         """The worker's share of a core in percent, its memory (Linux), and its GPU's use."""

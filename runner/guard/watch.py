@@ -9,6 +9,8 @@ worker's process group: all that the program has started and not put in a sessio
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import signal
 import socket
@@ -33,6 +35,7 @@ from runner.guard.restarts import Restarts
 from runner.guard.settings import Watched, Words
 from runner.guard.state import StateFile
 from runner.guard.worker import GRACE, Worker
+from runner.launch.job_entry import written_entry
 from runner.rendezvous.endpoint import allow_open_files, listen
 
 _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended
@@ -99,11 +102,14 @@ class _Guard:
         output.pass_on(self._files)
         self._report = Report(words, watched, self._files)
         self._line: Line | None = None
+        self._mark = ""  # the name of a file that rank 0's guard makes in its folder
         self._early: list[Message] = []  # of guards that have begun the next attempt
         self._passed_on: set[int] = set()  # signals
         self._ignored = {number for number in ENDS if signal.getsignal(number) == signal.SIG_IGN}  # nohup
         self.restarts = Restarts(watched.restarts, words.rank, words.size)
         self._state: StateFile | None = None
+        if self._files and watched.log_folder and watched.job_entry:
+            self._files.put(watched.job_entry, written_entry(str(watched.names.get("host")), watched.log_folder))
 
     def _begin(self, child: Child) -> Worker:
         """Turn to a new worker."""
@@ -117,6 +123,7 @@ class _Guard:
         self._report.start_again()
         self._console.said = ""
         self._follows = False  # another rank has failed
+        self._share_state()
         return self._worker
 
     def watch(self, child: Child) -> int | Lifeline:
@@ -188,6 +195,8 @@ class _Guard:
             sys.stderr.flush()
         self._output.close()
         if self._files:
+            if self._watched.job_entry:
+                self._files.put(self._watched.job_entry, None)
             self._files.close(_WRITING)
 
     @property
@@ -235,7 +244,19 @@ class _Guard:
         """Join the line of the guards: at the first meeting of the ranks."""
         if not self._line and (address.rank > 0 or self._nursery.listener):
             self._line = Line(address, self._nursery.listener, self._events.wake)
+            self._mark = f".folder-{hashlib.sha256(address.key.encode()).hexdigest()[:16]}"
             self._tell({"host": self._watched.names.get("host"), "to_middle": True})
+            self._share_state()
+
+    def _share_state(self) -> None:
+        """Mark the folder in which rank 0's guard sees states, or have this rank's sent to it if that is another one."""
+        folder = self._watched.log_folder
+        if not (self._line and self._state and self._files and folder):
+            return
+        if self._nursery.listener:
+            self._files.put(folder / "state" / self._mark, "")
+        else:
+            self._state.send_by(self._line.tell, self._mark)
 
     def _tell(self, message: Message | None) -> None:
         if self._line and message:
@@ -266,6 +287,10 @@ class _Guard:
             self._worker.end(EXIT_HANG, 0.0)
         elif "host" in message:
             self._report.hosts[rank] = message["host"]
+        elif "state" in message:
+            if self._files and self._watched.log_folder:
+                state = json.dumps(message["state"])
+                self._files.put(self._watched.log_folder / "state" / f"rank-{rank:05d}.json", state)
         else:
             self._tell(self._hang.take(message))
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from runner.errors import UsageError
+from runner.launch.job_entry import entry_of_job, written_entry
 from runner.tools.table import Column
 from runner.tools.top.states import State, job_folder, parse, read_states
 from runner.tools.top.verdicts import STATUSES, duration, facts, judge, overview
@@ -198,11 +199,11 @@ def test_the_newest_job_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (tmp_path / name / "state").mkdir(parents=True)
         os.utime(tmp_path / name / "state", (NOW - age, NOW - age))
     assert job_folder(None) == Path("runs/new")
-    assert job_folder(Path("runs/old")) == Path("runs/old")
+    assert job_folder("runs/old") == Path("runs/old")
     os.utime("state")
     assert job_folder(None) == Path()
     with pytest.raises(UsageError, match="there is no folder runs/state; name"):
-        job_folder(Path("runs"))
+        job_folder("runs")
 
 
 def test_what_is_drawn_for_four_ranks() -> None:
@@ -246,3 +247,17 @@ def test_columns_are_left_out_by_their_number() -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_job_of_a_scheduler_is_found_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    entry = entry_of_job({"PBS_JOBID": "4711.server"})
+    assert entry is not None
+    with pytest.raises(UsageError, match=r"and no job 4711 of yours runs with --log-dir"):
+        job_folder("4711")
+    entry.parent.mkdir(parents=True)
+    entry.write_text(written_entry("node7", tmp_path / "log"))
+    with pytest.raises(UsageError, match=r"job 4711 leaves its states in \S+/log of host node7, .*; run top on node7$"):
+        job_folder("4711")
+    (tmp_path / "log" / "state").mkdir(parents=True)
+    assert job_folder("4711") == job_folder("4711.server") == tmp_path / "log"

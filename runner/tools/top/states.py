@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import UsageError
+from runner.launch.job_entry import entry_of, read_entry, remove_old_entries
 
 FOLDER = "state"  # in the folder of a job
 _NAME = re.compile(r"rank-(\d+)\.json")
@@ -53,16 +54,16 @@ class State:
         return self.phase == "ended" or self.exit_code is not None
 
 
-def job_folder(given: Path | None) -> Path:
-    """The folder of a job: the given one, or the newest one here or in ``runs/`` in which ranks leave their states.
+def job_folder(given: str | None) -> Path:
+    """The folder of a job: the given one, that of the job of this number, or the newest one here or in ``runs/`` in which ranks leave their states.
 
     Raises:
         UsageError: there is none.
     """
     if given is not None:
-        if not os.path.isdir(given / FOLDER):
-            raise UsageError(f"there is no folder {given / FOLDER}", fix=_FIX)
-        return given
+        if os.path.isdir(Path(given) / FOLDER):
+            return Path(given)
+        return _folder_of_number(given)
     found = {}
     for folder in (Path(), *Path("runs").glob("*")):
         if os.path.isdir(state := folder / FOLDER):
@@ -71,6 +72,26 @@ def job_folder(given: Path | None) -> Path:
     if not found:
         raise UsageError(f"no job has left a folder {FOLDER}/ here or in runs/*/", fix=_FIX)
     return max(found, key=lambda folder: found[folder])
+
+
+def _folder_of_number(number: str) -> Path:
+    """The folder of a scheduler's job that runs."""
+    entry = entry_of(number)
+    if entry is None:
+        raise UsageError(f"there is no folder {Path(number) / FOLDER}", fix=_FIX)
+    remove_old_entries(entry)
+    known = read_entry(entry)
+    if known is None:
+        raise UsageError(
+            f"there is no folder {Path(number) / FOLDER}, and no job {number} of yours runs with --log-dir", fix=_FIX
+        )
+    host, folder = known
+    if not os.path.isdir(folder / FOLDER):
+        raise UsageError(
+            f"job {number} leaves its states in {folder} of host {host}, which is not seen here",
+            fix=f"run top on {host}",
+        )
+    return folder
 
 
 def read_states(folder: Path) -> list[State]:

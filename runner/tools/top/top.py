@@ -1,11 +1,12 @@
-"""``python -m runner top [DIR]``: all ranks of a running job, live; those in trouble stand first.
+"""``python -m runner top [DIR|JOB]``: all ranks of a running job, live; those in trouble stand first.
 
     python -m runner top                     the newest job here or in runs/
     python -m runner top runs/mnist          the job that writes in this folder
+    python -m runner top 4711                the job of this number, of Slurm, PBS, LSF or Flux
     python -m runner top --once runs/mnist   print once; --json: one object
 
 It runs on any host that sees the folder, and needs no launcher. Each rank leaves its state in DIR/state every few
-seconds. A rank is "missing" if it has not for 10 s or 3 intervals, "stuck" without progress for 30 s or 20 steps
+seconds; where hosts do not share DIR, that of rank 0's host has all. A rank is "missing" if it has not for 10 s or 3 intervals, "stuck" without progress for 30 s or 20 steps
 (whichever is longer), "slow" if its step takes more than 1.3 times the ranks' median. Arrow and page keys scroll;
 q quits.
 """
@@ -33,11 +34,11 @@ def top(job: Job, argv: list[str]) -> None:
         UsageError: no job leaves its ranks' states there.
     """
     parser = Parser(prog="python -m runner top", description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", metavar="DIR", help="of a job (default: the newest)")
+    parser.add_argument("job", nargs="?", metavar="DIR|JOB", help="its --log-dir, or its number (default: the newest)")
     parser.add_argument("--once", action="store_true", help="print once, as it also does where there is no terminal")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(argv)
-    folder = job_folder(given.folder)
+    folder = job_folder(given.job)
     can_redraw = os.isatty(0) and on_terminal(in_place=True) and not console().is_dumb_terminal
     if can_redraw and not (given.once or given.json):
         from runner.tools.top.live import watch
