@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import tempfile
@@ -48,8 +49,11 @@ def test_every_stage_of_zero_has_the_losses_of_data_parallelism(extensions: Path
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
-def test_two_way_data_parallel_two_stages_eight_micro_batches(extensions: Path) -> None:
-    """The slides' pipeline, by DeepSpeed's own PipelineModule."""
-    (losses,) = trained(extensions, 4, "-p", "2")
+def test_two_way_data_parallel_two_stages_eight_micro_batches(extensions: Path, tmp_path: Path) -> None:
+    """The slides' pipeline, by DeepSpeed's own PipelineModule and a file with its configuration."""
+    file = tmp_path / "ds_config.json"
+    optimizer = {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}}
+    file.write_text(json.dumps({"train_batch_size": 32, "gradient_accumulation_steps": 8, "optimizer": optimizer}))
+    (losses,) = trained(extensions, 4, f"--deepspeed_config={file}", "-p", "2")
     assert len(losses) == 6
     assert losses[-1] < 0.9 * losses[0]

@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 
-def train_by_engine(model, config, data, steps):
-    engine, _, loader, _ = deepspeed.initialize(model=model, config=config, training_data=data)
+def train_by_engine(args, model, config, data):
+    engine, _, loader, _ = deepspeed.initialize(args=args, model=model, config=config, training_data=data)
     losses = []
-    for inputs, targets in itertools.islice(loader, steps):
+    for inputs, targets in itertools.islice(loader, args.steps):
         loss = nn.functional.mse_loss(engine(inputs), targets)
         engine.backward(loss)
         engine.step()
@@ -23,10 +23,11 @@ def train_by_engine(model, config, data, steps):
     return losses
 
 
-def train_pipeline(model, config, data, steps, stages):
+def train_pipeline(args, model, config, data):
+    stages = args.pipeline_parallel_size
     module = PipelineModule(layers=list(model), loss_fn=nn.MSELoss(), num_stages=stages, partition_method="uniform")
-    engine, _, _, _ = deepspeed.initialize(model=module, config=config, training_data=data)
-    return [engine.train_batch().item() for _ in range(steps)]
+    engine, _, _, _ = deepspeed.initialize(args=args, model=module, config=config, training_data=data)
+    return [engine.train_batch().item() for _ in range(args.steps)]
 
 
 def main():
@@ -35,6 +36,7 @@ def main():
     parser.add_argument("--stages", type=int, nargs="+", default=[0], help="of ZeRO; a training by each")
     parser.add_argument("-p", "--pipeline-parallel-size", type=int, default=1)
     parser.add_argument("-s", "--steps", type=int, default=6)
+    parser = deepspeed.add_config_arguments(parser)  # --deepspeed_config FILE
     args = parser.parse_args()
     deepspeed.init_distributed()
     for stage in args.stages:
@@ -44,20 +46,19 @@ def main():
 
 
 def train(args, stage):
-    is_pipeline = args.pipeline_parallel_size > 1
     config = {
         "train_batch_size": 32,
-        "gradient_accumulation_steps": 8 if is_pipeline else 1,
         "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}},
         "zero_optimization": {"stage": stage},
     }
+    if args.deepspeed_config is not None:
+        config = None
     torch.manual_seed(0)
     inputs = torch.rand(256, 20)
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
     model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
-    if is_pipeline:
-        return train_pipeline(model, config, data, args.steps, args.pipeline_parallel_size)
-    return train_by_engine(model, config, data, args.steps)
+    train_by = train_pipeline if args.pipeline_parallel_size > 1 else train_by_engine
+    return train_by(args, model, config, data)
 
 
 if __name__ == "__main__":
