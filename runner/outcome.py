@@ -23,6 +23,7 @@ from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import is_reporting
 from runner.launch.job_entry import entry_of_job
+from runner.launch.table import launchers
 from runner.launch.time_limit import time_to_save
 from runner.options import HANG_TIMEOUT, Request
 from runner.rendezvous.mpi_library import library_of_launcher
@@ -109,8 +110,7 @@ def guard_words(context: LaunchContext, request: Request, way: Way) -> Words:
         size=context.size.value,
         no_rendezvous=lambda code: _why_no_rendezvous(context, request, way, code),
         is_reporting=context.rank.value == 0,
-        # Open MPI 5's mpirun (PRRTE) drops its ranks' output once it has been told to end.
-        is_shown_to_the_end="PRTE_LAUNCHED" not in context.environment,
+        is_shown_to_the_end=not any(row.drops_output in context.environment for row in launchers()),
         how_to_resume="go on from its last checkpoint with --resume" if request.may_be_workload else "",
     )
 

@@ -61,6 +61,7 @@ class Launcher:
     # Its process, and settings.
     has_process: bool = True  # one of its processes is above the ranks, and the ranks end with it
     is_parent: bool = False  # that process is the ranks' parent; else it is found by ``LAUNCHER_PROCESSES``
+    drops_output: str = ""  # variable that is set if it drops its ranks' output once it has been told to end
     without_fabric: Mapping[str, str] = field(default_factory=dict)  # settings for one host without a fast network
     # What messages advise.
     ranks_per_host: str = ""  # the flag that starts N ranks on each host
@@ -157,6 +158,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         ranks_per_host="mpirun --map-by ppr:{n}:node",
         unbind="mpirun --bind-to none",
         bind_numa="mpirun --map-by numa --bind-to numa, in place of --bind-to none",
+        drops_output="PRTE_LAUNCHED",  # 5
         without_fabric={"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"},
     ),
     Launcher(
