@@ -30,6 +30,7 @@ class LocalTrainer(Trainer):
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer, setting: Setting) -> None:
         """Keep the weights of the last average, if an outer optimizer needs them."""
         super().__init__(task, model, optimizer, setting.options)
+        self.period = setting.options.sync_every
         self._group = setting.mesh.get_group("data")
         self._steps = 0  # since the last average
         self._last: dict[str, nn.Parameter] = {}
@@ -46,7 +47,7 @@ class LocalTrainer(Trainer):
         """As in the base class; then average if it is time."""
         super().update()
         self._steps += 1
-        if self._steps == self.options.sync_every:
+        if self._steps == self.period:
             self._average()
 
     def share_buffers(self) -> None:

@@ -28,10 +28,12 @@ class Trainer:
         optimizer: of this rank's parameters.
         is_sharded: whether each rank has a part of the state, so that all ranks write and read a checkpoint. Otherwise all
             have the same state, and rank 0 does.
+        period: steps from one average of the replicas to the next; between them they differ, if it is more than one.
         ready: when this rank had done of the last step what needs no other one (time.perf_counter()); None if it is not known.
     """
 
     is_sharded = False
+    period = 1
     ready: float | None = None
     pipeline: dist.ProcessGroup | None = None  # the ranks that have the model's other stages, if any
     replicas: dist.ProcessGroup | None = None  # the ranks that have the same buffers; None: all

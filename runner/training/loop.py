@@ -99,7 +99,7 @@ def fit(
             return _nothing_left(run, trainer, options, saved)
         run.say(_going_on(saved, options, changes))
     if options.check_replicas:
-        check_option(run, trainer, options.parallel.strategy)
+        check_option(run, trainer)
     state = State(trainer.model, trainer.optimizer, position)
     meter, pace = _Meter(run, task, options.batch_size * run.data_size), Pace(run)
     last_step = _last_step(position, sampler.length, meter.global_batch, options)

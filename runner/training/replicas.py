@@ -17,13 +17,13 @@ _PIECE = 1 << 20  # elements
 _MIXER = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
-def check_option(run: Run, trainer: Trainer, strategy: str) -> None:
+def check_option(run: Run, trainer: Trainer) -> None:
     """See that ``--check-replicas`` can be obeyed.
 
     Raises:
         UsageError: the ranks' parameters are not equal under this strategy.
     """
-    if trainer.is_sharded or strategy == "local-sgd" or run.data_size != run.size:
+    if trainer.is_sharded or trainer.period > 1 or run.data_size != run.size:
         with raised_on_all_ranks():
             raise UsageError(
                 "--check-replicas: the ranks do not have equal parameters here",

@@ -87,7 +87,7 @@ def build(choice: Choice, run: Run, task: Task, options: StepOptions) -> Engine:
         exchange=_exchange(trainer.model, run, connection, options) if averages_all else None,
         turn=connection.turn,
         settle=trainer.share_buffers,
-        period=options.parallel.sync_every if choice.kind == "local-sgd" else 1,
+        period=trainer.period,
         sent_by_library=all_reduce(_gradient_bytes(trainer.model, options), run.size) if is_library else 0.0,
         is_counted=not has_own_calls,
         stages=getattr(trainer, "pipeline_stages", ()),
