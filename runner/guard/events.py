@@ -31,7 +31,7 @@ class Events:
         self._end_of_launcher = end_of(launcher)
         self.is_orphan = False  # the launcher has ended
         self._ready: list[int] = []
-        threading.Thread(target=_hear, args=(events,), daemon=True).start()
+        threading.Thread(target=_take_signals, args=(events,), daemon=True).start()
 
     def wait(self, within: float, *more: int) -> None:
         """Wait for one of them, or until something can be read from one of these file descriptors."""
@@ -62,7 +62,7 @@ class Events:
         return is_lost
 
 
-def _hear(events: int) -> None:
+def _take_signals(events: int) -> None:
     """Write every signal to this process to a pipe, with its sender, which a signal handler would not know."""
     while True:
         if hasattr(signal, "sigwaitinfo"):

@@ -73,7 +73,7 @@ class Hang:
         return self._rank in self.reasons
 
     def begin(self, reason: Reason) -> Message:
-        """This worker counts as hung. Returns what rank 0's guard is to hear."""
+        """This worker counts as hung. Returns what rank 0's guard is to receive."""
         self.reasons[self._rank] = reason
         self._reported_by = time.monotonic() + _REPORTING
         return {"hangs": asdict(reason), "to_middle": True}

@@ -1,6 +1,6 @@
 """The line between the guards of a job: a star with rank 0's guard in the middle, which passes messages on.
 
-What one guard tells, all others hear. So a rank that has failed, is frozen or has lost its host is known everywhere at once,
+What one guard tells, all others receive. So a rank that has failed, is frozen or has lost its host is known everywhere at once,
 also where the launcher does not end the others.
 """
 
@@ -59,9 +59,9 @@ class Line:
     @property
     def present(self) -> set[int]:
         """The ranks whose guards have joined and not left, as far as this one knows: the middle knows all others."""
-        return {self._address.rank, *(list(self._middle.heard) if self._middle else ())}
+        return {self._address.rank, *(list(self._middle.last_received) if self._middle else ())}
 
-    def heard(self) -> list[Message]:
+    def received(self) -> list[Message]:
         """The messages that have arrived, each with the ``rank`` that told it."""
         found = []
         with contextlib.suppress(queue.Empty):
@@ -79,7 +79,7 @@ class Line:
         self._outbox.put(None)
         self._thread.join(2 * _SENDING)
 
-    def _hear(self, message: Message) -> None:
+    def _deliver(self, message: Message) -> None:
         self._inbox.put(message)
         with contextlib.suppress(OSError):
             os.write(self._wake, b"l")
@@ -88,7 +88,7 @@ class Line:
         assert self._listener is not None
         server = Server(self._listener, bytes.fromhex(self._address.key), self._address.size, _LARGEST)
         with contextlib.suppress(OSError, RunnerError), server:
-            self._middle = _Middle(server, self._outbox, self._hear)
+            self._middle = _Middle(server, self._outbox, self._deliver)
             self._middle.serve()
         self.is_open = False
 
@@ -100,7 +100,7 @@ class Line:
             return
         with client:
             if not self._talk(client):
-                self._hear({"rank": 0, GONE: "rank 0's guard"})
+                self._deliver({"rank": 0, GONE: "rank 0's guard"})
         self.is_open = False
 
     def _connect(self) -> Client:
@@ -116,12 +116,12 @@ class Line:
 
     def _talk(self, client: Client) -> bool:
         """Send and receive until one side leaves. Returns whether it has said so, or had not noticed that this guard has come."""
-        heard = sent = looked = time.monotonic()
+        received = sent = looked = time.monotonic()
         has_joined = False
         while True:
             now = time.monotonic()
             if now - looked > _BEAT:  # this process was suspended, and perhaps the others, too
-                heard = now
+                received = now
             looked = now
             try:
                 while True:
@@ -138,13 +138,13 @@ class Line:
                     client.send({}, _SENDING)
                     sent = now
                 message = client.receive(2 * _ROUND)
-                heard, has_joined = now, True
+                received, has_joined = now, True
                 if message.get("left"):
                     return True
                 if message.keys() - {"rank"}:
-                    self._hear(message)
+                    self._deliver(message)
             except TimeoutError:
-                if now - heard > _SILENT:
+                if now - received > _SILENT:
                     return False
             except (OSError, ProtocolError):
                 return not has_joined
@@ -153,10 +153,10 @@ class Line:
 class _Middle:
     """Rank 0's guard: it passes messages on, and notices who is gone."""
 
-    def __init__(self, server: Server, outbox: queue.SimpleQueue[Message | None], hear: Any) -> None:
-        self._server, self._outbox, self._hear = server, outbox, hear
+    def __init__(self, server: Server, outbox: queue.SimpleQueue[Message | None], deliver: Any) -> None:
+        self._server, self._outbox, self._deliver = server, outbox, deliver
         self._told: list[Message] = []  # for those that join later
-        self.heard: dict[int, float] = {}  # by rank: when it was last heard; not those that have left
+        self.last_received: dict[int, float] = {}  # by rank: when it was last received; not those that have left
         self._left: set[int] = set()
 
     def serve(self) -> None:
@@ -164,7 +164,7 @@ class _Middle:
         while True:
             now = time.monotonic()
             if now - looked > _BEAT:
-                self.heard = dict.fromkeys(self.heard, now)
+                self.last_received = dict.fromkeys(self.last_received, now)
             looked = now
             with contextlib.suppress(queue.Empty):
                 while True:
@@ -179,39 +179,39 @@ class _Middle:
             for peer, message in self._server.receive(_ROUND):
                 if peer.rank is not None and isinstance(message, dict):
                     self._take(peer.rank, message)
-            for rank in self._server.ranks.keys() - self.heard.keys() - self._left:
-                self.heard[rank] = now
+            for rank in self._server.ranks.keys() - self.last_received.keys() - self._left:
+                self.last_received[rank] = now
                 for message in [{}, *self._told]:  # the first says that it has joined
                     self._server.ranks[rank].send(message, _SENDING)
             self._look_for_the_gone(now)
 
     def _take(self, rank: int, message: Message) -> None:
-        self.heard[rank] = time.monotonic()
+        self.last_received[rank] = time.monotonic()
         if message.get("left"):
             self._left.add(rank)
-            self.heard.pop(rank, None)
+            self.last_received.pop(rank, None)
         elif message:
             if not message.get("to_middle"):
                 self._pass_on(rank, message)
-            self._hear(message | {"rank": rank})
+            self._deliver(message | {"rank": rank})
 
     def _look_for_the_gone(self, now: float) -> None:
-        for rank, heard in list(self.heard.items()):
+        for rank, received in list(self.last_received.items()):
             reason = ""
             if rank not in self._server.ranks:
                 reason = "its guard has ended, with its host or by a signal"
-            elif now - heard > _SILENT:
+            elif now - received > _SILENT:
                 reason = f"its host has not answered for {_SILENT:.0f} s"
             if reason:
-                del self.heard[rank]
+                del self.last_received[rank]
                 self._left.add(rank)
                 self._pass_on(rank, {GONE: reason})
-                self._hear({"rank": rank, GONE: reason})
+                self._deliver({"rank": rank, GONE: reason})
 
     def _pass_on(self, rank: int, message: Message) -> None:
         whole = message | {"rank": rank}
         if message.keys() & {"failed", GONE}:
             self._told.append(whole)
-        for other in self.heard.keys() & self._server.ranks.keys():
+        for other in self.last_received.keys() & self._server.ranks.keys():
             if other != rank:
                 self._server.ranks[other].send(whole, _SENDING)

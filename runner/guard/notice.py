@@ -29,14 +29,14 @@ class Notice:
     def is_due(self, worker: Worker) -> bool:
         """Whether the time limit is near, and the script listens. True once for each worker."""
         is_near = self._at is not None and time.monotonic() >= self._at
-        is_due = is_near and worker.process != self._told and self._is_heard_by(worker)
+        is_due = is_near and worker.process != self._told and self._is_handled_by(worker)
         if is_due:
             self._told = worker.process
         return is_due
 
     def is_asked_for_by(self, number: int, worker: Worker) -> bool:
         """Whether this signal is one at which the script is to save."""
-        return number in _ASK_TO_SAVE and self._is_heard_by(worker)
+        return number in _ASK_TO_SAVE and self._is_handled_by(worker)
 
     def is_by(self, number: int) -> bool:
         """Whether the notice is this signal."""
@@ -53,7 +53,7 @@ class Notice:
             worker.signal(self._way)
         return ""
 
-    def _is_heard_by(self, worker: Worker) -> bool:
+    def _is_handled_by(self, worker: Worker) -> bool:
         """Whether the script listens by now: a signal without a handler would end it."""
         way = self._way
         return bool(worker.met) and (isinstance(way, Path) or (way is not None and catches(worker.process, way)))

@@ -132,7 +132,7 @@ class _Guard:
         early, self._early = self._early, []
         self._take_all(early)
         while (status := self._status()) is None:
-            self._hear_worker()
+            self._receive_from_worker()
             self._take_events()
             if (spare := self._look()) is not None:
                 return spare
@@ -142,7 +142,7 @@ class _Guard:
                 if not worker.send_next_signal() and worker.verdict is not None:
                     return worker.verdict
             self._events.wait(worker.left(_ROUND), *([] if worker.is_silent else [worker.messages]))
-        self._hear_worker()  # its last words
+        self._receive_from_worker()  # its last words
         worker.has_ended = self._hang.has_ended = True
         code, what = worker.outcome(status, self._passed_on, self._words)
         if worker.verdict is None and self._hang.is_own:  # showing its stack has let a stopped worker go on to its end
@@ -224,11 +224,11 @@ class _Guard:
             self._worker.end(EXIT_FAILURE, _ORPHANED)
             self._worker.signal(signal.SIGTERM)
             self._console.say("the launcher has ended without its ranks, so this one ends too")
-        self._hear_others()
+        self._receive_from_others()
 
-    def _hear_worker(self) -> None:
+    def _receive_from_worker(self) -> None:
         worker = self._worker
-        for message in worker.heard():
+        for message in worker.received():
             if "met" in message:
                 worker.has_met()
                 if message["met"]:
@@ -262,9 +262,9 @@ class _Guard:
         if self._line and message:
             self._line.tell(message)
 
-    def _hear_others(self) -> None:
+    def _receive_from_others(self) -> None:
         if self._events.has_messages() and self._line:
-            self._take_all(self._line.heard())
+            self._take_all(self._line.received())
 
     def _take_all(self, messages: Iterable[Message]) -> None:
         for message in messages:
@@ -352,7 +352,7 @@ class _Guard:
         until = time.monotonic() + (0.0 if self._console.said or not (self._files and self._line) else _CAUSE)
         while not (is_asked_for or self._follows) and (left := until - time.monotonic()) > 0:
             self._events.wait_for_messages(left)
-            self._hear_others()
+            self._receive_from_others()
         if not (is_asked_for or self._events.is_orphan or self._follows):
             what = self._console.said or f"ended with code {code}"
             self._note(self._failure(self._words.rank, code, what, traceback=self._worker.traceback))

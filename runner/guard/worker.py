@@ -49,7 +49,7 @@ class Worker:
         self._deadline: float | None = time.monotonic() + meet_within
         self._received = b""  # without the end of a message
 
-    def heard(self) -> list[dict[str, Any]]:
+    def received(self) -> list[dict[str, Any]]:
         """What it has told since the last call."""
         while chunk := read(self.messages):
             self._received += chunk

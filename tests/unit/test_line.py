@@ -39,7 +39,7 @@ class End:
             if not select.select([self.pipe], [], [], 1)[0]:
                 continue
             os.read(self.pipe, 100)
-            for message in self.line.heard():
+            for message in self.line.received():
                 if is_it(message):
                     return message
         raise AssertionError("it was not heard")
@@ -63,7 +63,7 @@ def test_what_one_tells_all_others_hear(rank: int, ends: list[End]) -> None:
     for other in ends:
         if other is not ends[rank]:
             assert other.hears(lambda message: "failed" in message) == {"failed": 7, "rank": rank}
-    assert ends[rank].line.heard() == []
+    assert ends[rank].line.received() == []
 
 
 def test_a_message_to_the_middle_goes_no_further(ends: list[End]) -> None:
@@ -92,4 +92,4 @@ def test_the_middle_that_leaves_is_not_missed(ends: list[End]) -> None:
     while ends[1].line.is_open or ends[2].line.is_open:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert [message for end in ends for message in end.line.heard() if GONE in message] == []
+    assert [message for end in ends for message in end.line.received() if GONE in message] == []
