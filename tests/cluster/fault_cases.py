@@ -263,7 +263,8 @@ def requeued(scene: Scene) -> CompletedProcess[str]:
     assert saved, text
     assert saved == re.findall(r"going on from \S+/(step-\d+)", text), text
     assert [line["step"] for line in metrics(scene.checkpoints)] == list(range(1, 61))
-    return CompletedProcess([], 0, "", text)
+    # (Slurm's SIGTERM, which follows the requeueing, may be told before.)
+    return CompletedProcess([], 0, "", next(line for line in text.splitlines() if "back in Slurm's queue" in line))
 
 
 # A control group with 2 GiB. ("ip netns exec" mounts a /sys without the machine's control groups.)

@@ -51,6 +51,8 @@ def test_memory_is_that_of_a_run(turns: Turns, tmp_path: Path) -> None:
             of_ranks = [one for one in line["ranks"] if one["stage"] == stage]
             for part in PARTS:
                 assert memory[part] == pytest.approx(max(one[part] for one in of_ranks), rel=0.02), (name, stage, part)
+    whole, shards = (max(sum(one[part] for part in PARTS) for one in lines[index]["ranks"]) for index in (0, 2))
+    assert shards <= 1.05 * whole / 4  # fsdp's bytes per rank; ddp has all on each
 
 
 @pytest.mark.parametrize(
