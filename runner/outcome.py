@@ -214,7 +214,7 @@ def _who_has_ended(job: Job | None) -> str:
         return ""
     hosts = ", ".join(dict.fromkeys(job.topology.records[rank].host for rank in ended))
     return (
-        f"{ranks_text(ended)} on {hosts} had already ended (exit code 0) while this rank still worked; all ranks have to "
+        f"{ranks_text(ended)} on {hosts} had already ended while this rank still worked; all ranks have to "
         "make the same collective calls (batches, epochs, barriers): "
     )
 

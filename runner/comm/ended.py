@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -15,12 +16,13 @@ if TYPE_CHECKING:
 
 _ENDED = "runner/ended"  # key of the number of ended ranks; "runner/ended/1" is the first of them
 _TELLING = timedelta(seconds=5)
+_CONNECTING = 1.0  # seconds
 _NAMED = 8  # ranks, at the most
 
 
 def tell_end(job: Job) -> None:
-    """Record that this rank has ended. Only where MPI_Finalize() keeps rank 0, which serves the store, until all end."""
-    if _can_tell(job):
+    """Record that this rank has ended, unless rank 0, which serves the store, has ended before. (MPI_Finalize() keeps it.)"""
+    if _can_tell(job) and not _has_rank_0_ended(job):
         with contextlib.suppress(RuntimeError):
             store = _client(job)
             store.set(f"{_ENDED}/{store.add(_ENDED, 1)}", str(job.rank))
@@ -30,6 +32,8 @@ def ended_ranks(job: Job) -> list[int]:
     """The first ranks that have recorded their end, at most 8."""
     if not _can_tell(job):
         return []
+    if _has_rank_0_ended(job):
+        return [0]
     try:
         store = _client(job)
         numbers = range(1, min(store.add(_ENDED, 0), _NAMED) + 1)
@@ -39,7 +43,21 @@ def ended_ranks(job: Job) -> list[int]:
 
 
 def _can_tell(job: Job) -> bool:
-    return job.size > 1 and job.endpoint.way == "mpi" and is_served() and "torch.distributed" in sys.modules
+    is_own = job.endpoint.way != "torchrun"  # whose store is its agent's
+    return job.size > 1 and is_own and is_served() and "torch.distributed" in sys.modules
+
+
+def _has_rank_0_ended(job: Job) -> bool:
+    """Whether nobody serves the store any more. (A client of torch's would try for some time, and print that.)"""
+    if job.rank == 0 or job.endpoint.way == "mpi":
+        return False
+    try:
+        socket.create_connection((job.endpoint.host, job.endpoint.port), _CONNECTING).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _client(job: Job) -> TCPStore:
