@@ -24,7 +24,8 @@ _OUTER_LR, _OUTER_MOMENTUM = 0.7, 0.9  # of the paper, section 3
 class LocalTrainer(Trainer):
     """Averages weights and not gradients.
 
-    An evaluation and a checkpoint are of the average, so they average, too. A checkpoint has rank 0's optimizer state.
+    An evaluation and a checkpoint are of the average, so they average, too. A checkpoint has one optimizer state: the average,
+    from which all ranks go on, whether they start again or not.
     """
 
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer, setting: Setting) -> None:
@@ -72,13 +73,23 @@ class LocalTrainer(Trainer):
             weights[name].copy_(last)
 
     def state(self) -> State:
-        """As in the base class, with the outer optimizer's momentum. The weights are those of the last average."""
+        """As in the base class, with the outer optimizer's momentum. The weights are those of the last average. Collective."""
+        self._average_optimizer()
         state = super().state()
         if self._outer is not None:
             for name, last in self._last.items():
                 momentum = self._outer.state[last].get("momentum_buffer")
                 state.tensors[f"outer.{name}"] = torch.zeros_like(last) if momentum is None else momentum
         return state
+
+    @torch.no_grad()
+    def _average_optimizer(self) -> None:
+        values = [value for of_one in self.optimizer.state.values() for value in of_one.values()]
+        moments = [
+            value for value in values if isinstance(value, torch.Tensor) and value.dim() and value.is_floating_point()
+        ]
+        if moments:
+            average_parameters(iter(moments), self._group)  # type: ignore[arg-type]  # any tensors will do
 
     def load(self, state: State) -> None:
         """As in the base class."""

@@ -14,7 +14,7 @@ import torch
 
 from runner.training import checkpoint_folder
 from tests.launching import SCRIPTS, ok, runner
-from tests.results import metrics, refused
+from tests.results import losses, metrics, refused
 from tests.turns import Turns
 
 SHORT = ["--batch-size", "16"]  # two steps an epoch on two ranks
@@ -78,6 +78,14 @@ def test_with_dropout_and_augmentation_two_parts_are_the_whole(
     assert done.stdout.splitlines()[0] == (
         f"going on from {tmp_path}/parts/step-{step}, step {step}, {epochs} of 4 epochs done"
     )
+
+
+def test_local_sgd_goes_on_from_the_average_of_all_ranks(trained: Trained, tmp_path: Path) -> None:
+    local = [*SHORT, "--strategy", "local-sgd", "--sync-every", "3", "--optimizer", "Adam"]
+    ok(trained(2, tmp_path / "whole", *local))
+    ok(trained(2, tmp_path / "parts", *local, "--epochs", "2"))
+    ok(trained(2, tmp_path / "parts", *local, "--resume"))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
 
 
 def test_what_has_changed_is_said_and_obeyed_or_refused(trained: Trained, tmp_path: Path) -> None:
