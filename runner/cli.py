@@ -26,7 +26,7 @@ from runner.outcome import SUCCESS, end_worker, guard_watched, guard_words, guar
 from runner.placement import Placement, Resources, as_record, place_all, resources
 from runner.rendezvous.agreement import compare_ranks
 from runner.rendezvous.endpoint import allow_open_files
-from runner.rendezvous.interfaces import refuse_missing_interface
+from runner.rendezvous.interfaces import absent_interfaces
 from runner.rendezvous.record import RankRecord, own_record
 from runner.rendezvous.rendezvous import Rendezvous, choose_way, rendezvous
 from runner.rendezvous.topology import Topology
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             lifeline.computes_on(record.resources["gpus"][gpu])
         assert target is not None  # otherwise compare_ranks() has refused the records
         job = _job(request, target, context, met, topology, placements, lifeline.board)
-        _warn_of_placement(job, target)
+        _warn_of_host(job, target)
         dispatch(target, request.arguments, job)
         outcome = SUCCESS
     except BaseException as error:
@@ -88,8 +88,6 @@ def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple
     try:
         target = find_target(request.target, as_module=request.as_module, tools=tool_names())
         refuse_idle_options(request, target.kind, target.name)
-        if not examines(request.tool):
-            refuse_missing_interface(context.environment)
     except UsageError as error:
         problem = str(error)
     record = own_record(
@@ -99,6 +97,7 @@ def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple
         digest=target.digest if target else "",
         arguments=list(request.arguments),
         packages=installed_packages(),
+        absent_interfaces=absent_interfaces(context.environment),
         resources=as_record(resources(context.environment)),
         guard_port=lifeline.port,
     )
@@ -144,6 +143,14 @@ def _job(
     return with_spare_cores(job) if target.kind == "workload" or shows_training(request.tool) else job
 
 
-def _warn_of_placement(job: Job, target: Target) -> None:
-    if job.placement.warning and job.local_rank == 0 and target.kind != "tool":
-        print(f"runner: {job.context.host}: {job.placement.warning}", file=sys.stderr)
+def _warn_of_host(job: Job, target: Target) -> None:
+    warnings = [job.placement.warning]
+    if (
+        job.size > 1
+        and target.kind in ("script", "module")
+        and (absent := job.topology.records[job.rank].absent_interfaces)
+    ):
+        warnings.append(f"GLOO_SOCKET_IFNAME names {', '.join(absent)}, which is not here, so gloo will fail")
+    if job.local_rank == 0 and target.kind != "tool":
+        for warning in filter(None, warnings):
+            print(f"runner: {job.context.host}: {warning}", file=sys.stderr)

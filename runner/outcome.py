@@ -35,7 +35,7 @@ from runner.shutdown import shutdown
 # Errors of gloo, NCCL and the store on the other ranks when one has ended.
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "ncclRemoteError")
 # How torch begins the message of an error that a worker of a DataLoader has raised (torch._utils.ExceptionWrapper).
-_IN_WORKER = re.compile(r"Caught \w+ in (DataLoader worker process \d+)\.")
+_IN_WORKER = re.compile(r"Caught (\w+) in (DataLoader worker process \d+)\.")
 _UNREPORTED = 2.0  # seconds that a rank waits so that another rank's message comes first
 _INTERRUPTED = 130  # 128 + SIGINT
 
@@ -201,10 +201,11 @@ def _tell_failure(error: BaseException, context: LaunchContext, job: Job | None)
 
 
 def _cause_of(error: BaseException) -> str:
-    """The error's type, and its first line; of an error in a data loader's worker its last, which is the program's."""
+    """The error's type, and its first line; of an error in a data loader's worker those of the program's own."""
     lines = str(error).strip().splitlines()
     if lines and (worker := _IN_WORKER.fullmatch(lines[0])):
-        return f"{lines[-1]} (in {worker[1]})"
+        own = [line for line in lines[1:] if re.match(rf"[\w.]*\b{worker[1]}\b", line)]
+        return f"{(own or lines)[-1]} (in {worker[2]})"
     return ": ".join([type(error).__name__, *lines[:1]])
 
 

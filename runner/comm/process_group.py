@@ -46,7 +46,8 @@ def start_process_group(job: Job) -> None:
 
     backend = backends()[job.backend]
     if reason := backend.unavailable_reason(job):
-        raise UsageError(f"--backend {backend.name}: {reason}", fix="or say --backend gloo")
+        other = "or say --backend gloo" if backend.name != "gloo" else ""
+        raise UsageError(f"--backend {backend.name}: {reason}", fix=other)
     serve_store(job)
     prepare_backends(job)
     if not dist.is_backend_available(backend.name):

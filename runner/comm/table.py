@@ -32,7 +32,14 @@ def backends() -> dict[str, Backend]:
 
 def installed_packages() -> list[str]:
     """Which of the backends' packages this process can import."""
-    return sorted({name for b in backends().values() if (name := b.package) and find_spec(name) is not None})
+    return sorted({backend.package for backend in backends().values() if _is_there(backend.package)})
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return bool(package) and find_spec(package) is not None
+    except (ImportError, ValueError):  # the package that it would be in is not there
+        return False
 
 
 def process_groups() -> list[str]:

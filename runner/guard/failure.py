@@ -38,8 +38,8 @@ class Report:
         }  # of the ranks that have named theirs
         self.start_again()
         if self._files and self._path and self._is_first_on_host:
-            for path in (self._path, *self._path.parent.glob("failure-*.json")):
-                self._files.put(path, None)
+            self._files.put(self._path, None)
+            self._files.put(self._path.with_name("failure-*.json"), None)
 
     def start_again(self) -> None:
         """Another attempt begins."""

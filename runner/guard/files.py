@@ -37,7 +37,7 @@ class Files:
             self._change.notify_all()
 
     def put(self, path: Path, text: str | None, *, over: bool = True) -> None:
-        """Replace a file as a whole; None removes it. What has not been written until then is not any more.
+        """Replace a file as a whole; None removes it; with a * in its name, those that match. What has not been written until then is not any more.
 
         Args:
             over: also if it is there.
@@ -89,7 +89,8 @@ class Files:
 
 def _put(path: Path, text: str | None, over: bool) -> None:
     if text is None:
-        path.unlink(missing_ok=True)
+        for found in [*path.parent.glob(path.name)] if "*" in path.name else [path]:
+            found.unlink(missing_ok=True)
     elif over or not path.exists():
         draft = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}")  # other hosts may write it, too
         draft.write_text(text)

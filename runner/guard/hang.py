@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +17,7 @@ _STOPPED = 10  # looks, one per second, in which a worker is stopped before it c
 _ANSWERING = 4.0  # seconds that the other guards get to show their workers' stacks
 _REPORTING = 10.0  # seconds until rank 0's guard has reported a hang
 _FRAMES = 12  # of a stack, in the report
+_BETWEEN = 0.9  # seconds between two looks at least
 _LONGEST = 3.0  # seconds that count between two looks: a job that was suspended has not hung
 
 
@@ -29,12 +30,12 @@ class Reason:
 
 
 class Patience:
-    """Whether a worker still makes progress. Asked about once per second."""
+    """Whether a worker still makes progress. Asked at least once per second."""
 
     def __init__(self, worker: int, board: Board, hang_after: float) -> None:
         """``hang_after``: seconds without progress in a training, 0 for any number."""
         self._worker, self._board, self._hang_after = worker, board, hang_after
-        self._looked = time.monotonic()
+        self._looked = self._looked_at_process = time.monotonic()
         self._at, self._idle, self._stopped = 0.0, 0.0, 0
 
     def lost(self) -> Reason | None:
@@ -44,7 +45,8 @@ class Patience:
         is_watched = progress.phase in ("training", "evaluating")
         self._idle = self._idle + passed if is_watched and progress.at == self._at else 0.0
         self._at = progress.at
-        if passed >= 0.5:
+        if now - self._looked_at_process >= _BETWEEN:
+            self._looked_at_process = now
             self._stopped = self._stopped + 1 if _is_stopped(self._worker) else 0
         if self._stopped >= _STOPPED:
             return Reason(f"stopped by a signal (SIGSTOP) for {_STOPPED} s", is_stopped=True)
@@ -108,15 +110,24 @@ class Hang:
             self.stacks[self._rank] = self._own_stacks()
             self._answers_by = time.monotonic() + _ANSWERING
         elif self._answers_by and (len(self.stacks) == self._size or time.monotonic() > self._answers_by):
-            return self.report(range(self._size), hosts)
+            return self.report(range(self._size), hosts, line.present)
         return ""
 
     def _own_stacks(self) -> str | None:
         """Take this worker's stacks; None if it has ended."""
         return None if self.has_ended else stacks.take(self._worker, self._file)
 
-    def report(self, ranks: Iterable[int], hosts: Mapping[int, str | None] | None = None) -> str:
-        """One line that names the ranks that others wait for, then the stacks, equal ones once."""
+    def report(
+        self,
+        ranks: Iterable[int],
+        hosts: Mapping[int, str | None] | None = None,
+        present: Collection[int] | None = None,
+    ) -> str:
+        """One line that names the ranks that others wait for, then the stacks, equal ones once.
+
+        Args:
+            present: the ranks that have not left; None: all.
+        """
         self.is_reported = True
         silent = [rank for rank in ranks if rank not in self.stacks]
         shown = {rank: self.stacks[rank] for rank in ranks if rank in self.stacks}
@@ -126,7 +137,7 @@ class Hang:
         self.late = silent or [*late] or [*self.reasons]
         waiting = {rank: frames for rank, frames in found.items() if rank not in late}
         reason = next(iter((frozen or self.reasons).values()))
-        where = [f"{ranks_text([rank])}{_host(rank, hosts)} does not answer" for rank in silent]
+        where = _silent(silent, hosts or {}, present)
         where += [f"{ranks_text(same)} in {place}" for place, same in _by_place(late).items()]
         where += [f"{ranks_text(same)} waiting in {place}" for place, same in _by_place(waiting).items()]
         lines = [f"{reason.text}: {'; '.join(where)}"]
@@ -139,9 +150,15 @@ class Hang:
         return "\n".join(lines)
 
 
-def _host(rank: int, hosts: Mapping[int, str | None] | None) -> str:
-    host = hosts.get(rank) if hosts else None
-    return f" on host {host}" if host else ""
+def _silent(ranks: list[int], hosts: Mapping[int, str | None], present: Collection[int] | None) -> list[str]:
+    """What is known of ranks whose guards have not answered, by host."""
+    alike: dict[tuple[str, str], list[int]] = {}
+    for rank in ranks:
+        what = "not answered" if present is None or rank in present else "ended"
+        alike.setdefault((f" on host {host}" if (host := hosts.get(rank)) else "", what), []).append(rank)
+    return [
+        f"{ranks_text(same)}{on} {'has' if len(same) == 1 else 'have'} {what}" for (on, what), same in alike.items()
+    ]
 
 
 def _by_place(found: dict[int, list[stacks.Frame]]) -> dict[str, list[int]]:

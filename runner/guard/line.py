@@ -71,7 +71,8 @@ class Line:
 
     def tell(self, message: Message) -> None:
         """Tell all other guards; only rank 0's if the message has a true ``to_middle``."""
-        self._outbox.put(message)
+        if self.is_open:
+            self._outbox.put(message)
 
     def close(self) -> None:
         """Leave, after what was told is sent; within a second or two."""

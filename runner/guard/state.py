@@ -49,7 +49,8 @@ class StateFile:
 
     def send_by(self, tell: Callable[[dict[str, Any]], None], mark: str) -> None:
         """Send the state to rank 0's guard, too, where that has another folder: one without this file."""
-        self._tell, self._mark, self._look_at = tell, self._path.parent / mark, time.monotonic() + _LOOKING
+        self._mark, self._look_at = self._path.parent / mark, time.monotonic() + _LOOKING
+        self._tell = tell  # last: the thread goes by it
 
     def stop(self) -> None:
         """Write no more; within two seconds."""
@@ -99,9 +100,10 @@ class StateFile:
             self._send(self._tell, state | more)
 
     def _send(self, tell: Callable[[dict[str, Any]], None], state: dict[str, Any]) -> None:
-        if self._mark.exists():
-            self._tell = None  # rank 0's guard sees what is written here
-            return
+        with contextlib.suppress(OSError):  # a folder that this user may not read is another one
+            if self._mark.exists():
+                self._tell = None  # rank 0's guard sees what is written here
+                return
         interval = max(_INTERVAL, self._facts["size"] / _PER_SECOND)
         self._look_at = time.monotonic() + interval - _INTERVAL / 2
         tell({"state": state | {"interval": interval}, "to_middle": True})

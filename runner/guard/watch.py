@@ -39,12 +39,15 @@ from runner.launch.job_entry import written_entry
 from runner.rendezvous.endpoint import allow_open_files, listen
 
 _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended
-_AFTER_ANOTHER = 1.0  # seconds that a worker gets after another rank has failed, before SIGTERM
+_AFTER_ANOTHER = (
+    1.0  # seconds that a worker gets after another rank has failed, before SIGTERM, or SIGKILL in a training
+)
 # A spare process is made when the training has begun, or so many seconds after the rendezvous: importing torch, too, it would slow
 # the start down.
 _SPARE_AFTER = 5.0
 _CAUSE = 0.5  # seconds in which another rank may say why this one has ended without a word: its MPI may have ended it
 _ROUND = 1.0  # seconds between two looks at the worker
+_LAST_STATES = 1.0
 _WRITING = 2.0  # seconds for what is still to be written, at the end
 
 
@@ -102,14 +105,17 @@ class _Guard:
         output.pass_on(self._files)
         self._report = Report(words, watched, self._files)
         self._line: Line | None = None
+        self._keeps_states = False  # of ranks that do not see this one's folder
         self._mark = ""  # the name of a file that rank 0's guard makes in its folder
         self._early: list[Message] = []  # of guards that have begun the next attempt
         self._passed_on: set[int] = set()  # signals
         self._ignored = {number for number in ENDS if signal.getsignal(number) == signal.SIG_IGN}  # nohup
         self.restarts = Restarts(watched.restarts, words.rank, words.size)
         self._state: StateFile | None = None
-        if self._files and watched.log_folder and watched.job_entry:
-            self._files.put(watched.job_entry, written_entry(str(watched.names.get("host")), watched.log_folder))
+        # Apart from the others: the home folder may hang where the log folder does not.
+        self._entry = Files(None) if watched.log_folder and watched.job_entry else None
+        if self._entry and watched.log_folder and watched.job_entry:
+            self._entry.put(watched.job_entry, written_entry(str(watched.names.get("host")), watched.log_folder))
 
     def _begin(self, child: Child) -> Worker:
         """Turn to a new worker."""
@@ -188,16 +194,31 @@ class _Guard:
             self._state.end(code, self._console.said)
         if code != EXIT_OK:
             self._report.write()
+        if self._line and self._keeps_states:
+            self._keep_last_states(self._line)
         if self._line:
             self._line.close()
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
         self._output.close()
+        if self._entry and self._watched.job_entry:
+            self._entry.put(self._watched.job_entry, None)
+            self._entry.close(_WRITING)
         if self._files:
-            if self._watched.job_entry:
-                self._files.put(self._watched.job_entry, None)
+            if self._mark and self._nursery.listener and self._watched.log_folder:
+                self._files.put(self._watched.log_folder / "state" / self._mark, None)
             self._files.close(_WRITING)
+
+    def _keep_last_states(self, line: Line) -> None:
+        """Wait a second for the others' ends, and note them."""
+        end = time.monotonic() + _LAST_STATES
+        while line.present - {self._words.rank} and time.monotonic() < end:
+            self._events.wait_for_messages(0.1)
+            self._events.has_messages()
+            for message in line.received():
+                if "state" in message:
+                    self._take(message)
 
     @property
     def _has_line(self) -> bool:
@@ -244,7 +265,8 @@ class _Guard:
         """Join the line of the guards: at the first meeting of the ranks."""
         if not self._line and (address.rank > 0 or self._nursery.listener):
             self._line = Line(address, self._nursery.listener, self._events.wake)
-            self._mark = f".folder-{hashlib.sha256(address.key.encode()).hexdigest()[:16]}"
+            start = f"{address.key} {address.port}"  # another start of the job has another port
+            self._mark = f".folder-{hashlib.sha256(start.encode()).hexdigest()[:16]}"
             self._tell({"host": self._watched.names.get("host"), "to_middle": True})
             self._share_state()
 
@@ -288,6 +310,7 @@ class _Guard:
         elif "host" in message:
             self._report.hosts[rank] = message["host"]
         elif "state" in message:
+            self._keeps_states = True
             if self._files and self._watched.log_folder:
                 state = json.dumps(message["state"])
                 self._files.put(self._watched.log_folder / "state" / f"rank-{rank:05d}.json", state)
@@ -313,7 +336,7 @@ class _Guard:
                 host = self._report.hosts.get(rank)
                 named = f"rank {rank} on host {host}" if host else f"rank {rank}"
                 self._console.say(f"{named} is gone: {message[GONE]}; so this rank ends too", last=True)
-            # A training only notes SIGTERM, to save with all ranks: they are no longer there.
+            # The training loop only notes SIGTERM, to save with all ranks: they are no longer there.
             signals = [] if worker.board.read().phase in ("training", "evaluating") else [signal.SIGTERM]
             worker.end(EXIT_FAILURE, 0.0 if restarts.is_possible else _AFTER_ANOTHER, *signals)
 

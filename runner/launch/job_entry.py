@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -12,22 +13,36 @@ from pathlib import Path
 
 from runner.launch.table import SCHEDULER_JOBS
 
-_KEPT = 30 * 86400.0  # seconds
+_KEPT = 365 * 86400.0  # seconds
 
 
 def entry_of_job(environment: Mapping[str, str]) -> Path | None:
-    """The file about the scheduler's job that this process is part of; None if there is no such job, or no home."""
+    """The file about this start, in the scheduler's job that it is part of; None if there is no such job, or no home."""
     number = next((environment[name] for name in SCHEDULER_JOBS if environment.get(name)), None)
-    return None if number is None else entry_of(number)
-
-
-def entry_of(number: str) -> Path | None:
-    """The file about a job, in the user's cache; None for what is no number of a job."""
-    number = number.partition(".")[0]  # PBS adds its server
-    if not re.fullmatch(r"[\w\[\]-]*\d[\w\[\]-]*", number):
+    if array := environment.get("SLURM_ARRAY_JOB_ID"):
+        number = f"{array}_{environment.get('SLURM_ARRAY_TASK_ID', '')}"  # as squeue shows it
+    folder = _folder()
+    if number is None or folder is None or (name := _name_of(number)) is None:
         return None
+    return folder / f"{name}.{os.uname().nodename}-{os.getpid()}.json"  # a job may start several
+
+
+def entries_of(number: str) -> list[Path] | None:
+    """The files about the starts of a job, the newest first; None for what is no number of a job."""
+    name, folder = _name_of(number), _folder()
+    if name is None or folder is None:
+        return None
+    return sorted(folder.glob(f"{glob.escape(name)}.*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def _name_of(number: str) -> str | None:
+    name = number.partition(".")[0]  # PBS adds its server
+    return name if re.fullmatch(r"[\w\[\]-]*\d[\w\[\]-]*", name) else None
+
+
+def _folder() -> Path | None:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home) / "torch-mpi-runner" / "jobs" / f"{number}.json" if os.path.isabs(home) else None
+    return Path(home) / "torch-mpi-runner" / "jobs" if os.path.isabs(home) else None
 
 
 def written_entry(host: str, folder: Path) -> str:
@@ -35,12 +50,13 @@ def written_entry(host: str, folder: Path) -> str:
     return json.dumps({"host": host, "folder": str(folder.absolute())}) + "\n"
 
 
-def remove_old_entries(entry: Path) -> None:
-    """Remove those of jobs that were killed with their guards, a month ago or more."""
-    for other in entry.parent.glob("*.json"):
+def remove_old_entries() -> None:
+    """Remove those of a year ago: of jobs that were killed with their guards."""
+    folder = _folder()
+    for entry in folder.glob("*.json") if folder is not None else ():
         with suppress(OSError):
-            if time.time() - other.stat().st_mtime > _KEPT:
-                other.unlink()
+            if time.time() - entry.stat().st_mtime > _KEPT:
+                entry.unlink()
 
 
 def read_entry(entry: Path) -> tuple[str, Path] | None:

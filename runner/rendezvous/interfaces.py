@@ -7,8 +7,6 @@ import ipaddress
 import socket
 from collections.abc import Mapping
 
-from runner.errors import UsageError
-
 # Bridges and tunnels of containers and virtual machines: they are up, but lead to no other host of the job.
 _VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "lxc", "tun", "tap", "veth")
 
@@ -38,22 +36,13 @@ def own_addresses(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     return [pair for _, pair in sorted(found)]
 
 
-def refuse_missing_interface(environment: Mapping[str, str]) -> None:
-    """Refuse interfaces for gloo that this host does not have. (What NCCL is given are beginnings of names.)
-
-    Raises:
-        UsageError: there is no such interface here.
-    """
+def absent_interfaces(environment: Mapping[str, str]) -> list[str]:
+    """Those that ``GLOO_SOCKET_IFNAME`` names and this host does not have. (What NCCL is given are beginnings of names.)"""
     import psutil
 
-    wanted = environment.get("GLOO_SOCKET_IFNAME", "")
-    there = psutil.net_if_addrs()
-    absent = [name for name in wanted.split(",") if name and name not in there]
-    if absent:
-        raise UsageError(
-            f"GLOO_SOCKET_IFNAME={wanted}: there is no interface {', '.join(absent)}",
-            fix=f"unset it, or name one of {', '.join(sorted(there))}",
-        )
+    wanted = [name for name in environment.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    there = psutil.net_if_addrs() if wanted else {}
+    return [name for name in wanted if name not in there]
 
 
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

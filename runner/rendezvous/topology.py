@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from runner.rendezvous.record import RankRecord
 from runner.rendezvous.records import Records
@@ -42,11 +43,11 @@ class Topology:
         """How many ranks share the rank's host."""
         return len(self.hosts[self.host_index(rank)].ranks)
 
-    def hosts_without(self, package: str) -> list[str]:
-        """The names of the hosts on which a rank lacks a backend's package."""
-        values, index = self.records.of_field("packages")
-        lacks = [package not in packages for packages in values]
-        return [host.name for host in self.hosts if any(lacks[index[rank] if index else 0] for rank in host.ranks)]
+    def hosts_where(self, field: str, is_so: Callable[[Any], bool]) -> list[str]:
+        """The names of the hosts on which this is true of a field of a rank's record."""
+        values, index = self.records.of_field(field)
+        found = list(map(is_so, values))
+        return [host.name for host in self.hosts if any(found[index[rank] if index else 0] for rank in host.ranks)]
 
     @cached_property
     def _places(self) -> tuple[array[int], array[int]]:

@@ -27,7 +27,7 @@ from runner.training.writing import writing
 
 
 class Checkpoints:
-    """Writes a trainer's state. Every method is collective.
+    """Writes a trainer's state. Every method is collective, but those that only ask.
 
     If all ranks have the same state, only rank 0 touches the files, so they need not be on a shared file system. If the state
     is sharded, all ranks do.

@@ -103,10 +103,10 @@ def listening(run: Run, checkpoints: Checkpoints, step: int) -> Iterator[Preempt
     within = time_to_save(os.environ, checkpoints.options.time_limit, passed)
     preemption = Preemption(run, step, within, checkpoints.time_is_due)
     free = [number for number in _SIGNALS if signal.getsignal(number) in (signal.SIG_DFL, EARLY.receive)]
-    if EARLY.number:
-        preemption.receive(EARLY.number, None)
     for number in free:
         signal.signal(number, preemption.receive)
+    if EARLY.number:
+        preemption.receive(EARLY.number, None)
     is_preempted = False
     try:
         yield preemption

@@ -452,7 +452,7 @@ CASES = (
         shell="export GLOO_SOCKET_IFNAME=eth9",
         options=("--backend", "gloo"),
         codes=(2,),
-        says=r"GLOO_SOCKET_IFNAME=eth9: there is no interface eth9; unset it, or name one of eth0, lo",
+        says=r"--backend gloo: GLOO_SOCKET_IFNAME names eth9, which node1 and node2 lack; unset it",
         within=START,
     ),
     Case(
@@ -460,7 +460,7 @@ CASES = (
         title="a host's link goes down",
         strike=cut_off,
         codes=(70,),
-        says=r"no progress for 3 s, after step \d+: rank 1 on host node2 does not answer; rank 0 waiting in",
+        says=r"no progress for 3 s, after step \d+: rank 1 on host node2 has not answered; rank 0 waiting in",
         within=45,  # the host that is cut off ends its own ranks after 30 s
     ),
     Case(

@@ -21,14 +21,13 @@ def test_an_unmodified_horovod_script(vc: Cluster, name: str, slots: list[int]) 
     ]
 
 
-def test_a_host_without_horovod_is_named(vc: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bare", ["node1", "node2"])  # rank 0's, and the other
+def test_a_host_without_horovod_is_named(bare: str, vc: Cluster, tmp_path: Path) -> None:
     """Its ranks alone know it; all end by one line."""
-    packages = {
-        host: packages_without(left_out, tmp_path / host) for host, left_out in (("node1", "-"), ("node2", "horovod"))
-    }
-    launch = f"{BASE_PYTHON} -m runner workloads.linear --strategy horovod --max-steps 1"
-    choose = f"case $(hostname) in node1) export PYTHONPATH={packages['node1']};; *) export PYTHONPATH={packages['node2']};; esac"
-    done = LAUNCHERS["srun"](vc, [1, 1], ["bash", "-c", f"{choose}; exec {launch}"])
+    packages = {left_out: packages_without(left_out, tmp_path / left_out) for left_out in ("none", "horovod")}
+    choose = f"[ $(hostname) = {bare} ] && packages={packages['horovod']} || packages={packages['none']}"
+    launch = f"PYTHONPATH=$packages exec {BASE_PYTHON} -m runner workloads.linear --strategy horovod --max-steps 1"
+    done = LAUNCHERS["srun"](vc, [1, 1], ["bash", "-c", f"{choose}; {launch}"])
     assert done.returncode == 2
     (line,) = own_lines(done)
-    assert line.startswith("runner: Horovod is not installed (host node2); make horovod builds and installs it")
+    assert line.startswith(f"runner: Horovod is not installed (host {bare}); make horovod builds and installs it")

@@ -92,7 +92,7 @@ def test_a_signal_between_two_attempts_is_heard(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 75, said
-    assert "supervise: SIGUSR1 between two attempts: not started again" in said
+    assert "SIGUSR1 came, so it is not started again" in said
 
 
 def test_an_error_before_the_first_step_that_comes_again_ends_it(tmp_path: Path) -> None:

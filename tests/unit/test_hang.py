@@ -98,9 +98,12 @@ def test_a_rank_whose_guard_does_not_answer_is_named_with_its_host(file: IO[Any]
     hang = Hang(0, file)
     hang.stacks = {0: WAITING}
     hang.reasons = {0: SLOW}
-    text = hang.report(range(2), {0: "a", 1: "b"})
-    assert text.startswith(f"{SLOW.text}: rank 1 on host b does not answer; rank 0 waiting in all_reduce")
-    assert hang.late == [1]
+    text = hang.report(range(5), {0: "a", 1: "b", 2: "b", 3: "b", 4: "c"}, {0, 1, 3, 4})
+    assert text.startswith(
+        f"{SLOW.text}: ranks 1, 3 on host b have not answered; rank 2 on host b has ended; rank 4 on host c has not answered; "
+        "rank 0 waiting in all_reduce"
+    )
+    assert hang.late == [1, 2, 3, 4]
 
 
 def test_a_process_shows_where_it_is_also_when_it_was_stopped(child: int, file: IO[Any]) -> None:

@@ -24,7 +24,7 @@ class Horovod(Backend):
 
     def unavailable_reason(self, job: Job) -> str:
         """As for any backend; but if the job computes on GPUs this imports Horovod, and torch with it."""
-        if without := job.topology.hosts_without("horovod"):
+        if without := job.topology.hosts_where("packages", lambda packages: "horovod" not in packages):
             where = f" on {', '.join(without)}" if len(without) < len(job.topology.hosts) else ""
             return f"it is not installed{where}: make horovod"
         if job.placement.device == "cpu":

@@ -29,8 +29,14 @@ def start_horovod(size: int, device: str) -> Any:
         UsageError: on a rank it is not installed, does not load, or was built without support for the device.
         RefusedError: it sees a different number of ranks.
     """
-    problem = _problem_of_loading(device)
-    agree(problem, fix="or say --device cpu" if problem == WITHOUT_CUDA else _HOW)
+    import torch.distributed as dist
+
+    fix = f"{_HOW}, or say --device cpu" if device == "cuda" else _HOW
+    agree("Horovod is not installed" if find_spec("horovod") is None else None, fix=fix)
+    # Rank 0 first: it serves what the others' imports may wait for (rendezvous.py).
+    is_first = dist.get_rank() == 0
+    agree(_problem_of_loading(device) if is_first else None, fix=fix)
+    agree(None if is_first else _problem_of_loading(device), fix=fix)
     import horovod.torch as hvd
 
     hvd.init()
@@ -41,8 +47,6 @@ def start_horovod(size: int, device: str) -> Any:
 
 
 def _problem_of_loading(device: str) -> str | None:
-    if find_spec("horovod") is None:
-        return "Horovod is not installed"
     try:
         import horovod.torch as hvd
     except Exception as error:  # a symbol that this torch does not have, a missing library

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -41,6 +42,19 @@ class Attempt:
     next: str = ""  # what supervise did then
 
 
+def read_attempts(log: Path) -> list[Attempt]:
+    """Those in a log. A line that was cut off, or is another version's, is passed over.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    attempts = []
+    for line in log.read_text(errors="replace").splitlines():
+        with suppress(ValueError, TypeError):
+            attempts.append(Attempt(**json.loads(line)))
+    return attempts
+
+
 class PassedOn:
     """Signals to this process: passed on to the launcher, while one runs."""
 
@@ -51,12 +65,18 @@ class PassedOn:
 
     def receive(self, number: int, _: FrameType | None = None) -> None:
         """A signal's handler."""
-        if self.process is None:
+        if self.process is None or self.process.poll() is not None:
             self.unsent.append(number)
             return
         self.passed_on.add(number)
         if not (number == signal.SIGINT and os.isatty(0)):  # a terminal has sent it to all
             self.process.send_signal(number)
+
+    def begin(self, process: subprocess.Popen[bytes]) -> None:
+        """A launcher runs from now on; it gets what came while it was started."""
+        self.process, self.passed_on = process, set(self.unsent)
+        while self.unsent:
+            process.send_signal(self.unsent.pop(0))
 
 
 @contextmanager
@@ -80,7 +100,7 @@ def run_attempt(number: int, command: list[str], folder: Path, signals: PassedOn
     began, start = time.time(), time.monotonic()
     code = _run(command, folder, signals)
     seconds = time.monotonic() - start
-    left = wait_for_ranks(folder, everywhere=code < 0)
+    left = wait_for_ranks(folder, everywhere=code < 0, is_told=lambda: bool(signals.unsent))
     ended = Attempt(
         number=number,
         began=began,
@@ -117,9 +137,7 @@ def _run(command: list[str], folder: Path, signals: PassedOn) -> int:
         process = subprocess.Popen(command)
     except OSError as error:
         raise UsageError(f"cannot start {command[0]}: {error.strerror}") from None
-    signals.process, signals.passed_on = process, set()
-    while signals.unsent:
-        signals.receive(signals.unsent.pop(0))
+    signals.begin(process)
     try:
         return _wait(process, folder)
     finally:
@@ -139,12 +157,15 @@ def _wait(process: subprocess.Popen[bytes], folder: Path) -> int:
             has_lost = has_lost or any(one.lost is not None for one in read_states(folder))
 
 
-def wait_for_ranks(folder: Path, *, everywhere: bool, within: float = _LEAVING) -> list[State]:
+def wait_for_ranks(
+    folder: Path, *, everywhere: bool, within: float = _LEAVING, is_told: Callable[[], bool] = lambda: False
+) -> list[State]:
     """Wait until no rank of an attempt runs any more: two jobs would write the same checkpoints and take the same port.
 
     Args:
         everywhere: also on other hosts, where their guards tell; a launcher that has ended by itself has ended them.
         within: seconds.
+        is_told: whether no other attempt is to follow.
 
     Returns:
         Those that still run then.
@@ -167,7 +188,7 @@ def wait_for_ranks(folder: Path, *, everywhere: bool, within: float = _LEAVING) 
                 else everywhere and now - written[one.rank][1] < _SILENT * (one.interval or 0.0)
             )
         ]
-        if not left or now > end:
+        if not left or now > end or is_told():
             return left
         time.sleep(0.1)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from pathlib import Path
 
 from runner.errors import UsageError
-from runner.tools.supervise.attempts import Attempt
+from runner.tools.supervise.attempts import read_attempts
 
 
 def print_report(log: Path) -> None:
@@ -16,7 +15,7 @@ def print_report(log: Path) -> None:
     from runner.tools.table import console
 
     try:
-        attempts = [Attempt(**json.loads(line)) for line in log.read_text().splitlines()]
+        attempts = read_attempts(log)
     except OSError as error:
         raise UsageError(f"--report: cannot read {log}: {error.strerror}", fix="name supervise's --log-dir") from None
     table = Table(box=None, pad_edge=False, header_style="bold")

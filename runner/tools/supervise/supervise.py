@@ -35,7 +35,7 @@ from runner.job import Job
 from runner.numbers import not_negative, positive, positive_float
 from runner.options import Parser, Request, parse
 from runner.tools import tool_names
-from runner.tools.supervise.attempts import Attempt, PassedOn, passing_signals_on, run_attempt
+from runner.tools.supervise.attempts import Attempt, PassedOn, passing_signals_on, read_attempts, run_attempt
 from runner.tools.supervise.command_hosts import CommandHosts, read_hosts
 from runner.tools.supervise.report import print_report
 
@@ -74,14 +74,15 @@ def _start_until_done(
     last: Attempt | None = None
     left_out: list[str] = []
     for number in itertools.count(earlier + 1):
-        if signals.unsent:
-            return _end_between_attempts(signals.unsent)
         folder = given.log_dir / f"attempt-{number}"
         shutil.rmtree(folder, ignore_errors=True)
         options = ["--log-dir", str(folder), "--began", f"{began:.0f}"]
         command = [*given.command[:place], *options, *given.command[place:]]
         if hosts is not None:
             command[: place - 2] = hosts.command(hosts.without(left_out), folder / "hosts")
+        if signals.unsent:
+            _say(f"{_name_of(signals.unsent)}: not started")
+            return _code_of(signals.unsent)
         attempt = run_attempt(number, command, folder, signals)
         is_last = number - earlier > given.max_restarts
         reason = _reason_to_end(attempt, last, given, is_workload=is_workload, is_last=is_last)
@@ -89,6 +90,9 @@ def _start_until_done(
         if hosts is not None and not reason and (host := _host_to_leave(attempt, last, hosts)):
             left_out.append(host)
             reason, how = _without(hosts, left_out, given.min_ranks)
+        is_told = bool(signals.unsent) and attempt.code not in (EXIT_OK, EXIT_USAGE, EXIT_REQUEUE)
+        if is_told:
+            reason = f"{_name_of(signals.unsent)} came, so it is not started again"
         attempt = replace(attempt, next=reason or how)
         with open(log, "a") as file:
             file.write(json.dumps(asdict(attempt)) + "\n")
@@ -98,7 +102,7 @@ def _start_until_done(
             f"attempt {number} ended with code {attempt.code} after {attempt.seconds:.0f} s{_cause(attempt)}: {attempt.next}"
         )
         if reason:
-            return attempt.code
+            return _code_of(signals.unsent) if is_told else attempt.code
         last = attempt
     raise AssertionError  # count() does not end
 
@@ -113,18 +117,26 @@ def _earlier_attempts(log: Path) -> int:
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "a+") as file:
             file.seek(0)
-            lines = file.read().splitlines()
+            if not file.read().endswith("\n") and file.tell():
+                file.write("\n")  # a line was cut off
+        return max((attempt.number for attempt in read_attempts(log)), default=0)
     except OSError as error:
         raise UsageError(f"--log-dir: cannot write {log}: {error.strerror}", fix="name another folder") from None
-    numbers = [json.loads(line).get("number", 0) for line in lines if line.endswith("}")]
-    return max(numbers, default=0)
 
 
-def _end_between_attempts(signals: list[int]) -> int:
-    """Nothing runs, so nothing has to be saved. Returns the exit code: to be queued again, if the signals were warnings only."""
-    ends = [number for number in signals if number != SIGUSR1]
-    _say(f"{Signals(ends[0] if ends else SIGUSR1).name} between two attempts: not started again")
-    return 128 + ends[0] if ends else EXIT_REQUEUE
+def _name_of(signals: list[int]) -> str:
+    return Signals(_strongest(signals)).name
+
+
+def _code_of(signals: list[int]) -> int:
+    """Nothing runs, so nothing has to be saved: a warning asks to be queued again."""
+    number = _strongest(signals)
+    return EXIT_REQUEUE if number == SIGUSR1 else 128 + number
+
+
+def _strongest(signals: list[int]) -> int:
+    """The signal that counts: one that ends, if there is one."""
+    return next((number for number in signals if number != SIGUSR1), SIGUSR1)
 
 
 def _parser() -> Parser:

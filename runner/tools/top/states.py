@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import UsageError
-from runner.launch.job_entry import entry_of, read_entry, remove_old_entries
+from runner.launch.job_entry import entries_of, read_entry, remove_old_entries
 
 FOLDER = "state"  # in the folder of a job
 _NAME = re.compile(r"rank-(\d+)\.json")
@@ -76,11 +76,11 @@ def job_folder(given: str | None) -> Path:
 
 def _folder_of_number(number: str) -> Path:
     """The folder of a scheduler's job that runs."""
-    entry = entry_of(number)
-    if entry is None:
+    remove_old_entries()
+    entries = entries_of(number)
+    if entries is None:
         raise UsageError(f"there is no folder {Path(number) / FOLDER}", fix=_FIX)
-    remove_old_entries(entry)
-    known = read_entry(entry)
+    known = next(filter(None, map(read_entry, entries)), None)
     if known is None:
         raise UsageError(
             f"there is no folder {Path(number) / FOLDER}, and no job {number} of yours runs with --log-dir", fix=_FIX
