@@ -22,6 +22,7 @@ from runner.guard.settings import Watched, Words
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import is_reporting
+from runner.launch.hydra import end_other_ranks
 from runner.launch.job_entry import entry_of_job
 from runner.launch.table import launchers
 from runner.launch.time_limit import time_to_save
@@ -57,6 +58,7 @@ SUCCESS = Outcome(code=EXIT_OK, is_collective=True)
 def refuse_launch(error: RunnerError) -> NoReturn:
     """Print why a process cannot start, and end it; its rank is not known yet."""
     _say_once(error, is_reporting(os.environ), "")
+    end_other_ranks(os.environ, error.exit_code)
     sys.exit(error.exit_code)
 
 
@@ -99,6 +101,8 @@ def end_worker(outcome: Outcome, lifeline: Lifeline, job: Job | None) -> NoRetur
         lifeline.failed(
             outcome.code, everywhere=outcome.is_collective, why=outcome.why, traceback=outcome.traceback
         )  # from here on the guard bounds every wait
+        if job is None and not outcome.is_collective and "mpi4py.MPI" not in sys.modules:
+            end_other_ranks(os.environ, outcome.code)
     shutdown(outcome.code, collective=outcome.is_collective, job=job if outcome.code == EXIT_OK else None)
 
 

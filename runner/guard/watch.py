@@ -129,6 +129,7 @@ class _Guard:
         self._report.start_again()
         self._console.said = ""
         self._follows = False  # another rank has failed
+        self._ends_with: int | None = None  # the code with which all ranks end, as another has said
         self._share_state()
         return self._worker
 
@@ -151,6 +152,9 @@ class _Guard:
         self._receive_from_worker()  # its last words
         worker.has_ended = self._hang.has_ended = True
         code, what = worker.outcome(status, self._passed_on, self._words)
+        if code == 128 + signal.SIGTERM and self._ends_with is not None:
+            # All ranks end with that code; the launcher was faster. srun shows the largest code.
+            code = self._ends_with
         if worker.verdict is None and self._hang.is_own:  # showing its stack has let a stopped worker go on to its end
             code, what = EXIT_HANG, ""
         if what:
@@ -176,7 +180,9 @@ class _Guard:
             and (self._words.size == 1 or self._has_line)
         )
         is_known = (self._follows or self._hang.is_reported) and (again or not restarts.most)
-        if self._line and code != EXIT_OK and not worker.is_everywhere and not is_known:
+        if self._line and code != EXIT_OK and worker.is_everywhere:
+            self._line.tell({"ends": code})
+        elif self._line and code != EXIT_OK and not is_known:
             why = asdict(self._report.first) if self._report.first else None
             self._line.tell({"failed": code, "attempt": restarts.attempt, "again": again, "failure": why})
         worker.group.end(GRACE)
@@ -307,6 +313,8 @@ class _Guard:
             self._hang.is_reported = True
             self._note(Failure(**message["hung"]))
             self._worker.end(EXIT_HANG, 0.0)
+        elif "ends" in message:
+            self._ends_with = message["ends"]
         elif "host" in message:
             self._report.hosts[rank] = message["host"]
         elif "state" in message:

@@ -128,8 +128,8 @@ def srun_torchrun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> 
         f"--nproc-per-node={slots[0]}",
         "--rdzv-id=$SLURM_JOB_ID",
     ]
-    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=$address:{vc.free_port('node1')}", *_without_python(program)]
-    line = " ".join(word if "$" in word else shlex.quote(word) for word in command)
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=$address:{vc.free_port('node1')}"]
+    line = " ".join([*command, shlex.join(_without_python(program))])
     script = f"""
         address=$(srun --nodes=1 --ntasks=1 -w "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)" hostname --ip-address)
         srun --kill-on-bad-exit {line}
