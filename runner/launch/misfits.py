@@ -8,7 +8,7 @@ import time
 from runner.errors import EXIT_USAGE, LaunchError, raised_on_all_ranks
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, is_marked, unused_tasks
-from runner.launch.processes import RANK_STARTERS, ancestors, launcher_process, typed_in_a_shell
+from runner.launch.processes import ancestors, rank_starter, typed_in_a_shell
 from runner.launch.table import SINGLE, launchers
 
 
@@ -22,7 +22,7 @@ def refuse_misfit(context: LaunchContext) -> None:
     if context.is_chosen:
         return
     if context.launcher is SINGLE:
-        _refuse_lost_ranks()
+        _refuse_lost_ranks(context)
     elif context.launcher.pty:
         _refuse_shell_of_srun(context)
     elif context.launcher.agents:
@@ -42,17 +42,18 @@ def idle_tasks(context: LaunchContext) -> str:
     )
 
 
-def _refuse_lost_ranks() -> None:
+def _refuse_lost_ranks(context: LaunchContext) -> None:
     """Refuse to run alone under a launcher whose variables did not arrive (a container that clears them, say)."""
-    parent = launcher_process(RANK_STARTERS)
-    if parent is not None:
+    found = rank_starter(context.environment)
+    if found is not None:
+        parent, name = found
         line = [os.getpid(), *(process.pid for process in ancestors())]
         own_branch = line[line.index(parent.pid) - 1]  # this process, or the shell around it
         if own_branch != min((child.pid for child in parent.children()), default=own_branch):
             time.sleep(1)  # the first end makes the launcher end all, and the reporting sibling prints first
             raise SystemExit(EXIT_USAGE)
         raise LaunchError(
-            f"{parent.name()} (process {parent.pid}) started this process, but none of its rank variables is set, so "
+            f"{name} (process {parent.pid}) started this process, but none of its rank variables is set, so "
             "every process would train alone",
             fix="let the variables through (a container's --cleanenv and env -i remove them), or say --launcher single",
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,6 +43,29 @@ def ancestors() -> Iterator[psutil.Process]:
 def launcher_process(names: frozenset[str] = LAUNCHER_PROCESSES) -> psutil.Process | None:
     """The nearest ancestor that is a launcher, or None."""
     return next((process for process in ancestors() if is_one_of(process, names)), None)
+
+
+def rank_starter(environment: Mapping[str, str]) -> tuple[psutil.Process, str] | None:
+    """The nearest ancestor that starts ranks only, and its name; None if there is none. Slurm's may start batch scripts and shells."""
+    for process in ancestors():
+        if is_one_of(process, RANK_STARTERS):
+            return process, process.name()
+        words = _command_line(process)
+        if any(os.path.basename(word) == "torchrun" or word == "torch.distributed.run" for word in words[:4]):
+            return process, "torchrun"
+        # A job step's title is "slurmstepd: [4711.0]"; a batch script's ends in "batch". All variables are gone, or it is known.
+        if re.fullmatch(r"slurmstepd: \[\d+\.\d+\].*", " ".join(words)) and "SLURM_JOB_ID" not in environment:
+            return process, "srun"
+    return None
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    import psutil
+
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def is_one_of(process: psutil.Process, names: frozenset[str]) -> bool:

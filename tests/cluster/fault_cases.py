@@ -431,7 +431,7 @@ CASES = (
         title="MASTER_PORT is taken by another program",
         elsewhere="tests/parallel/test_refusals.py",
         shell="export MASTER_ADDR=node1 MASTER_PORT=6817",  # slurmctld's
-        codes=(2,),
+        codes=(2, 143),  # srun shows the larger code, here of a rank whose Python it has ended as it started
         says=r"cannot listen on MASTER_PORT=6817",
         within=START,
         not_under=TORCHRUN,
@@ -497,7 +497,7 @@ CASES = (
         title="a container hides the launcher's variables",
         elsewhere="tests/parallel/test_refusals.py",
         shell='set -- env -i PYTHONPATH="$PYTHONPATH" "$@"',
-        codes=(2,),
+        codes=(2, 143),  # as above
         says=r"none of its rank variables is set",
         within=START,
     ),
@@ -507,8 +507,9 @@ CASES = (
         elsewhere="tests/parallel/test_refusals.py",
         shell="export MV2_COMM_WORLD_RANK=0 MV2_COMM_WORLD_SIZE=8",
         codes=(2,),
-        says=r"two launchers disagree: .*MVAPICH2 says rank 0 of 8",
+        says=r"MVAPICH2 says rank 0 of 8",
         within=START,
+        not_under=TORCHRUN,  # which may be started by MVAPICH2, and has variables of its own
     ),
     Case(
         number=25,

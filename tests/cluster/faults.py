@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL
-from subprocess import CompletedProcess
+from subprocess import CompletedProcess, TimeoutExpired
 
 import psutil
 
@@ -143,7 +143,7 @@ def _row(case: Case, launcher: str, vc: Cluster) -> tuple[str, bool]:
                 found.code,
                 f"{len(found.left)} processes" if found.left else "nothing",
             )
-        except (AssertionError, TimeoutError) as error:
+        except (AssertionError, TimeoutError, TimeoutExpired) as error:
             problem, line, seconds, code, left = " ".join(str(error).split())[-300:], "", "", -1, ""
         for process in processes(Path(folder)):
             with suppress(psutil.Error):

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.cluster.launchers import BIN
+from tests.cluster.launchers import BIN, LAUNCHERS
 from tests.cluster.virtual import Cluster
 from tests.launching import RUNNER, SCRIPTS, clean_environment, ok, own_lines
 
@@ -92,3 +92,12 @@ def test_torchruns_that_are_each_alone(vc: Cluster, starter: list[str]) -> None:
         "rank 0: 499500",
         "rank 1: 499500",
     ]
+
+
+@pytest.mark.parametrize("name", ["srun", "torchrun"])
+def test_a_container_that_clears_the_environment(name: str, vc: Cluster) -> None:
+    """Each process would take itself for the only one."""
+    done = LAUNCHERS[name](vc, [1, 1], ["env", "-i", *RUNNER, COMPUTES])
+    assert done.returncode != 0
+    assert f"{name} (process " in own_lines(done)[0]
+    assert "none of its rank variables is set, so every process would train alone" in own_lines(done)[0]
