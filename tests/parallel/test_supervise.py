@@ -65,13 +65,13 @@ def test_what_a_restart_does_not_mend_is_not_started_again(tmp_path: Path) -> No
 
 
 def test_the_time_limit_counts_from_the_first_attempt(tmp_path: Path) -> None:
-    endless = ["--max-steps", "100000", "--milliseconds", "5", "--save-every-steps", "100"]
-    once = ["--fault", "SIGKILL", "--at", "200", "--once", str(tmp_path / "once")]
-    done = supervised(tmp_path, *endless, *once, "--time-limit", "0:15")
+    endless = ["--max-steps", "100000", "--milliseconds", "5", "--save-every-steps", "2"]
+    once = ["--fault", "SIGKILL", "--at", "5", "--once", str(tmp_path / "once")]
+    done = supervised(tmp_path, *endless, *once, "--time-limit", "0:25")
     assert done.returncode == 75
     first, second = attempts(tmp_path)
     assert first["what"] == "killed by SIGKILL"
-    assert second["seconds"] < 13.5  # of which the first has used some; a job saves after nine tenths of its time
+    assert second["seconds"] < 22.5  # of which the first has used some; a job saves after nine tenths of its time
     assert "the time limit is near: saved " in done.stderr
 
 

@@ -25,7 +25,7 @@ from runner.guard.board import Board
 from runner.parallel.task import Task
 from runner.training.loop import State, fit
 from runner.training.options import TrainingOptions
-from runner.training.preemption import Preemption
+from runner.training.preemption import Preemption, Wish
 from runner.training.run import Run
 from workloads import mnist
 
@@ -51,7 +51,7 @@ def main(run: Run, argv: list[str]) -> None:
             stack.close()
             if is_unwatched(len(ends)):
                 stack.enter_context(patch.object(Board, "step", lambda *_: None))
-                stack.enter_context(patch.object(Preemption, "reason", lambda *_: None))
+                stack.enter_context(patch.object(Preemption, "wish", lambda *_: Wish()))
 
         with contextlib.redirect_stdout(io.StringIO()), stack:
             fit(run, replace(task, test_data=None), options, on_step=[after])

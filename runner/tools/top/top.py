@@ -2,7 +2,7 @@
 
     python -m runner top                     the newest job here or in runs/
     python -m runner top runs/mnist          the job that writes in this folder
-    python -m runner top 4711                the job of this number, of Slurm, PBS, LSF or Flux
+    python -m runner top 4711                Slurm's, PBS's or LSF's job 4711
     python -m runner top --once runs/mnist   print once; --json: one object
 
 It runs on any host that sees the folder, and needs no launcher. Each rank leaves its state in DIR/state every few
