@@ -561,7 +561,7 @@ CASES = (
         shell=LITTLE_MEMORY,
         after=clear_group,
         says=r"rank \d of 2 on host \S+: killed by SIGKILL.* for lack of memory",  # the kernel chooses
-        within=10.0,
+        within=60.0,  # with the filling
     ),
     Case(number=31, title="Ctrl-C", strike=signal(SIGINT), within=10.0, not_under=(*NO_SIGNALS, *SRUN)),
     Case(number=31, title="Ctrl-C, twice", strike=signal(SIGINT, SIGINT), within=10.0, not_under=NO_SIGNALS),
