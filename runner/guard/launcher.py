@@ -39,12 +39,12 @@ def end_of(process: int) -> int | None:
 def _end_by_looking(process: int) -> int | None:
     """As ``end_of``, by a thread that looks every second."""
     started = _start_of(process)
-    if not Path("/proc/self/stat").exists():
+    if started is None:  # it cannot be seen (hidepid), which is not its end
         return None
     ended, alive = os.pipe()
 
     def look() -> None:
-        while started is not None and _start_of(process) == started:
+        while _start_of(process) == started:
             time.sleep(_LOOK)
         os.write(alive, b"x")  # a close would not show: forked processes hold this end, too
 

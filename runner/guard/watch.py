@@ -39,15 +39,14 @@ from runner.launch.job_entry import written_entry
 from runner.rendezvous.endpoint import allow_open_files, listen
 
 _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended
-_AFTER_ANOTHER = (
-    1.0  # seconds that a worker gets after another rank has failed, before SIGTERM, or SIGKILL in a training
-)
+# Seconds that a worker gets after another rank has failed: before SIGTERM, or SIGKILL in a training.
+_AFTER_ANOTHER = 1.0
 # A spare process is made when the training has begun, or so many seconds after the rendezvous: importing torch, too, it would slow
 # the start down.
 _SPARE_AFTER = 5.0
 _CAUSE = 0.5  # seconds in which another rank may say why this one has ended without a word: its MPI may have ended it
 _ROUND = 1.0  # seconds between two looks at the worker
-_LAST_STATES = 1.0
+_LAST_STATES = 1.0  # seconds that rank 0's guard waits for the others' last states
 _WRITING = 2.0  # seconds for what is still to be written, at the end
 
 

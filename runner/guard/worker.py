@@ -117,10 +117,8 @@ class Worker:
             return self.verdict, ""
         code = os.waitstatus_to_exitcode(status)
         if code == -signal.SIGTERM and signal.SIGTERM in passed_on and not self.met:
-            return (
-                EXIT_FAILURE,
-                "",
-            )  # another rank may have failed before they met: srun shows the largest code, and 143 says nothing
+            # Another rank may have failed before they met: srun shows the largest code, and 143 says nothing.
+            return EXIT_FAILURE, ""
         if code < 0:
             is_said = -code in passed_on and -code not in TELLS
             return 128 - code, "" if is_said else f"killed by {name_of(-code)}{self._why_killed(-code)}"

@@ -32,7 +32,14 @@ def entries_of(number: str) -> list[Path] | None:
     name, folder = _name_of(number), _folder()
     if name is None or folder is None:
         return None
-    return sorted(folder.glob(f"{glob.escape(name)}.*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return sorted(folder.glob(f"{glob.escape(name)}.*.json"), key=_written_at, reverse=True)
+
+
+def _written_at(entry: Path) -> float:
+    try:
+        return entry.stat().st_mtime
+    except OSError:  # its job has just ended
+        return 0.0
 
 
 def _name_of(number: str) -> str | None:
@@ -54,8 +61,8 @@ def remove_old_entries() -> None:
     """Remove those of a year ago: of jobs that were killed with their guards."""
     folder = _folder()
     for entry in folder.glob("*.json") if folder is not None else ():
-        with suppress(OSError):
-            if time.time() - entry.stat().st_mtime > _KEPT:
+        if time.time() - _written_at(entry) > _KEPT:
+            with suppress(OSError):
                 entry.unlink()
 
 

@@ -89,7 +89,7 @@ class LocalTrainer(Trainer):
             value for value in values if isinstance(value, torch.Tensor) and value.dim() and value.is_floating_point()
         ]
         if moments:
-            average_parameters(iter(moments), self._group)  # type: ignore[arg-type]  # any tensors will do
+            average_parameters(iter(moments), self._group)  # type: ignore[arg-type]  # torch names Parameter, and copies any tensors
 
     def load(self, state: State) -> None:
         """As in the base class."""

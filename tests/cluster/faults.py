@@ -23,7 +23,8 @@ from subprocess import CompletedProcess, TimeoutExpired
 
 import psutil
 
-from tests.cluster.fault_cases import ALL, CASES, TORCHRUN, Case, Scene, occurs, processes
+from tests.cluster.fault_cases import CASES, Case, occurs
+from tests.cluster.fault_scene import ALL, TORCHRUN, Scene, processes
 from tests.cluster.virtual import Cluster, cluster
 from tests.launching import ROOT, own_lines
 
