@@ -53,10 +53,8 @@ def _has_rank_0_ended(job: Job) -> bool:
         return False
     try:
         socket.create_connection((job.endpoint.host, job.endpoint.port), _CONNECTING).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
     return False
 
 
