@@ -47,9 +47,9 @@ class StateFile:
         self._thread = threading.Thread(target=self._work, name="state", daemon=True)
         self._thread.start()
 
-    def send_by(self, tell: Callable[[dict[str, Any]], None], mark: str) -> None:
+    def send_by(self, tell: Callable[[dict[str, Any]], None], mark: Path) -> None:
         """Send the state to rank 0's guard, too, where that has another folder: one without this file."""
-        self._mark, self._look_at = self._path.parent / mark, time.monotonic() + _LOOKING
+        self._mark, self._look_at = mark, time.monotonic() + _LOOKING
         self._tell = tell  # last: the thread goes by it
 
     def stop(self) -> None:

@@ -9,8 +9,6 @@ worker's process group: all that the program has started and not put in a sessio
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import signal
 import socket
@@ -33,9 +31,8 @@ from runner.guard.nursery import Child, Lifeline, Nursery
 from runner.guard.output import Output
 from runner.guard.restarts import Restarts
 from runner.guard.settings import Watched, Words
-from runner.guard.state import StateFile
+from runner.guard.states import States
 from runner.guard.worker import GRACE, Worker
-from runner.launch.job_entry import written_entry
 from runner.rendezvous.endpoint import allow_open_files, listen
 
 _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended
@@ -104,32 +101,24 @@ class _Guard:
         output.pass_on(self._files)
         self._report = Report(words, watched, self._files)
         self._line: Line | None = None
-        self._keeps_states = False  # of ranks that do not see this one's folder
-        self._mark = ""  # the name of a file that rank 0's guard makes in its folder
         self._early: list[Message] = []  # of guards that have begun the next attempt
         self._passed_on: set[int] = set()  # signals
         self._ignored = {number for number in ENDS if signal.getsignal(number) == signal.SIG_IGN}  # nohup
         self.restarts = Restarts(watched.restarts, words.rank, words.size)
-        self._state: StateFile | None = None
-        # Apart from the others: the home folder may hang where the log folder does not.
-        self._entry = Files(None) if watched.log_folder and watched.job_entry else None
-        if self._entry and watched.log_folder and watched.job_entry:
-            self._entry.put(watched.job_entry, written_entry(str(watched.names.get("host")), watched.log_folder))
+        self._states = States(watched, self._files) if self._files else None
 
     def _begin(self, child: Child) -> Worker:
         """Turn to a new worker."""
-        if self._state:
-            self._state.stop()
-        folder, words = self._watched.log_folder, self._words
+        words = self._words
         self._worker = Worker(child, self._nursery, self._watched.meet_within)
-        self._state = StateFile(folder, child.board, child.process, **self._watched.names) if folder else None
+        if self._states:
+            self._states.begin(child)
         self._patience = Patience(child.process, child.board, self._watched.hang_after)
         self._hang = Hang(child.process, child.stacks, words.rank, words.size)
         self._report.start_again()
         self._console.said = ""
         self._follows = False  # another rank has failed
         self._ends_with: int | None = None  # the code with which all ranks end, as another has said
-        self._share_state()
         return self._worker
 
     def watch(self, child: Child) -> int | Lifeline:
@@ -195,27 +184,24 @@ class _Guard:
 
     def leave(self, code: int) -> None:
         """Tell the others how this rank has ended, leave their line, and write what is left; within a few seconds."""
-        if self._state:
-            self._state.end(code, self._console.said)
+        if self._states:
+            self._states.end(code, self._console.said)
         if code != EXIT_OK:
             self._report.write()
-        if self._line and self._keeps_states:
-            self._keep_last_states(self._line)
+        if self._line and self._states and self._states.come_by_line:
+            self._take_last_states(self._line)
         if self._line:
             self._line.close()
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
         self._output.close()
-        if self._entry and self._watched.job_entry:
-            self._entry.put(self._watched.job_entry, None)
-            self._entry.close(_WRITING)
+        if self._states:
+            self._states.close()
         if self._files:
-            if self._mark and self._nursery.listener and self._watched.log_folder:
-                self._files.put(self._watched.log_folder / "state" / self._mark, None)
             self._files.close(_WRITING)
 
-    def _keep_last_states(self, line: Line) -> None:
+    def _take_last_states(self, line: Line) -> None:
         """Wait a second for the others' ends, and note them."""
         end = time.monotonic() + _LAST_STATES
         while line.present - {self._words.rank} and time.monotonic() < end:
@@ -260,8 +246,8 @@ class _Guard:
                 if message["met"]:
                     self._join(Address(**message["met"]))
             elif "gpu" in message:
-                if self._state:
-                    self._state.gpu = Gpu(message["gpu"])
+                if self._states:
+                    self._states.use_gpu(Gpu(message["gpu"]))
             else:
                 self._console.said = message["why"]
                 worker.has_failed(message["code"], everywhere=message["everywhere"], traceback=message["traceback"])
@@ -270,20 +256,9 @@ class _Guard:
         """Join the line of the guards: at the first meeting of the ranks."""
         if not self._line and (address.rank > 0 or self._nursery.listener):
             self._line = Line(address, self._nursery.listener, self._events.wake)
-            start = f"{address.key} {address.port}"  # another start of the job has another port
-            self._mark = f".folder-{hashlib.sha256(start.encode()).hexdigest()[:16]}"
             self._tell({"host": self._watched.names.get("host"), "to_middle": True})
-            self._share_state()
-
-    def _share_state(self) -> None:
-        """Mark the folder in which rank 0's guard sees states, or have this rank's sent to it if that is another one."""
-        folder = self._watched.log_folder
-        if not (self._line and self._state and self._files and folder):
-            return
-        if self._nursery.listener:
-            self._files.put(folder / "state" / self._mark, "")
-        else:
-            self._state.send_by(self._line.tell, self._mark)
+            if self._states:
+                self._states.join(self._line, address)
 
     def _tell(self, message: Message | None) -> None:
         if self._line and message:
@@ -317,10 +292,8 @@ class _Guard:
         elif "host" in message:
             self._report.hosts[rank] = message["host"]
         elif "state" in message:
-            self._keeps_states = True
-            if self._files and self._watched.log_folder:
-                state = json.dumps(message["state"])
-                self._files.put(self._watched.log_folder / "state" / f"rank-{rank:05d}.json", state)
+            if self._states:
+                self._states.take(rank, message["state"])
         else:
             self._tell(self._hang.take(message))
 
@@ -337,8 +310,8 @@ class _Guard:
         elif message["failure"]:
             self._note(Failure(**message["failure"]))
         if worker.verdict is None:
-            if is_gone and self._state:
-                self._state.lost(rank)
+            if is_gone and self._states:
+                self._states.lost(rank)
             if is_gone and (rank == 0 or self._words.is_reporting):
                 host = self._report.hosts.get(rank)
                 named = f"rank {rank} on host {host}" if host else f"rank {rank}"

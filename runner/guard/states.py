@@ -1,0 +1,87 @@
+"""The states of a job's ranks in the folder of ``--log-dir``, also where each host has a folder of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from runner.guard.files import Files
+from runner.guard.gpu import Gpu
+from runner.guard.line import Address, Line
+from runner.guard.nursery import Child
+from runner.guard.settings import Watched
+from runner.guard.state import StateFile
+from runner.launch.job_entry import written_entry
+
+_WRITING = 2.0  # seconds for removing the job's entry
+
+
+class States:
+    """Those of one rank's workers, one after the other; at rank 0 also the others', where they come by the guards' line."""
+
+    def __init__(self, watched: Watched, files: Files) -> None:
+        """``watched`` must have a log folder."""
+        assert watched.log_folder
+        self._watched, self._files, self._folder = watched, files, watched.log_folder
+        self._own: StateFile | None = None
+        self._line: Line | None = None
+        self._mark = (
+            self._folder / "state"
+        )  # a file that rank 0's guard makes, so that others see whether they share the folder
+        self.come_by_line = False
+        # Apart from the other files: the home folder may hang where the log folder does not.
+        self._entry = Files(None) if watched.job_entry else None
+        if self._entry and watched.job_entry:
+            self._entry.put(watched.job_entry, written_entry(str(watched.names.get("host")), self._folder))
+
+    def begin(self, child: Child) -> None:
+        """Turn to a new worker."""
+        if self._own:
+            self._own.stop()
+        self._own = StateFile(self._folder, child.board, child.process, **self._watched.names)
+        self._share()
+
+    def join(self, line: Line, address: Address) -> None:
+        """The guards' line is there."""
+        self._line = line
+        start = f"{address.key} {address.port}"  # another start of the job has another port
+        self._mark = self._folder / "state" / f".folder-{hashlib.sha256(start.encode()).hexdigest()[:16]}"
+        self._share()
+
+    def take(self, rank: int, state: dict[str, Any]) -> None:
+        """Write the state of a rank that has another folder."""
+        self.come_by_line = True
+        self._files.put(self._folder / "state" / f"rank-{rank:05d}.json", json.dumps(state))
+
+    def use_gpu(self, gpu: Gpu) -> None:
+        """Write the use of this GPU, too."""
+        if self._own:
+            self._own.gpu = gpu
+
+    def lost(self, rank: int) -> None:
+        """Write that another rank's guard is gone."""
+        if self._own:
+            self._own.lost(rank)
+
+    def end(self, code: int, what: str) -> None:
+        """Write how this rank has ended; within two seconds."""
+        if self._own:
+            self._own.end(code, what)
+
+    def close(self) -> None:
+        """Remove the job's entry and the folder's mark; within two seconds."""
+        if self._entry and self._watched.job_entry:
+            self._entry.put(self._watched.job_entry, None)
+            self._entry.close(_WRITING)
+        if self._line and self._watched.is_middle:
+            self._files.put(self._mark, None)
+
+    def _share(self) -> None:
+        """Mark the folder in which rank 0's guard sees states, or have this rank's sent to it if that is another one."""
+        if not (self._line and self._own):
+            return
+        if self._watched.is_middle:
+            self._files.put(self._mark, "")
+        else:
+            self._own.send_by(self._line.tell, self._mark)
