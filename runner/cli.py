@@ -55,16 +55,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _prepare_process()
         policy = Policy.DIAGNOSTIC if examines(request.tool) else Policy.STRICT
         target, record = _find(request, context, lifeline)
-        met = rendezvous(context, record, way=way, timeout=request.timeout, policy=policy)
+        result = rendezvous(context, record, way=way, timeout=request.timeout, policy=policy)
         with raised_on_all_ranks():
-            topology = compare_ranks(met.records, policy)
-        lifeline.met(guards_address(context, met))
+            topology = compare_ranks(result.records, policy)
+        lifeline.rendezvous_complete(guards_address(context, result))
         with raised_on_all_ranks():
             placements = place(context, topology, request.device, policy)
         if (gpu := placements[context.rank.value].device_index) is not None:
             lifeline.computes_on(record.resources["gpus"][gpu])
         assert target is not None  # otherwise compare_ranks() has refused the records
-        job = _job(request, target, context, met, topology, placements, lifeline.board)
+        job = _job(request, target, context, result, topology, placements, lifeline.board)
         _warn_of_host(job, target)
         dispatch(target, request.arguments, job)
         outcome = SUCCESS
@@ -122,7 +122,7 @@ def _job(
     request: Request,
     target: Target,
     context: LaunchContext,
-    met: Rendezvous,
+    result: Rendezvous,
     topology: Topology,
     placements: tuple[Placement, ...],
     board: Board,
@@ -131,8 +131,8 @@ def _job(
         board=board,
         context=context,
         topology=topology,
-        endpoint=met.endpoint,
-        rendezvous_why=met.why,
+        endpoint=result.endpoint,
+        rendezvous_why=result.why,
         placements=placements,
         device=request.device,
         replaced_backends=dict([request.replace_backend.split("=")]) if request.replace_backend else {},

@@ -123,7 +123,7 @@ def guard_watched(context: LaunchContext, request: Request) -> Watched:
     """What the guard watches."""
     passed = 0.0 if request.began is None else max(0.0, time.time() - request.began)
     return Watched(
-        meet_within=request.timeout + 10,
+        rendezvous_timeout=request.timeout + 10,
         hang_after=HANG_TIMEOUT if request.hang_timeout is None else request.hang_timeout,
         launcher=lambda: launcher_of(context),
         is_middle=context.rank.value == 0 and context.size.value > 1,
@@ -143,13 +143,13 @@ def guard_watched(context: LaunchContext, request: Request) -> Watched:
     )
 
 
-def guards_address(context: LaunchContext, met: Rendezvous) -> Address | None:
+def guards_address(context: LaunchContext, result: Rendezvous) -> Address | None:
     """Where the guards have their line, for this rank's; None if there is none."""
-    port = met.records[0].guard_port
+    port = result.records[0].guard_port
     if not port:
         return None
-    host, _ = met.endpoint.rank_0 or (met.endpoint.host, 0)
-    key = derived(met.endpoint.key, "guards").hex()
+    host, _ = result.endpoint.rank_0 or (result.endpoint.host, 0)
+    key = derived(result.endpoint.key, "guards").hex()
     return Address(host=host, port=port, key=key, rank=context.rank.value, size=context.size.value)
 
 

@@ -56,4 +56,6 @@ class Notice:
     def _is_handled_by(self, worker: Worker) -> bool:
         """Whether the script listens by now: a signal without a handler would end it."""
         way = self._way
-        return bool(worker.met) and (isinstance(way, Path) or (way is not None and catches(worker.process, way)))
+        return bool(worker.rendezvous_at) and (
+            isinstance(way, Path) or (way is not None and catches(worker.process, way))
+        )

@@ -35,9 +35,9 @@ class Lifeline:
         self.attempt = 0  # how often the ranks were started again
         self.worker = os.getpid()  # a forked child has the lifeline too, but another process id
 
-    def met(self, address: Address | None = None) -> None:
-        """Tell the guard that the ranks have met: the time limit ends. ``address``: of the line between the guards."""
-        self._tell({"met": asdict(address) if address else None})
+    def rendezvous_complete(self, address: Address | None = None) -> None:
+        """Tell the guard that the rendezvous is complete: the time limit ends. ``address``: of the line between the guards."""
+        self._tell({"rendezvous": asdict(address) if address else None})
 
     def computes_on(self, gpu: str) -> None:
         """Tell the guard which GPU this rank uses, by its UUID."""

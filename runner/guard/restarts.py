@@ -20,9 +20,9 @@ class Restarts:
         """Whether this attempt cannot be followed by another."""
         return not self.is_possible or self.attempt >= self.most
 
-    def mends(self, code: int, *, has_met: bool) -> bool:
+    def mends(self, code: int, *, after_rendezvous: bool) -> bool:
         """Whether a worker's end with this code is mended by another attempt."""
-        has_begun = has_met or self.attempt > 0
+        has_begun = after_rendezvous or self.attempt > 0
         return has_begun and not self.is_last and code not in (EXIT_OK, EXIT_USAGE, EXIT_REQUEUE)
 
     def next(self) -> None:

@@ -27,7 +27,7 @@ class Words:
 class Watched:
     """What the guard watches beside its worker's end."""
 
-    meet_within: float  # seconds until the worker must have met the other ranks
+    rendezvous_timeout: float  # seconds
     hang_after: float = 0.0  # seconds without progress in a training; 0: forever
     launcher: Callable[[], int] = lambda: 0  # the id of the process whose end also ends the ranks, 0 for none
     is_middle: bool = False  # of the line between the guards

@@ -110,7 +110,7 @@ class _Guard:
     def _begin(self, child: Child) -> Worker:
         """Turn to a new worker."""
         words = self._words
-        self._worker = Worker(child, self._nursery, self._watched.meet_within)
+        self._worker = Worker(child, self._nursery, self._watched.rendezvous_timeout)
         if self._states:
             self._states.begin(child)
         self._patience = Patience(child.process, child.board, self._watched.hang_after)
@@ -132,7 +132,7 @@ class _Guard:
             if (spare := self._look()) is not None:
                 return spare
             if worker.is_late():
-                if worker.verdict is None and not worker.met:
+                if worker.verdict is None and not worker.rendezvous_at:
                     self._console.say(self._words.no_rendezvous(None))
                 if not worker.send_next_signal() and worker.verdict is not None:
                     return worker.verdict
@@ -162,7 +162,7 @@ class _Guard:
         worker, restarts = self._worker, self.restarts
         self._note_own_failure(code)
         again = (
-            restarts.mends(code, has_met=worker.met is not None)
+            restarts.mends(code, after_rendezvous=worker.rendezvous_at is not None)
             and not worker.is_everywhere
             and not self._is_ended_from_outside
             and (self._words.size == 1 or self._has_line)
@@ -241,10 +241,10 @@ class _Guard:
     def _receive_from_worker(self) -> None:
         worker = self._worker
         for message in worker.received():
-            if "met" in message:
-                worker.has_met()
-                if message["met"]:
-                    self._join(Address(**message["met"]))
+            if "rendezvous" in message:
+                worker.complete_rendezvous()
+                if message["rendezvous"]:
+                    self._join(Address(**message["rendezvous"]))
             elif "gpu" in message:
                 if self._states:
                     self._states.use_gpu(Gpu(message["gpu"]))
@@ -253,7 +253,7 @@ class _Guard:
                 worker.has_failed(message["code"], everywhere=message["everywhere"], traceback=message["traceback"])
 
     def _join(self, address: Address) -> None:
-        """Join the line of the guards: at the first meeting of the ranks."""
+        """Join the line of the guards: after the first rendezvous."""
         if not self._line and (address.rank > 0 or self._nursery.listener):
             self._line = Line(address, self._nursery.listener, self._events.wake)
             self._tell({"host": self._watched.names.get("host"), "to_middle": True})
@@ -323,7 +323,7 @@ class _Guard:
     def _look(self) -> Lifeline | None:
         """See how the worker does, and keep a spare one. Returns a lifeline in a spare process that was called."""
         worker = self._worker
-        if worker.verdict is not None or worker.met is None:
+        if worker.verdict is not None or worker.rendezvous_at is None:
             return None
         if self._notice.is_due(worker):
             self._console.say_once("the time limit is near: the script is told to save")
@@ -333,7 +333,7 @@ class _Guard:
             if not self._nursery.listener:
                 self._tell(message)
         self._look_for_a_hang()
-        has_begun = worker.board.read().step > 0 or time.monotonic() - worker.met > _SPARE_AFTER
+        has_begun = worker.board.read().step > 0 or time.monotonic() - worker.rendezvous_at > _SPARE_AFTER
         if self.restarts.is_last or not has_begun:
             return None
         return self._nursery.keep_spare((*self._events.own_ends, worker.messages))
@@ -394,7 +394,7 @@ class _Guard:
         elif is_new or number == signal.SIGUSR1:
             self._give_notice()
         if is_new and number in ENDS and number not in self._ignored and worker.verdict is None:
-            self._console.say_ended(name_of(number), sender, has_met=bool(worker.met))
+            self._console.say_ended(name_of(number), sender, after_rendezvous=bool(worker.rendezvous_at))
             if number == signal.SIGTERM and is_notice:  # the worker has not got it yet
                 worker.let_save(number)
             elif number == signal.SIGTERM and worker.board.read().is_in_training:

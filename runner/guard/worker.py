@@ -27,17 +27,17 @@ _AGAIN = 1.0  # seconds until it is asked again whether it still saves
 class Worker:
     """One worker process. It gets a ``verdict``, its exit code, where that is known before its end."""
 
-    def __init__(self, child: Child, nursery: Nursery, meet_within: float) -> None:
+    def __init__(self, child: Child, nursery: Nursery, rendezvous_timeout: float) -> None:
         """Call right after the fork.
 
         Args:
-            meet_within: seconds until it must have met the other ranks.
+            rendezvous_timeout: seconds until its rendezvous must be complete.
         """
         self._child, self.process, self.messages, self.board = child, child.process, child.messages, child.board
         os.set_blocking(self.messages, False)
         but = (self.messages, *nursery.own_ends())
         self.group = Group(self.process, is_own=nursery.has_own_group, but=but)
-        self.met: float | None = None  # when the ranks have met
+        self.rendezvous_at: float | None = None  # when it was complete
         self.verdict: int | None = None
         self.is_everywhere = False  # all ranks end with the verdict
         self.traceback = ""
@@ -46,7 +46,7 @@ class Worker:
         self._killed_before = killed_for_memory()
         self._saves = False  # on SIGTERM
         self._signals: list[int] = [signal.SIGKILL]  # that end it, one at each deadline
-        self._deadline: float | None = time.monotonic() + meet_within
+        self._deadline: float | None = time.monotonic() + rendezvous_timeout
         self._received = b""  # without the end of a message
 
     def received(self) -> list[dict[str, Any]]:
@@ -57,9 +57,9 @@ class Worker:
         *lines, self._received = self._received.split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def has_met(self) -> None:
-        """It has met the other ranks: the time limit ends."""
-        self._deadline, self.met = None, time.monotonic()
+    def complete_rendezvous(self) -> None:
+        """The rendezvous is complete: the time limit ends."""
+        self._deadline, self.rendezvous_at = None, time.monotonic()
 
     def has_failed(self, code: int, *, everywhere: bool, traceback: str) -> None:
         """It is about to end by itself."""
@@ -99,7 +99,7 @@ class Worker:
     def send_next_signal(self) -> bool:
         """Send the next of the signals that end it. Returns False if there is none left: not even SIGKILL ends it, for example in a file system that hangs."""
         if self.verdict is None:  # it was to save, and has not; or it has not met the others
-            self.verdict = 128 + signal.SIGTERM if self.met else EXIT_FAILURE
+            self.verdict = 128 + signal.SIGTERM if self.rendezvous_at else EXIT_FAILURE
         if not self._signals:
             return False
         self.signal(self._signals.pop(0))
@@ -116,7 +116,7 @@ class Worker:
         if self.verdict is not None:
             return self.verdict, ""
         code = os.waitstatus_to_exitcode(status)
-        if code == -signal.SIGTERM and signal.SIGTERM in passed_on and not self.met:
+        if code == -signal.SIGTERM and signal.SIGTERM in passed_on and not self.rendezvous_at:
             # Another rank may have failed before they met: srun shows the largest code, and 143 says nothing.
             return EXIT_FAILURE, ""
         if code < 0:
@@ -125,7 +125,7 @@ class Worker:
         if code == EXIT_OK and (progress := self.board.read()).is_in_training:
             return EXIT_FAILURE, f"left early, with exit code 0 after step {progress.step} of the training"
         # Before the ranks have met, only a library such as MPI_Init() ends the process without a message of the runner.
-        is_by_library = not self.met and 0 < code < 128 and code != EXIT_USAGE and not passed_on
+        is_by_library = not self.rendezvous_at and 0 < code < 128 and code != EXIT_USAGE and not passed_on
         return code, words.no_rendezvous(code) if is_by_library else ""
 
     def _why_killed(self, number: int) -> str:

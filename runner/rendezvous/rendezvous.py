@@ -134,12 +134,12 @@ def rendezvous(
     return Rendezvous(records, replace(endpoint, mpi_unavailable=no_mpi), why)
 
 
-def _launchers_endpoint(store: tuple[str, int], met: Endpoint, policy: Policy) -> Endpoint:
+def _launchers_endpoint(store: tuple[str, int], own: Endpoint, policy: Policy) -> Endpoint:
     """The endpoint of the store that the launcher (torchrun) serves already."""
     host, port = store
-    if met.listener is not None and policy is Policy.STRICT:
-        met.listener.close()
-        met = replace(met, listener=None)
+    if own.listener is not None and policy is Policy.STRICT:
+        own.listener.close()
+        own = replace(own, listener=None)
     return replace(
-        met, host=host, port=port, interface=interface_towards(host), way="torchrun", rank_0=(met.host, met.port)
+        own, host=host, port=port, interface=interface_towards(host), way="torchrun", rank_0=(own.host, own.port)
     )

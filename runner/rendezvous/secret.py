@@ -44,9 +44,9 @@ def derived(key: bytes, purpose: str) -> bytes:
 
 
 def _secret(context: LaunchContext) -> bytes:
-    said = context.environment.get(VARIABLE)
-    if said is not None:
-        return said.encode()
+    given = context.environment.get(VARIABLE)
+    if given is not None:
+        return given.encode()
     path = _file(context)
     if not path.is_absolute():  # no home folder is known
         return b""

@@ -20,7 +20,9 @@ class Tool:
     """Where a tool's function is (``module:function``), and how it is started."""
 
     function: str
-    meets: bool = True  # False: it runs in one process without rendezvous, whatever a launcher's variables say
+    needs_rendezvous: bool = (
+        True  # False: it runs in one process without rendezvous, whatever a launcher's variables say
+    )
     shows_training: bool = False  # it shows what a workload would get
     examines: bool = False  # it accepts ranks that do not fit together, and reports what is wrong
 
@@ -28,14 +30,14 @@ class Tool:
 TOOLS = {
     "explain": Tool(function="runner.tools.explain:explain", shows_training=True),
     "bench": Tool(function="runner.tools.bench.bench:bench"),
-    "checkpoint": Tool(function="runner.tools.checkpoint:checkpoint", meets=False),
+    "checkpoint": Tool(function="runner.tools.checkpoint:checkpoint", needs_rendezvous=False),
     "compare": Tool(function="runner.tools.compare.compare:compare"),
     "doctor": Tool(function="runner.tools.doctor.doctor:doctor", examines=True),
-    "plan": Tool(function="runner.tools.plan.plan:plan", meets=False),
-    "jobscript": Tool(function="runner.tools.jobscript:jobscript", meets=False),
-    "smoke": Tool(function="runner.tools.smoke:smoke", meets=False),
-    "supervise": Tool(function="runner.tools.supervise.supervise:supervise", meets=False),
-    "top": Tool(function="runner.tools.top.top:top", meets=False),
+    "plan": Tool(function="runner.tools.plan.plan:plan", needs_rendezvous=False),
+    "jobscript": Tool(function="runner.tools.jobscript:jobscript", needs_rendezvous=False),
+    "smoke": Tool(function="runner.tools.smoke:smoke", needs_rendezvous=False),
+    "supervise": Tool(function="runner.tools.supervise.supervise:supervise", needs_rendezvous=False),
+    "top": Tool(function="runner.tools.top.top:top", needs_rendezvous=False),
 }
 
 
@@ -56,7 +58,7 @@ def shows_training(target: str) -> bool:
 
 def works_alone(target: str) -> bool:
     """Whether a target is a tool that needs no rendezvous."""
-    return target in TOOLS and not TOOLS[target].meets
+    return target in TOOLS and not TOOLS[target].needs_rendezvous
 
 
 def load_tool(name: str) -> ToolFunction:

@@ -213,17 +213,17 @@ def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
     started = []
     with contextlib.suppress(psutil.Error):
         started = psutil.Process(process.pid).children(recursive=True)  # Hydra's ssh has a process group of its own
-    said = "", ""
+    output = "", ""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            said = process.communicate(timeout=_ENDING)
+            output = process.communicate(timeout=_ENDING)
             break
     for child in started:
         with contextlib.suppress(psutil.Error):
             child.kill()  # psutil checks that it is still the same process
-    return said
+    return output
 
 
 def _cause(errors: str) -> str:

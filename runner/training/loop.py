@@ -358,10 +358,10 @@ def _check_finite(run: Run, trainer: Trainer, position: Position, loss: Tensor) 
 
 def _going_on(saved: Saved, options: TrainingOptions, changes: list[str] | None) -> str:
     position = saved.position
-    said = f"going on from {saved.path}, step {position.step}, {position.epoch} of {options.epochs} epochs done"
+    text = f"going on from {saved.path}, step {position.step}, {position.epoch} of {options.epochs} epochs done"
     if changes is None:
-        return f"{said}; it is an earlier version's, which did not note its options: they are not compared"
-    return f"{said}; {', '.join(changes)}" if changes else said
+        return f"{text}; it is an earlier version's, which did not note its options: they are not compared"
+    return f"{text}; {', '.join(changes)}" if changes else text
 
 
 def _epoch_line(epochs: int, records: list[StepRecord], task: Task) -> str:

@@ -91,12 +91,16 @@ def _try_once(case: Case, scene: Scene) -> Found:
     left = left_of(scene.folder, case.within if is_launcher_killed else _LEAVING)
     if is_launcher_killed:
         end = time.time()
-    said = [line.removeprefix("runner: ") for line in own_lines(done)]
-    said += [line for line in done.stdout.splitlines() if case.says and re.search(case.says, line)]
-    if not case.is_at_a_step and done.returncode and not said:
+    lines = [line.removeprefix("runner: ") for line in own_lines(done)]
+    lines += [line for line in done.stdout.splitlines() if case.says and re.search(case.says, line)]
+    if not case.is_at_a_step and done.returncode and not lines:
         raise NotStartedError(done.stderr)
     return Found(
-        seconds=end - began, code=done.returncode, line=next(iter(said), ""), left=left, problem_after=case.after(scene)
+        seconds=end - began,
+        code=done.returncode,
+        line=next(iter(lines), ""),
+        left=left,
+        problem_after=case.after(scene),
     )
 
 

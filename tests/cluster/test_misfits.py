@@ -45,10 +45,10 @@ def test_the_shell_of_srun(vc: Cluster) -> None:
         f"srun --overlap --ntasks=2 {target} && echo srun: $?",
         f"{torchrun} && echo torchrun: $?",
     )
-    said = [line for line in shown.splitlines() if "runner: " in line]
-    assert len(said) == 2, shown
+    lines = [line for line in shown.splitlines() if "runner: " in line]
+    assert len(lines) == 2, shown
     for text in ("task 0 of the 2 of srun --pty", "srun --overlap python -m runner", "salloc", "--launcher single"):
-        assert text in said[0]
+        assert text in lines[0]
     for text in ("refused: 2", "in a script: 2", "single: 0", "srun: 0", "torchrun: 0"):
         assert f"\n{text}\n" in shown, shown
 

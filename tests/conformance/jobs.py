@@ -65,8 +65,8 @@ def run(plan: Plan, tests: dict[str, float]) -> Iterator[tuple[str, Outcome]]:
                 _log(plan, name).write_text(f"{name}: {outcome.reason}\n\n{outcome.text}")
             yield name, outcome
         if len(left) == before:
-            said = _tail(plan.logs / f"job-{number}.txt")
-            raise RunnerError(f"{plan.mpi.title}: the job came to no test within {STARTING} s, or ended:\n{said}")
+            tail = _tail(plan.logs / f"job-{number}.txt")
+            raise RunnerError(f"{plan.mpi.title}: the job came to no test within {STARTING} s, or ended:\n{tail}")
 
 
 def _log(plan: Plan, name: str) -> Path:

@@ -125,7 +125,7 @@ def test_a_narrow_terminal_gets_fewer_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         ([*SMALL, "--engines", "ddp:carrier-pigeon"], "--engines: no engine 'ddp:carrier-pigeon'; there are ddp, fsdp, zero1, local-sgd, horovod, bare, with +tpN"),
         ([*SMALL, "--engines", "tp2:gloo"], "--engines tp2:gloo: this workload cannot be trained with --tp 2: it does not say how its layers"),
@@ -136,12 +136,12 @@ def test_a_narrow_terminal_gets_fewer_columns(tmp_path: Path) -> None:
         ([*SMALL, "--rounds", "0"], "--rounds: '0' is not a whole number above 0"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_in_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_in_one_line(arguments: list[str], expected: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = runner(2, "compare", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     (line,) = own_lines(done)
-    assert said in line
+    assert expected in line
     assert "Traceback" not in done.stderr
 
 

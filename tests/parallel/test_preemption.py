@@ -42,11 +42,11 @@ def saved_step(folder: Path) -> int:
 def test_a_signal_saves_and_asks_for_another_run(turns: Turns, tmp_path: Path) -> None:
     process = started(tmp_path / "parts")
     process.send_signal(SIGUSR1)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 75, said
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 75, stderr
     step = saved_step(tmp_path / "parts")
-    assert said.count("runner: ") == 1
-    assert f"runner: SIGUSR1: saved {tmp_path}/parts/step-{step}; go on with --resume" in said
+    assert stderr.count("runner: ") == 1
+    assert f"runner: SIGUSR1: saved {tmp_path}/parts/step-{step}; go on with --resume" in stderr
     # it goes on as if nothing had been
     more = ["--max-steps", str(step + 8)]
     ok(turns(2, *LONG, "--checkpoint-dir", str(tmp_path / "parts"), "--resume", *more))
@@ -66,9 +66,9 @@ def test_a_rank_that_alone_gets_sigterm_takes_the_others_with_it(tmp_path: Path)
     process = started(tmp_path)
     worker = max(psutil.Process(process.pid).children(recursive=True), key=lambda one: one.memory_info().rss)
     worker.send_signal(SIGTERM)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 75, said
-    assert f"SIGTERM: saved {tmp_path}/step-{saved_step(tmp_path)}" in said
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 75, stderr
+    assert f"SIGTERM: saved {tmp_path}/step-{saved_step(tmp_path)}" in stderr
 
 
 def test_a_warning_before_the_training_begins_is_heard(tmp_path: Path) -> None:
@@ -81,9 +81,9 @@ def test_a_warning_before_the_training_begins_is_heard(tmp_path: Path) -> None:
     time.sleep(0.5)
     assert not (tmp_path / "metrics.jsonl").exists()
     process.send_signal(SIGUSR1)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 75, said
-    assert f"SIGUSR1: saved {tmp_path}/step-{saved_step(tmp_path)}" in said
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 75, stderr
+    assert f"SIGUSR1: saved {tmp_path}/step-{saved_step(tmp_path)}" in stderr
 
 
 def test_a_checkpoint_every_so_many_seconds(turns: Turns, tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ def test_a_script_is_told_at_a_signal(number: Signals, how: str, tmp_path: Path)
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 0, said
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
     assert (tmp_path / "0.saved").exists()
 
 

@@ -13,10 +13,10 @@ IN_PLACE = ["--restart-in-place", "2"]
 
 def test_a_script_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     done = ok(runner(2, *IN_PLACE, str(SCRIPTS / "killed_once.py"), str(tmp_path)))
-    said = [line for line in done.stderr.splitlines() if line.startswith("runner: ")]
-    assert said[0].startswith("runner: rank 1 of 2 on host ")
-    assert said[0].endswith("killed by SIGKILL")
-    assert said[1] == "runner: all ranks start again (1 of 2)"
+    lines = [line for line in done.stderr.splitlines() if line.startswith("runner: ")]
+    assert lines[0].startswith("runner: rank 1 of 2 on host ")
+    assert lines[0].endswith("killed by SIGKILL")
+    assert lines[1] == "runner: all ranks start again (1 of 2)"
     assert (tmp_path / "went-on").exists()
 
 
@@ -43,10 +43,10 @@ def test_it_ends_when_the_restarts_are_over(tmp_path: Path) -> None:
 
 def test_a_rank_that_has_finished_starts_again_with_one_that_hangs(tmp_path: Path) -> None:
     done = ok(runner(2, *IN_PLACE, str(SCRIPTS / "stops_once.py"), str(tmp_path / "once")))
-    said = [line for line in done.stderr.splitlines() if line.startswith("runner: ")]
-    assert len(said) == 2, done.stderr
-    assert said[0].startswith("runner: stopped by a signal (SIGSTOP) for 10 s: rank 1 in <module> (stops_once.py:")
-    assert said[1] == "runner: all ranks start again (1 of 2)"
+    lines = [line for line in done.stderr.splitlines() if line.startswith("runner: ")]
+    assert len(lines) == 2, done.stderr
+    assert lines[0].startswith("runner: stopped by a signal (SIGSTOP) for 10 s: rank 1 in <module> (stops_once.py:")
+    assert lines[1] == "runner: all ranks start again (1 of 2)"
 
 
 def test_a_spare_process_that_was_stopped_goes_on(tmp_path: Path) -> None:

@@ -284,9 +284,9 @@ def test_a_strategy_of_another_package_shards_and_others_go_on_from_it(turns: Tu
 
 def test_a_loss_that_is_no_number_is_said_once_and_ends_the_job_where_asked(trained: Trained, tmp_path: Path) -> None:
     done = ok(trained(2, tmp_path, *SHORT, "--nan-at", "3", "--log-every", "1"))
-    said = [line for line in done.stdout.splitlines() if "--check-finite" in line]
-    assert len(said) == 1
-    assert said[0].startswith("the loss is nan at step ")
+    lines = [line for line in done.stdout.splitlines() if "--check-finite" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("the loss is nan at step ")
     losses = [line["loss"] for line in metrics(tmp_path)]
     assert None in losses
     assert len(losses) == 8

@@ -197,7 +197,7 @@ def test_a_signal_arrives_once() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGUSR1)
-        assert process.stdout.read() == "heard 1\n"
+        assert process.stdout.read() == "signals 1\n"
 
 
 def test_output_appears_as_it_is_printed(tmp_path: Path) -> None:

@@ -37,11 +37,11 @@ def test_a_job_goes_on_among_strangers(tmp_path: Path) -> None:
 
     def attack() -> None:
         while not over.is_set():
-            for said in NONSENSE:
+            for sent in NONSENSE:
                 with contextlib.suppress(OSError):
                     stranger = socket.create_connection(("127.0.0.1", port), timeout=1)
                     held.append(stranger)
-                    stranger.sendall(said)
+                    stranger.sendall(sent)
             for stranger in held[:-500]:  # most stay, and are silent from now on; the oldest go by RST
                 stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 stranger.close()

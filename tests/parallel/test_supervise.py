@@ -88,11 +88,11 @@ def test_a_signal_between_two_attempts_is_heard(tmp_path: Path) -> None:
         next(one for one in below if one.name() in ("mpirun", "prterun")).kill()
         time.sleep(0.5)
         process.send_signal(SIGUSR1)
-        _, said = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert process.returncode == 75, said
-    assert "SIGUSR1 came, so it is not started again" in said
+    assert process.returncode == 75, stderr
+    assert "SIGUSR1 came, so it is not started again" in stderr
 
 
 def test_an_error_before_the_first_step_that_comes_again_ends_it(tmp_path: Path) -> None:

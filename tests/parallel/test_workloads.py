@@ -44,11 +44,11 @@ def test_without_mnist_or_network_the_digits_are_taken_and_it_is_said(turns: Tur
     # A proxy that is not there stands for a cluster's node without a way out.
     nowhere = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
     done = ok(turns(2, "workloads.mnist", "--epochs", "1", cwd=tmp_path, **nowhere))
-    said = [
+    lines = [
         line for line in done.stdout.splitlines() if line.startswith("MNIST is not in data and cannot be downloaded")
     ]
-    assert len(said) == 1
-    assert "training on scikit-learn's 1,797 digits" in said[0]
+    assert len(lines) == 1
+    assert "training on scikit-learn's 1,797 digits" in lines[0]
 
 
 def write_mnist(folder: Path) -> None:

@@ -3,11 +3,11 @@
 import signal
 import time
 
-heard = []
-signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
+received = []
+signal.signal(signal.SIGUSR1, lambda *_: received.append(1))
 print("ready", flush=True)
 end = time.monotonic() + 30
-while not heard and time.monotonic() < end:
+while not received and time.monotonic() < end:
     time.sleep(0.05)
 time.sleep(1)
-print("heard", len(heard), flush=True)
+print("signals", len(received), flush=True)

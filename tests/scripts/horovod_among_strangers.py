@@ -45,9 +45,9 @@ def answer(visitor):
 if rank == 1:
     for words in NONSENSE:
         with come(words) as visitor:
-            said = answer(visitor)
-        if b" 200 " in said:
-            sys.exit(f"{words[:60]!r} was answered by {said!r}")
+            reply = answer(visitor)
+        if b" 200 " in reply:
+            sys.exit(f"{words[:60]!r} was answered by {reply!r}")
     come(NONSENSE[0]).close()  # which does not wait for an answer
     slow = [come(b"PUT /global/0 HTTP/1.1\r\nContent-Length: 100\r\n\r\nslow") for _ in range(300)]
     if answer(slow[0]) not in (b"", b"HTTP/1.0 408 Request Timeout"):

@@ -5,10 +5,10 @@ import signal
 import time
 from pathlib import Path
 
-heard = []
-signal.signal(signal.SIGUSR1, lambda *_: heard.append(True))
+received = []
+signal.signal(signal.SIGUSR1, lambda *_: received.append(True))
 rank = os.environ["RANK"]
 Path(f"ready{rank}").touch()
 end = time.monotonic() + 30
-while rank == "1" and not heard and time.monotonic() < end:
+while rank == "1" and not received and time.monotonic() < end:
     time.sleep(0.1)

@@ -14,11 +14,11 @@ if how == "ways":
     print(f"python {RANK}")
     ctypes.CDLL(None).dprintf(1, f"C {RANK}\n".encode())
     subprocess.run(["sh", "-c", f"echo child {RANK}; echo child {RANK} >&2"], check=True)
-    said = Path(sys.argv[2])
+    marker = Path(sys.argv[2])
     if RANK == "0":
-        said.touch()
+        marker.touch()
         time.sleep(60)
-    while not said.exists():
+    while not marker.exists():
         time.sleep(0.02)
     os.write(1, b"x" * 50_000 + b"cut")
     os.kill(os.getpid(), signal.SIGKILL)

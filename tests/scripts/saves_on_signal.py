@@ -6,8 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-heard = []
-signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+received = []
+signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 folder, rank = Path(sys.argv[1]), os.environ["RANK"]
@@ -16,6 +16,6 @@ draft.write_text(str(os.getpid()))
 draft.rename(folder / f"{rank}.started")
 for _ in range(1200):
     time.sleep(0.1)
-    if heard:
+    if received:
         (folder / f"{rank}.saved").touch()
-        heard.clear()
+        received.clear()

@@ -206,16 +206,16 @@ def test_no_task_is_unused(environment: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outer", "said"),
+    ("outer", "expected"),
     [
         ("openmpi4", "Open MPI started 4 torchruns (OMPI_COMM_WORLD_SIZE).*mpirun … python -m runner"),
         ("intelmpi", "Intel MPI started 4 torchruns (PMI_SIZE)"),
         ("slurm", "Slurm srun started 4 torchruns (SLURM_STEP_NUM_TASKS).*srun … python -m runner"),
     ],
 )
-def test_torchruns_that_do_not_know_of_each_other(outer: str, said: str) -> None:
+def test_torchruns_that_do_not_know_of_each_other(outer: str, expected: str) -> None:
     alone = captured(outer) | captured("torchrun")
-    with pytest.raises(LaunchError, match=said.replace("(", "\\(").replace(")", "\\)")) as caught:
+    with pytest.raises(LaunchError, match=expected.replace("(", "\\(").replace(")", "\\)")) as caught:
         refuse_misfit(detect(alone))
     assert caught.value.on_all_ranks
     refuse_misfit(detect(alone, "torchrun"))

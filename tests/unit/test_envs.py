@@ -63,12 +63,12 @@ def build_horovod(*arguments: str, **environment: str) -> subprocess.CompletedPr
 def test_a_horovod_that_cannot_be_built_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "mpicxx").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "mpicxx").chmod(0o755)
-    for mpicxx, said in (("/nowhere/mpicxx", "no program"), (str(tmp_path / "mpicxx"), "finds no mpi.h")):
+    for mpicxx, expected in (("/nowhere/mpicxx", "no program"), (str(tmp_path / "mpicxx"), "finds no mpi.h")):
         done = build_horovod("--mpicxx", mpicxx, "--wheels", str(tmp_path))
         assert done.returncode == 2
         assert done.stderr.startswith("horovod: ")
         assert done.stderr.count("\n") == 1
-        assert said in done.stderr
+        assert expected in done.stderr
 
 
 def test_a_build_that_takes_too_long_ends_with_all_that_it_has_started(tmp_path: Path) -> None:

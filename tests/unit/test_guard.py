@@ -22,7 +22,7 @@ from runner.guard.watch import start_worker
 words = Words(
     label="rank 0 of 1 on host here", no_rendezvous=lambda code: f"nobody came ({{code}})", is_reporting=True, how_to_resume="go on"
 )
-lifeline = start_worker(words, Watched(meet_within={limit}{launcher}))
+lifeline = start_worker(words, Watched(rendezvous_timeout={limit}{launcher}))
 print("worker", os.getpid(), flush=True)
 """
 
@@ -98,7 +98,7 @@ def test_a_wait_that_the_worker_cannot_bound_is_bounded() -> None:
 
 
 def test_the_clock_stops_when_the_ranks_have_met() -> None:
-    with guarded("lifeline.met(); time.sleep(1.5); sys.exit(5)", limit=0.7) as process:
+    with guarded("lifeline.rendezvous_complete(); time.sleep(1.5); sys.exit(5)", limit=0.7) as process:
         process.communicate(timeout=20)
         assert process.returncode == 5
 
@@ -108,7 +108,7 @@ def test_a_library_that_ends_the_worker_before_the_meeting_is_told() -> None:
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 16
         assert "rank 0 of 1 on host here: nobody came (16)" in errors
-    with guarded("lifeline.met(); os._exit(16)") as process:
+    with guarded("lifeline.rendezvous_complete(); os._exit(16)") as process:
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 16
         assert errors == ""
@@ -116,7 +116,7 @@ def test_a_library_that_ends_the_worker_before_the_meeting_is_told() -> None:
 
 def test_the_last_word_of_a_worker_that_ended_before_its_guard_looked_counts() -> None:
     slow = "os.register_at_fork(after_in_parent=lambda: time.sleep(1))"
-    with guarded("lifeline.met(); os._exit(16)", first=slow) as process:
+    with guarded("lifeline.rendezvous_complete(); os._exit(16)", first=slow) as process:
         _, errors = process.communicate(timeout=20)
         assert (process.returncode, errors) == (16, "")
     with guarded("lifeline.failed(9, everywhere=False); os.kill(os.getpid(), 9)", first=slow) as process:
@@ -230,7 +230,7 @@ def test_ctrl_c_reaches_the_worker_that_was_a_spare_process() -> None:
 import psutil
 heard = []
 signal.signal(signal.SIGINT, lambda *_: heard.append(1))
-lifeline.met()
+lifeline.rendezvous_complete()
 if lifeline.attempt == 0:
     while len(psutil.Process(os.getppid()).children()) < 2: time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -262,7 +262,7 @@ def spares():
 def count():
     while not spares(): time.sleep(0.05)
     print('files', min(time.sleep(0.05) or guard.num_fds() for _ in range(20)), flush=True)
-lifeline.met()
+lifeline.rendezvous_complete()
 if lifeline.attempt < 2:
     count()
     (spare,) = spares()
@@ -280,7 +280,7 @@ os._exit(1)
 
 
 def test_a_script_that_was_started_again_is_told_to_save_too() -> None:
-    body = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(40 + lifeline.attempt)); lifeline.met(); time.sleep(20)"
+    body = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(40 + lifeline.attempt)); lifeline.rendezvous_complete(); time.sleep(20)"
     with guarded(body, launcher=", restarts=1, notice=signal.SIGUSR1, notice_within=0.0") as process:
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 41
@@ -289,11 +289,12 @@ def test_a_script_that_was_started_again_is_told_to_save_too() -> None:
 
 def test_who_ended_it_is_said() -> None:
     with guarded(
-        "lifeline.met(); print('met', flush=True); time.sleep(60)", launcher=f", launcher=lambda: {os.getpid()}"
+        "lifeline.rendezvous_complete(); print('ready', flush=True); time.sleep(60)",
+        launcher=f", launcher=lambda: {os.getpid()}",
     ) as process:
         worker_of(process)
         assert process.stdout is not None
-        assert process.stdout.readline() == "met\n"
+        assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 143

@@ -57,7 +57,7 @@ def test_synthetic_text_has_something_to_learn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "length", "said"),
+    ("source", "length", "expected"),
     [
         ("nowhere.txt", 8, "nowhere.txt cannot be read (No such file or directory); name a text file, stdlib or"),
         (".", 8, ". cannot be read (Is a directory); name a text file"),
@@ -66,12 +66,12 @@ def test_synthetic_text_has_something_to_learn() -> None:
     ],
 )
 def test_text_that_will_not_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, length: int, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, length: int, expected: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("short.txt").write_text("x" * 100)
     Path("empty.txt").touch()
     with pytest.raises(UsageError) as raised:
         windows(source, length)
-    assert str(raised.value).startswith(said)
+    assert str(raised.value).startswith(expected)
     assert "\n" not in str(raised.value)

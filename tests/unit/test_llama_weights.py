@@ -49,7 +49,7 @@ def set_to(**changes: Any) -> Callable[[Path], object]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "expected"),
     [
         (set_to(model_type="mistral"), "model_type mistral is not supported"),
         (set_to(attention_bias=True), "attention_bias True is not supported"),
@@ -70,11 +70,11 @@ def set_to(**changes: Any) -> Callable[[Path], object]:
         (lambda folder: (folder / "model.safetensors").write_bytes(b"PK"), "model.safetensors: Error while"),
     ],
 )
-def test_what_is_no_llama_is_refused(tmp_path: Path, damage: Callable[[Path], object], said: str) -> None:
+def test_what_is_no_llama_is_refused(tmp_path: Path, damage: Callable[[Path], object], expected: str) -> None:
     write(tmp_path, DEBUG, made().state_dict())
     damage(tmp_path)
     with pytest.raises(UsageError) as raised:
         dict(read(tmp_path))
-    assert said in str(raised.value)
+    assert expected in str(raised.value)
     assert "\n" not in str(raised.value)
     assert "; name a folder with" in str(raised.value)

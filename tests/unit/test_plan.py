@@ -200,7 +200,7 @@ def test_what_is_given_restricts_the_layouts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "plan", "given", "said"),
+    ("hosts", "plan", "given", "expected"),
     [
         (1, PLAN, {"tp": 3}, r"tensor\(3\) = 3 does not divide 8 ranks"),
         (4, PLAN, {"tp": 4}, "--tp 4 is more than the 2 GPUs of a host"),
@@ -208,9 +208,9 @@ def test_what_is_given_restricts_the_layouts() -> None:
     ],
 )
 def test_where_no_layout_is_possible_the_first_reason_is_said(
-    hosts: int, plan: Plan, given: dict[str, Any], said: str
+    hosts: int, plan: Plan, given: dict[str, Any], expected: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"no layout of 8 GPUs is possible: .*{said}"):
+    with pytest.raises(UsageError, match=f"no layout of 8 GPUs is possible: .*{expected}"):
         candidates(Cluster(gpus=8, hosts=hosts), plan, ParallelOptions(), given, batch=32)
 
 

@@ -81,15 +81,15 @@ def test_lines_about_progress_keep_to_their_beat(capsys: pytest.CaptureFixture[s
         show.step(1 + step // 40, step, None if step < 12 else 0.123456)
         if step == 20:
             show.line("epoch 1/3  and so on")
-    said = capsys.readouterr().out.splitlines()
-    assert said[:4] == [
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == [
         "epoch 1/3  step 15/110  loss 0.1235  0:03:10 left",
         "epoch 1/3  step 20/110  loss 0.1235  0:03:00 left",
         "epoch 1/3  and so on",
         "epoch 1/3  step 25/110  loss 0.1235  0:02:50 left",
     ]
-    assert said[-1].startswith("epoch 3/3  step 105/110")
-    assert len(said) == 1 + 19
+    assert lines[-1].startswith("epoch 3/3  step 105/110")
+    assert len(lines) == 1 + 19
 
 
 def test_random_numbers_are_those_of_seed_step_and_rank() -> None:

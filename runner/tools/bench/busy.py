@@ -73,8 +73,8 @@ def _start(wanted: list[tuple[str, str]], loops: list[subprocess.Popen[bytes]]) 
         if not select.select([loop.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
             raise RunnerError(f"{len(wanted)} busy loops did not start within {_START:.0f} s", fix="ask for fewer")
         if not loop.stdout.readline():
-            said = loop.stderr.read().decode(errors="replace").strip().splitlines()
-            raise RunnerError(f"a busy loop did not start: {said[-1] if said else 'it was ended'}")
+            output = loop.stderr.read().decode(errors="replace").strip().splitlines()
+            raise RunnerError(f"a busy loop did not start: {output[-1] if output else 'it was ended'}")
 
 
 def _offered_cores() -> list[int]:

@@ -203,9 +203,9 @@ def _read(entries: Iterable[str]) -> list[Host]:
         match = re.fullmatch(r"(?:[^@]+@)?([\w.-]+)(?::(\d+))?(?::.*)?", first)
         if match is None:
             raise UsageError(f"supervise: {entry!r} is no host", fix="name hosts as a:4 or a slots=4")
-        said = match[2] or next(iter(re.findall(r"(?<![\w-])slots\s*=\s*(\d+)", entry)), "1")
+        count = match[2] or next(iter(re.findall(r"(?<![\w-])slots\s*=\s*(\d+)", entry)), "1")
         found.setdefault(match[1], []).append(entry)
-        slots[match[1]] += int(said)
+        slots[match[1]] += int(count)
     return [Host(name=name, entries=tuple(those), slots=slots[name]) for name, those in found.items()]
 
 

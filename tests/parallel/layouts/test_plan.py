@@ -56,7 +56,7 @@ def test_memory_is_that_of_a_run(turns: Turns, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["planned_llama", "--gpus", "8", "--memory", "80XB"], "'80XB' is not a size of memory such as 80GB, 80GiB or 24G"),
         (["planned_llama", "--gpus", "0", "--memory", "1G"], "--gpus: '0' is not a whole number above 0"),
@@ -69,11 +69,11 @@ def test_memory_is_that_of_a_run(turns: Turns, tmp_path: Path) -> None:
         (["planned_llama", "--gpus", "8", "--memory", "1G", "--plot", "/nowhere/x.png"], "--plot: cannot write in /nowhere"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_in_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_in_one_line(arguments: list[str], expected: str, tmp_path: Path) -> None:
     done = run(*RUNNER, "plan", *arguments, cwd=tmp_path, PYTHONPATH=f"{ROOT}:{SCRIPTS}")
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
-    assert said in line
+    assert expected in line
 
 
 def test_a_terminal_gets_a_table_and_files_the_rest(tmp_path: Path) -> None:
