@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from runner.comm.choice import with_backend, with_spare_cores
+from runner.comm.flight_recorder import answer_when_asked
 from runner.comm.table import installed_packages
 from runner.dispatch import dispatch
 from runner.early_signals import EARLY
@@ -63,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             placements = place(context, topology, request.device, policy)
         if (gpu := placements[context.rank.value].device_index) is not None:
             lifeline.computes_on(record.resources["gpus"][gpu])
+        if context.size.value > 1:
+            answer_when_asked(lifeline)
         assert target is not None  # otherwise compare_ranks() has refused the records
         job = _job(request, target, context, result, topology, placements, lifeline.board)
         _warn_of_host(job, target)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from runner.guard import stacks
+from runner.guard import collectives, stacks
 from runner.guard.board import Board
+from runner.guard.collectives import Call
 from runner.guard.line import Line, Message
 from runner.rendezvous.topology import ranks_text
 
@@ -59,10 +60,14 @@ class Patience:
 class Hang:
     """What is known about a hang: why ranks count as hung, and the stacks of all of them."""
 
-    def __init__(self, worker: int, file: IO[Any], rank: int = 0, size: int = 1) -> None:
-        self._worker, self._file, self._rank, self._size = worker, file, rank, size
+    def __init__(
+        self, worker: int, file: IO[Any], rank: int = 0, size: int = 1, calls: Callable[[], list[Call]] = list
+    ) -> None:
+        """``calls`` asks the worker what it has called last."""
+        self._worker, self._file, self._rank, self._size, self._calls = worker, file, rank, size, calls
         self.reasons: dict[int, Reason] = {}  # by rank
         self.stacks: dict[int, str | None] = {}  # None: the worker has ended well
+        self.calls: dict[int, list[Call]] = {}  # by rank; empty: it did not answer
         self.is_reported = False
         self.late: list[int] = []  # the ranks that the others wait for, once it is reported
         self.has_ended = False  # the worker, well
@@ -90,8 +95,12 @@ class Hang:
             self.reasons[message["rank"]] = Reason(**message["hangs"])
         elif "stacks" in message:
             self.stacks[message["rank"]] = message["stacks"]
+            if message["stacks"] is not None:
+                self.calls[message["rank"]] = [Call(**call) for call in message["calls"]]
         elif "show" in message:
-            return {"stacks": self._own_stacks(), "to_middle": True}
+            self._look_at_own()
+            calls = [asdict(call) for call in self.calls.get(self._rank, [])]
+            return {"stacks": self.stacks[self._rank], "calls": calls, "to_middle": True}
         return None
 
     def look(self, line: Line | None, hosts: Mapping[int, str | None], *, is_middle: bool) -> str:
@@ -103,19 +112,22 @@ class Hang:
         if not self.reasons or self.is_reported:
             return ""
         if line is None or not (is_middle or line.is_open):
-            self.stacks[self._rank] = self._own_stacks()
+            self._look_at_own()
             return self.report([self._rank])
         if is_middle and self._answers_by is None:
             line.tell({"show": True})
-            self.stacks[self._rank] = self._own_stacks()
+            self._look_at_own()
             self._answers_by = time.monotonic() + _ANSWERING
         elif self._answers_by and (len(self.stacks) == self._size or time.monotonic() > self._answers_by):
             return self.report(range(self._size), hosts, line.present)
         return ""
 
-    def _own_stacks(self) -> str | None:
-        """Take this worker's stacks; None if it has ended."""
-        return None if self.has_ended else stacks.take(self._worker, self._file)
+    def _look_at_own(self) -> None:
+        """Take this worker's calls, and its stacks, None if it has ended."""
+        # First: the signal that takes the stacks may end the wait in which the worker is.
+        if not self.has_ended:
+            self.calls[self._rank] = self._calls()
+        self.stacks[self._rank] = None if self.has_ended else stacks.take(self._worker, self._file)
 
     def report(
         self,
@@ -123,7 +135,7 @@ class Hang:
         hosts: Mapping[int, str | None] | None = None,
         present: Collection[int] | None = None,
     ) -> str:
-        """One line that names the ranks that others wait for, then the stacks, equal ones once.
+        """One line that names the ranks that others wait for, then the process groups in which ranks wait, and the stacks, equal ones once.
 
         Args:
             present: the ranks that have not left; None: all.
@@ -140,7 +152,7 @@ class Hang:
         where = _silent(silent, hosts or {}, present)
         where += [f"{ranks_text(same)} in {place}" for place, same in _by_place(late).items()]
         where += [f"{ranks_text(same)} waiting in {place}" for place, same in _by_place(waiting).items()]
-        lines = [f"{reason.text}: {'; '.join(where)}"]
+        lines = [f"{reason.text}: {'; '.join(where)}", *collectives.lines(self.calls)]
         for same, frames in _merged(found):
             lines.append(f"{ranks_text(same)}, most recent call first:")
             lines += [

@@ -10,12 +10,13 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
 from runner.errors import EXIT_OK
 from runner.guard.board import Board
+from runner.guard.collectives import Call, answer
 from runner.guard.group import die_with
 from runner.guard.line import Address
 from runner.guard.stacks import let_show, new_file
@@ -29,8 +30,9 @@ _IMPORTED = ("torch.distributed", "torch._dynamo")  # by a spare process; DDP's 
 class Lifeline:
     """The worker's end of the pipe to its guard."""
 
-    def __init__(self, pipe: int, board: Board, port: int) -> None:
-        self._pipe, self.board = pipe, board
+    def __init__(self, pipe: int, board: Board, port: int, *, asked: int, answers: IO[Any]) -> None:
+        self._pipe, self._asked, self._answers = pipe, asked, answers
+        self.board = board
         self.port = port  # at which rank 0's guard listens for the others, 0 on other ranks
         self.attempt = 0  # how often the ranks were started again
         self.worker = os.getpid()  # a forked child has the lifeline too, but another process id
@@ -38,6 +40,10 @@ class Lifeline:
     def rendezvous_complete(self, address: Address | None = None) -> None:
         """Tell the guard that the rendezvous is complete: the time limit ends. ``address``: of the line between the guards."""
         self._tell({"rendezvous": asdict(address) if address else None})
+
+    def answer_with(self, calls: Callable[[], list[Call]]) -> None:
+        """Have a thread tell the guard, when it asks, what this rank has called last in each process group."""
+        answer(self._asked, self._answers, calls)
 
     def computes_on(self, gpu: str) -> None:
         """Tell the guard which GPU this rank uses, by its UUID."""
@@ -71,19 +77,21 @@ class Child:
     messages: int  # the pipe from its lifeline
     board: Board
     stacks: IO[Any]
-    calls: int  # the pipe on which a spare one waits
+    answers: IO[Any]  # to what the guard asks
+    requests: int  # the pipe on which a spare one waits, and a worker is asked
 
     def call(self, attempt: int) -> None:
         """Have a spare process become the worker."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process, signal.SIGCONT)  # it may have been stopped, which nobody has noticed
-        os.write(self.calls, str(attempt).encode())  # (BrokenPipeError: it has ended)
+        os.write(self.requests, str(attempt).encode())  # (BrokenPipeError: it has ended)
 
     def close(self) -> None:
         """Close the guard's ends, after the process has ended."""
         os.close(self.messages)
-        os.close(self.calls)
+        os.close(self.requests)
         self.stacks.close()
+        self.answers.close()
 
 
 class Nursery:
@@ -153,17 +161,19 @@ class Nursery:
             but: further file descriptors that only the guard may hold.
         """
         messages, pipe = os.pipe()
-        called, calls = os.pipe()
-        board, stacks = Board(), new_file()
+        requested, requests = os.pipe()
+        board, stacks, answers = Board(), new_file(), new_file()
         board.began = self._began
         process = os.fork()
         if process:
             os.close(pipe)
-            os.close(called)
-            return Child(process=process, messages=messages, board=board, stacks=stacks, calls=calls)
+            os.close(requested)
+            return Child(
+                process=process, messages=messages, board=board, stacks=stacks, answers=answers, requests=requests
+            )
         if self.listener is not None:
             self.listener.close()
-        for end in (messages, calls, *self._output, *but):
+        for end in (messages, requests, *self._output, *but):
             os.close(end)
         die_with(self._parent)
         if self.has_own_group or is_spare:  # a spare one is not to end with the worker
@@ -171,15 +181,14 @@ class Nursery:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self._signals)
         let_show(stacks)
         board.process = os.getpid()
-        lifeline = Lifeline(pipe, board, self._port)
-        lifeline.attempt = _wait(called) if is_spare else attempt
+        lifeline = Lifeline(pipe, board, self._port, asked=requested, answers=answers)
+        lifeline.attempt = _wait(requested) if is_spare else attempt
         if not self.has_own_group:  # what is typed on a terminal goes to the guard's group
             os.setpgid(0, os.getpgid(self._parent))
-        os.close(called)
         return lifeline
 
 
-def _wait(called: int) -> int:
+def _wait(requested: int) -> int:
     """Import torch, and wait to be called. Returns the attempt's number."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker
     gc.disable()  # it would look through the modules' objects again and again
@@ -187,7 +196,7 @@ def _wait(called: int) -> int:
         for module in _IMPORTED:
             importlib.import_module(module)
     gc.enable()
-    attempt = os.read(called, 16)
+    attempt = os.read(requested, 16)
     if not attempt:
         os._exit(EXIT_OK)  # the guard has ended, and needs it no more
     signal.signal(signal.SIGINT, before)

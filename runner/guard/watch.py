@@ -16,8 +16,10 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
+from functools import partial
 
 from runner.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_REQUEUE
+from runner.guard import collectives
 from runner.guard.console import Console
 from runner.guard.events import ENDS, WATCHED, Events, name_of
 from runner.guard.failure import Failure, Report
@@ -114,7 +116,13 @@ class _Guard:
         if self._states:
             self._states.begin(child)
         self._patience = Patience(child.process, child.board, self._watched.hang_after)
-        self._hang = Hang(child.process, child.stacks, words.rank, words.size)
+        self._hang = Hang(
+            child.process,
+            child.stacks,
+            words.rank,
+            words.size,
+            partial(collectives.take, child.requests, child.answers),
+        )
         self._report.start_again()
         self._console.said = ""
         self._follows = False  # another rank has failed

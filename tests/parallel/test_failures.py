@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import re
 import signal
 import subprocess
 import time
@@ -51,6 +52,20 @@ def test_an_exit_code_on_one_rank_ends_the_job_while_others_wait_in_mpi(code: in
     assert done.returncode == code
 
 
+@pytest.mark.parametrize("backend", ["gloo", "mpi4py"])
+def test_a_hang_shows_which_rank_is_missing_from_which_collective(backend: str) -> None:
+    job = ["faulty", "--fault", "sleep", "--save-every", "0"]
+    done = runner(3, "--hang-timeout", "2", "--backend", backend, *job, cwd=SCRIPTS, timeout=60)
+    assert done.returncode == 70
+    shown = re.search(
+        r"^process group default_pg: ranks 0, 2 in collective (\d+) \(\w+.*\); rank 1 done with collective (\d+).*; missing: rank 1$",
+        done.stderr,
+        re.MULTILINE,
+    )
+    assert shown, done.stderr
+    assert int(shown[1]) == int(shown[2]) + 1
+
+
 def test_a_failure_in_a_workloads_own_code(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def main(run, argv):\n    if run.rank == 1:\n        run.no_such_thing\n    run.sum(1)\n"
@@ -77,8 +92,9 @@ def test_files_that_the_program_left_open_are_written(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("tmp*"))
 
 
-@pytest.mark.parametrize("way", ["mpi", "file"])
-@pytest.mark.parametrize(("early", "how"), [(1, "exit"), (0, "return"), (1, "barrier")])
+@pytest.mark.parametrize(
+    ("early", "how", "way"), [(1, "exit", "mpi"), (0, "return", "mpi"), (1, "barrier", "mpi"), (0, "return", "file")]
+)
 def test_a_rank_that_ends_while_others_work_is_named_and_ends_the_job(early: int, how: str, way: str) -> None:
     """One batch fewer, one barrier left out: a job that would wait until the group's time limit."""
     done = runner(2, "--rendezvous", way, str(SCRIPTS / "ends_early.py"), str(early), how, timeout=90)

@@ -113,7 +113,8 @@ def test_the_first_failure_is_kept_until_the_next_job(tmp_path: Path) -> None:
     found = failure(tmp_path / "log")
     assert (found["rank"], found["exit_code"], found["step"], found["traceback"]) == (1, 70, 5, "")
     assert found["what"].startswith("no progress for 2 s, after step 5: rank 1 in <lambda> (faulty.py:")
-    assert found["stacks"].startswith("rank 0, most recent call first:\n")
+    assert found["stacks"].startswith("process group default_pg: rank 0 in collective ")
+    assert "missing: rank 1\nrank 0, most recent call first:\n" in found["stacks"]
     assert "rank 1, most recent call first:\n" in found["stacks"]
 
     ok(run(*RUNNER, "--log-dir", str(tmp_path / "log"), PRINTS, "plain"))

@@ -25,7 +25,7 @@ TABLE: dict[str, set[str]] = {
     "target": {"errors"},
     "numbers": set(),
     "options": {"errors", "numbers", "launch", "placement", "rendezvous", "comm"},
-    "comm": {"errors", "environment", "extensions", "launch", "placement", "rendezvous", "job"},
+    "comm": {"errors", "environment", "extensions", "launch", "guard", "placement", "rendezvous", "job"},
     "parallel": {"errors", "extensions", "numbers", "rendezvous", "comm"},
     "training": {
         *("errors", "early_signals", "rendezvous", "environment", "numbers", "launch", "job", "options"),

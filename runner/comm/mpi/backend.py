@@ -15,6 +15,7 @@ from mpi4py import MPI
 from torch._C._distributed_c10d import Backend
 from torch.distributed import DistBackendError
 
+from runner.comm.flight_recorder import RECORDERS
 from runner.comm.mpi import collectives, messages, profiling
 from runner.comm.mpi.blocking import Blocking
 from runner.comm.mpi.engine import Engine
@@ -24,6 +25,7 @@ from runner.comm.mpi.streams import Streams
 from runner.comm.mpi.tasks import Order, Steps, Task
 from runner.comm.mpi.types import Reduction, reduction_of
 from runner.comm.mpi.work import MPIWork, seconds_of
+from runner.guard.collectives import Call
 from runner.rendezvous.mpi_library import abandoned
 
 if TYPE_CHECKING:
@@ -42,12 +44,15 @@ class MPIBackend(Backend):
         comm: the group's own communicator.
         timeout: seconds that a call may take, unless the call has its own timeout.
         name: the backend's name, as the program and a profiler know it.
+        group: the group's name.
     """
 
-    def __init__(self, engine: Engine, comm: MPI.Intracomm, members: Members, timeout: float, name: str) -> None:
+    def __init__(
+        self, engine: Engine, comm: MPI.Intracomm, members: Members, timeout: float, name: str, group: str
+    ) -> None:
         super().__init__(comm.rank, comm.size)
         self._engine, self._comm, self._members = engine, comm, members
-        self._timeout, self._name = timeout, name
+        self._timeout, self._name, self._group = timeout, name, group
         self._comm_of_messages = comm.Dup()
         self._order, self._streams = Order(), Streams()
         self._asked_for = 0  # collectives
@@ -68,6 +73,11 @@ class MPIBackend(Backend):
 
     def _get_sequence_number_for_group(self) -> int:
         return self._asked_for
+
+    def last_call(self) -> Call:
+        """The collective under way, or else the last one."""
+        order = self._order
+        return Call(group=self._group, number=order.number, name=order.name, is_over=order.under_way is None)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout.total_seconds()
@@ -233,6 +243,14 @@ class MPIBackend(Backend):
         self._engine.begin(task)
         self._engine.carry_on_later()
         return MPIWork(self._engine, task, [tensor], sender)
+
+
+def _last_calls() -> dict[str, Call]:
+    calls = [backend.last_call() for backend in [*_open]]
+    return {call.group: call for call in calls}
+
+
+RECORDERS.append(_last_calls)
 
 
 def _flat(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:

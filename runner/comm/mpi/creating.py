@@ -40,7 +40,7 @@ def create(options: Any, name: str, *, crowded: bool) -> MPIBackend | MPIGroup:
     members.Free()
     options.store.delete_key(own_key)  # all have read it; a later group may use the same key
     known = Members(options.store, ranks, options.group_rank)
-    backend = MPIBackend(_engine(crowded), comm, known, timeout, name)
+    backend = MPIBackend(_engine(crowded), comm, known, timeout, name, str(options.group_id))
     return MPIGroup(options, backend, options.process_group) if _is_alone(options.process_group, backend) else backend
 
 

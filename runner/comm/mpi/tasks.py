@@ -99,6 +99,7 @@ class Order:
         self.broken: Exception | None = None  # why it cannot go on: the ranks may be in different collectives
         self.under_way: Task | None = None
         self.number = 0  # the number of the last collective begun, from 1
+        self.name = ""  # that collective's
         self.telling: list[int] = []  # the threads that run callbacks of a finished collective
         self._waiting: deque[Task] = deque()
         self._of_callbacks: deque[Task] = deque()
@@ -124,6 +125,7 @@ class Order:
             self.under_way = queue[0]  # before popleft(), so that no other thread finds the order idle
             queue.popleft()
             self.number += 1
+            self.name = self.under_way.what
         return self.under_way
 
     def give_up(self, error: Exception) -> list[Task]:

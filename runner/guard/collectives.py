@@ -1,0 +1,111 @@
+"""Which collective each rank has called last: a guard asks its worker, when the job hangs.
+
+A thread of the worker answers, so it does also while the program waits in a collective; not while something holds the GIL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import IO, Any
+
+from runner.rendezvous.topology import ranks_text
+
+_WITHIN = 1.0  # seconds for an answer
+_MOST = 8  # process groups in a report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What a rank has called last in a process group, or the oldest call that is not over."""
+
+    group: str  # the group's name, the same on all its ranks
+    title: str = ""  # what the program calls it
+    ranks: Sequence[int] = ()  # the group's; none: all of the job
+    number: int = 0  # of a collective, the group's first is 1; 0: none yet, or a message
+    name: str = ""
+    is_over: bool = True
+
+
+def answer(asked: int, file: IO[Any], calls: Callable[[], list[Call]]) -> None:
+    """Called in the worker: from now on its calls can be taken.
+
+    Args:
+        asked: the pipe on which the guard asks.
+        file: shared with the guard.
+    """
+
+    def work() -> None:
+        while os.read(asked, 16):
+            try:
+                found = calls()
+            except Exception:  # of torch's inner parts, which may change: the report goes without
+                found = []
+            os.pwrite(file.fileno(), json.dumps([asdict(call) for call in found]).encode() + b"\n", 0)
+
+    def listen() -> None:
+        with contextlib.suppress(OSError):  # a program that closes all files gets no answers
+            work()
+
+    threading.Thread(target=listen, name="collectives", daemon=True).start()
+
+
+def take(ask: int, file: IO[Any]) -> list[Call]:
+    """Called in the guard: its worker's calls, none if it does not answer."""
+    os.ftruncate(file.fileno(), 0)
+    with contextlib.suppress(OSError):
+        os.write(ask, b"?")
+    end = time.monotonic() + _WITHIN
+    while not (found := _content(file)).endswith(b"\n") and time.monotonic() < end:
+        time.sleep(0.02)
+    return [Call(**call) for call in json.loads(found)] if found.endswith(b"\n") else []
+
+
+def _content(file: IO[Any]) -> bytes:
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
+
+
+def lines(found: Mapping[int, Sequence[Call]]) -> list[str]:
+    """What the ranks' calls say together: a line for each process group in which a rank waits.
+
+    Args:
+        found: each rank's calls, one for each of its groups; none for a rank that has not answered.
+    """
+    silent = [rank for rank, calls in found.items() if not calls]
+    groups: dict[str, dict[int, Call]] = {}
+    for rank, calls in sorted(found.items()):
+        for call in calls:
+            groups.setdefault(call.group, {})[rank] = call
+    shown = [_line(calls, silent) for calls in groups.values() if not all(call.is_over for call in calls.values())]
+    return shown[:_MOST] + [f"and {len(shown) - _MOST} more"] * (len(shown) > _MOST)
+
+
+def _line(calls: Mapping[int, Call], silent: Sequence[int]) -> str:
+    """About one process group."""
+    any_call = next(iter(calls.values()))
+    members = f" of {ranks_text(sorted(any_call.ranks))}" if any_call.ranks else ""
+    alike: dict[tuple[bool, int, str], list[int]] = {}
+    for rank, call in calls.items():
+        alike.setdefault((call.is_over, call.number, call.name), []).append(rank)
+    waiting = [key for key in alike if not key[0] and key[1]]
+    last = max((number for _, number, _ in waiting), default=0)
+    missing = sorted(rank for rank, call in calls.items() if call.is_over and call.number < last)
+    parts = [f"{_state(ranks_text(alike[key]), *key)}" for key in sorted(alike)]
+    if absent := [rank for rank in silent if not any_call.ranks or rank in any_call.ranks]:
+        parts.append(f"no answer from {ranks_text(absent)}")
+    if missing:
+        parts.append(f"missing: {ranks_text(missing)}")
+    elif len({name.partition(" ")[0] for _, number, name in waiting if number == last}) > 1:
+        parts.append("these are different calls")
+    return f"process group {any_call.title or any_call.group}{members}: {'; '.join(parts)}"
+
+
+def _state(ranks: str, is_over: bool, number: int, name: str) -> str:
+    if not number:
+        return f"{ranks} in {name}" if name else f"{ranks} in no collective yet"
+    return f"{ranks} {'done with' if is_over else 'in'} collective {number} ({name})"

@@ -1,0 +1,105 @@
+"""What the ranks' last calls say together, when a job hangs; and how a guard asks for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from runner.guard.collectives import Call, answer, lines, take
+from runner.guard.stacks import new_file
+
+WORLD = "0"
+
+
+def call(number: int, name: str = "all_reduce of 4", *, over: bool = False, group: str = WORLD) -> Call:
+    title = "default_pg" if group == WORLD else "mesh_tp"
+    return Call(
+        group=group,
+        title=title,
+        ranks=[] if group == WORLD else [int(rank) for rank in group],
+        number=number,
+        name=name,
+        is_over=over,
+    )
+
+
+def test_a_rank_that_is_missing_from_a_collective_is_named() -> None:
+    found = {rank: [call(58)] for rank in (0, 2, 3)} | {1: [call(57, "broadcast of 2 x 3", over=True)]}
+    assert lines(found) == [
+        "process group default_pg: ranks 0, 2-3 in collective 58 (all_reduce of 4); "
+        "rank 1 done with collective 57 (broadcast of 2 x 3); missing: rank 1"
+    ]
+
+
+def test_different_calls_are_named() -> None:
+    assert lines({0: [call(9)], 1: [call(9, "broadcast of 4")]}) == [
+        "process group default_pg: rank 0 in collective 9 (all_reduce of 4); rank 1 in collective 9 (broadcast of 4); "
+        "these are different calls"
+    ]
+    assert lines({0: [call(9)], 1: [call(9)]}) == [
+        "process group default_pg: ranks 0-1 in collective 9 (all_reduce of 4)"
+    ]
+
+
+def test_only_groups_in_which_a_rank_waits_are_shown_with_their_ranks() -> None:
+    found = {
+        0: [call(3, over=True), call(0, "recv of 8", group="01")],
+        1: [call(3, over=True), call(0, "", over=True, group="01")],
+        2: [call(3, over=True), call(5, over=True, group="23")],
+    }
+    assert lines(found) == ["process group mesh_tp of ranks 0-1: rank 0 in recv of 8; rank 1 in no collective yet"]
+
+
+def test_a_rank_that_has_called_nothing_is_missing() -> None:
+    assert lines({0: [call(1)], 1: [call(0, "", over=True)]})[0].endswith(
+        "rank 1 in no collective yet; missing: rank 1"
+    )
+
+
+def test_a_rank_that_does_not_answer_is_named_where_it_belongs() -> None:
+    found = {0: [call(8), call(3, group="01")], 1: [call(8), call(3, group="01")], 2: [], 3: [call(7, over=True)]}
+    assert lines(found) == [
+        "process group default_pg: ranks 0-1 in collective 8 (all_reduce of 4); "
+        "rank 3 done with collective 7 (all_reduce of 4); no answer from rank 2; missing: rank 3",
+        "process group mesh_tp of ranks 0-1: ranks 0-1 in collective 3 (all_reduce of 4)",
+    ]
+
+
+def test_no_more_than_eight_groups_are_shown() -> None:
+    shown = lines({0: [call(1, group=f"0{other}") for other in range(1, 10)]})
+    assert len(shown) == 9
+    assert shown[-1] == "and 1 more"
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    asked, ask = os.pipe()
+    yield asked, ask
+    os.close(ask)
+    os.close(asked)
+
+
+def test_a_guard_asks_more_than_once(pipe: tuple[int, int]) -> None:
+    asked, ask = pipe
+    known = [[call(1000)], [call(2)], []]
+    with new_file() as file:
+        assert take(ask, file) == []  # nobody answers, within a second
+        os.read(asked, 16)
+        answer(asked, file, lambda: known.pop(0))
+        assert take(ask, file) == [call(1000)]
+        assert take(ask, file) == [call(2)]
+        assert take(ask, file) == []
+
+
+def fails() -> list[Call]:
+    raise KeyError("profiling_name")
+
+
+def test_an_error_is_no_answer(pipe: tuple[int, int]) -> None:
+    asked, ask = pipe
+    with new_file() as file:
+        answer(asked, file, fails)
+        assert take(ask, file) == []
+        assert os.pread(file.fileno(), 10, 0) == b"[]\n"
