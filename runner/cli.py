@@ -140,6 +140,7 @@ def _job(
         device=request.device,
         replaced_backends=dict([request.replace_backend.split("=")]) if request.replace_backend else {},
         collective_timeout=request.collective_timeout or Job.collective_timeout,
+        is_standby=bool(request.standby),
         timeout_is_asked_for=request.collective_timeout is not None,
     )
     job = with_backend(job, request.backend or "auto")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from runner.comm.importing import import_without_collector
 from runner.comm.process_group import limit_when_imported, prepare_backends, start_process_group
 from runner.comm.served_store import serve_own_endpoint_only
+from runner.comm.standby import wait_until_needed
 from runner.comm.store import serve_store
 from runner.comm.table import backends
 from runner.comm.variables import settings, torchrun_variables
@@ -35,6 +36,8 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
             job.context.attempt and "torch" in sys.modules
         ):  # a spare process has imported it before the variables were set
             sys.modules["torch"].set_num_threads(job.placement.threads)
+    if job.is_standby:
+        wait_until_needed(job)
     if target.kind == "tool":
         load_tool(target.name)(job, list(arguments))
     elif target.kind == "workload":

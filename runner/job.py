@@ -27,6 +27,7 @@ class Job:
     replaced_backends: Mapping[str, str] = field(default_factory=dict)  # the name in the script: the backend it gets
     collective_timeout: float = 1800.0  # seconds
     board: Board = field(default_factory=Board, compare=False, repr=False)  # where the worker reports its progress
+    is_standby: bool = False  # it waits until it is needed
     timeout_is_asked_for: bool = False  # if not, scripts have torch's own default
 
     @property

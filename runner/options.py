@@ -96,6 +96,7 @@ class Request:
     on_preempt: Signals | Path | None = None
     time_limit: float | None = None
     began: float | None = None
+    standby: bool | None = None
 
     @property
     def tool(self) -> str:
@@ -176,6 +177,12 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="TIME",
         help="when the job began, in seconds since 1970: --time-limit counts from then (`supervise` gives it; default: now)",
+    )
+    group.add_argument(
+        "--standby",
+        action="store_const",
+        const=True,
+        help='import torch, then wait for the line "go on" on rank 0\'s standard input before the target starts (`supervise --standby` gives it)',
     )
     group.add_argument(
         "--restart-in-place",
@@ -270,6 +277,7 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
         on_preempt=known.on_preempt,
         time_limit=known.time_limit,
         began=known.began,
+        standby=known.standby,
     )
 
 
@@ -287,6 +295,7 @@ _IDLE = {
     ("hang_timeout", "tool"): "it is for workloads",
     ("on_preempt", "workload"): "a workload saves by itself",
     ("on_preempt", "tool"): "it is for scripts",
+    ("standby", "tool"): "it is for scripts and workloads",
     ("time_limit", "workload"): "a workload takes it after its name",
     ("time_limit", "tool"): "it is for scripts",
 }

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-PHASES = ("starting", "training", "evaluating", "saving", "done")
+PHASES = ("starting", "standby", "training", "evaluating", "saving", "done")
 
 _FORM = struct.Struct("=dqqqqqddd")
 _SHARE = 0.1  # of the last step in the mean of the step times
@@ -32,7 +32,7 @@ class Progress:
     @property
     def is_in_training(self) -> bool:
         """Whether a training has begun and not ended."""
-        return self.phase not in ("starting", "done")
+        return self.phase not in ("starting", "standby", "done")
 
 
 class Board:

@@ -52,11 +52,11 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent, the guard, dies for any reason (Linux)."""
+def die_with(parent: int, by: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent, such as the guard, dies for any reason (Linux)."""
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by, 0, 0, 0)
     if os.getppid() != parent:  # it died before the call
         os._exit(EXIT_FAILURE)
 

@@ -24,7 +24,7 @@ from runner.rendezvous.endpoint import port_of
 
 _TRACEBACK = 8000  # characters that are kept of it, the last ones: a message fits into a pipe
 _TRYING = 60.0  # seconds until a spare process is tried again for which there was no room
-_IMPORTED = ("torch.distributed", "torch._dynamo")  # by a spare process; DDP's constructor imports the second
+_IMPORTED = ("torch.distributed", "torch._dynamo")  # ahead; DDP's constructor imports the second
 
 
 class Lifeline:
@@ -188,13 +188,18 @@ class Nursery:
         return lifeline
 
 
+def import_ahead() -> None:
+    """Import torch, for a target that is to start in this process later."""
+    for module in _IMPORTED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+
+
 def _wait(requested: int) -> int:
     """Import torch, and wait to be called. Returns the attempt's number."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker
     gc.disable()  # it would look through the modules' objects again and again
-    with contextlib.suppress(ImportError):
-        for module in _IMPORTED:
-            importlib.import_module(module)
+    import_ahead()
     gc.enable()
     attempt = os.read(requested, 16)
     if not attempt:

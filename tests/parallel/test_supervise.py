@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGSTOP, SIGUSR1
 from typing import Any
@@ -93,6 +94,41 @@ def test_a_signal_between_two_attempts_is_heard(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 75, stderr
     assert "SIGUSR1 came, so it is not started again" in stderr
+
+
+def test_the_next_start_is_ready_and_goes_on_where_it_is_needed(tmp_path: Path) -> None:
+    job = [mpirun_path(), "-np", "2", *RUNNER, "faulty", "--checkpoint-dir", str(tmp_path / "run"), "--resume", "auto"]
+    job += ["--milliseconds", "20", "--save-every-steps", "20", "--save-every", "0"]
+    command = [*RUNNER, "supervise", "--standby", "--log-dir", str(tmp_path / "log"), "--", *job]
+    process = subprocess.Popen(command, cwd=SCRIPTS, env=clean_environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        waiting = [wait_for(process, tmp_path / "log" / "attempt-2", rank, "standby") for rank in range(2)]
+        first = wait_for(process, tmp_path / "log" / "attempt-1", 1, "training")
+        psutil.Process(first["pid"]).kill()
+        going_on = [wait_for(process, tmp_path / "log" / "attempt-2", rank, "training") for rank in range(2)]
+        assert [one["pid"] for one in going_on] == [one["pid"] for one in waiting]
+        wait_for(process, tmp_path / "log" / "attempt-3", 0, "standby")
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(SIGUSR1)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 75, stderr
+    assert [one["next"] for one in attempts(tmp_path)] == ["started again", "it asks to be queued again"]
+    assert not psutil.wait_procs(below, timeout=20)[1]
+    state = json.loads((tmp_path / "log" / "attempt-3" / "state" / "rank-00001.json").read_text())
+    assert (state["phase"], state["exit_code"]) == ("ended", 0), "what waited has ended, too"
+
+
+def wait_for(process: subprocess.Popen[str], folder: Path, rank: int, phase: str) -> dict[str, Any]:
+    """A rank's state, once it is in this phase."""
+    while True:
+        assert process.poll() is None, process.communicate()
+        with suppress(FileNotFoundError, ValueError):
+            state: dict[str, Any] = json.loads((folder / "state" / f"rank-{rank:05d}.json").read_text())
+            if state["phase"] == phase:
+                return state
+        time.sleep(0.1)
 
 
 def test_an_error_before_the_first_step_that_comes_again_ends_it(tmp_path: Path) -> None:

@@ -18,12 +18,16 @@ from pathlib import Path
 from tests.launching import RUNNER, SCRIPTS, mpirun_path, run
 
 SCRIPT = str(SCRIPTS / "killed_once.py")
-PAUSE = "8"  # seconds of training before the kill
+PAUSE = "15"  # seconds of training before the kill: what waits for it is ready by then
 
 
-def by_supervise(ranks: int, folder: Path) -> list[str]:
+def by_supervise(ranks: int, folder: Path, *options: str) -> list[str]:
     job = [mpirun_path(), "-np", str(ranks), *RUNNER, SCRIPT, str(folder), PAUSE]
-    return [*RUNNER, "supervise", "--log-dir", str(folder / "log"), "--", *job]
+    return [*RUNNER, "supervise", *options, "--log-dir", str(folder / "log"), "--", *job]
+
+
+def by_standby(ranks: int, folder: Path) -> list[str]:
+    return by_supervise(ranks, folder, "--standby")
 
 
 def in_place(ranks: int, folder: Path) -> list[str]:
@@ -55,7 +59,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     for ranks in given.ranks:
-        ways = {"in place": in_place, "supervise": by_supervise, "torchrun": by_torchrun}
+        ways = {"in place": in_place, "standby": by_standby, "supervise": by_supervise, "torchrun": by_torchrun}
         found: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(given.rounds):
             for name, way in ways.items():
@@ -65,7 +69,7 @@ def main() -> None:
             print(
                 f"{ranks} ranks, {name:10} {statistics.median(seconds):5.2f} s ({min(seconds):.2f} to {max(seconds):.2f})"
             )
-        for name in ("in place", "supervise"):
+        for name in [name for name in ways if name != "torchrun"]:
             pairs = zip(found[name], found["torchrun"], strict=True)
             ratios = [own / other for own, other in pairs if own < math.inf and other < math.inf] or [math.nan]
             print(

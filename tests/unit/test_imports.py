@@ -38,6 +38,7 @@ TABLE: dict[str, set[str]] = {
             "extensions",
             "numbers",
             "launch",
+            "guard",
             "target",
             "job",
             "options",

@@ -19,6 +19,7 @@ from runner.tools.top.states import State, read_states
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _ROUND = 5.0  # seconds between two looks at a running job
+_SETTLING = 5.0  # seconds of an attempt until the next is prepared: importing torch, too, it would slow the start down
 _LEAVING = 120.0  # seconds that ranks without their launcher get to save and to end
 _SILENT = 3  # intervals without a new state after which a rank counts as gone
 
@@ -91,14 +92,25 @@ def passing_signals_on() -> Iterator[PassedOn]:
             signal.signal(number, handler)
 
 
-def run_attempt(number: int, command: list[str], folder: Path, signals: PassedOn) -> Attempt:
+def run_attempt(
+    number: int,
+    command: list[str],
+    folder: Path,
+    signals: PassedOn,
+    ready: subprocess.Popen[bytes] | None,
+    prepare: Callable[[], None],
+) -> Attempt:
     """Run a command, whose ranks write their states into a folder, to its end.
+
+    Args:
+        ready: a launcher of it that runs already.
+        prepare: called when it has run for some seconds.
 
     Raises:
         UsageError: it cannot be started.
     """
     began, start = time.time(), time.monotonic()
-    code = _run(command, folder, signals)
+    code = _run(command, folder, signals, ready, prepare)
     seconds = time.monotonic() - start
     left = wait_for_ranks(folder, everywhere=code < 0, is_told=lambda: bool(signals.unsent))
     ended = Attempt(
@@ -131,21 +143,31 @@ def _with_cause(attempt: Attempt, states: list[State]) -> Attempt:
     )
 
 
-def _run(command: list[str], folder: Path, signals: PassedOn) -> int:
+def _run(
+    command: list[str],
+    folder: Path,
+    signals: PassedOn,
+    ready: subprocess.Popen[bytes] | None,
+    prepare: Callable[[], None],
+) -> int:
     """Run a command to its end. Returns its exit code (below 0: killed by a signal)."""
     try:
-        process = subprocess.Popen(command)
+        process = ready or subprocess.Popen(command)
     except OSError as error:
         raise UsageError(f"cannot start {command[0]}: {error.strerror}") from None
     signals.begin(process)
     try:
-        return _wait(process, folder)
+        return _wait(process, folder, prepare)
     finally:
         signals.process = None
 
 
-def _wait(process: subprocess.Popen[bytes], folder: Path) -> int:
+def _wait(process: subprocess.Popen[bytes], folder: Path, prepare: Callable[[], None]) -> int:
     """Wait for the launcher's end. One that has lost a host may wait for it for minutes, and is ended: its ranks end by themselves."""
+    try:
+        return process.wait(_SETTLING)
+    except subprocess.TimeoutExpired:
+        prepare()
     has_lost = False
     signals = [signal.SIGTERM, signal.SIGKILL]
     while True:

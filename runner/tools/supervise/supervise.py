@@ -27,6 +27,7 @@ import shutil
 import sys
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from signal import SIGUSR1, Signals
 
@@ -38,6 +39,7 @@ from runner.tools import tool_names
 from runner.tools.supervise.attempts import Attempt, PassedOn, passing_signals_on, read_attempts, run_attempt
 from runner.tools.supervise.command_hosts import CommandHosts, read_hosts
 from runner.tools.supervise.report import print_report
+from runner.tools.supervise.standby import Standby
 
 _LOG = "attempts.jsonl"
 
@@ -61,30 +63,51 @@ def supervise(job: Job, argv: list[str]) -> None:
         raise UsageError("supervise: --log-dir is given to the command", fix="give it to supervise, before the --")
     is_workload = request is not None and request.may_be_workload  # whose steps are known
     hosts = _hosts(given, place - 2)
+    standby = Standby()
     with passing_signals_on() as signals:
-        sys.exit(_start_until_done(given, place, hosts, signals, is_workload=is_workload))
+        try:
+            code = _start_until_done(given, place, hosts, signals, standby, is_workload=is_workload)
+        finally:
+            standby.end()
+    sys.exit(code)
 
 
 def _start_until_done(
-    given: argparse.Namespace, place: int, hosts: CommandHosts | None, signals: PassedOn, *, is_workload: bool
+    given: argparse.Namespace,
+    place: int,
+    hosts: CommandHosts | None,
+    signals: PassedOn,
+    standby: Standby,
+    *,
+    is_workload: bool,
 ) -> int:
     """Start the command until it ends well, or a restart would not help. Returns the exit code."""
     log, began = given.log_dir / _LOG, time.time()
     earlier = _earlier_attempts(log)  # of a supervise before this one, as in a job that was queued again
     last: Attempt | None = None
     left_out: list[str] = []
-    for number in itertools.count(earlier + 1):
-        folder = given.log_dir / f"attempt-{number}"
+
+    def command_of(folder: Path, *more: str) -> list[str]:
         shutil.rmtree(folder, ignore_errors=True)
-        options = ["--log-dir", str(folder), "--began", f"{began:.0f}"]
+        options = ["--log-dir", str(folder), "--began", f"{began:.0f}", *more]
         command = [*given.command[:place], *options, *given.command[place:]]
         if hosts is not None:
             command[: place - 2] = hosts.command(hosts.without(left_out), folder / "hosts")
+        return command
+
+    def prepare_after(number: int) -> None:
+        standby.prepare(command_of(given.log_dir / f"attempt-{number + 1}", "--standby"), left_out)
+
+    for number in itertools.count(earlier + 1):
+        folder = given.log_dir / f"attempt-{number}"
+        is_last = number - earlier > given.max_restarts
         if signals.unsent:
             _say(f"{_name_of(signals.unsent)}: not started")
             return _code_of(signals.unsent)
-        attempt = run_attempt(number, command, folder, signals)
-        is_last = number - earlier > given.max_restarts
+        ready = standby.take(left_out)
+        command = [] if ready is not None else command_of(folder)
+        prepare = partial(prepare_after, number) if given.standby and not is_last else _nothing
+        attempt = run_attempt(number, command, folder, signals, ready, prepare)
         reason = _reason_to_end(attempt, last, given, is_workload=is_workload, is_last=is_last)
         how = "started again"
         if hosts is not None and not reason and (host := _host_to_leave(attempt, last, hosts)):
@@ -105,6 +128,10 @@ def _start_until_done(
             return _code_of(signals.unsent) if is_told else attempt.code
         last = attempt
     raise AssertionError  # count() does not end
+
+
+def _nothing() -> None:
+    """Done where nothing is to be prepared."""
 
 
 def _earlier_attempts(log: Path) -> int:
@@ -157,6 +184,11 @@ def _parser() -> Parser:
         type=positive,
         metavar="N",
         help="go on with fewer ranks, but not below, where no spare host is left",
+    )
+    parser.add_argument(
+        "--standby",
+        action="store_true",
+        help="have the next start ready, with torch imported: faster, for some 400 MB per rank",
     )
     parser.add_argument(
         "--log-dir", type=Path, default=Path("supervise"), metavar="DIR", help="on all hosts (default: supervise)"

@@ -80,7 +80,8 @@ def _folder_of_number(number: str) -> Path:
     entries = entries_of(number)
     if entries is None:
         raise UsageError(f"there is no folder {Path(number) / FOLDER}", fix=_FIX)
-    known = next(filter(None, map(read_entry, entries)), None)
+    starts = list(filter(None, map(read_entry, entries)))
+    known = next((start for start in starts if not _waits(start[1])), starts[0] if starts else None)
     if known is None:
         raise UsageError(
             f"there is no folder {Path(number) / FOLDER}, and no job {number} of yours runs with --log-dir", fix=_FIX
@@ -92,6 +93,12 @@ def _folder_of_number(number: str) -> Path:
             fix=f"run top on {host}",
         )
     return folder
+
+
+def _waits(folder: Path) -> bool:
+    """Whether a start has its ranks wait until it is needed."""
+    states = read_states(folder)
+    return bool(states) and all(state.phase == "standby" for state in states)
 
 
 def read_states(folder: Path) -> list[State]:
