@@ -199,11 +199,17 @@ def test_what_is_given_restricts_the_layouts() -> None:
     assert {one.options.schedule for one in every(cluster, pp=2, schedule="gpipe")} == {"gpipe"}
 
 
+def test_tensor_parallelism_over_whole_hosts_is_planned_as_a_run_takes_it_where_it_is_asked_for() -> None:
+    cluster = Cluster(gpus=8, hosts=4)
+    (one, *_) = every(cluster, tp=4)
+    assert one.options.tp == 4
+    assert cluster.spans_hosts(one.layout, "tensor")
+
+
 @pytest.mark.parametrize(
     ("hosts", "plan", "given", "expected"),
     [
         (1, PLAN, {"tp": 3}, r"tensor\(3\) = 3 does not divide 8 ranks"),
-        (4, PLAN, {"tp": 4}, "--tp 4 is more than the 2 GPUs of a host"),
         (1, Plan(), {"tp": 2}, "it does not say how its layers are divided"),
     ],
 )

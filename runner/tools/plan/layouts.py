@@ -156,10 +156,6 @@ def _candidate(
     if problem := plan.lacks(options):
         raise UsageError(f"this workload cannot be trained with {problem}")
     layout = lay_out(cluster.topology(), options.degrees(cluster.gpus))
-    if options.tp > cluster.per_host:
-        raise UsageError(
-            f"--tp {options.tp} is more than the {cluster.per_host} GPUs of a host", fix="take a smaller one"
-        )
     data = layout.degrees.data
     if global_batch is not None and global_batch % data:
         raise UsageError(f"--global-batch-size {global_batch} does not divide among {data} data-parallel ranks")
