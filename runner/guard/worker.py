@@ -20,6 +20,8 @@ from runner.guard.settings import Words
 # Seconds that a failed worker's exit handlers get before it is killed, and that its child processes get between
 # SIGTERM and SIGKILL.
 GRACE = 2.0
+# Where all ranks fail alike: MPI_Finalize() waits for the others, and the first rank, which prints why, may come last.
+_TOGETHER = 15.0
 _SAVING = 30.0  # seconds that a worker which saves on SIGTERM gets for it, or as long as it says that it does
 _AGAIN = 1.0  # seconds until it is asked again whether it still saves
 
@@ -64,7 +66,7 @@ class Worker:
     def has_failed(self, code: int, *, everywhere: bool, traceback: str) -> None:
         """It is about to end by itself."""
         self.verdict, self.is_everywhere, self.traceback = code, everywhere, traceback
-        self._deadline = time.monotonic() + GRACE
+        self._deadline = time.monotonic() + (_TOGETHER if everywhere else GRACE)
 
     def signal(self, number: int) -> None:
         """Send a signal, if it is still there."""

@@ -1,11 +1,17 @@
-"""Rank 0 is done at once; rank 1 stops itself in its first attempt. Nothing is exchanged."""
+"""Rank 0 is done at once; then rank 1 stops itself in its first attempt. No group is made."""
 
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 once = Path(sys.argv[1])
-if os.environ["RANK"] == "1" and not once.exists():
+done = once.with_suffix(".done")
+if os.environ["RANK"] == "0":
+    done.touch()
+elif not once.exists():
+    while not done.exists():
+        time.sleep(0.1)
     once.touch()
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -196,6 +196,13 @@ def test_the_program_hears_a_signal_before_what_it_has_started(name: str) -> Non
         children[2].kill()
 
 
+def test_a_rank_that_fails_as_all_do_waits_for_the_one_that_says_why() -> None:
+    body = "lifeline.rendezvous_complete(); lifeline.failed(2, everywhere=True); time.sleep(4); print('left', flush=True); os._exit(2)"
+    with guarded(body) as process:
+        assert process.communicate(timeout=20)[0].endswith("left\n")
+        assert process.returncode == 2
+
+
 def test_where_the_ends_of_children_are_ignored_the_workers_is_heard_all_the_same() -> None:
     with guarded("sys.exit(7)", first="signal.signal(signal.SIGCHLD, signal.SIG_IGN)") as process:
         process.communicate(timeout=20)
