@@ -20,6 +20,7 @@ from runner.parallel.layers import prepare
 from runner.parallel.mesh import degree
 from runner.parallel.options import ParallelOptions
 from runner.parallel.task import Task, fill
+from runner.parallel.tied import shared_parameters, tie_divided
 from runner.parallel.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -110,7 +111,9 @@ def _divide_layers(model: nn.Module, task: Task, setting: Setting) -> None:
 
     styles = task.plan.styles(model, sequence=setting.options.sequence_parallel)
     if styles:
+        shared = shared_parameters(model)
         parallelize_module(model, setting.mesh["tensor"], styles, src_data_rank=None)  # all ranks have the same weights
+        tie_divided(shared)
 
 
 def _shard(model: nn.Module, units: Iterable[nn.Module], setting: Setting, *, is_last: bool) -> None:

@@ -15,12 +15,16 @@ from runner.parallel.state import whole_of
 
 @torch.no_grad()
 def clip_gradients(
-    parameters: Iterable[nn.Parameter], limit: float, pipeline: dist.ProcessGroup | None = None
+    parameters: Iterable[nn.Parameter],
+    limit: float,
+    pipeline: dist.ProcessGroup | None = None,
+    copies: Iterable[nn.Parameter] = (),
 ) -> Tensor:
     """Scale the gradients down if the norm of all of them is above a limit. Collective if they are divided.
 
     Args:
         pipeline: the ranks that have the model's other stages.
+        copies: of parameters of other stages. They count there, and are scaled here.
 
     Returns:
         The norm before, the same on all ranks: a scalar.
@@ -29,7 +33,9 @@ def clip_gradients(
     for parameter in parameters:
         if parameter.grad is not None:
             by_mesh[getattr(parameter.grad, "device_mesh", None)].append(parameter)
-    norms = [whole_of(nn.utils.get_total_norm([_gradient(one) for one in group])) for group in by_mesh.values()]
+    elsewhere = {id(copy) for copy in copies}
+    counted = [[_gradient(one) for one in group if id(one) not in elsewhere] for group in by_mesh.values()]
+    norms = [whole_of(nn.utils.get_total_norm(gradients)) for gradients in counted if gradients]
     square = torch.stack(norms).square().sum() if norms else torch.zeros(())
     if pipeline is not None:
         dist.all_reduce(square, group=pipeline)

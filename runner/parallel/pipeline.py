@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from runner.comm.timing import synchronize
@@ -22,6 +23,7 @@ from runner.parallel.options import SCHEDULES
 from runner.parallel.stages import balanced, part_of, segments
 from runner.parallel.state import State, merged, restricted, whole_of
 from runner.parallel.task import Task, to_device
+from runner.parallel.tied import NOT_ALIKE, Tied, division, untie
 from runner.parallel.trainer import Trainer
 
 # How the cost of layers is measured: on so many samples, at least so often, and until so many seconds have passed.
@@ -47,7 +49,13 @@ class PipelineTrainer(DividedTrainer):
     """
 
     def __init__(
-        self, task: Task, model: nn.Module, setting: Setting, stages: dict[int, nn.Module], owners: Sequence[int]
+        self,
+        task: Task,
+        model: nn.Module,
+        setting: Setting,
+        stages: dict[int, nn.Module],
+        owners: Sequence[int],
+        tied: Sequence[Tied],
     ) -> None:
         """Make the schedule.
 
@@ -55,10 +63,13 @@ class PipelineTrainer(DividedTrainer):
             model: this rank's stages in one, for the names of parameters.
             stages: this rank's, by number.
             owners: of each stage: the rank in the pipeline that has it.
+            tied: the parameters that several stages have, each a copy.
         """
         super().__init__(task, model, setting, stages.values())
         self.pipeline = setting.mesh.get_group("pipeline")
         self._home, self._stages, self._owners = setting.device, stages, owners
+        self.copies = {name: one.name for one in tied for _, name in one.places[1:]}
+        self._shared = self._own_of(tied)
         options = setting.options
         kind: Any = get_schedule_class(SCHEDULES[options.schedule].name)
         self.pipeline_stages = [
@@ -84,7 +95,58 @@ class PipelineTrainer(DividedTrainer):
         if losses:
             mean.copy_(torch.stack([whole_of(loss.detach()) for loss in losses]).mean())
         dist.broadcast(mean, group=self.pipeline, group_src=self._owners[last])
+        for parameter, having in self._shared:
+            self._sum_gradient(parameter, having)
         return mean
+
+    def _own_of(self, tied: Sequence[Tied]) -> list[tuple[nn.Parameter, list[int]]]:
+        """This rank's parameters that other stages have, too, each with the ranks of the pipeline that have it.
+
+        Raises:
+            UsageError: they are not divided alike.
+        """
+        here, parameters = dist.get_rank(self.pipeline), dict(self.model.named_parameters())
+        own = {
+            one.name: parameters[name]
+            for one in tied
+            for stage, name in one.places
+            if self._owners[stage] == here and parameters[name].requires_grad
+        }
+        everyone: list[Any] = [None] * dist.get_world_size(self.pipeline)
+        divided = {name: division(parameter) for name, parameter in own.items()}
+        dist.all_gather_object(everyone, divided, group=self.pipeline)
+        for name in {name for ways in everyone for name in ways}:
+            if len({ways[name] for ways in everyone if name in ways}) > 1:
+                with raised_on_all_ranks():
+                    raise UsageError(
+                        f"{name} is tied to a weight of another stage of the pipeline, and the two are not divided alike",
+                        fix=NOT_ALIKE,
+                    )
+        return [
+            (parameter, [rank for rank, ways in enumerate(everyone) if name in ways]) for name, parameter in own.items()
+        ]
+
+    @torch.no_grad()
+    def _sum_gradient(self, parameter: nn.Parameter, having: Sequence[int]) -> None:
+        """Add up what the stages' copies of a parameter have got, in the same order on all of them."""
+        here = dist.get_rank(self.pipeline)
+        if parameter.grad is None:  # this stage has not used it
+            parameter.grad = torch.zeros_like(parameter)
+        gradient: Any = parameter.grad
+        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):  # an embedding's is not yet divided
+            gradient = parameter.grad = gradient.redistribute(placements=parameter.placements)
+        part = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        own = part.to(self._home).contiguous()
+        found = {rank: own if rank == here else torch.empty_like(own) for rank in having}
+        exchange = [
+            dist.P2POp(way, tensor, group=self.pipeline, group_peer=rank)
+            for rank in having
+            if rank != here
+            for way, tensor in ((dist.isend, own), (dist.irecv, found[rank]))
+        ]
+        for work in dist.batch_isend_irecv(exchange):
+            work.wait()
+        part.copy_(torch.stack([found[rank] for rank in having]).sum(0))
 
     def outputs(self, inputs: Tensor, *more: Any) -> Tensor:
         """As in the base class. The batch goes through the stages one by one, and all ranks get the outputs."""
@@ -130,7 +192,8 @@ class PipelineTrainer(DividedTrainer):
 
     def load(self, state: State) -> None:
         """As in the base class."""
-        super().load(restricted(state, dict(self.model.named_parameters())))
+        names = {self.copies.get(name, name) for name, _ in self.model.named_parameters()}
+        super().load(restricted(state, names))
 
 
 def pipeline(task: Task, setting: Setting, *, shard: bool) -> Trainer:
@@ -148,13 +211,14 @@ def pipeline(task: Task, setting: Setting, *, shard: bool) -> Trainer:
     names = [name for piece in pieces for name in piece]
     of_stages = [{name for piece in pieces[cut.start : cut.stop] for name in piece} for cut in cuts]
     parts = [part_of(model, names, own) for own in of_stages]
-    _check_ties(parts)
+    tied = untie(parts)
+    _check_apart(tied, owners)
     stages = {number: part for number, part in enumerate(parts) if owners[number] == here}
     whole = part_of(model, names, set().union(*(of_stages[number] for number in stages)))
     for number, stage in stages.items():
         divide(stage, task, setting, shard=shard, is_last=number == len(owners) - 1)
         settle(stage, task, setting)
-    return PipelineTrainer(task, whole, setting, stages, owners)
+    return PipelineTrainer(task, whole, setting, stages, owners, tied)
 
 
 def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], setting: Setting) -> list[float]:
@@ -230,22 +294,20 @@ def _seconds(part: nn.Module, values: Tensor) -> tuple[float, Tensor]:
     return time.perf_counter() - start, outputs.detach()
 
 
-def _check_ties(stages: Sequence[nn.Module]) -> None:
-    """Refuse a parameter that two stages share: each would train its own copy.
+def _check_apart(tied: Sequence[Tied], owners: Sequence[int]) -> None:
+    """Refuse stages of one rank that share a parameter: its copies would be two of the same name.
 
     Raises:
-        UsageError: there is one.
+        UsageError: there are some.
     """
-    first: dict[int, tuple[int, str]] = {}
-    for number, part in enumerate(stages):
-        for name, parameter in part.named_parameters():
-            stage, other = first.setdefault(id(parameter), (number, name))
-            if stage != number:
-                with raised_on_all_ranks():
-                    raise UsageError(
-                        f"{name} is tied to {other}, and stages {stage} and {number} of the pipeline would have one each",
-                        fix="untie them, or train without --pp",
-                    )
+    for one in tied:
+        (stage, name), (other, its), *_ = one.places
+        if len({owners[number] for number, _ in one.places}) < len(one.places):
+            with raised_on_all_ranks():
+                raise UsageError(
+                    f"{its} is tied to {name}, and this schedule has their stages ({stage} and {other}) on one rank",
+                    fix="take a --schedule that has the first and the last stage on two",
+                )
 
 
 def _header(values: Tensor) -> Tensor:

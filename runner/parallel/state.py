@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from runner.errors import raised_on_all_ranks
 from runner.parallel.plain import decode, encode
 
+NO_COPIES: Mapping[str, str] = {}
 _OTHER = "of the optimizer: "  # begins the name of an entry that is not a parameter's
 
 
@@ -34,18 +35,26 @@ class State:
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def state_of(model: nn.Module, optimizer: Optimizer) -> State:
+def state_of(model: nn.Module, optimizer: Optimizer, copies: Mapping[str, str] = NO_COPIES) -> State:
     """The current state. Its tensors share memory with the model and the optimizer.
+
+    Args:
+        copies: the names of copies of parameters that another pipeline stage has, with the names there, by which the
+            optimizer's state is kept.
 
     Raises:
         UsageError: it holds something that a checkpoint cannot.
     """
-    return state_by_name(model, optimizer, model.state_dict(), optimizer.state_dict())
+    return state_by_name(model, optimizer, model.state_dict(), optimizer.state_dict(), copies)
 
 
 @raised_on_all_ranks()
 def state_by_name(
-    model: nn.Module, optimizer: Optimizer, model_state: Mapping[str, Any], optimizer_state: Mapping[str, Any]
+    model: nn.Module,
+    optimizer: Optimizer,
+    model_state: Mapping[str, Any],
+    optimizer_state: Mapping[str, Any],
+    copies: Mapping[str, str] = NO_COPIES,
 ) -> State:
     """The state from ``state_dict()`` of a model and an optimizer like these.
 
@@ -53,7 +62,7 @@ def state_by_name(
         UsageError: it holds something that a checkpoint cannot.
     """
     tensors: dict[str, Tensor] = {}
-    names = _names(model, optimizer)
+    names = _names(model, optimizer, copies)
     extra = {}
     for name, value in model_state.items():
         encoded = encode(value, f"model.{name}", tensors)
@@ -71,13 +80,13 @@ def state_by_name(
     return State(tensors, groups, {"model": extra, "optimizer": values})
 
 
-def load_state(model: nn.Module, optimizer: Optimizer, state: State) -> None:
-    """Load a state. Parameters are found by name, so their order in the optimizer's groups does not matter.
+def load_state(model: nn.Module, optimizer: Optimizer, state: State, copies: Mapping[str, str] = NO_COPIES) -> None:
+    """Load a state, with ``copies`` as in ``state_of``. Parameters are found by name, so their order in the optimizer's groups does not matter.
 
     Raises:
         ValueError: the optimizer's parameters or groups differ; nothing is loaded then.
     """
-    numbers: dict[str, Any] = {name: number for number, name in enumerate(_names(model, optimizer))}
+    numbers: dict[str, Any] = {name: number for number, name in enumerate(_names(model, optimizer, copies))}
     own = optimizer.state_dict()["param_groups"]
     if [sorted(numbers.get(name, -1) for name in group["params"]) for group in state.groups] != [
         sorted(group["params"]) for group in own
@@ -124,16 +133,20 @@ def restricted(state: State, names: Collection[str]) -> State:
 
 
 def room_for(
-    model: nn.Module, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]], everywhere: Collection[str] = ()
+    model: nn.Module,
+    shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    everywhere: Collection[str] = (),
+    copies: Mapping[str, str] = NO_COPIES,
 ) -> dict[str, Tensor]:
     """Tensors to read a state into: the model's own, and new ones for the optimizer, sharded like the parameters.
 
     Args:
         shapes: (shape, dtype) of all tensors of the state, by name.
         everywhere: the names of the whole model's parameters. There is no room for what belongs to one that is elsewhere.
+        copies: as in ``state_of``.
     """
     own = {f"model.{name}": value.detach() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    parameters = dict(model.named_parameters())
+    parameters = {copies.get(name, name): parameter for name, parameter in model.named_parameters()}
     room = {}
     for name, (shape, dtype) in shapes.items():
         like = parameters.get(_parameter_of(name, parameters) or "")
@@ -179,9 +192,9 @@ def _parameter_of(name: str, parameters: Collection[str]) -> str | None:
     return None
 
 
-def _names(model: nn.Module, optimizer: Optimizer) -> list[str]:
+def _names(model: nn.Module, optimizer: Optimizer, copies: Mapping[str, str]) -> list[str]:
     """The name of each of the optimizer's parameters, by the number that its ``state_dict()`` gives it."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): copies.get(name, name) for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return [names.get(id(parameter), _unnamed(number)) for number, parameter in enumerate(parameters)]
 

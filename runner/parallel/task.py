@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel.stages import PassedOn
 from runner.parallel.state import copy_part
+from runner.parallel.tied import shared_parameters
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
@@ -154,12 +155,18 @@ def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.devic
     places = dict(model.named_modules())
     with torch.device("meta"):
         whole = factory()
-    filled: set[int] = set()  # a tied parameter is initialised by the first module that has it
+    where: dict[int, list[tuple[str, str]]] = {}  # the modules that have a tensor, of which the first initialises it
     for name, module in whole.named_modules():
-        own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
-        first = [key for key, tensor in own.items() if id(tensor) not in filled]
-        filled |= {id(tensor) for tensor in own.values()}
-        if not any(hasattr(places.get(name), key) for key in first):  # tied, or in another stage
+        for key, tensor in _own_tensors(module).items():
+            where.setdefault(id(tensor), []).append((name, key))
+    for name, module in whole.named_modules():
+        own = {key: where[id(tensor)] for key, tensor in _own_tensors(module).items()}
+        wanted = {
+            key: [getattr(places[place], its) for place, its in users if hasattr(places.get(place), its)]
+            for key, users in own.items()
+            if users[0] == (name, key)
+        }
+        if not any(wanted.values()):  # it is in other stages
             continue
         reset = getattr(module, "reset_parameters", None)
         if reset is None:
@@ -168,21 +175,22 @@ def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.devic
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(_seed_of(name))
             reset()
-        for key in first:
-            copy_part(getattr(module, key), getattr(places[name], key))
+        for key, parts in wanted.items():
+            for part in parts:
+                copy_part(getattr(module, key), part)
         module.to_empty(device=torch.device("meta"), recurse=False)
+
+
+def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
 
 
 def _allocate(model: nn.Module, device: torch.device) -> None:
     """``to_empty``, which would untie parameters (torch 2.14)."""
-    tied: dict[int, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for key, parameter in module.named_parameters(recurse=False):
-            tied.setdefault(id(parameter), []).append((module, key))
+    shared = shared_parameters(model)
     model.to_empty(device=device)
-    for (first, name), *others in tied.values():
-        for module, key in others:
-            module.register_parameter(key, first.get_parameter(name))
+    for one in shared:
+        one.tie()
 
 
 def _seed_of(name: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,7 +16,7 @@ from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel import precision
 from runner.parallel.gradients import clip_gradients
 from runner.parallel.options import ParallelOptions
-from runner.parallel.state import State, copy_part, load_state, shapes_of, state_of, whole_of
+from runner.parallel.state import NO_COPIES, State, copy_part, load_state, shapes_of, state_of, whole_of
 from runner.parallel.task import Task
 
 
@@ -29,11 +29,13 @@ class Trainer:
         is_sharded: whether each rank has a part of the state, so that all ranks write and read a checkpoint. Otherwise all
             have the same state, and rank 0 does.
         period: steps from one average of the replicas to the next; between them they differ, if it is more than one.
+        copies: the names of copies of parameters that another pipeline stage has, with the names there; of the whole model.
         ready: when this rank had done of the last step what needs no other one (time.perf_counter()); None if it is not known.
     """
 
     is_sharded = False
     period = 1
+    copies: Mapping[str, str] = NO_COPIES
     ready: float | None = None
     pipeline: dist.ProcessGroup | None = None  # the ranks that have the model's other stages, if any
     replicas: dist.ProcessGroup | None = None  # the ranks that have the same buffers; None: all
@@ -98,7 +100,8 @@ class Trainer:
                 for found in self.scaler._found_inf_per_device(self.optimizer).values():
                     dist.all_reduce(found, dist.ReduceOp.MAX)
         if self.options.clip_norm is not None:
-            clip_gradients(self.model.parameters(), self.options.clip_norm, self.pipeline)
+            copies = [parameter for name, parameter in self.model.named_parameters() if name in self.copies]
+            clip_gradients(self.model.parameters(), self.options.clip_norm, self.pipeline, copies)
         if self.scaler is None:
             self.optimizer.step()
         else:
@@ -141,11 +144,13 @@ class Trainer:
                         f"{name} is {list(tensor.shape)} in the weights, and here it {here}", fix="take the same model"
                     )
             missing.discard(name)
-            if name in places:
-                copy_part(tensor.to(places[name].device, places[name].dtype), places[name])
+            for place in (name, *(copy for copy, first in self.copies.items() if first == name)):
+                if place in places:
+                    copy_part(tensor.to(places[place].device, places[place].dtype), places[place])
         tied = {
             name for name in missing if id(places.get(name)) in {id(places[one]) for one in places.keys() - missing}
         }
+        tied |= {copy for copy, first in self.copies.items() if first not in missing}
         if missing - tied:
             with raised_on_all_ranks():
                 raise UsageError(f"the weights have no {min(missing - tied)}", fix="take those of the same model")
@@ -168,7 +173,7 @@ class Trainer:
 
         Groups and values are those of all ranks. Collective.
         """
-        return self.with_scaler(state_of(self.model, self.optimizer))
+        return self.with_scaler(state_of(self.model, self.optimizer, self.copies))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the whole model's parameters and buffers, by name, wherever they are. Collective."""
@@ -176,7 +181,7 @@ class Trainer:
 
     def load(self, state: State) -> None:
         """Load a state; its tensors are this rank's parts."""
-        load_state(self.model, self.optimizer, state)
+        load_state(self.model, self.optimizer, state, self.copies)
         self.load_scaler(state)
 
     def with_scaler(self, state: State) -> State:

@@ -58,7 +58,7 @@ def _load(
     saved, shapes, sums = run.on_main(lambda: _open(path, trainer, whole, here, run.workload))
     own = trainer.state().groups
     changes = resume.check_settings(saved, settings, trainer.optimizer, own) if goes_on else None
-    room = room_for(trainer.model, shapes, here)
+    room = room_for(trainer.model, shapes, here, trainer.copies)
     if sums:  # sharded: every rank reads its part
         names = sorted(sums)[run.rank :: run.size]
         try:

@@ -57,8 +57,8 @@ class Net(nn.Module):
         return outputs
 
 
-def plan(*, loss: bool = False) -> Plan:
-    """Where the model is divided; with its outputs divided by classes or not."""
+def plan(*, loss: bool = False, tied: bool = False) -> Plan:
+    """Where the model is divided; with its outputs divided by classes or not, and embedding and head alike or not at all."""
     tensor: dict[str, ParallelStyle] = {"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()}
     sequence: dict[str, ParallelStyle] = {
         "embed": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1)),
@@ -67,6 +67,9 @@ def plan(*, loss: bool = False) -> Plan:
         "layers.*.down": RowwiseParallel(output_layouts=Shard(1)),
         "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
     }
+    if tied:
+        tensor["embed"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+        tensor["head"] = ColwiseParallel(output_layouts=Replicate())
     if loss:
         tensor["head"] = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
         sequence["head"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
@@ -112,7 +115,7 @@ def main(run: Run, argv: list[str]) -> None:
         loss=loss_of,
         optimizer=optimizer,
         train_data=TensorDataset(inputs, targets),
-        plan=plan(loss=options.parallel.loss_parallel),
+        plan=plan(loss=options.parallel.loss_parallel, tied=given.tied and CLASSES % options.parallel.tp == 0),
     )
     whole = copy.deepcopy(task).build(run.device, dtype)
     bare = optimizer(whole.parameters())
@@ -135,7 +138,8 @@ def main(run: Run, argv: list[str]) -> None:
     weights = dict(whole.named_parameters())
     trainer.share_buffers()
     for name, parameter in trainer.model.named_parameters():
-        found["weights"] = max(found["weights"], _difference(whole_of(parameter.detach()), weights[name]))
+        of_first = weights[trainer.copies.get(name, name)]
+        found["weights"] = max(found["weights"], _difference(whole_of(parameter.detach()), of_first))
     with torch.no_grad():
         found["outputs"] = _difference(trainer.outputs(inputs[:7]), whole(inputs[:7]))
     found["parameters"] = sum(_own(parameter).numel() for parameter in trainer.model.parameters())

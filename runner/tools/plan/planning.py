@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from runner.errors import UsageError
@@ -64,7 +64,7 @@ def plan_layout(
     owners = options.stage_owners
     cuts = balanced(costs, len(owners))
     stages = [_distinct([one for piece in cut for one in traced.parameters[piece]]) for cut in cuts]
-    _check_ties(stages)
+    tied = _tied(stages, owners)
     passes = [_together(traced, cut) for cut in cuts]
     times = timeline(options)
     memories, traffics, operations = [], [], []
@@ -74,7 +74,7 @@ def plan_layout(
         kept = {number: _kept(passes[number], stages[number]) for number in own}
         activations = times.largest(rank, kept) + max(one.temporary if (one := passes[number]) else 0 for number in own)
         memories.append(memory_of(candidate, parameters, rule, activations))
-        traffics.append(_traffic(candidate, cluster, parameters, passes, own))
+        traffics.append(_traffic(candidate, cluster, parameters, passes, own, tied))
         again = 4 if options.activation_checkpointing == "full" else 3  # forward; backward takes two; and forward again
         done = sum(one.operations for number in own if (one := passes[number]))
         operations.append(float(again * options.micro_batches * done))
@@ -93,17 +93,19 @@ def _distinct(parameters: Sequence[Parameter]) -> list[Parameter]:
     return list({one.identity: one for one in reversed(parameters)}.values())[::-1]
 
 
-def _check_ties(stages: Sequence[Sequence[Parameter]]) -> None:
-    """As parallel/pipeline.py does.
+def _tied(stages: Sequence[Sequence[Parameter]], owners: Sequence[int]) -> set[int]:
+    """The parameters of which several stages have a copy.
 
     Raises:
-        UsageError: a parameter belongs to two stages.
+        UsageError: two of them are on one rank, which parallel/pipeline.py refuses.
     """
-    where: dict[int, int] = {}
-    for number, stage in enumerate(stages):
+    having: dict[int, list[int]] = {}
+    for owner, stage in zip(owners, stages, strict=True):
         for one in stage:
-            if where.setdefault(one.identity, number) != number:
-                raise UsageError(f"{one.name} is tied to a parameter of another stage of the pipeline")
+            having.setdefault(one.identity, []).append(owner)
+    if any(len(set(ranks)) < len(ranks) for ranks in having.values()):
+        raise UsageError("a tied parameter would have two copies on one rank", fix="take another --schedule")
+    return {identity for identity, ranks in having.items() if len(ranks) > 1}
 
 
 def _together(traced: Traced, cut: range) -> Pass | None:
@@ -130,6 +132,7 @@ def _traffic(
     parameters: Sequence[Parameter],
     passes: Sequence[Pass | None],
     own: Sequence[int],
+    tied: Collection[int],
 ) -> Traffic:
     """Of a rank with these parameters and stages; ``passes`` are those of all stages."""
     options, degrees, layout = candidate.options, candidate.degrees, candidate.layout
@@ -158,6 +161,9 @@ def _traffic(
         dimension = "replicate" if "replicate" in layout.dimensions else "data"
         number = replicated(narrow_hook * gradients, degrees.data) / every
         traffic.add(options.strategy, number, spans_hosts=crosses(dimension))
+    copied = sum(one.bytes for one in parameters if one.identity in tied and one.is_trained)
+    if copied:  # their gradients, to the other stage
+        traffic.add("pp", copied / degrees.shard, spans_hosts=crosses("pipeline"))
     for number in own:
         if one := passes[number]:
             traffic.add("tp", micro_batches * one.sent, spans_hosts=crosses("tensor"))
