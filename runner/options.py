@@ -315,6 +315,8 @@ def refuse_idle_options(request: Request, kind: str, name: str) -> None:
             and getattr(request, option) is not None
         ):
             raise UsageError(f"--{option.replace('_', '-')} has no effect on {name}: {why}")
+    if request.standby and request.restarts:
+        raise UsageError("--standby and --restart-in-place do not go together", fix="take one of them")
     if request.time_limit is not None and request.on_preempt is None:
         raise UsageError(f"--time-limit has no effect on {name}: add --on-preempt, by which a script is told to save")
 

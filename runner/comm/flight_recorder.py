@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,19 +16,25 @@ from runner.guard.nursery import Lifeline
 # Each returns the last calls in the groups that it knows, by a group's name.
 RECORDERS: list[Callable[[], dict[str, Call]]] = []
 
+_RECORDERS_OF_TORCH = "_dump_fr_trace_json", "_dump_nccl_trace_json"  # of gloo, of NCCL
 _MODULE = "torch.distributed.distributed_c10d"
 
 
 def answer_when_asked(lifeline: Lifeline) -> None:
     """Once the program has imported torch.distributed, its guard can learn what it has called last."""
-    when_imported(_MODULE, lambda: lifeline.answer_with(last_calls))
+
+    def answer() -> None:
+        if os.getpid() == lifeline.worker:  # not a child that it has forked
+            lifeline.answer_with(last_calls)
+
+    when_imported(_MODULE, answer)
 
 
 def last_calls() -> list[Call]:
     """One call for each process group of this rank; in a group in which it has called nothing one with the number 0."""
     found = _torchs_calls()
     for calls in RECORDERS:
-        found |= calls()
+        found |= {name: call for name, call in calls().items() if call.number}
     groups: list[dict[str, Any]] = sys.modules[_MODULE]._world.pg_config_info
     return [
         replace(found.get(group["pg_name"], Call(group=group["pg_name"])), title=group["pg_desc"], ranks=group["ranks"])
@@ -36,26 +43,22 @@ def last_calls() -> list[Call]:
 
 
 def _torchs_calls() -> dict[str, Call]:
-    """Of gloo and NCCL: in each group the oldest call that is not over, or else the last collective."""
+    """In each group the oldest collective that is not over, or else the last one.
+
+    Messages are not shown: gloo's are not recorded, and NCCL's need not be marked as over.
+    """
     from torch._C import _distributed_c10d
 
-    dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
-    if dump is None:
-        return {}
     found: dict[str, Call] = {}
-    for entry in json.loads(dump(True)).get("entries", []):  # the oldest first
-        group = entry["process_group"][0]
-        is_message = entry["is_p2p"]
-        if group in found and not found[group].is_over:
-            continue
-        if entry["retired"] and is_message:
-            continue
-        found[group] = Call(
-            group=group,
-            number=0 if is_message else entry["collective_seq_id"],
-            name=_name(entry),
-            is_over=entry["retired"],
-        )
+    for recorder in _RECORDERS_OF_TORCH:
+        dump = getattr(_distributed_c10d, recorder, None)
+        entries = json.loads(dump(True)).get("entries", []) if dump is not None else []
+        for entry in entries:  # the oldest first
+            group = entry["process_group"][0]
+            if not entry["is_p2p"] and (group not in found or found[group].is_over):
+                found[group] = Call(
+                    group=group, number=entry["collective_seq_id"], name=_name(entry), is_over=entry["retired"]
+                )
     return found
 
 

@@ -6,29 +6,38 @@ import os
 from datetime import timedelta
 
 from runner.comm.store import serve_store
+from runner.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.guard.nursery import import_ahead
 from runner.job import Job
 
 _LONGEST = timedelta(days=20)  # torch's stores count milliseconds in 32 bits
 _STANDARD_INPUT = 0
-GO_ON, END = b"go on\n", b"end\n"
+GO_ON, END = "go on\n", "end\n"
 
 
 def wait_until_needed(job: Job) -> None:
     """Import torch, then wait for the line "go on" on rank 0's standard input. Called on all ranks.
 
     Raises:
-        SystemExit: there was another line, or none, so this start is not needed.
+        SystemExit: the line was "end": this start is not needed.
+        RunnerError: there was another line, or none.
+        UsageError: the launcher is torchrun, or another whose store serves several starts.
     """
+    if job.context.launcher.has_store:
+        with raised_on_all_ranks():
+            raise UsageError(f"--standby: {job.context.launcher.title} keeps its store", fix="take mpirun or srun")
     import_ahead()
-    with job.board.during("standby"):
-        is_needed = _is_told_by_line() if job.size == 1 else _is_told_by_store(job)
-    if not is_needed:
+    with job.board.waiting():
+        line = _line() if job.size == 1 else _line_by_store(job)
+    if line == END:
         raise SystemExit(0)
+    if line != GO_ON:
+        with raised_on_all_ranks():
+            raise RunnerError("--standby: neither 'go on' nor 'end' came on rank 0's standard input")
 
 
-def _is_told_by_store(job: Job) -> bool:
-    """Rank 0's answer, by the job's store."""
+def _line_by_store(job: Job) -> str:
+    """Rank 0's line, on all ranks, by the job's store."""
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     serve_store(job)
@@ -36,14 +45,14 @@ def _is_told_by_store(job: Job) -> bool:
     client = TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=limit)
     store = PrefixStore("runner standby", client)
     if job.rank == 0:
-        store.set("needed", "yes" if _is_told_by_line() else "no")
+        store.set("line", _line())
     else:
-        store.wait(["needed"], _LONGEST)
-    return bytes(store.get("needed")) == b"yes"
+        store.wait(["line"], _LONGEST)
+    return bytes(store.get("line")).decode()
 
 
-def _is_told_by_line() -> bool:
+def _line() -> str:
     try:
-        return os.read(_STANDARD_INPUT, 64) == GO_ON
+        return os.read(_STANDARD_INPUT, 64).decode(errors="replace") or "none"
     except OSError:  # it is closed
-        return False
+        return "none"

@@ -88,6 +88,16 @@ class Board:
             self.enter(before)
 
     @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A time before the program begins, in which no progress is expected; after it all is as before."""
+        before = self._last
+        self._write(Progress(phase="standby"))
+        try:
+            yield
+        finally:
+            self._write(before)
+
+    @contextmanager
     def training(self) -> Iterator[None]:
         """A training that ends in this context, or fails: not by leaving the program."""
         self.enter("training")

@@ -16,8 +16,9 @@ from typing import IO, Any
 
 from runner.rendezvous.topology import ranks_text
 
-_WITHIN = 1.0  # seconds for an answer
+_WITHIN = 2.0  # seconds for an answer
 _MOST = 8  # process groups in a report
+_MISSING = "missing: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,19 +41,25 @@ def answer(asked: int, file: IO[Any], calls: Callable[[], list[Call]]) -> None:
         file: shared with the guard.
     """
 
+    own = _identity(asked), _identity(file.fileno())
+
     def work() -> None:
         while os.read(asked, 16):
             try:
-                found = calls()
+                text = json.dumps([asdict(call) for call in calls()])
             except Exception:  # of torch's inner parts, which may change: the report goes without
-                found = []
-            os.pwrite(file.fileno(), json.dumps([asdict(call) for call in found]).encode() + b"\n", 0)
+                text = "[]"
+            if own != (_identity(asked), _identity(file.fileno())):
+                return  # the program has closed all files, and may have others by these numbers
+            os.ftruncate(file.fileno(), 0)
+            os.pwrite(file.fileno(), text.encode() + b"\n", 0)
 
     def listen() -> None:
-        with contextlib.suppress(OSError):  # a program that closes all files gets no answers
+        with contextlib.suppress(OSError):
             work()
 
-    threading.Thread(target=listen, name="collectives", daemon=True).start()
+    with contextlib.suppress(RuntimeError):  # there is no room for one more thread
+        threading.Thread(target=listen, name="collectives", daemon=True).start()
 
 
 def take(ask: int, file: IO[Any]) -> list[Call]:
@@ -63,7 +70,15 @@ def take(ask: int, file: IO[Any]) -> list[Call]:
     end = time.monotonic() + _WITHIN
     while not (found := _content(file)).endswith(b"\n") and time.monotonic() < end:
         time.sleep(0.02)
-    return [Call(**call) for call in json.loads(found)] if found.endswith(b"\n") else []
+    try:
+        return [Call(**call) for call in json.loads(found)]
+    except ValueError:  # it is not there, or cut off
+        return []
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
 def _content(file: IO[Any]) -> bytes:
@@ -82,6 +97,7 @@ def lines(found: Mapping[int, Sequence[Call]]) -> list[str]:
         for call in calls:
             groups.setdefault(call.group, {})[rank] = call
     shown = [_line(calls, silent) for calls in groups.values() if not all(call.is_over for call in calls.values())]
+    shown.sort(key=lambda line: _MISSING not in line)  # else in the order in which the groups were made
     return shown[:_MOST] + [f"and {len(shown) - _MOST} more"] * (len(shown) > _MOST)
 
 
@@ -99,7 +115,7 @@ def _line(calls: Mapping[int, Call], silent: Sequence[int]) -> str:
     if absent := [rank for rank in silent if not any_call.ranks or rank in any_call.ranks]:
         parts.append(f"no answer from {ranks_text(absent)}")
     if missing:
-        parts.append(f"missing: {ranks_text(missing)}")
+        parts.append(f"{_MISSING}{ranks_text(missing)}")
     elif len({name.partition(" ")[0] for _, number, name in waiting if number == last}) > 1:
         parts.append("these are different calls")
     return f"process group {any_call.title or any_call.group}{members}: {'; '.join(parts)}"

@@ -15,7 +15,7 @@ from runner.guard.line import Line, Message
 from runner.rendezvous.topology import ranks_text
 
 _STOPPED = 10  # looks, one per second, in which a worker is stopped before it counts as frozen
-_ANSWERING = 4.0  # seconds that the other guards get to show their workers' stacks
+_ANSWERING = 6.0  # seconds that the other guards get to show their workers' calls and stacks
 _REPORTING = 10.0  # seconds until rank 0's guard has reported a hang
 _FRAMES = 12  # of a stack, in the report
 _BETWEEN = 0.9  # seconds between two looks at least

@@ -205,4 +205,4 @@ def _wait(requested: int) -> int:
     if not attempt:
         os._exit(EXIT_OK)  # the guard has ended, and needs it no more
     signal.signal(signal.SIGINT, before)
-    return int(attempt)
+    return int(attempt.rstrip(b"?"))  # it may have been asked already

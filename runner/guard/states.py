@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 from runner.guard.files import Files
@@ -26,9 +27,7 @@ class States:
         self._watched, self._files, self._folder = watched, files, watched.log_folder
         self._own: StateFile | None = None
         self._line: Line | None = None
-        self._mark = (
-            self._folder / "state"
-        )  # a file that rank 0's guard makes, so that others see whether they share the folder
+        self._mark: Path | None = None  # a file that rank 0's guard makes: who sees it shares the folder
         self.come_by_line = False
         # Apart from the other files: the home folder may hang where the log folder does not.
         self._entry = Files(None) if watched.job_entry else None
@@ -74,12 +73,12 @@ class States:
         if self._entry and self._watched.job_entry:
             self._entry.put(self._watched.job_entry, None)
             self._entry.close(_WRITING)
-        if self._line and self._watched.is_middle:
+        if self._mark and self._watched.is_middle:
             self._files.put(self._mark, None)
 
     def _share(self) -> None:
         """Mark the folder in which rank 0's guard sees states, or have this rank's sent to it if that is another one."""
-        if not (self._line and self._own):
+        if not (self._line and self._mark and self._own):
             return
         if self._watched.is_middle:
             self._files.put(self._mark, "")

@@ -116,13 +116,8 @@ class _Guard:
         if self._states:
             self._states.begin(child)
         self._patience = Patience(child.process, child.board, self._watched.hang_after)
-        self._hang = Hang(
-            child.process,
-            child.stacks,
-            words.rank,
-            words.size,
-            partial(collectives.take, child.requests, child.answers),
-        )
+        calls = partial(collectives.take, child.requests, child.answers) if words.size > 1 else list
+        self._hang = Hang(child.process, child.stacks, words.rank, words.size, calls)
         self._report.start_again()
         self._console.said = ""
         self._follows = False  # another rank has failed

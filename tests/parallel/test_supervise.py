@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import time
 from contextlib import suppress
@@ -11,9 +12,10 @@ from signal import SIGSTOP, SIGUSR1
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.kills import is_worker
-from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, run
+from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, own_lines, run
 from tests.results import metrics
 
 
@@ -107,7 +109,8 @@ def test_the_next_start_is_ready_and_goes_on_where_it_is_needed(tmp_path: Path) 
         psutil.Process(first["pid"]).kill()
         going_on = [wait_for(process, tmp_path / "log" / "attempt-2", rank, "training") for rank in range(2)]
         assert [one["pid"] for one in going_on] == [one["pid"] for one in waiting]
-        wait_for(process, tmp_path / "log" / "attempt-3", 0, "standby")
+        for rank in range(2):
+            wait_for(process, tmp_path / "log" / "attempt-3", rank, "standby")
         below = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(SIGUSR1)
         _, stderr = process.communicate(timeout=60)
@@ -116,8 +119,31 @@ def test_the_next_start_is_ready_and_goes_on_where_it_is_needed(tmp_path: Path) 
     assert process.returncode == 75, stderr
     assert [one["next"] for one in attempts(tmp_path)] == ["started again", "it asks to be queued again"]
     assert not psutil.wait_procs(below, timeout=20)[1]
-    state = json.loads((tmp_path / "log" / "attempt-3" / "state" / "rank-00001.json").read_text())
-    assert (state["phase"], state["exit_code"]) == ("ended", 0), "what waited has ended, too"
+    assert not (tmp_path / "log" / "attempt-3").exists(), "of a start that was not needed nothing is left"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "job", "told"),
+    [
+        ("mpirun", ["--standby", "train.py"], "--standby is given to the command"),
+        ("mpirun", ["--restart-in-place", "2", "train.py"], "--standby and --restart-in-place do not go together"),
+        ("mpirun", ["--on-preempt", "touch=save", "train.py"], "two starts would share save"),
+        ("mpirun", ["doctor"], "doctor is no training"),
+        ("torchrun", ["train.py"], "torchrun's ranks have no standard input of their own"),
+    ],
+)
+def test_what_cannot_be_made_ready_is_refused(launcher: str, job: list[str], told: str, tmp_path: Path) -> None:
+    done = run(*RUNNER, "supervise", "--standby", "--", launcher, *RUNNER, *job, cwd=tmp_path)
+    assert done.returncode == 2
+    assert told in own_lines(done)[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_start_that_waits_without_an_answer_fails(tmp_path: Path) -> None:
+    (tmp_path / "prints.py").write_text("print('ran')\n")
+    for answer, code, output in (("echo end", 0, ""), ("true", 1, ""), ("echo go on", 0, "ran\n")):
+        done = run("bash", "-c", f"{answer} | {shlex.join([*RUNNER, '--standby', 'prints.py'])}", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (code, output), done.stderr
 
 
 def wait_for(process: subprocess.Popen[str], folder: Path, rank: int, phase: str) -> dict[str, Any]:

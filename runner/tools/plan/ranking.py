@@ -80,8 +80,10 @@ def advise(best_first: Sequence[Planned], cluster: Cluster, limit: int) -> Advic
 
 def _others(best: Planned, cluster: Cluster) -> str:
     options = best.candidate.options
+    is_within = not cluster.spans_hosts(best.candidate.layout, "tensor")
     parts = [
-        (options.tp > 1, "layers are divided within a host, where links are fast"),
+        (options.tp > 1 and is_within, "layers are divided within a host, where links are fast"),
+        (options.tp > 1 and not is_within, "layers are divided across hosts, as --tp says"),
         (options.pp > 1, f"stages send little{' across hosts' if cluster.hosts > 1 else ''}"),
         (options.tp == options.pp == 1, "shards within a host are too large, so they go across hosts"),
     ]

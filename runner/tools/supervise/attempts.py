@@ -157,25 +157,26 @@ def _run(
         raise UsageError(f"cannot start {command[0]}: {error.strerror}") from None
     signals.begin(process)
     try:
-        return _wait(process, folder, prepare)
+        return _wait(process, folder, signals, prepare)
     finally:
         signals.process = None
 
 
-def _wait(process: subprocess.Popen[bytes], folder: Path, prepare: Callable[[], None]) -> int:
+def _wait(process: subprocess.Popen[bytes], folder: Path, signals: PassedOn, prepare: Callable[[], None]) -> int:
     """Wait for the launcher's end. One that has lost a host may wait for it for minutes, and is ended: its ranks end by themselves."""
     try:
         return process.wait(_SETTLING)
     except subprocess.TimeoutExpired:
-        prepare()
+        if not signals.passed_on:
+            prepare()
     has_lost = False
-    signals = [signal.SIGTERM, signal.SIGKILL]
+    ends = [signal.SIGTERM, signal.SIGKILL]
     while True:
         try:
             return process.wait(_ROUND)
         except subprocess.TimeoutExpired:
-            if has_lost and signals:
-                process.send_signal(signals.pop(0))
+            if has_lost and ends:
+                process.send_signal(ends.pop(0))
             has_lost = has_lost or any(one.lost is not None for one in read_states(folder))
 
 

@@ -26,6 +26,7 @@ import os
 import shutil
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -61,6 +62,8 @@ def supervise(job: Job, argv: list[str]) -> None:
     request = _request(given.command[place:])
     if request is not None and request.log_folder is not None:
         raise UsageError("supervise: --log-dir is given to the command", fix="give it to supervise, before the --")
+    if request is not None:
+        _check_standby(given, place, request)
     is_workload = request is not None and request.may_be_workload  # whose steps are known
     hosts = _hosts(given, place - 2)
     standby = Standby()
@@ -96,15 +99,17 @@ def _start_until_done(
         return command
 
     def prepare_after(number: int) -> None:
-        standby.prepare(command_of(given.log_dir / f"attempt-{number + 1}", "--standby"), left_out)
+        folder = given.log_dir / f"attempt-{number + 1}"
+        with suppress(OSError):  # no reason to end the job that runs
+            standby.prepare(command_of(folder, "--standby"), folder, left_out)
 
     for number in itertools.count(earlier + 1):
         folder = given.log_dir / f"attempt-{number}"
         is_last = number - earlier > given.max_restarts
-        if signals.unsent:
+        ready = None if signals.unsent else standby.take(left_out)
+        if signals.unsent and ready is None:
             _say(f"{_name_of(signals.unsent)}: not started")
             return _code_of(signals.unsent)
-        ready = standby.take(left_out)
         command = [] if ready is not None else command_of(folder)
         prepare = partial(prepare_after, number) if given.standby and not is_last else _nothing
         attempt = run_attempt(number, command, folder, signals, ready, prepare)
@@ -128,6 +133,29 @@ def _start_until_done(
             return _code_of(signals.unsent) if is_told else attempt.code
         last = attempt
     raise AssertionError  # count() does not end
+
+
+def _check_standby(given: argparse.Namespace, place: int, request: Request) -> None:
+    """Refuse what cannot have its next start ready.
+
+    Raises:
+        UsageError: the command cannot.
+    """
+    if request.standby:
+        raise UsageError("supervise: --standby is given to the command", fix="give it to supervise, before the --")
+    if not given.standby:
+        return
+    if request.tool in tool_names():
+        raise UsageError(f"--standby: {request.tool} is no training", fix="leave it out")
+    if request.restarts:
+        raise UsageError("--standby and --restart-in-place do not go together", fix="take one of them")
+    if isinstance(request.on_preempt, Path):
+        raise UsageError(
+            f"--standby: two starts would share {request.on_preempt}, by which the script is told to save",
+            fix="take --on-preempt usr1",
+        )
+    if {"torchrun", "torch.distributed.run"}.intersection(os.path.basename(word) for word in given.command[:place]):
+        raise UsageError("--standby: torchrun's ranks have no standard input of their own", fix="take mpirun or srun")
 
 
 def _nothing() -> None:

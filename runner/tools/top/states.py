@@ -32,7 +32,7 @@ class State:
     time: float | None = None  # of writing
     started: float | None = None
     interval: float | None = None  # seconds between two writings
-    phase: str | None = None  # starting, training, evaluating, saving, ended
+    phase: str | None = None  # starting, standby, training, evaluating, saving, ended
     step: int | None = None
     steps: int | None = None  # of the whole training
     epoch: int | None = None
@@ -96,9 +96,8 @@ def _folder_of_number(number: str) -> Path:
 
 
 def _waits(folder: Path) -> bool:
-    """Whether a start has its ranks wait until it is needed."""
-    states = read_states(folder)
-    return bool(states) and all(state.phase == "standby" for state in states)
+    """Whether a start has its ranks wait until it is needed, or is about to."""
+    return all(state.phase in ("starting", "standby") for state in read_states(folder))
 
 
 def read_states(folder: Path) -> list[State]:
