@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +47,14 @@ def refused(done: subprocess.CompletedProcess[str], *texts: str, code: int = 2) 
     for text in texts:
         assert text in lines[0]
     assert "Traceback" not in done.stderr
+
+
+def wait_for_phase(process: subprocess.Popen[Any], folder: Path, rank: int, phase: str) -> dict[str, Any]:
+    """A rank's state, once it is in this phase."""
+    while True:
+        assert process.poll() is None, f"it has ended: {process.returncode}"
+        with suppress(FileNotFoundError, ValueError):
+            state: dict[str, Any] = json.loads((folder / "state" / f"rank-{rank:05d}.json").read_text())
+            if state["phase"] == phase:
+                return state
+        time.sleep(0.1)

@@ -6,7 +6,6 @@ import json
 import shlex
 import subprocess
 import time
-from contextlib import suppress
 from pathlib import Path
 from signal import SIGSTOP, SIGUSR1
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 
 from tests.kills import is_worker
 from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, own_lines, run
-from tests.results import metrics
+from tests.results import metrics, wait_for_phase
 
 
 def supervised(folder: Path, *arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -104,13 +103,13 @@ def test_the_next_start_is_ready_and_goes_on_where_it_is_needed(tmp_path: Path) 
     command = [*RUNNER, "supervise", "--standby", "--log-dir", str(tmp_path / "log"), "--", *job]
     process = subprocess.Popen(command, cwd=SCRIPTS, env=clean_environment(), stderr=subprocess.PIPE, text=True)
     try:
-        waiting = [wait_for(process, tmp_path / "log" / "attempt-2", rank, "standby") for rank in range(2)]
-        first = wait_for(process, tmp_path / "log" / "attempt-1", 1, "training")
+        waiting = [wait_for_phase(process, tmp_path / "log" / "attempt-2", rank, "standby") for rank in range(2)]
+        first = wait_for_phase(process, tmp_path / "log" / "attempt-1", 1, "training")
         psutil.Process(first["pid"]).kill()
-        going_on = [wait_for(process, tmp_path / "log" / "attempt-2", rank, "training") for rank in range(2)]
+        going_on = [wait_for_phase(process, tmp_path / "log" / "attempt-2", rank, "training") for rank in range(2)]
         assert [one["pid"] for one in going_on] == [one["pid"] for one in waiting]
         for rank in range(2):
-            wait_for(process, tmp_path / "log" / "attempt-3", rank, "standby")
+            wait_for_phase(process, tmp_path / "log" / "attempt-3", rank, "standby")
         below = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(SIGUSR1)
         _, stderr = process.communicate(timeout=60)
@@ -144,17 +143,6 @@ def test_a_start_that_waits_without_an_answer_fails(tmp_path: Path) -> None:
     for answer, code, output in (("echo end", 0, ""), ("true", 1, ""), ("echo go on", 0, "ran\n")):
         done = run("bash", "-c", f"{answer} | {shlex.join([*RUNNER, '--standby', 'prints.py'])}", cwd=tmp_path)
         assert (done.returncode, done.stdout) == (code, output), done.stderr
-
-
-def wait_for(process: subprocess.Popen[str], folder: Path, rank: int, phase: str) -> dict[str, Any]:
-    """A rank's state, once it is in this phase."""
-    while True:
-        assert process.poll() is None, process.communicate()
-        with suppress(FileNotFoundError, ValueError):
-            state: dict[str, Any] = json.loads((folder / "state" / f"rank-{rank:05d}.json").read_text())
-            if state["phase"] == phase:
-                return state
-        time.sleep(0.1)
 
 
 def test_an_error_before_the_first_step_that_comes_again_ends_it(tmp_path: Path) -> None:

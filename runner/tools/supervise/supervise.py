@@ -32,6 +32,7 @@ from functools import partial
 from pathlib import Path
 from signal import SIGUSR1, Signals
 
+from runner.environment import set_variables
 from runner.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.job import Job
 from runner.numbers import not_negative, positive, positive_float
@@ -43,6 +44,8 @@ from runner.tools.supervise.report import print_report
 from runner.tools.supervise.standby import Standby
 
 _LOG = "attempts.jsonl"
+# Else in an allocation of Slurm's a second srun, of mpirun too, waits until the first has ended.
+_OVERLAP = {"SLURM_OVERLAP": "1"}
 
 
 def supervise(job: Job, argv: list[str]) -> None:
@@ -66,6 +69,8 @@ def supervise(job: Job, argv: list[str]) -> None:
         _check_standby(given, place, request)
     is_workload = request is not None and request.may_be_workload  # whose steps are known
     hosts = _hosts(given, place - 2)
+    if given.standby:
+        set_variables(_OVERLAP)
     standby = Standby()
     with passing_signals_on() as signals:
         try:
