@@ -12,7 +12,7 @@ import psutil
 from tests.cluster.launchers import slurm_shape
 from tests.cluster.virtual import Cluster
 from tests.launching import ROOT, RUNNER, SCRIPTS, clean_environment
-from tests.results import wait_for_phase
+from tests.results import see_the_next_start_go_on
 
 
 def test_in_an_allocation_the_next_start_is_ready_too(vc: Cluster, tmp_path: Path) -> None:
@@ -33,11 +33,7 @@ def test_in_an_allocation_the_next_start_is_ready_too(vc: Cluster, tmp_path: Pat
     with open(tmp_path / "errors", "w") as errors:
         process = subprocess.Popen(command, env=environment, cwd=vc.folder, stdout=subprocess.DEVNULL, stderr=errors)
     try:
-        waiting = [wait_for_phase(process, tmp_path / "log" / "attempt-2", rank, "standby") for rank in range(2)]
-        first = wait_for_phase(process, tmp_path / "log" / "attempt-1", 1, "training")
-        psutil.Process(first["pid"]).kill()
-        going_on = [wait_for_phase(process, tmp_path / "log" / "attempt-2", rank, "training") for rank in range(2)]
-        assert [one["pid"] for one in going_on] == [one["pid"] for one in waiting]
+        see_the_next_start_go_on(process, tmp_path / "log")
         below = psutil.Process(process.pid).children(recursive=True)
         next(one for one in below if "supervise" in one.cmdline()).send_signal(SIGUSR1)
         assert process.wait(timeout=60) == 75, (tmp_path / "errors").read_text()

@@ -15,7 +15,7 @@ import pytest
 
 from tests.kills import is_worker
 from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, own_lines, run
-from tests.results import metrics, wait_for_phase
+from tests.results import metrics, see_the_next_start_go_on, wait_for_phase
 
 
 def supervised(folder: Path, *arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -103,11 +103,7 @@ def test_the_next_start_is_ready_and_goes_on_where_it_is_needed(tmp_path: Path) 
     command = [*RUNNER, "supervise", "--standby", "--log-dir", str(tmp_path / "log"), "--", *job]
     process = subprocess.Popen(command, cwd=SCRIPTS, env=clean_environment(), stderr=subprocess.PIPE, text=True)
     try:
-        waiting = [wait_for_phase(process, tmp_path / "log" / "attempt-2", rank, "standby") for rank in range(2)]
-        first = wait_for_phase(process, tmp_path / "log" / "attempt-1", 1, "training")
-        psutil.Process(first["pid"]).kill()
-        going_on = [wait_for_phase(process, tmp_path / "log" / "attempt-2", rank, "training") for rank in range(2)]
-        assert [one["pid"] for one in going_on] == [one["pid"] for one in waiting]
+        see_the_next_start_go_on(process, tmp_path / "log")
         for rank in range(2):
             wait_for_phase(process, tmp_path / "log" / "attempt-3", rank, "standby")
         below = psutil.Process(process.pid).children(recursive=True)

@@ -15,7 +15,7 @@ from runner.comm.standby import END, GO_ON
 from runner.guard.group import die_with
 from runner.tools.top.states import read_states
 
-_ENDING = 5.0  # seconds that it gets to end, before SIGTERM and before SIGKILL
+_ENDING = 10.0  # seconds that it gets to end, before SIGTERM and before SIGKILL
 
 
 class Standby:

@@ -60,6 +60,26 @@ def test_a_training_goes_on_under_other_strategies_and_numbers_of_ranks(
     assert losses(tmp_path) == pytest.approx(losses(whole), rel=1e-9)
 
 
+def test_a_training_with_tied_weights_goes_on_under_other_strategies(turns: Turns, tmp_path: Path) -> None:
+    """A pipeline's first and last stage have a copy each; a checkpoint has one."""
+    options = [*SMALL, "--schedule-steps=6", "--clip-norm=0.5"]
+    ok(turns(1, "tied_llama", *options, f"--checkpoint-dir={tmp_path}/whole", "--max-steps=6"))
+    parts = (
+        (2, "--pp 2 --micro-batches 2"),
+        (4, "--strategy fsdp --pp 2 --micro-batches 2"),
+        (2, "--tp 2"),
+        (4, "--tp 2 --pp 2 --micro-batches 2"),
+        (1, ""),
+    )
+    for steps, (ranks, layout) in zip((1, 2, 4, 5, 6), parts, strict=True):
+        more = [f"--checkpoint-dir={tmp_path}/parts", f"--max-steps={steps}", *(["--resume"] if steps > 1 else [])]
+        ok(turns(ranks, "tied_llama", *options, *layout.split(), *more))
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-9)
+    generate = [*SMALL, f"--checkpoint-dir={tmp_path}/parts", "--generate=a text", "--tokens=8"]
+    texts = {ok(turns(ranks, "tied_llama", *generate, *layout.split())).stdout for ranks, layout in LAYOUTS}
+    assert len(texts) == 1
+
+
 def test_a_later_end_of_the_learning_rate_is_told(whole: Path, turns: Turns, tmp_path: Path) -> None:
     options = [*SMALL, f"--resume={whole}", f"--checkpoint-dir={tmp_path}"]
     done = ok(turns(1, "workloads.llama", *options, "--max-steps=9", "--warmup=2"))
