@@ -263,13 +263,14 @@ def damaged(path: Path, reason: str) -> DamagedError:
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Tensors as safetensors takes them: contiguous, and no two in one storage."""
+    """Tensors as safetensors takes them: contiguous, and no two in one storage, as tied weights are."""
     storages = set()
     separate: dict[str, Any] = {}
     for name, tensor in tensors.items():
         whole = tensor.contiguous()
-        if not hasattr(whole, "placements") and whole.numel():
-            storage = whole.device, whole.untyped_storage().data_ptr()
+        part: Any = whole.to_local() if hasattr(whole, "to_local") else whole
+        if part.numel():
+            storage = part.device, part.untyped_storage().data_ptr()
             whole = whole.clone() if storage in storages else whole
             storages.add(storage)
         separate[name] = whole
