@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import io
 import os
 import signal
 import sys
@@ -18,12 +17,11 @@ import threading
 from types import FunctionType, ModuleType
 from typing import NoReturn
 
+from runner.comm.collector import open_files
 from runner.comm.ended import tell_end
 from runner.comm.process_group import stop_process_group
 from runner.job import Job
 from runner.rendezvous.mpi_library import finalize_mpi
-
-_BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def shutdown(code: int, *, collective: bool, job: Job | None = None) -> NoReturn:
@@ -69,7 +67,7 @@ def _delete_globals() -> None:
     gc.collect()
     for name in reversed(code):  # last: destructors use them
         del names[name]
-    if has_own_code:  # a function or class may hold something, too; with torch a collection takes 0.2 s
+    if has_own_code:  # a function or class may hold something, too; a collection may take 0.2 s
         gc.collect()
 
 
@@ -83,8 +81,6 @@ def _reset_signal_handlers() -> None:
 
 def _flush_files() -> None:
     """Flush the files that the program has not closed."""
-    for thing in gc.get_objects():
-        # (isinstance() reads __class__, about which some objects warn.)
-        if issubclass(type(thing), _BUFFERED):
-            with contextlib.suppress(Exception):
-                thing.flush()
+    for file in open_files():
+        with contextlib.suppress(Exception):
+            file.flush()

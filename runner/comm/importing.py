@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
+
+from runner.comm.collector import paused_collector
 
 
 def when_imported(module: str, call: Callable[[], None]) -> None:
@@ -29,17 +29,6 @@ def import_without_collector(*modules: str) -> None:
     for module in modules:
         if module not in sys.modules:
             _finder_of(module)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _finder_of(module: str) -> _Finder:
@@ -89,6 +78,6 @@ class _CallingLoader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        with _without_collector():
+        with paused_collector():
             self._loader.exec_module(module)
         self._call()
