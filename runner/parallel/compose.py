@@ -6,6 +6,8 @@ layers; then torch.compile, which compiles what it finds; then fully_shard, whos
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -119,6 +121,8 @@ def _divide_layers(model: nn.Module, task: Task, setting: Setting) -> None:
 def _shard(model: nn.Module, units: Iterable[nn.Module], setting: Setting, *, is_last: bool) -> None:
     """Shard the units one by one, and what is left as one more."""
     options, names = setting.options, setting.mesh.mesh_dim_names or ()
+    if options.tp > 1:
+        _silence_remarks()
     mesh = setting.mesh["replicate", "shard"] if "replicate" in names else setting.mesh["data"]
     arguments: dict[str, Any] = {
         "mesh": mesh,
@@ -133,6 +137,15 @@ def _shard(model: nn.Module, units: Iterable[nn.Module], setting: Setting, *, is
             policy = precision.policy(options.precision, is_root=False, is_last=False)
             fully_shard(unit, **arguments, mp_policy=policy)
     fully_shard(model, **arguments, mp_policy=precision.policy(options.precision, is_root=True, is_last=is_last))
+
+
+def _silence_remarks() -> None:
+    """Silence what torch says about any model that has divided layers in shards, and that its user cannot change (2.14)."""
+    # The output of a divided layer is a view; changed in place it would lose a hook of fully_shard's. Autograd refuses that.
+    warnings.filterwarnings("ignore", r"FSDP2-wrapped module \(.*\) returned a view tensor", UserWarning)
+    # The norm of the gradients, a number for each, is reduced over one dimension of the mesh after the other.
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    logger.addFilter(lambda record: "_NormPartial" not in record.getMessage())
 
 
 def _shares_parameters(unit: nn.Module, model: nn.Module) -> bool:

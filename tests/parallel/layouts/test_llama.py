@@ -38,6 +38,8 @@ def test_the_curve_is_that_of_one_rank(ranks: int, layout: str, whole: Path, tur
     assert metrics(tmp_path)[-1]["val_loss"] == pytest.approx(metrics(whole)[-1]["val_loss"], rel=1e-9)
     assert "bits/byte" in done.stdout
     assert "tokens/s" in done.stdout
+    assert "Warning" not in done.stderr
+    assert "redistributing" not in done.stderr
     assert metrics(tmp_path)[-1]["tflops_per_rank"] > 0
 
 
