@@ -80,4 +80,4 @@ class _CallingLoader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         with paused_collector():
             self._loader.exec_module(module)
-        self._call()
+            self._call()  # now: freeze() comes too late when the collector has looked through all that is new
