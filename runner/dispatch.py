@@ -9,7 +9,7 @@ import sys
 import types
 from collections.abc import Sequence
 
-from runner.comm.collector import freeze
+from runner.collector import freeze, freeze_before_program
 from runner.comm.importing import import_without_collector, when_imported
 from runner.comm.process_group import limit_when_imported, prepare_backends, start_process_group
 from runner.comm.served_store import serve_own_endpoint_only
@@ -29,7 +29,7 @@ from runner.tools import load_tool, works_alone
 def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
     """Run the target on this rank. Its exceptions pass through."""
     import_without_collector("torch", "torch._dynamo", "torch.distributed.tensor", "torchvision")
-    when_imported("torch", freeze)
+    when_imported("torch", freeze_before_program)
     if not (
         target.kind == "tool" and works_alone(target.name)
     ):  # such a tool starts jobs that get threads and interfaces of their own
@@ -73,7 +73,7 @@ def _run_workload(name: str, arguments: Sequence[str], job: Job) -> None:
             raise UsageError(f"module {name} has no main(run, argv), so it is no workload")
     from runner.training.run import Run
 
-    freeze()  # also what torch's modules have brought that optimizers need
+    freeze()  # also what the workload has imported
     start_process_group(job)
     main(Run(job=job, workload=name, layout=layout), list(arguments))
 

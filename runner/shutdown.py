@@ -17,7 +17,7 @@ import threading
 from types import FunctionType, ModuleType
 from typing import NoReturn
 
-from runner.comm.collector import open_files
+from runner.collector import open_files
 from runner.comm.ended import tell_end
 from runner.comm.process_group import stop_process_group
 from runner.job import Job

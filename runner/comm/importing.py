@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from runner.comm.collector import paused_collector
+from runner.collector import paused_collector
 
 
 def when_imported(module: str, call: Callable[[], None]) -> None:

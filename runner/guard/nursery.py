@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import json
 import os
@@ -14,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
+from runner.collector import freeze, paused_collector
 from runner.errors import EXIT_OK
 from runner.guard.board import Board
 from runner.guard.collectives import Call, answer
@@ -198,9 +198,9 @@ def import_ahead() -> None:
 def _wait(requested: int) -> int:
     """Import torch, and wait to be called. Returns the attempt's number."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker
-    gc.disable()  # it would look through the modules' objects again and again
-    import_ahead()
-    gc.enable()
+    with paused_collector():
+        import_ahead()
+        freeze()
     attempt = os.read(requested, 16)
     if not attempt:
         os._exit(EXIT_OK)  # the guard has ended, and needs it no more

@@ -87,6 +87,7 @@ def test_files_that_the_program_left_open_are_written(tmp_path: Path) -> None:
     ok(runner(2, str(SCRIPTS / "leaves_files_open.py"), cwd=tmp_path))
     for rank in range(2):
         assert (tmp_path / f"early{rank}").read_text() == "before torch"
+        assert gzip.decompress((tmp_path / f"early_packed{rank}").read_bytes()) == b"in a cycle"
         assert (tmp_path / f"log{rank}").read_text() == "not flushed by the program"
         assert json.loads((tmp_path / f"handler{rank}").read_text()) == "by a handler"
         assert gzip.decompress((tmp_path / f"packed{rank}").read_bytes()) == b"in full"

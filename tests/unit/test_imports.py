@@ -15,17 +15,18 @@ from tests.launching import ROOT, clean_environment
 TABLE: dict[str, set[str]] = {
     "errors": set(),
     "environment": set(),
+    "collector": set(),
     "early_signals": set(),
     "extensions": {"errors"},
     "launch": {"errors", "extensions"},
-    "guard": {"errors", "launch", "rendezvous"},
+    "guard": {"errors", "collector", "launch", "rendezvous"},
     "rendezvous": {"errors", "environment", "launch"},
     "placement": {"errors", "launch"},
     "job": {"launch", "guard", "placement", "rendezvous"},
     "target": {"errors"},
     "numbers": set(),
     "options": {"errors", "numbers", "launch", "placement", "rendezvous", "comm"},
-    "comm": {"errors", "environment", "extensions", "launch", "guard", "placement", "rendezvous", "job"},
+    "comm": {"errors", "environment", "collector", "extensions", "launch", "guard", "placement", "rendezvous", "job"},
     "parallel": {"errors", "extensions", "numbers", "rendezvous", "comm"},
     "training": {
         *("errors", "early_signals", "rendezvous", "environment", "numbers", "launch", "job", "options"),
@@ -47,8 +48,8 @@ TABLE: dict[str, set[str]] = {
         ),
         *("comm", "parallel", "training"),
     },
-    "dispatch": {"errors", "environment", "target", "job", "comm", "parallel", "training", "tools"},
-    "shutdown": {"rendezvous", "job", "comm"},
+    "dispatch": {"errors", "environment", "collector", "target", "job", "comm", "parallel", "training", "tools"},
+    "shutdown": {"collector", "rendezvous", "job", "comm"},
     "outcome": {"errors", "launch", "guard", "rendezvous", "job", "options", "comm", "dispatch", "shutdown"},
     "cli": {
         *(
