@@ -7,6 +7,7 @@ layers; then torch.compile, which compiles what it finds; then fully_shard, whos
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -122,7 +123,7 @@ def _shard(model: nn.Module, units: Iterable[nn.Module], setting: Setting, *, is
     """Shard the units one by one, and what is left as one more."""
     options, names = setting.options, setting.mesh.mesh_dim_names or ()
     if options.tp > 1:
-        _silence_remarks()
+        _silence_remarks(unit for unit in (*units, model) if unit is model or _is_divided(unit))
     mesh = setting.mesh["replicate", "shard"] if "replicate" in names else setting.mesh["data"]
     arguments: dict[str, Any] = {
         "mesh": mesh,
@@ -139,13 +140,27 @@ def _shard(model: nn.Module, units: Iterable[nn.Module], setting: Setting, *, is
     fully_shard(model, **arguments, mp_policy=precision.policy(options.precision, is_root=True, is_last=is_last))
 
 
-def _silence_remarks() -> None:
-    """Silence what torch says about any model that has divided layers in shards, and that its user cannot change (2.14)."""
+def _is_divided(layer: nn.Module) -> bool:
+    """Whether the layer itself is tensor parallel, and not only what is in it."""
+    return any(hasattr(parameter, "placements") for parameter in layer.parameters(recurse=False))
+
+
+def _silence_remarks(units: Iterable[nn.Module]) -> None:
+    """Silence what torch says about any model that has divided layers in shards, and that its user cannot change (2.14).
+
+    Args:
+        units: divided layers, and the model, which returns the output of one.
+    """
     # The output of a divided layer is a view; changed in place it would lose a hook of fully_shard's. Autograd refuses that.
-    warnings.filterwarnings("ignore", r"FSDP2-wrapped module \(.*\) returned a view tensor", UserWarning)
-    # The norm of the gradients, a number for each, is reduced over one dimension of the mesh after the other.
-    logger = logging.getLogger("torch.distributed.tensor._redistribute")
-    logger.addFilter(lambda record: "_NormPartial" not in record.getMessage())
+    names = "|".join({re.escape(type(unit).__name__) for unit in units})
+    remark = rf"FSDP2-wrapped module \(FSDP({names})\) returned a view tensor"
+    warnings.filterwarnings("ignore", remark, UserWarning)
+    logging.getLogger("torch.distributed.tensor._redistribute").addFilter(_is_worth_saying)
+
+
+def _is_worth_saying(record: logging.LogRecord) -> bool:
+    """Not that the norm of the gradients, a number for each, is reduced over one dimension of the mesh after the other."""
+    return not (str(record.msg).startswith("While redistributing") and "_NormPartial" in record.getMessage())
 
 
 def _shares_parameters(unit: nn.Module, model: nn.Module) -> bool:
