@@ -23,7 +23,8 @@ def check_option(run: Run, trainer: Trainer) -> None:
     Raises:
         UsageError: the ranks' parameters are not equal under this strategy.
     """
-    if trainer.is_sharded or trainer.period > 1 or run.data_size != run.size:
+    is_divided = any(hasattr(parameter, "placements") for parameter in trainer.model.parameters())
+    if is_divided or trainer.period > 1 or run.data_size != run.size:
         with raised_on_all_ranks():
             raise UsageError(
                 "--check-replicas: the ranks do not have equal parameters here",
