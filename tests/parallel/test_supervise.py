@@ -66,6 +66,13 @@ def test_what_a_restart_does_not_mend_is_not_started_again(tmp_path: Path) -> No
     assert [one["next"] for one in attempts(tmp_path)][1:] == ["--max-restarts 0 are over"]
 
 
+def test_a_workload_that_would_begin_again_is_named(tmp_path: Path) -> None:
+    job = [*RUNNER, "faulty", "--epochs", "none"]
+    done = run(*RUNNER, "supervise", "--log-dir", str(tmp_path / "log"), "--", *job, cwd=SCRIPTS)
+    assert "supervise: the command has no --resume auto, so each restart begins with step 0" in done.stderr
+    assert "no --resume auto" not in supervised(tmp_path, "--epochs", "none").stderr
+
+
 def test_the_time_limit_counts_from_the_first_attempt(tmp_path: Path) -> None:
     endless = ["--max-steps", "100000", "--milliseconds", "5", "--save-every-steps", "2"]
     once = ["--fault", "SIGKILL", "--at", "5", "--once", str(tmp_path / "once")]
