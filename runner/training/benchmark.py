@@ -6,6 +6,7 @@ the mean over iterations, plus or minus 1.96 standard deviations, per rank and i
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from dataclasses import dataclass
 from typing import Any
@@ -50,17 +51,21 @@ def benchmark(run: Run, task: Task, options: StepOptions, protocol: Protocol) ->
     batch: Any = next(iter(train_loader(task.train_data, sampler, options.batch_size, 0)))
     inputs, targets = to_device(batch[0], batch[1], device, dtype)
 
-    def train(batches: int) -> float:
-        """Seconds per batch."""
-        return own_seconds_per_call(lambda: trainer.step(inputs, targets), batches, device)
+    board, number = run.job.board, itertools.count(1)
+    batches = protocol.warmup_batches + protocol.iterations * protocol.batches_per_iteration
+
+    def step() -> None:
+        trainer.step(inputs, targets)
+        board.step(next(number), batches, 1, 1)
 
     one = "rank" if run.data_size == run.size else "data-parallel rank"
     run.say(f"batch size: {options.batch_size} per {one}, {run.size} ranks on {device.type}")
-    train(protocol.warmup_batches)
-    speeds = []
-    for iteration in range(protocol.iterations):
-        speeds.append(options.batch_size / train(protocol.batches_per_iteration))
-        run.say(f"iteration {iteration + 1}: {speeds[-1]:.1f} {task.unit}/s per {one}")
+    with board.training():
+        own_seconds_per_call(step, protocol.warmup_batches, device)
+        speeds = []
+        for iteration in range(protocol.iterations):
+            speeds.append(options.batch_size / own_seconds_per_call(step, protocol.batches_per_iteration, device))
+            run.say(f"iteration {iteration + 1}: {speeds[-1]:.1f} {task.unit}/s per {one}")
     mean, interval = statistics.fmean(speeds), 1.96 * statistics.pstdev(speeds)
     total, spread = run.sum(mean, interval)
     run.say(f"{task.unit}/s per {one}: {mean:.1f} ± {interval:.1f}")

@@ -154,7 +154,10 @@ def test_a_workload_that_does_not_use_fit_is_named(tmp_path: Path) -> None:
 
 def test_resnet_follows_the_protocol(tmp_path: Path) -> None:
     counts = ["--warmup-batches", "1", "--batches-per-iteration", "2", "--iterations", "3"]
-    done = ok(runner(2, "workloads.resnet", *RESNET, *counts, "--bf16", "--channels-last", cwd=tmp_path))
+    job = ["--log-dir", "log", "workloads.resnet", *RESNET, *counts, "--bf16", "--channels-last"]
+    done = ok(runner(2, *job, cwd=tmp_path))
+    state = json.loads((tmp_path / "log" / "state" / "rank-00001.json").read_text())
+    assert (state["step"], state["steps"]) == (7, 7)  # so its hang is noticed
     lines = done.stdout.splitlines()
     assert lines[0] == "batch size: 2 per rank, 2 ranks on cpu"
     assert [line.partition(":")[0] for line in lines[1:4]] == ["iteration 1", "iteration 2", "iteration 3"]
