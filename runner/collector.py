@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FunctionType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _PLAIN = (ModuleType, FunctionType, str, bytes, int, float, bool, type(None))
@@ -57,9 +57,9 @@ def _program_has_objects() -> bool:
         is_imported = getattr(value, "__module__", "__main__") != "__main__" and isinstance(value, type)
         if not (name.startswith("__") or is_imported or isinstance(value, _PLAIN)):
             return True
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_globals is names and frame.f_code.co_name != "<module>":
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False

@@ -14,7 +14,7 @@ early.file.write("before torch")
 early.packed = gzip.open(f"early_packed{rank}", "wt")
 early.packed.write("in a cycle")
 
-import torch  # noqa: E402, F401  (its threads are there at the end)
+import torch  # noqa: E402, F401  (after files are open, which is tried; and its threads are there at the end)
 
 log = open(f"log{rank}", "w")
 log.write("not flushed by the program")

@@ -68,7 +68,7 @@ def supervise(job: Job, argv: list[str]) -> None:
     if request is not None:
         _check_standby(given, place, request)
     is_workload = request is not None and request.may_be_workload  # whose steps are known
-    if request is not None and is_workload and not {"--resume", "--resume=auto"}.intersection(request.arguments):
+    if request is not None and is_workload and not any(one.startswith("--resume") for one in request.arguments):
         _say("the command has no --resume auto, so each restart begins with step 0")
     hosts = _hosts(given, place - 2)
     if given.standby:
