@@ -3,6 +3,7 @@
     python -m runner jobscript --nodes 2 --time 1:00:00 workloads.mnist
     python -m runner jobscript --gpus-per-node h200:4 --mem 64G train.py --lr 1
     python -m runner jobscript --scheduler pbs --module OpenMPI --submit x.py
+    python -m runner jobscript --requeue --time 4:00:00 workloads.mnist
 
 The scripts are those of mpi_scripts/, with the request, the target and this Python filled in. Options of jobscript
 come before the target; everything after it belongs to the target. A job that asks for GPUs computes on them or fails
@@ -88,6 +89,12 @@ def _parser() -> Parser:
         "openmpi); LSF has its own jsrun",
     )
     parser.add_argument("--module", action="append", default=[], metavar="NAME", help="load it first; may be repeated")
+    parser.add_argument(
+        "--requeue",
+        action="store_true",
+        help="at the time limit the job saves, goes back into the queue and then goes on (Slurm, LSF): a workload gets "
+        "the options for it, a script has to do it by itself (docs/signals.md)",
+    )
     parser.add_argument("--queue", "--partition", type=_word, metavar="NAME", help="default: the scheduler's own")
     parser.add_argument("--account", type=_word, metavar="NAME", help="the project that pays")
     parser.add_argument("--name", type=_word, default="train", help="of the job (default: train)")
@@ -124,7 +131,7 @@ def _text(options: argparse.Namespace) -> str:
         raise UsageError(
             f"--ranks-per-node {ranks} and --gpus-per-node {gpus}: a GPU is one rank's", fix="ask for as many"
         )
-    for what, given in (("a GPU's type", gpu_type), ("--mem", options.mem)):
+    for what, given in (("a GPU's type", gpu_type), ("--mem", options.mem), ("--requeue", options.requeue)):
         if given and what in scheduler.lacks:
             raise UsageError(f"--scheduler {options.scheduler} does not take {what}: {scheduler.lacks[what]}")
     if mpi not in scheduler.scripts:
@@ -132,7 +139,7 @@ def _text(options: argparse.Namespace) -> str:
             f"--mpi {mpi}: with --scheduler {options.scheduler} the ranks are started by {' or '.join(scheduler.scripts)}",
             fix="choose that, or leave --mpi out",
         )
-    find_target(options.target, as_module=options.as_module, tools=tool_names())
+    kind = find_target(options.target, as_module=options.as_module, tools=tool_names()).kind
     shape = Shape(
         name=options.name,
         nodes=options.nodes,
@@ -149,7 +156,12 @@ def _text(options: argparse.Namespace) -> str:
     settings = {"PYTHON": sys.executable} | scheduler.settings(shape)
     if "mpirun" in scheduler.scripts[mpi]:
         settings |= _mpirun(mpi, has_modules=bool(options.module))
+    requeue = scheduler.requeue(shape) if scheduler.requeue and options.requeue else None
     target = ["-m"] * options.as_module + [options.target, *options.arguments]
+    if requeue and kind == "workload":
+        for option in (("--resume", "auto"), requeue.option):
+            if not any(word.partition("=")[0] == option[0] for word in options.arguments):
+                target += option
     if gpus and not works_alone("" if options.as_module else options.target):
         target = ["--device", "cuda", *target]
     filled_in = [
@@ -158,7 +170,8 @@ def _text(options: argparse.Namespace) -> str:
     ]
     lines = (FOLDER / scheduler.scripts[mpi]).read_text().splitlines()
     added = [line.removeprefix(scheduler.mark).strip() for line in options.directive]
-    request = [f"{scheduler.mark} {line}" for line in [*scheduler.request(shape), *added]]
+    again = [requeue.line] if requeue else []
+    request = [f"{scheduler.mark} {line}" for line in [*scheduler.request(shape), *again, *added]]
     # Drop the file's own request and its examples of use (comments indented by three blanks).
     kept = [line for line in lines[1:] if not line.startswith((scheduler.mark, "#   "))]
     kept = [line for i, line in enumerate(kept) if line != "#" or kept[i - 1] != "#"]

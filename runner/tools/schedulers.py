@@ -24,6 +24,14 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Requeue:
+    """How a job that has saved before its time limit gets back into the queue."""
+
+    line: str  # of the script, that allows it
+    option: tuple[str, ...]  # of a workload, that brings it about
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scheduler:
     """How a scheduler is asked: by script lines that begin with a mark, and a program that submits the script."""
 
@@ -32,6 +40,7 @@ class Scheduler:
     scripts: dict[str, str]  # by --mpi; the first is the default
     request: Callable[[Shape], list[str]]
     settings: Callable[[Shape], dict[str, str]] = lambda shape: {}
+    requeue: Callable[[Shape], Requeue] | None = None
     lacks: Mapping[str, str] = field(default_factory=dict)  # option → what to do without it
 
 
@@ -103,6 +112,7 @@ SCHEDULERS = {
         submit="sbatch",
         scripts={"srun": "slurm_srun.sh", **dict.fromkeys(("openmpi", "intelmpi", "mpich"), "slurm_mpirun.sh")},
         request=_slurm,
+        requeue=lambda shape: Requeue(line="--requeue", option=("--requeue",)),
     ),
     "pbs": Scheduler(
         mark="#PBS",
@@ -111,7 +121,8 @@ SCHEDULERS = {
         request=_pbs,
         lacks={
             "a GPU's type": "every site names it in its own way; leave it out, and choose by --queue, or write the script "
-            "with -o and add what your site calls it to select="
+            "with -o and add what your site calls it to select=",
+            "--requeue": "submit a chain of jobs, each with qsub -W depend=afternotok:JOB after the one before",
         },
     ),
     "lsf": Scheduler(
@@ -120,6 +131,8 @@ SCHEDULERS = {
         scripts={"jsrun": "lsf_jsrun.sh"},
         request=_lsf,
         settings=_lsf_settings,
+        # 75: runner.errors.EXIT_REQUEUE. LSF does not tell a job its end.
+        requeue=lambda shape: Requeue(line="-Q 75", option=("--time-limit", _clock(shape.time))),
         # jsrun needs bsub -nnodes, which allocates whole hosts.
         lacks={
             "a GPU's type": "a job has the GPUs of its hosts; leave it out, and choose the hosts by --queue",

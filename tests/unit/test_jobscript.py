@@ -85,6 +85,20 @@ def test_memory_types_of_gpus_logs_and_directives() -> None:
     assert "#BSUB -o %J.out\n#BSUB -x\n" in lsf
 
 
+def test_a_job_that_goes_back_into_the_queue() -> None:
+    asked = ["--requeue", "--time", "4:00:00"]
+    slurm = ok(jobscript("--scheduler", "slurm", *asked, "workloads.mnist", "--lr", "1")).stdout
+    assert "#SBATCH --requeue\n" in slurm
+    assert "set -- workloads.mnist --lr 1 --resume auto --requeue\n" in slurm
+    lsf = ok(jobscript("--scheduler", "lsf", *asked, "workloads.mnist", "--resume=runs/a/step-3")).stdout
+    assert "#BSUB -Q 75\n" in lsf
+    assert "set -- workloads.mnist --resume=runs/a/step-3 --time-limit 04:00:00\n" in lsf
+    script = ok(jobscript("--scheduler", "slurm", *asked, "-m", "timeit")).stdout
+    assert "#SBATCH --requeue\n" in script
+    assert "set -- -m timeit\n" in script
+    assert "depend=afternotok" in refused("--scheduler", "pbs", *asked, "workloads.mnist")
+
+
 def test_a_tool_that_starts_its_jobs_itself_is_not_told_the_device() -> None:
     text = ok(jobscript("--scheduler", "slurm", "--gpus-per-node", "4", "smoke")).stdout
     assert "set -- smoke\n" in text
