@@ -48,7 +48,7 @@ def _list(given: argparse.Namespace) -> None:
     from runner.training.checkpoint_folder import unseal
 
     rows = []
-    for path in _found(given.folder):
+    for path in _found(given.folder, also_damaged=True):
         try:
             saved, sums = unseal(path)
         except UsageError as error:
@@ -70,7 +70,7 @@ def _verify(given: argparse.Namespace) -> None:
     from runner.training.checkpoint_folder import check_files, unseal
 
     rows = []
-    for path in _found(given.folder):
+    for path in _found(given.folder, also_damaged=True):
         try:
             _, sums = unseal(path)
             check_files(path, sums)
@@ -100,15 +100,19 @@ def _prune(given: argparse.Namespace) -> None:
         print(f"removed {path}")
 
 
-def _found(folder: Path) -> list[Path]:
+def _found(folder: Path, *, also_damaged: bool = False) -> list[Path]:
     """The complete checkpoints of a folder, newest first, or the one that it is.
+
+    Args:
+        also_damaged: and those that have lost their ``checkpoint.json``.
 
     Raises:
         UsageError: there is none.
     """
-    from runner.training.checkpoint_folder import SEAL, steps_in
+    from runner.training.checkpoint_folder import SEAL, is_named, named_in, steps_in
 
-    found = [folder] if (folder / SEAL).is_file() else [path for _, path in steps_in(folder)]
+    is_one = (folder / SEAL).is_file() or (also_damaged and is_named(folder))
+    found = [folder] if is_one else [path for _, path in (named_in if also_damaged else steps_in)(folder)]
     if not found:
         raise UsageError(f"there is no complete checkpoint in {folder}", fix="name the --checkpoint-dir of a training")
     return found

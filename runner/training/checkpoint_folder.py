@@ -78,12 +78,13 @@ def steps_in(folder: Path) -> list[tuple[int, Path]]:
 
 def named_in(folder: Path) -> list[tuple[int, Path]]:
     """(step, path) of each folder with a checkpoint's name, newest first. One that is not complete has been damaged."""
-    found = []
-    for path in folder.glob("step-*"):
-        match = re.fullmatch(r"step-(\d+)", path.name)
-        if match and path.is_dir():
-            found.append((int(match[1]), path))
-    return sorted(found, reverse=True)
+    found = (path for path in folder.glob("step-*") if is_named(path))
+    return sorted(((int(path.name.removeprefix("step-")), path) for path in found), reverse=True)
+
+
+def is_named(path: Path) -> bool:
+    """Whether this is a folder with a checkpoint's name."""
+    return re.fullmatch(r"step-\d+", path.name) is not None and path.is_dir()
 
 
 def write_whole(folder: Path, tensors: Mapping[str, Tensor]) -> None:

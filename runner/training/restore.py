@@ -103,7 +103,8 @@ def _candidates(options: CheckpointOptions) -> list[Path]:
     path = options.resume_from
     try:
         if options.resume == AUTO:
-            return [older for _, older in checkpoint_folder.named_in(path)]
+            file = path / checkpoint_file.NAME  # of an early version of the runner
+            return [*(older for _, older in checkpoint_folder.named_in(path)), *([file] if file.is_file() else [])]
         found = _find_in(path, is_named=bool(options.resume))
     except OSError as error:
         raise UsageError(f"--resume: {path} cannot be read: {error.strerror}") from None

@@ -52,6 +52,11 @@ def test_what_is_listed_verified_and_removed(checkpoint: Checkpoint, turns: Turn
     told = checkpoint("verify", folder)
     assert told.returncode == 1
     assert f"the checksum of {damaged.name} is wrong" in told.stdout
+    (folder / "step-4" / "checkpoint.json").unlink()
+    for told in (checkpoint("verify", folder), checkpoint("verify", folder / "step-4")):
+        assert told.returncode == 1
+        assert "checkpoint.json: [Errno 2] No such file" in told.stdout
+    assert "0 ok, 0 warn, 1 fail" in ok(checkpoint("ls", folder)).stdout
 
 
 def test_weights_that_do_not_fit_are_refused(checkpoint: Checkpoint, turns: Turns, tmp_path: Path) -> None:

@@ -217,6 +217,11 @@ def test_what_is_not_complete_is_passed_over(trained: Trained, tmp_path: Path) -
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_file_of_an_early_version_is_seen_by_resume_auto(trained: Trained, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.pt").write_bytes(b"cut short")
+    refused(trained(1, tmp_path, *SHORT, "--resume", "auto"), f"{tmp_path}/checkpoint.pt is damaged")
+
+
 def test_a_full_disk_is_one_line_and_the_old_checkpoint_is_kept(trained: Trained, tmp_path: Path) -> None:
     ok(trained(1, tmp_path, *SHORT, "--epochs", "1"))
     before = content_of(tmp_path / "step-4")

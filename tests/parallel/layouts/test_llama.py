@@ -51,10 +51,11 @@ def test_a_training_goes_on_under_other_strategies_and_numbers_of_ranks(
         (4, "--strategy fsdp"),
         (4, "--strategy fsdp --tp 2"),
         (2, "--pp 2 --micro-batches 2"),
+        (8, "--strategy fsdp --tp 2"),
         (4, "--strategy zero1"),
         (1, "--strategy ddp"),
     )
-    for steps, (ranks, layout) in zip((1, 2, 4, 5, 6, 8), parts, strict=True):
+    for steps, (ranks, layout) in zip((1, 2, 3, 4, 5, 6, 8), parts, strict=True):
         options = [*SMALL, *layout.split(), f"--checkpoint-dir={tmp_path}", f"--max-steps={steps}"]
         resume = ["--resume"] if steps > 1 else []
         # the schedule of the learning rate ends with the training, whose end is the same for all
