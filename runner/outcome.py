@@ -15,6 +15,7 @@ from typing import NoReturn
 import runner.dispatch
 from runner.comm.ended import ended_ranks
 from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError
+from runner.guard.advice import EVERY_STEP, after_error
 from runner.guard.launcher import launcher_of
 from runner.guard.line import Address
 from runner.guard.nursery import Lifeline
@@ -73,13 +74,13 @@ def outcome_of(error: BaseException, context: LaunchContext, job: Job | None) ->
             and (progress := job.board.read()).is_in_training
         ):
             print(
-                f"runner: {context.label} left early, by sys.exit() after step {progress.step} of the training",
+                f"runner: {context.label} left early, by sys.exit() after step {progress.step} of the training; {EVERY_STEP}",
                 file=sys.stderr,
                 flush=True,
             )
             return Outcome(code=EXIT_FAILURE, is_collective=False)
         if code != EXIT_OK and context.size.value > 1:
-            print(f"runner: {context.label} ended with code {code}", file=sys.stderr, flush=True)
+            print(f"runner: {context.label} ended with code {code}, by sys.exit()", file=sys.stderr, flush=True)
         # The program chose to end, so its exit handlers have no time limit.
         return Outcome(code=code, is_collective=code == EXIT_OK, is_bounded=False)
     if isinstance(error, KeyboardInterrupt):
@@ -198,7 +199,8 @@ def _tell_failure(error: BaseException, context: LaunchContext, job: Job | None)
     if any(sign in str(error) for sign in _ECHOES):
         time.sleep(_UNREPORTED)  # another rank has failed, and its own message should come first
         cause = _who_has_ended(job) + cause
-    print(f"runner: {context.label} failed: {cause}", file=sys.stderr, flush=True)
+    fix = after_error(error)
+    print(f"runner: {context.label} failed: {cause}{fix and f'; {fix}'}", file=sys.stderr, flush=True)
     sys.excepthook(type(error), error.with_traceback(own), own)  # the program's own hook, if it has set one
     sys.stderr.flush()
     return cause

@@ -18,16 +18,17 @@ class Console:
         self._words, self._launcher, self._output = words, launcher, output
         self.said = ""  # last, without further lines; or the worker's own cause of its end
 
-    def say(self, text: str, *, last: bool = False, is_named: bool = True) -> None:
-        """Print a line.
+    def say(self, text: str, *, fix: str = "", last: bool = False, is_named: bool = True) -> None:
+        """Print a line, or several.
 
         Args:
+            fix: what to do about it, for the first line.
             last: the launcher has been told to end, or is about to.
             is_named: with this rank's name.
         """
         output = error_output_of(self._launcher) if last and not self._words.is_shown_to_the_end else None
-        self.said = text.partition("\n")[0]
-        line = self._line(text, is_named)
+        self.said, end, more = text.partition("\n")
+        line = self._line("; ".join(filter(None, (self.said, fix))), is_named) + end + more
         with contextlib.suppress(OSError):  # the launcher that took the output may be gone
             print(line, file=output or sys.stderr, flush=True)
         if output:

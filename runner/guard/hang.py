@@ -17,6 +17,8 @@ from runner.rendezvous.topology import ranks_text
 _STOPPED = 10  # looks, one per second, in which a worker is stopped before it counts as frozen
 _ANSWERING = 6.0  # seconds that the other guards get to show their workers' calls and stacks
 _REPORTING = 10.0  # seconds until rank 0's guard has reported a hang
+_HOSTS = 3  # that are named per place
+_LONGEST_SAVE = 1800.0  # seconds in which a checkpoint is written, if --hang-timeout does not allow more
 _FRAMES = 12  # of a stack, in the report
 _BETWEEN = 0.9  # seconds between two looks at least
 _LONGEST = 3.0  # seconds that count between two looks: a job that was suspended has not hung
@@ -43,18 +45,25 @@ class Patience:
         """Why the worker counts as hung; None if it does not."""
         now, progress = time.monotonic(), self._board.read()
         passed, self._looked = min(now - self._looked, _LONGEST), now
-        is_watched = progress.phase in ("training", "evaluating")
-        self._idle = self._idle + passed if is_watched and progress.at == self._at else 0.0
+        allowed = self._allowed(progress.phase)
+        self._idle = self._idle + passed if allowed and progress.at == self._at else 0.0
         self._at = progress.at
         if now - self._looked_at_process >= _BETWEEN:
             self._looked_at_process = now
             self._stopped = self._stopped + 1 if _is_stopped(self._worker) else 0
         if self._stopped >= _STOPPED:
             return Reason(f"stopped by a signal (SIGSTOP) for {_STOPPED} s", is_stopped=True)
-        if self._hang_after and self._idle > self._hang_after:
+        if allowed and self._idle > allowed:
             where = f"after step {progress.step}" if progress.step else "before the first step"
-            return Reason(f"no progress for {self._hang_after:.0f} s, {where}")
+            saving = ", while it saves" if progress.phase == "saving" else ""
+            return Reason(f"no progress for {allowed:.0f} s, {where}{saving}")
         return None
+
+    def _allowed(self, phase: str) -> float:
+        """Seconds without progress that this phase may have, 0 for any number."""
+        if phase in ("training", "evaluating"):
+            return self._hang_after
+        return max(self._hang_after, _LONGEST_SAVE) if phase == "saving" and self._hang_after else 0.0
 
 
 class Hang:
@@ -85,6 +94,16 @@ class Hang:
         self._reported_by = time.monotonic() + _REPORTING
         return {"hangs": asdict(reason), "to_middle": True}
 
+    def fix(self, how_to_resume: str) -> str:
+        """What to do about it.
+
+        Args:
+            how_to_resume: "" if that is not known.
+        """
+        is_stopped = any(reason.is_stopped for reason in self.reasons.values())
+        slow = "" if is_stopped else "if it is only slow, allow more with --hang-timeout"
+        return "; ".join(filter(None, (slow, how_to_resume)))
+
     def waits(self) -> bool:
         """Whether a guard whose worker has hung, and ended, is to stay until that is reported."""
         return self.is_own and not self.is_reported and time.monotonic() < self._reported_by
@@ -113,7 +132,7 @@ class Hang:
             return ""
         if line is None or not (is_middle or line.is_open):
             self._look_at_own()
-            return self.report([self._rank])
+            return self.report([self._rank], hosts)
         if is_middle and self._answers_by is None:
             line.tell({"show": True})
             self._look_at_own()
@@ -149,8 +168,9 @@ class Hang:
         self.late = silent or [*late] or [*self.reasons]
         waiting = {rank: frames for rank, frames in found.items() if rank not in late}
         reason = next(iter((frozen or self.reasons).values()))
-        where = _silent(silent, hosts or {}, present)
-        where += [f"{ranks_text(same)} in {place}" for place, same in _by_place(late).items()]
+        hosts = hosts or {}
+        where = _silent(silent, hosts, present)
+        where += [f"{ranks_text(same)}{_on(same, hosts)} in {place}" for place, same in _by_place(late).items()]
         where += [f"{ranks_text(same)} waiting in {place}" for place, same in _by_place(waiting).items()]
         lines = [f"{reason.text}: {'; '.join(where)}", *collectives.lines(self.calls)]
         for same, frames in _merged(found):
@@ -171,6 +191,13 @@ def _silent(ranks: list[int], hosts: Mapping[int, str | None], present: Collecti
     return [
         f"{ranks_text(same)}{on} {'has' if len(same) == 1 else 'have'} {what}" for (on, what), same in alike.items()
     ]
+
+
+def _on(ranks: Collection[int], hosts: Mapping[int, str | None]) -> str:
+    """Where ranks run, as far as it is known."""
+    names = list(dict.fromkeys(host for rank in ranks if (host := hosts.get(rank))))
+    more = f" and {len(names) - _HOSTS} more" if len(names) > _HOSTS else ""
+    return f" on host {', '.join(names[:_HOSTS])}{more}" if names else ""
 
 
 def _by_place(found: dict[int, list[stacks.Frame]]) -> dict[str, list[int]]:

@@ -142,14 +142,14 @@ class _Guard:
             self._events.wait(worker.left(_ROUND), *([] if worker.is_silent else [worker.messages]))
         self._receive_from_worker()  # its last words
         worker.has_ended = self._hang.has_ended = True
-        code, what = worker.outcome(status, self._passed_on, self._words)
+        code, what, fix = worker.outcome(status, self._passed_on, self._words)
         if code == 128 + signal.SIGTERM and self._ends_with is not None:
             # All ranks end with that code; the launcher was faster. srun shows the largest code.
             code = self._ends_with
         if worker.verdict is None and self._hang.is_own:  # showing its stack has let a stopped worker go on to its end
             code, what = EXIT_HANG, ""
         if what:
-            self._console.say(what)
+            self._console.say(what, fix=fix)
         while self._waits_for_others(code):
             self._events.wait(_ROUND)
             self._take_events()
@@ -345,7 +345,7 @@ class _Guard:
         is_middle = self._nursery.listener is not None
         text = self._hang.look(self._line, self._report.hosts, is_middle=is_middle)
         if text:
-            self._console.say(text, is_named=False)
+            self._console.say(text, fix=self._hang.fix(self._words.how_to_resume), is_named=False)
             shown = text.partition("\n")[2]
             self._note(self._failure(self._hang.late[0], EXIT_HANG, self._console.said, stacks=shown))
             self._worker.end(EXIT_HANG, 0.0)

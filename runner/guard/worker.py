@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from runner.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE
+from runner.guard.advice import EVERY_STEP, MORE_MEMORY, after_signal
 from runner.guard.events import TELLS, name_of, read
 from runner.guard.group import Group
 from runner.guard.memory import killed_for_memory
@@ -108,32 +109,36 @@ class Worker:
         self._deadline = time.monotonic() + GRACE
         return True
 
-    def outcome(self, status: int, passed_on: Collection[int], words: Words) -> tuple[int, str]:
-        """The exit code, and what is to be said of it; "" where somebody has.
+    def outcome(self, status: int, passed_on: Collection[int], words: Words) -> tuple[int, str, str]:
+        """The exit code, what is to be said of it, "" where somebody has, and what to do about it.
 
         Args:
             status: as waitpid() returns it.
             passed_on: signals that the guard has got, and printed.
         """
         if self.verdict is not None:
-            return self.verdict, ""
+            return self.verdict, "", ""
         code = os.waitstatus_to_exitcode(status)
         if code == -signal.SIGTERM and signal.SIGTERM in passed_on and not self.rendezvous_at:
             # Another rank may have failed before they met: srun shows the largest code, and 143 says nothing.
-            return EXIT_FAILURE, ""
+            return EXIT_FAILURE, "", ""
         if code < 0:
-            is_said = -code in passed_on and -code not in TELLS
-            return 128 - code, "" if is_said else f"killed by {name_of(-code)}{self._why_killed(-code)}"
+            if -code in passed_on and -code not in TELLS:
+                return 128 - code, "", ""
+            return 128 - code, *self._killed_by(-code, words)
         if code == EXIT_OK and (progress := self.board.read()).is_in_training:
-            return EXIT_FAILURE, f"left early, with exit code 0 after step {progress.step} of the training"
+            what = f"left early, with exit code 0 after step {progress.step} of the training"
+            return EXIT_FAILURE, what, EVERY_STEP
         # Before the ranks have met, only a library such as MPI_Init() ends the process without a message of the runner.
         is_by_library = not self.rendezvous_at and 0 < code < 128 and code != EXIT_USAGE and not passed_on
-        return code, words.no_rendezvous(code) if is_by_library else ""
+        return code, words.no_rendezvous(code) if is_by_library else "", ""
 
-    def _why_killed(self, number: int) -> str:
+    def _killed_by(self, number: int, words: Words) -> tuple[str, str]:
+        """What is to be said of its end by a signal, and what to do about it."""
+        what, fix = f"killed by {name_of(number)}", after_signal(number, words.size)
         if number == signal.SIGKILL and killed_for_memory() > self._killed_before:
-            return " for lack of memory; ask for more, or give each rank less to hold"
-        return ""
+            what, fix = f"{what} for lack of memory", MORE_MEMORY
+        return what, "; ".join(filter(None, (fix, words.how_to_resume if self.board.read().step else "")))
 
     def close(self) -> None:
         """Close the guard's ends, after its end."""

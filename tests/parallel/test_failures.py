@@ -110,7 +110,19 @@ def test_a_rank_that_ends_while_others_work_is_named_and_ends_the_job(early: int
 def test_an_exit_code_is_told_with_its_rank() -> None:
     done = runner(2, str(SCRIPTS / "exits.py"), "1", "7", "wait", timeout=60)
     assert own_lines(done)[0].startswith("runner: rank 1 of 2 on host ")
-    assert own_lines(done)[0].endswith(" ended with code 7")
+    assert own_lines(done)[0].endswith(" ended with code 7, by sys.exit()")
+
+
+@pytest.mark.parametrize("what", ["shape", "type"])
+def test_calls_that_differ_name_the_setting_that_shows_them(what: str) -> None:
+    """gloo ends the process, or raises an error of its own."""
+    done = runner(2, str(SCRIPTS / "different_shapes.py"), what, timeout=60)
+    assert done.returncode != 0
+    assert own_lines(done)[0].startswith("runner: rank ")
+    assert "TORCH_DISTRIBUTED_DEBUG=DETAIL shows whether the ranks' collective calls differ" in own_lines(done)[0]
+    shown = runner(2, str(SCRIPTS / "different_shapes.py"), what, timeout=60, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    difference = {"shape": ["TensorShape=[1100]", "[1000]"], "type": ["TensorDtypes=Double", "Float"]}[what]
+    assert all(part in own_lines(shown)[0] for part in ["Detected mismatch between collectives", *difference])
 
 
 def test_the_time_limit_of_collectives_counts_in_scripts() -> None:

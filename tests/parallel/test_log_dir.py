@@ -29,7 +29,8 @@ def test_what_a_rank_prints_is_kept_and_shown(tmp_path: Path) -> None:
     assert kept(tmp_path, "rank-00000.out") == "python 0\nC 0\nchild 0\n"
     assert kept(tmp_path, "rank-00001.out") == f"python 1\nC 1\nchild 1\n{'x' * 50_000}cut"
     assert re.fullmatch(
-        r"child 1\nrunner: rank 1 of 2 on host \S+: killed by SIGKILL\n", kept(tmp_path, "rank-00001.err")
+        r"child 1\nrunner: rank 1 of 2 on host \S+: killed by SIGKILL; the log of .*\n",
+        kept(tmp_path, "rank-00001.err"),
     )
     found = failure(tmp_path)
     assert (found["rank"], found["exit_code"], found["what"]) == (1, 137, "killed by SIGKILL")
@@ -112,7 +113,7 @@ def test_the_first_failure_is_kept_until_the_next_job(tmp_path: Path) -> None:
     assert done.returncode == 70
     found = failure(tmp_path / "log")
     assert (found["rank"], found["exit_code"], found["step"], found["traceback"]) == (1, 70, 5, "")
-    assert found["what"].startswith("no progress for 2 s, after step 5: rank 1 in <lambda> (faulty.py:")
+    assert found["what"].startswith("no progress for 2 s, after step 5: rank 1 on host ")
     assert found["stacks"].startswith("process group default_pg: rank 0 in collective ")
     assert "missing: rank 1\nrank 0, most recent call first:\n" in found["stacks"]
     assert "rank 1, most recent call first:\n" in found["stacks"]

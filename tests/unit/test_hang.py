@@ -63,11 +63,12 @@ def test_the_rank_that_others_wait_for_is_named(file: IO[Any]) -> None:
     hang = Hang(0, file)
     hang.stacks = {0: WAITING, 1: SLEEPING, 2: WAITING, 3: WAITING}
     hang.reasons = {2: SLOW}
-    lines = hang.report(range(4)).splitlines()
+    lines = hang.report(range(4), {0: "a", 1: "b", 2: "b"}).splitlines()
     assert lines[0] == (
-        "no progress for 30 s, after step 7: rank 1 in load (train.py:14); ranks 0, 2-3 waiting in all_reduce, called in "
-        "<module> (train.py:31)"
+        "no progress for 30 s, after step 7: rank 1 on host b in load (train.py:14); ranks 0, 2-3 waiting in all_reduce, "
+        "called in <module> (train.py:31)"
     )
+    assert hang.fix("go on with --resume") == "if it is only slow, allow more with --hang-timeout; go on with --resume"
     assert lines[1] == "ranks 0, 2-3, most recent call first:"
     assert lines[5:] == [
         "rank 1, most recent call first:",
@@ -85,6 +86,7 @@ def test_a_rank_that_is_stopped_is_named_wherever_it_is(file: IO[Any]) -> None:
         "stopped by a signal (SIGSTOP) for 10 s: rank 1 in all_reduce, called in <module> (train.py:31); "
     )
     assert "rank 0 waiting in" in first
+    assert hang.fix("") == ""
 
 
 def test_a_rank_without_a_stack_is_not_taken_for_one_that_waits(file: IO[Any]) -> None:
@@ -139,6 +141,21 @@ def test_progress_is_what_the_worker_writes(monkeypatch: pytest.MonkeyPatch) -> 
     board.step(3, 9, 1, 1)
     now[0] += 3600  # the job was suspended
     assert patience.lost() is None
+
+
+def test_a_checkpoint_may_take_half_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    board = Board()
+    patience, patient = (Patience(os.getpid(), board, seconds) for seconds in (5.0, 0.0))
+    board.step(7, 9, 1, 1)
+    with board.during("saving"):
+        for _ in range(1800):
+            assert patience.lost() is None
+            now[0] += 1
+        now[0] += 2
+        assert patience.lost() == Reason("no progress for 1800 s, after step 7, while it saves")
+        assert patient.lost() is None
 
 
 def test_the_first_step_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
