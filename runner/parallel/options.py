@@ -304,9 +304,4 @@ def _conflicts(options: ParallelOptions) -> list[tuple[bool, str]]:
             options.precision == "fp16" and name in ("horovod", "local-sgd"),
             f"--precision fp16 scales gradients, which --strategy {name} cannot; take bf16, or --strategy ddp",
         ),
-        (
-            options.precision == "fp16" and options.pp > 1,
-            "--precision fp16 leaves out steps whose gradients overflow, and the stages of a pipeline would not all do so; take "
-            "bf16",
-        ),
     ]

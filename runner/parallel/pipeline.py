@@ -78,12 +78,14 @@ class PipelineTrainer(DividedTrainer):
         ]
         is_multi = issubclass(kind, PipelineScheduleMulti)
         scheduled = self.pipeline_stages if is_multi else self.pipeline_stages[0]
-        self._schedule = kind(scheduled, options.micro_batches, loss_fn=task.loss)
+        self._schedule = kind(scheduled, options.micro_batches, loss_fn=self._scaled_loss)
 
     def backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """As in the base class. All stages get the batch; the first uses the inputs, the last the targets."""
         losses: list[Tensor] = []
         last = len(self._owners) - 1
+        if self.scaler is not None:
+            self.scaler.scale(torch.zeros((), device=self._home))  # it has its scale on the stages without a loss, too
         with self.loss_context():
             self._schedule.step(
                 *([inputs] if 0 in self._stages else []),
@@ -93,11 +95,16 @@ class PipelineTrainer(DividedTrainer):
             )
         mean = torch.zeros((), dtype=torch.float64, device=self._home)
         if losses:
-            mean.copy_(torch.stack([whole_of(loss.detach()) for loss in losses]).mean())
+            scale = 1.0 if self.scaler is None else self.scaler.get_scale()
+            mean.copy_(torch.stack([whole_of(loss.detach()) for loss in losses]).mean() / scale)
         dist.broadcast(mean, group=self.pipeline, group_src=self._owners[last])
         for parameter, having in self._shared:
             self._sum_gradient(parameter, having)
         return mean
+
+    def _scaled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        loss = self.task.loss(outputs, targets)
+        return loss if self.scaler is None else self.scaler.scale(loss)
 
     def _own_of(self, tied: Sequence[Tied]) -> list[tuple[nn.Parameter, list[int]]]:
         """This rank's parameters that other stages have, too, each with the ranks of the pipeline that have it.

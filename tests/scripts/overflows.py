@@ -35,7 +35,8 @@ def main(run: Run, argv: list[str]) -> None:
     for overflows in (False, True, False):
         trainer.optimizer.zero_grad()
         trainer.backward(batch, batch)
-        weight = trainer.model.layers[0].up.weight  # the last rank has a part of it
+        # The last rank has a part of it, or one of its own stage.
+        weight = next(one for name, one in trainer.model.named_parameters() if name.endswith("up.weight"))
         if overflows and run.rank == run.size - 1:
             own(weight.grad)[0] = torch.inf
         before = own(weight).clone()

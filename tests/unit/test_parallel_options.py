@@ -70,7 +70,6 @@ def test_a_product_that_does_not_divide_the_ranks_is_refused_with_numbers_that_d
         ("--sync-every 4", "--sync-every 4 is local SGD's; take --strategy local-sgd"),
         ("--schedule zbv", "--schedule zbv is a pipeline's; add --pp 2 or more"),
         ("--strategy local-sgd --precision fp16", "scales gradients, which --strategy local-sgd cannot"),
-        ("--pp 2 --precision fp16", "take bf16"),
         ("--tp two", "argument --tp: 'two' is not a whole number above 0"),
     ],
 )

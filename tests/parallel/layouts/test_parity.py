@@ -68,13 +68,13 @@ def test_in_single_precision_losses_stay_together(turns: Turns) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_in_less_precision_losses_stay_near(precision: str, turns: Turns) -> None:
-    for options in ("--strategy fsdp", "--strategy ddp", "--tp 2"):
+    for options in ("--strategy fsdp", "--strategy ddp", "--tp 2", "--pp 2 --micro-batches 2"):
         done = ok(turns(2, "parity", "--batch-size", "8", *options.split(), "--precision", precision, "--steps", "5"))
         found = json.loads(done.stdout.partition("parity ")[2])
         assert 1e-7 < found["loss"] < 0.02, f"{options}: {found}"  # it is not the same, or nothing was cast
 
 
-@pytest.mark.parametrize("layout", ["--tp 2", "--strategy fsdp"])
+@pytest.mark.parametrize("layout", ["--tp 2", "--strategy fsdp", "--pp 2 --micro-batches 2"])
 def test_a_step_that_overflows_on_one_rank_is_left_out_by_all(layout: str, turns: Turns) -> None:
     done = ok(turns(2, "overflows", "--precision", "fp16", *layout.split()))
     for found in json.loads(done.stdout.partition("found ")[2]):

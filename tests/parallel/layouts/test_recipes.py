@@ -42,13 +42,16 @@ def test_a_workload_takes_what_all_take(job: str, turns: Turns, tmp_path: Path) 
     assert "done: 2 steps" in ok(turns(2, *job.split(), cwd=tmp_path)).stdout
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_scaler_goes_on_as_well(strategy: str, turns: Turns, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "job",
+    ["workloads.linear", "workloads.linear --strategy fsdp", "workloads.mnist --data digits --pp 2 --micro-batches 2"],
+)
+def test_a_scaler_goes_on_as_well(job: str, turns: Turns, tmp_path: Path) -> None:
     def scaler_after(folder: str, *steps: int) -> dict[str, float]:
         for number, step in enumerate(steps):
             resume = ["--resume"] if number else []
-            job = ["workloads.linear", "--precision", "fp16", "--strategy", strategy, "--max-steps", str(step), *resume]
-            ok(turns(2, *job, "--checkpoint-dir", str(tmp_path / folder)))
+            options = ["--precision", "fp16", "--max-steps", str(step), "--log-every", "1", *resume]
+            ok(turns(2, *job.split(), *options, "--checkpoint-dir", str(tmp_path / folder)))
         content = json.loads((tmp_path / folder / f"step-{steps[-1]}" / "checkpoint.json").read_text())
         found: dict[str, float] = content["content"]["values"]["scaler"]
         return found
