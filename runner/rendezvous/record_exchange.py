@@ -26,6 +26,7 @@ from runner.rendezvous.topology import ranks_text
 _LARGEST_RECORD = 1 << 20  # bytes
 _ANSWERING = 10.0  # seconds for sending the answer
 _CONNECTING = 2.0  # seconds for one address
+_EARLIER = 5.0  # seconds before rank 0 does, at which a rank that has not found it gives up
 _FIRST_NOTICE, _NEXT_NOTICES = 10.0, 30.0  # seconds before rank 0 prints which ranks it waits for
 
 
@@ -120,20 +121,28 @@ def exchange_records(
         RefusedError: rank 0 refused the job.
     """
     start = time.monotonic()
-    failure = "nothing tried"
+    failure, silent = "nothing tried", ""
     pause = 0.02
-    while time.monotonic() - start < timeout:
+    # Rank 0 knows only that this one is absent; this one knows why, so it gives up first.
+    patience = timeout - min(_EARLIER, timeout / 4)
+    while (left := start + patience - time.monotonic()) > 0:
         for family, address in candidates():
             try:
-                client = connect(family, address, key, own.rank, _CONNECTING)
+                client = connect(family, address, key, own.rank, min(_CONNECTING, max(0.1, left)))
                 with client:
                     client.send(flat(own), _CONNECTING)
                     return _wait_for_answer(client, start, timeout), address
             except (OSError, ProtocolError) as error:
                 failure = f"{_shown(address)}: {_reason(error)}"
+                silent = _shown(address) if isinstance(error, TimeoutError) else silent
         time.sleep(pause)
         pause = min(pause * 1.5, 1.0)
-    raise RendezvousError(f"did not find {searched} within {timeout:.0f} s (last tried {failure})")
+    raise RendezvousError(
+        f"did not find {searched} within {patience:.0f} s (last tried {failure})",
+        fix=f"a firewall may block {silent}"
+        if silent
+        else "see whether rank 0 has started, or allow more time with --timeout",
+    )
 
 
 def _wait_for_answer(client: Client, start: float, timeout: float) -> Exchanged:

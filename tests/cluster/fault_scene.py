@@ -15,7 +15,7 @@ from subprocess import CompletedProcess
 
 import psutil
 
-from runner.training.checkpoint_folder import name_of
+from runner.training.checkpoint_folder import name_of, steps_in
 from tests.cluster.job_scripts import BY_SCRIPT, FOLDER, submit
 from tests.cluster.launchers import LAUNCHERS, Launch, slurm_shape
 from tests.cluster.virtual import Cluster
@@ -28,8 +28,9 @@ HANG = 3  # seconds, of --hang-timeout
 MEMORY = Path("/sys/fs/cgroup/memory")  # of control groups, version 1
 
 TORCHRUN = ("torchrun", "srun-torchrun")
-NO_SIGNALS = (*TORCHRUN, "intelmpi")  # the last is a shell script, which ends (docs/signals.md)
-SRUN = ("srun", "srun-pmi2")  # SIGTERM ends its step at once, and Ctrl-C has to come twice
+SRUN = ("srun", "srun-pmi2", "srun-torchrun")  # SIGTERM ends its step at once, and Ctrl-C has to come twice
+PORT = 29511
+_SHELLS = ("/bin/bash", "/bin/sh", "/usr/bin/bash", "bash", "sh")
 
 
 def srun_kept(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> CompletedProcess[str]:
@@ -87,8 +88,9 @@ class Scene:
             time.sleep(0.1)
 
     def launcher_process(self) -> psutil.Process:
-        """The first that was started."""
-        return min(self.processes(), key=lambda process: (process.create_time(), process.pid))
+        """The first that was started. Intel's mpirun is a shell script, which starts mpiexec.hydra (docs/signals.md)."""
+        started = [process for process in self.processes() if process.info["cmdline"][0] not in _SHELLS]
+        return min(started, key=lambda process: (process.create_time(), process.pid))
 
 
 def processes(folder: Path) -> list[psutil.Process]:
@@ -154,7 +156,8 @@ def flip_a_byte(path: Path) -> None:
 
 def goes_on(scene: Scene) -> str:
     """The job starts again from its newest checkpoint, and each that is there is intact."""
-    done = scene.job("--resume", "auto", "--max-steps", "20", "--at", "0")
+    newest = max((step for step, _ in steps_in(scene.checkpoints)), default=0)
+    done = scene.job("--resume", "auto", "--max-steps", str(newest + 10), "--at", "0")
     saved = re.findall(r"going on from \S+/(step-\d+)", done.stdout)
     if done.returncode or not saved:
         return f"it does not go on: {done.stdout[-200:]} {done.stderr[-500:]}"
@@ -183,6 +186,16 @@ def cut_off(scene: Scene) -> None:
         scene.wait_for_workers(within=90)
     finally:
         scene.vc.network("-n", "node2", "link", "set", "eth0", "up")
+
+
+def block_port(scene: Scene) -> None:
+    """What rank 0's host answers on a port is dropped, as by a firewall."""
+    scene.vc.network("-n", "node1", "rule", "add", "blackhole", "ipproto", "tcp", "sport", str(PORT))
+
+
+def open_port(scene: Scene) -> str:
+    scene.vc.network("-n", "node1", "rule", "del", "blackhole", "ipproto", "tcp", "sport", str(PORT))
+    return ""
 
 
 def requeued(scene: Scene) -> CompletedProcess[str]:

@@ -97,6 +97,13 @@ def test_nobody_at_the_port_ends_in_time() -> None:
         fetch(1, port, timeout=1.0)
 
 
+def test_where_nothing_answers_a_firewall_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        told = rf"last tried 127.0.0.1:{port_of(silent)}: timed out\); a firewall may block 127.0.0.1:{port_of(silent)}"
+        with pytest.raises(RendezvousError, match=told):
+            fetch(1, port_of(silent), timeout=1.0)
+
+
 def test_two_processes_of_one_rank_are_refused() -> None:
     with listen(loopback=True) as listener, ThreadPoolExecutor(2) as pool:
         first = pool.submit(fetch, 1, port_of(listener))
