@@ -1,9 +1,10 @@
 """What happens when something goes wrong: each case under each launcher, on two hosts of the virtual cluster.
 
-    python -m tests.cluster.faults [--launcher NAME …] [--case NUMBER …]      (make test-faults)
+    python -m tests.cluster.faults [--launcher NAME …] [--case NUMBER …] [--write]      (make test-faults)
 
 Writes the table of docs/reliability.md: seconds from the fault to the end, exit code, first line, and what is left. With
---launcher or --case it only prints. Exit code 1 if a case has not ended as it should.
+--launcher or --case it only prints, or with --write puts these rows in the place of the table's. Exit code 1 if a case has not
+ended as it should.
 """
 
 from __future__ import annotations
@@ -161,6 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launcher", choices=ALL, nargs="+", default=[*ALL])
     parser.add_argument("--case", type=int, nargs="+", default=sorted({case.number for case in CASES}))
+    parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     is_whole = given.launcher == [*ALL] and len(given.case) == len({case.number for case in CASES})
     rows, is_right = [], True
@@ -171,12 +173,22 @@ def main() -> None:
                 print(row, flush=True)
                 rows.append(row)
                 is_right &= ended_right
-    if is_whole:
+    if is_whole or given.write:
         head = "| case | | launcher | seconds | exit code | first line | left | |\n|---|---|---|---|---|---|---|---|\n"
         text = DOCUMENT.read_text()
-        before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+        before, _, rest = text.partition(BEGIN)
+        old, _, after = rest.partition(END)
+        if not is_whole:
+            rows = _replaced(old.splitlines(), rows)
         DOCUMENT.write_text(f"{before}{BEGIN}\n\n{head}" + "\n".join(rows) + f"\n\n{END}{after}")
     sys.exit(not is_right)
+
+
+def _replaced(old: Sequence[str], new: Sequence[str]) -> list[str]:
+    """The rows of all cases and launchers that there are, in order: the new ones, and of the others the old."""
+    rows = {tuple(row.split(" | ")[:3]): row for row in (*old, *new)}
+    keys = ((f"| {case.number}", case.title, name) for case in CASES for name in ALL if occurs(case, name))
+    return [rows[key] for key in keys if key in rows]
 
 
 if __name__ == "__main__":
