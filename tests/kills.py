@@ -1,6 +1,6 @@
 """Kill ranks at random moments of training and saving, and see that nothing is lost.
 
-    python -m tests.kills [--kills 100] [--ranks 4] [--seed 0] [--supervise]
+    python -m tests.kills [--kills 100] [--ranks 4] [--seed 0] [--supervise] [--training "--strategy fsdp --save-async"]
 
 The job starts again in place, or with --supervise by its launcher, from the newest intact checkpoint. After each kill it has to go on
 from the newest checkpoint that was complete before the kill, or a later one; at the end its weights are those of an uninterrupted
@@ -21,15 +21,15 @@ from pathlib import Path
 import psutil
 
 from runner.errors import UsageError
-from runner.training.checkpoint_folder import check_files, steps_in, unseal
+from runner.training.checkpoint_folder import check_files, name_of, steps_in, unseal
 from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok, run
 
 RESUMED = re.compile(r"going on from \S+, step (\d+)")
 _WORKER = 200e6  # bytes: what has imported torch is a worker, or a spare one
 
 
-def job(ranks: int, folder: Path, steps: int, options: list[str]) -> list[str]:
-    """A training that is saved every three steps."""
+def job(ranks: int, folder: Path, steps: int, options: list[str], more: list[str]) -> list[str]:
+    """A training that is saved every three steps, with options of the runner, and more of the training."""
     training = [
         "faulty",
         "--checkpoint-dir",
@@ -53,7 +53,7 @@ def job(ranks: int, folder: Path, steps: int, options: list[str]) -> list[str]:
         "--milliseconds",
         "20",
     ]
-    return [mpirun_path(), "-np", str(ranks), *RUNNER, *options, *training]
+    return [mpirun_path(), "-np", str(ranks), *RUNNER, *options, *training, *more]
 
 
 def newest(folder: Path) -> int:
@@ -76,14 +76,23 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--supervise", action="store_true")
+    parser.add_argument(
+        "--training", type=str.split, default=[], metavar="OPTIONS", help="more options of the training"
+    )
     given = parser.parse_args()
     draw, steps = random.Random(given.seed), 60 * given.kills
     with tempfile.TemporaryDirectory() as name:
         folder, log = Path(name), Path(name, "log")
-        command = job(given.ranks, folder / "killed", steps, ["--restart-in-place", "100000"])
+        command = job(given.ranks, folder / "killed", steps, ["--restart-in-place", "100000"], given.training)
         if given.supervise:
             options = ["--max-restarts", "100000", "--log-dir", str(folder / "attempts")]
-            command = [*RUNNER, "supervise", *options, "--", *job(given.ranks, folder / "killed", steps, [])]
+            command = [
+                *RUNNER,
+                "supervise",
+                *options,
+                "--",
+                *job(given.ranks, folder / "killed", steps, [], given.training),
+            ]
         kills: list[tuple[int, int]] = []
         with open(log, "w") as output:
             process = subprocess.Popen(command, cwd=SCRIPTS, env=clean_environment(), stdout=output, stderr=output)
@@ -100,15 +109,17 @@ def main() -> None:
         print(f"{len(kills)} kills, exit code {process.returncode}, {text.count('going on from')} times gone on")
         if process.returncode:
             sys.exit(text[-3000:])
-        ok(run(*job(given.ranks, folder / "whole", steps, []), cwd=SCRIPTS, timeout=3600))
+        ok(run(*job(given.ranks, folder / "whole", steps, [], given.training), cwd=SCRIPTS, timeout=3600))
         missed = lost(kills, [int(step) for step in RESUMED.findall(text)])
         print(f"checkpoints that were complete and not gone on from: {missed}")
-        weights = [
-            (folder / run_ / f"step-{steps}" / "model-00001-of-00001.safetensors").read_bytes()
-            for run_ in ("killed", "whole")
-        ]
-        print(f"final weights and optimizer equal an uninterrupted run's: {weights[0] == weights[1]}")
-        sys.exit(bool(missed) or weights[0] != weights[1])
+        killed, whole = (_tensors(folder / name / name_of(steps)) for name in ("killed", "whole"))
+        print(f"final weights and optimizer equal an uninterrupted run's: {killed == whole}")
+        sys.exit(bool(missed) or not whole or killed != whole)
+
+
+def _tensors(checkpoint: Path) -> dict[str, bytes]:
+    """The files of a checkpoint but its seal: one, or one per rank."""
+    return {path.name: path.read_bytes() for path in checkpoint.glob("*.safetensors")}
 
 
 def _wait_for_more(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
