@@ -24,7 +24,7 @@ endif
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 
-.PHONY: help setup run test test-fast test-faults test-versions test-version lint format speed compare parity conformance horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
+.PHONY: help setup run test test-fast test-faults test-kills test-versions test-version lint format speed compare parity conformance horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -34,6 +34,7 @@ help:
 	@echo "make compare  collectives and training by every engine, in turn; writes docs/performance.md (15 minutes)"
 	@echo "make parity   every strategy and combination against one process; writes the table of docs/parallelism.md (an hour)"
 	@echo "make test-faults  what can go wrong, under every launcher; writes the table of docs/reliability.md (as root; fifty minutes)"
+	@echo "make test-kills   two hundred kills in the middle of training and saving, two hundred clean jobs (forty minutes)"
 	@echo "make conformance  PyTorch's own tests of a backend on mpi4py, by each MPI; MPI=mpich TEST=send_recv for some of them"
 	@echo "make horovod  build Horovod for this torch and this MPI, and install it (three minutes, once)"
 	@echo "make smoke    explain, doctor and a few steps of mnist on this machine, in one table"
@@ -66,6 +67,11 @@ test-fast: setup
 
 test-faults: setup
 	$(BIN)/python -m tests.cluster.faults
+
+test-kills: setup
+	$(BIN)/python -m tests.kills
+	$(BIN)/python -m tests.kills --training "--strategy fsdp --save-async"
+	$(BIN)/python -m tests.clean_jobs
 
 # The ends of what pyproject.toml claims; the oldest torch goes with the oldest Python.
 OLDEST_PYTHON ?= python3.10
