@@ -8,10 +8,15 @@ import signal
 import sys
 
 MORE_MEMORY = "ask for more, or give each rank less to hold"
+MORE_DISK = "make room on the disk, or have the quota raised"
 EVERY_STEP = "all ranks have to make all of its steps"
 _COLLECTIVES = "TORCH_DISTRIBUTED_DEBUG=DETAIL shows whether the ranks' collective calls differ"
-# How gloo and Open MPI say that they do.
-_DIFFERENT_CALLS = re.compile(r"\[enforce fail at|MPI_ERR_TRUNCATE|Message truncated", re.IGNORECASE)
+# How gloo and Open MPI say that they do. (Other parts of torch say "[enforce fail at", too.)
+_DIFFERENT_CALLS = re.compile(
+    r"\[enforce fail at \S*(gloo/|pair\.cc|buffer\.cc)|MPI_ERR_TRUNCATE|Message truncated", re.IGNORECASE
+)
+# How torch.save() says that it could not write all.
+_NO_DISK = re.compile(r"\[enforce fail at inline_container\.cc|PytorchStreamWriter failed writing")
 _NO_MEMORY = re.compile(r"can't allocate memory|out of memory", re.IGNORECASE)
 _LATE_IN_GLOO = "Timed out waiting"
 
@@ -36,9 +41,13 @@ def after_error(error: BaseException) -> str:
     """What to do where a rank's program ended by this error; "" if its message and traceback say all there is."""
     text = str(error)
     if isinstance(error, ModuleNotFoundError):
-        return f"install it for {sys.executable} on each host"
+        if "." in (error.name or ""):  # its package is there
+            return ""
+        return f"install it for {sys.executable} on each host, or see that its folder is on PYTHONPATH there"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "make room there"
+        return "make room there" if error.filename else MORE_DISK
+    if _NO_DISK.search(text):
+        return MORE_DISK
     if isinstance(error, MemoryError) or _NO_MEMORY.search(text):
         return MORE_MEMORY
     if _DIFFERENT_CALLS.search(text):

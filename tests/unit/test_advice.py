@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from runner.guard.advice import MORE_MEMORY, after_error, after_signal
+from runner.guard.advice import MORE_DISK, MORE_MEMORY, after_error, after_signal
 
 COLLECTIVES = "TORCH_DISTRIBUTED_DEBUG=DETAIL shows whether the ranks' collective calls differ"
 
@@ -17,8 +17,15 @@ COLLECTIVES = "TORCH_DISTRIBUTED_DEBUG=DETAIL shows whether the ranks' collectiv
 @pytest.mark.parametrize(
     ("error", "fix"),
     [
-        (ModuleNotFoundError("No module named 'apex'"), f"install it for {sys.executable} on each host"),
-        (OSError(errno.ENOSPC, "No space left on device"), "make room there"),
+        (
+            ModuleNotFoundError("No module named 'apex'", name="apex"),
+            f"install it for {sys.executable} on each host, or see that its folder is on PYTHONPATH there",
+        ),
+        (ModuleNotFoundError("No module named 'torch.apex'", name="torch.apex"), ""),
+        (OSError(errno.ENOSPC, "No space left on device", "out/weights"), "make room there"),
+        (OSError(errno.ENOSPC, "No space left on device"), MORE_DISK),
+        (RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0"), MORE_DISK),
+        (RuntimeError("[enforce fail at TensorImpl.cpp:12] numel == 3"), ""),
         (OSError(errno.ENOENT, "No such file or directory"), ""),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"), MORE_MEMORY),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"), MORE_MEMORY),
