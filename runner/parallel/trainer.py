@@ -96,9 +96,8 @@ class Trainer:
         """Clip the gradients if asked for, and step the optimizer."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-            if self.is_sharded:  # a step that overflows in one part of the model is left out for all of it
-                for found in self.scaler._found_inf_per_device(self.optimizer).values():
-                    dist.all_reduce(found, dist.ReduceOp.MAX)
+            if self.is_sharded:
+                self._agree_on_overflow(self.scaler)
         if self.options.clip_norm is not None:
             copies = [parameter for name, parameter in self.model.named_parameters() if name in self.copies]
             clip_gradients(self.model.parameters(), self.options.clip_norm, self.pipeline, copies)
@@ -107,6 +106,14 @@ class Trainer:
         else:
             self.scaler.step(self.optimizer)
             self.scaler.update()
+
+    def _agree_on_overflow(self, scaler: torch.amp.GradScaler) -> None:
+        """Let a step that overflows in one part of the model be left out for all of it."""
+        device = next(self.model.parameters()).device
+        # A rank has no flag where no parameter of its part has a gradient.
+        flags: Any = scaler._found_inf_per_device(self.optimizer)  # by device
+        found = flags.setdefault(device, torch.zeros((), device=device))
+        dist.all_reduce(found, dist.ReduceOp.MAX)
 
     def computing(self) -> AbstractContextManager[Any]:
         """The context of a forward pass."""

@@ -15,11 +15,22 @@ from runner.training.run import Run
 
 
 def main(run: Run, argv: list[str]) -> None:
-    options, _ = read_step_options(run, step_parser(run, __doc__, plan=plan()), argv)
+    parser = step_parser(run, __doc__, plan=plan())
+    parser.add_argument(
+        "--only-head", action="store_true", help="nothing else is trained, so that a stage may have no gradient"
+    )
+    options, given = read_step_options(run, parser, argv)
+
+    def net() -> Net:
+        model = Net()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not given.only_head or name.startswith("head"))
+        return model
+
     torch.manual_seed(0)
     data = TensorDataset(torch.zeros(SAMPLES, 4, dtype=torch.long), torch.zeros(SAMPLES, 4, dtype=torch.long))
     task = Task(
-        model=Net,
+        model=net,
         loss=loss_of,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, fused=True),
         train_data=data,
@@ -36,7 +47,8 @@ def main(run: Run, argv: list[str]) -> None:
         trainer.optimizer.zero_grad()
         trainer.backward(batch, batch)
         # The last rank has a part of it, or one of its own stage.
-        weight = next(one for name, one in trainer.model.named_parameters() if name.endswith("up.weight"))
+        trained = [one for _, one in trainer.model.named_parameters() if one.grad is not None]
+        weight = next(iter(trained), next(trainer.model.parameters()))
         if overflows and run.rank == run.size - 1:
             own(weight.grad)[0] = torch.inf
         before = own(weight).clone()

@@ -68,7 +68,8 @@ def test_in_single_precision_losses_stay_together(turns: Turns) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_in_less_precision_losses_stay_near(precision: str, turns: Turns) -> None:
-    for options in ("--strategy fsdp", "--strategy ddp", "--tp 2", "--pp 2 --micro-batches 2"):
+    layouts = ["--strategy fsdp", "--strategy ddp", "--tp 2", "--pp 2 --micro-batches 2"]
+    for options in [*layouts, "--pp 2 --micro-batches 4 --schedule zbv"]:
         done = ok(turns(2, "parity", "--batch-size", "8", *options.split(), "--precision", precision, "--steps", "5"))
         found = json.loads(done.stdout.partition("parity ")[2])
         assert 1e-7 < found["loss"] < 0.02, f"{options}: {found}"  # it is not the same, or nothing was cast
@@ -80,6 +81,14 @@ def test_a_step_that_overflows_on_one_rank_is_left_out_by_all(layout: str, turns
     for found in json.loads(done.stdout.partition("found ")[2]):
         scale = found[0]
         assert found[1:] == [[scale, True], [scale / 2, False], [scale / 2, True]]
+
+
+def test_a_stage_without_gradients_leaves_out_the_same_steps(turns: Turns) -> None:
+    done = ok(turns(2, "overflows", "--precision", "fp16", "--pp", "2", "--micro-batches", "2", "--only-head"))
+    first, last = json.loads(done.stdout.partition("found ")[2])
+    scale = first[0]
+    assert first[1:] == [[scale, False], [scale / 2, False], [scale / 2, False]]
+    assert last[1:] == [[scale, True], [scale / 2, False], [scale / 2, True]]
 
 
 def test_a_rank_has_its_share_of_the_parameters(turns: Turns) -> None:
