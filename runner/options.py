@@ -197,7 +197,7 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         metavar="SECONDS",
         help="without a step of a workload's training or a batch of its evaluation, until the job ends and shows where each "
-        f"rank is (default: {HANG_TIMEOUT:.0f})",
+        f"rank is (default: {HANG_TIMEOUT:.0f}); a checkpoint has 25 minutes, or so long if that is longer",
     )
     group.add_argument(
         "--collective-timeout",

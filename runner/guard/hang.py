@@ -18,7 +18,9 @@ _STOPPED = 10  # looks, one per second, in which a worker is stopped before it c
 _ANSWERING = 6.0  # seconds that the other guards get to show their workers' calls and stacks
 _REPORTING = 10.0  # seconds until rank 0's guard has reported a hang
 _HOSTS = 3  # that are named per place
-_LONGEST_SAVE = 1800.0  # seconds in which a checkpoint is written, if --hang-timeout does not allow more
+# Seconds in which a checkpoint is written, if --hang-timeout does not allow more. The other ranks wait in a collective, and
+# that would say less at its own end, by default after 1800 s.
+_LONGEST_SAVE = 1500.0
 _FRAMES = 12  # of a stack, in the report
 _BETWEEN = 0.9  # seconds between two looks at least
 _LONGEST = 3.0  # seconds that count between two looks: a job that was suspended has not hung

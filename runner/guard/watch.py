@@ -44,7 +44,7 @@ _AFTER_ANOTHER = 1.0
 # the start down.
 _SPARE_AFTER = 5.0
 _CAUSE = 0.5  # seconds in which another rank may say why this one has ended without a word: its MPI may have ended it
-_STOPPING = 0.2  # seconds in which all guards have stopped their workers, after a hang was reported
+_STOPPING = 0.3  # seconds in which all guards have stopped their workers, after a hang was reported
 _ROUND = 1.0  # seconds between two looks at the worker
 _LAST_STATES = 1.0  # seconds that rank 0's guard waits for the others' last states
 _WRITING = 2.0  # seconds for what is still to be written, at the end
@@ -289,8 +289,8 @@ class _Guard:
                 self.restarts.done.add(rank)
         elif "hung" in message:
             self._hang.is_reported = True
-            self._note(Failure(**message["hung"]))
             self._end_hung()
+            self._note(Failure(**message["hung"]))
         elif "ends" in message:
             self._ends_with = message["ends"]
         elif "host" in message:
@@ -348,13 +348,17 @@ class _Guard:
         if text:
             self._console.say(text, fix=self._hang.fix(self._words.how_to_resume), is_named=False)
             shown = text.partition("\n")[2]
-            self._note(self._failure(self._hang.late[0], EXIT_HANG, self._console.said, stacks=shown))
+            failure = self._failure(self._hang.late[0], EXIT_HANG, self._console.said, stacks=shown)
+            if is_middle:
+                self._tell({"hung": asdict(failure)})
             self._end_hung()
-            if is_middle and self._report.first:
-                self._tell({"hung": asdict(self._report.first)})
+            self._note(failure)
 
     def _end_hung(self) -> None:
-        """Stop the worker, and kill it when all are stopped: an MPI that sees another rank's end would end the job by a code of its own."""
+        """Stop the worker, and kill it when all are stopped.
+
+        An MPI that sees another rank's end would end the job by a code of its own.
+        """
         self._worker.signal(signal.SIGSTOP)
         self._worker.end(EXIT_HANG, _STOPPING)
 

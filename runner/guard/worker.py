@@ -23,7 +23,7 @@ from runner.guard.settings import Words
 GRACE = 2.0
 # Where all ranks fail alike: MPI_Finalize() waits for the others, and the first rank, which prints why, may come last.
 _TOGETHER = 15.0
-_SAVING = 30.0  # seconds that a worker which saves on SIGTERM gets for it, or as long as it says that it does
+_SAVING = 30.0  # seconds that a worker which saves on SIGTERM gets for it, or as long as it says that it does, and is not hung
 _AGAIN = 1.0  # seconds until it is asked again whether it still saves
 
 

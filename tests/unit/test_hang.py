@@ -143,18 +143,18 @@ def test_progress_is_what_the_worker_writes(monkeypatch: pytest.MonkeyPatch) -> 
     assert patience.lost() is None
 
 
-def test_a_checkpoint_may_take_half_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_may_take_25_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     board = Board()
     patience, patient = (Patience(os.getpid(), board, seconds) for seconds in (5.0, 0.0))
     board.step(7, 9, 1, 1)
     with board.during("saving"):
-        for _ in range(1800):
+        for _ in range(1500):
             assert patience.lost() is None
             now[0] += 1
         now[0] += 2
-        assert patience.lost() == Reason("no progress for 1800 s, after step 7, while it saves")
+        assert patience.lost() == Reason("no progress for 1500 s, after step 7, while it saves")
         assert patient.lost() is None
 
 
