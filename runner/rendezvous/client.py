@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from typing import Any
@@ -9,6 +10,11 @@ from typing import Any
 from runner.rendezvous.protocol import ANSWER, LARGEST, Handshake, ProtocolError, Stream, greeting
 
 _CHUNK = 1 << 20
+_NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES)
+
+
+class UnreachableError(OSError):
+    """Nothing has answered at an address of the network, not even that no program listens there."""
 
 
 class Client:
@@ -58,7 +64,8 @@ def connect(family: socket.AddressFamily, address: Any, key: bytes, rank: int, w
     Raises:
         ProtocolError: another program answers there.
         WrongJobError: a runner answers that does not know the job's key.
-        OSError: the address cannot be reached, or does not answer in time.
+        UnreachableError: the address cannot be reached.
+        OSError: no program listens there, or it does not answer in time.
     """
     connection = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -83,7 +90,12 @@ def answers(family: socket.AddressFamily, address: Any, key: bytes, within: floa
 def _greeted(connection: socket.socket, address: Any, key: bytes, within: float) -> Handshake:
     deadline = time.monotonic() + within
     connection.settimeout(within)
-    connection.connect(address)
+    try:
+        connection.connect(address)
+    except OSError as error:
+        if connection.family != socket.AF_UNIX and (isinstance(error, TimeoutError) or error.errno in _NO_ROUTE):
+            raise UnreachableError(error.errno, error.strerror or "timed out") from None
+        raise
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     own = greeting()

@@ -10,12 +10,12 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from runner.errors import RefusedError, RendezvousError, raised_on_all_ranks
-from runner.rendezvous.client import Client, connect
+from runner.rendezvous.client import Client, UnreachableError, connect
 from runner.rendezvous.protocol import ProtocolError, WrongJobError, text_of
 from runner.rendezvous.record import RankRecord
 from runner.rendezvous.records import Flat, Records, flat, is_flat, packed
@@ -121,28 +121,46 @@ def exchange_records(
         RefusedError: rank 0 refused the job.
     """
     start = time.monotonic()
-    failure, silent = "nothing tried", ""
-    pause = 0.02
+    failures: dict[str, OSError | ProtocolError] = {}  # of each address the last one, the newest at the end
     # Rank 0 knows only that this one is absent; this one knows why, so it gives up first.
-    patience = timeout - min(_EARLIER, timeout / 4)
-    while (left := start + patience - time.monotonic()) > 0:
+    patience = timeout - min(_EARLIER, timeout / 2)
+    for family, address, left in _tries(candidates, start + patience):
+        try:
+            client = connect(family, address, key, own.rank, min(_CONNECTING, left))
+            with client:
+                client.send(flat(own), _CONNECTING)
+                return _wait_for_answer(client, start, timeout), address
+        except (OSError, ProtocolError) as error:
+            failures.pop(_shown(address), None)
+            failures[_shown(address)] = error
+    told = [f"{address}: {_reason(error)}" for address, error in failures.items()]
+    raise RendezvousError(
+        f"did not find {searched} within {patience:.0f} s (last tried {told[-1] if told else 'nothing'})",
+        fix=_fix(failures),
+    )
+
+
+def _tries(
+    candidates: Callable[[], Iterator[tuple[socket.AddressFamily, Any]]], until: float
+) -> Iterator[tuple[socket.AddressFamily, Any, float]]:
+    """Yield the candidate addresses and the seconds left, round by round, with pauses in between."""
+    pause = 0.02
+    while time.monotonic() < until:
         for family, address in candidates():
-            try:
-                client = connect(family, address, key, own.rank, min(_CONNECTING, max(0.1, left)))
-                with client:
-                    client.send(flat(own), _CONNECTING)
-                    return _wait_for_answer(client, start, timeout), address
-            except (OSError, ProtocolError) as error:
-                failure = f"{_shown(address)}: {_reason(error)}"
-                silent = _shown(address) if isinstance(error, TimeoutError) else silent
+            if (left := until - time.monotonic()) <= 0:
+                return
+            yield family, address, left
         time.sleep(pause)
         pause = min(pause * 1.5, 1.0)
-    raise RendezvousError(
-        f"did not find {searched} within {patience:.0f} s (last tried {failure})",
-        fix=f"a firewall may block {silent}"
-        if silent
-        else "see whether rank 0 has started, or allow more time with --timeout",
-    )
+
+
+def _fix(failures: Mapping[str, OSError | ProtocolError]) -> str:
+    """What to do where rank 0 was not found at any of these addresses."""
+    if unreachable := [address for address, error in failures.items() if isinstance(error, UnreachableError)]:
+        return f"a firewall may block {unreachable[-1]}"
+    if any(isinstance(error, WrongJobError) for error in failures.values()):
+        return ""  # the reason says it
+    return "see whether rank 0 has started, or allow more time with --timeout"
 
 
 def _wait_for_answer(client: Client, start: float, timeout: float) -> Exchanged:

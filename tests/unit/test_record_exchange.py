@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -93,15 +94,55 @@ def test_absent_ranks_are_named_when_the_time_is_over() -> None:
 def test_nobody_at_the_port_ends_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(RendezvousError, match=r"did not find rank 0 within 1 s \(last tried 127.0.0.1:\d+"):
-        fetch(1, port, timeout=1.0)
+    with pytest.raises(
+        RendezvousError, match=r"did not find rank 0 within 1 s \(last tried 127.0.0.1:\d+: .*see whether"
+    ):
+        fetch(1, port, timeout=2.0)
+
+
+def full_server() -> tuple[socket.socket, list[socket.socket]]:
+    """A server that no longer answers who connects, as behind a firewall: its queue is full. And what fills it."""
+    server = socket.create_server(("127.0.0.1", 0), backlog=0)
+    filling = [socket.socket() for _ in range(4)]
+    for one in filling:
+        one.setblocking(False)
+        one.connect_ex(server.getsockname())
+    return server, filling
 
 
 def test_where_nothing_answers_a_firewall_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        told = rf"last tried 127.0.0.1:{port_of(silent)}: timed out\); a firewall may block 127.0.0.1:{port_of(silent)}"
-        with pytest.raises(RendezvousError, match=told):
-            fetch(1, port_of(silent), timeout=1.0)
+    """In time, also where there are many such addresses."""
+    servers = [full_server() for _ in range(20)]
+    tried = []
+
+    def each_in_turn() -> Iterator[tuple[socket.AddressFamily, Any]]:
+        for server, _ in servers:
+            tried.append(server)
+            yield socket.AF_INET, server.getsockname()
+
+    with pytest.raises(
+        RendezvousError, match=r"within 1 s \(last tried \S+: timed out\); a firewall may block 127.0.0.1"
+    ):
+        exchange_records(each_in_turn, RankRecord(rank=1), b"job", 2.0, "rank 0")
+    assert len(tried) < 5  # each takes the second that is left
+    for server, filling in servers:
+        for one in (server, *filling):
+            one.close()
+
+
+def test_a_program_that_accepts_and_is_silent_is_no_firewall() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(RendezvousError, match="see whether rank 0 has started"),
+    ):
+        fetch(1, port_of(silent), timeout=1.0)
+
+
+def test_of_a_rank_0_that_does_not_know_the_secret_nothing_else_is_said() -> None:
+    with listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool:
+        pool.submit(serve_records, listener, RankRecord(rank=0), 2, b"another", 3.0)
+        with pytest.raises(RendezvousError, match=r"to one text on all hosts\)\)$"):
+            fetch(1, port_of(listener), timeout=2.0)
 
 
 def test_two_processes_of_one_rank_are_refused() -> None:
