@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,19 @@ from runner.training.checkpoint_folder import Position, Saved, damaged
 NAME = "checkpoint.pt"
 
 
+def is_foreign(path: Path) -> bool:
+    """Whether an intact file of ``torch.save`` is another program's."""
+    if not zipfile.is_zipfile(path):
+        return False
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError:  # it has objects of classes that no checkpoint has
+        return True
+    except Exception:
+        return False
+    return not _is_checkpoint(content)
+
+
 def read_file(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple[Saved, dict[str, Tensor]]:
     """A checkpoint's content, on the CPU, in the form that a checkpoint folder has.
 
@@ -30,7 +44,7 @@ def read_file(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple[Saved
         raise UsageError(f"--resume: {path} cannot be read: {error.strerror}") from None
     except Exception as error:
         raise damaged(path, str(error) or type(error).__name__) from None
-    if not isinstance(content, dict) or content.get("format") != 1:
+    if not _is_checkpoint(content):
         raise UsageError(f"--resume: {path} is not a checkpoint of this runner")
     state: State = state_by_name(model, optimizer, content["model"], content["optimizer"])
     settings: dict[str, Any] | None = content.get("settings")
@@ -43,6 +57,10 @@ def read_file(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple[Saved
         values=state.values,
     )
     return saved, state.tensors
+
+
+def _is_checkpoint(content: Any) -> bool:
+    return isinstance(content, dict) and content.get("format") == 1
 
 
 def _check_sums(path: Path) -> None:

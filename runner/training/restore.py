@@ -35,7 +35,7 @@ def restore(
     """
     if options.resume is None:
         return None, None
-    paths = run.on_main(lambda: _candidates(options))
+    paths = run.on_main(lambda: _candidates(run, options))
     if not paths:
         run.say(f"no checkpoint in {options.folder} yet: starting from the beginning")
         return None, None
@@ -91,7 +91,7 @@ def model_weights(path: Path) -> dict[str, Tensor]:
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
 
 
-def _candidates(options: CheckpointOptions) -> list[Path]:
+def _candidates(run: Run, options: CheckpointOptions) -> list[Path]:
     """The checkpoint to resume from, and with ``--resume auto`` the older ones, to be taken if it is damaged. Called on rank 0.
 
     Returns:
@@ -104,7 +104,13 @@ def _candidates(options: CheckpointOptions) -> list[Path]:
     try:
         if options.resume == AUTO:
             file = path / checkpoint_file.NAME  # of an early version of the runner
-            return [*(older for _, older in checkpoint_folder.named_in(path)), *([file] if file.is_file() else [])]
+            folders = [older for _, older in checkpoint_folder.named_in(path)]
+            if not file.is_file():
+                return folders
+            if checkpoint_file.is_foreign(file):
+                run.say(f"passed over: {file} is not a checkpoint of this runner")
+                return folders
+            return [*folders, file]
         found = _find_in(path, is_named=bool(options.resume))
     except OSError as error:
         raise UsageError(f"--resume: {path} cannot be read: {error.strerror}") from None
