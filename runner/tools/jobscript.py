@@ -156,6 +156,16 @@ def _text(options: argparse.Namespace) -> str:
     settings = {"PYTHON": sys.executable} | scheduler.settings(shape)
     if "mpirun" in scheduler.scripts[mpi]:
         settings |= _mpirun(mpi, has_modules=bool(options.module))
+    if options.requeue and kind == "tool":
+        raise UsageError(
+            f"--requeue: {options.target} is a tool, not a training",
+            fix="leave it out; for supervise take --directive=--requeue, and --requeue after its workload",
+        )
+    if "--requeue" in options.arguments and kind == "workload" and options.scheduler != "slurm":
+        raise UsageError(
+            f"{options.target} --requeue asks Slurm, and --scheduler is {options.scheduler}",
+            fix="give it to jobscript, before the target",
+        )
     requeue = scheduler.requeue(shape) if scheduler.requeue and options.requeue else None
     target = ["-m"] * options.as_module + [options.target, *options.arguments]
     if requeue and kind == "workload":

@@ -95,6 +95,11 @@ def _clock(seconds: int) -> str:
     return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
+def _start(seconds: int) -> int:
+    """Seconds that a job of so many may take until its first rank starts: modules, jsrun, one interpreter per rank."""
+    return min(300, seconds // 10)
+
+
 def _hours_and_minutes(seconds: int) -> str:
     minutes = -(-seconds // 60)  # rounded up
     return f"{minutes // 60}:{minutes % 60:02d}"
@@ -132,7 +137,7 @@ SCHEDULERS = {
         request=_lsf,
         settings=_lsf_settings,
         # 75: runner.errors.EXIT_REQUEUE. LSF does not tell a job its end.
-        requeue=lambda shape: Requeue(line="-Q 75", option=("--time-limit", _clock(shape.time))),
+        requeue=lambda shape: Requeue(line="-Q 75", option=("--time-limit", _clock(shape.time - _start(shape.time)))),
         # jsrun needs bsub -nnodes, which allocates whole hosts.
         lacks={
             "a GPU's type": "a job has the GPUs of its hosts; leave it out, and choose the hosts by --queue",

@@ -92,11 +92,13 @@ def test_a_job_that_goes_back_into_the_queue() -> None:
     assert "set -- workloads.mnist --lr 1 --resume auto --requeue\n" in slurm
     lsf = ok(jobscript("--scheduler", "lsf", *asked, "workloads.mnist", "--resume=runs/a/step-3")).stdout
     assert "#BSUB -Q 75\n" in lsf
-    assert "set -- workloads.mnist --resume=runs/a/step-3 --time-limit 04:00:00\n" in lsf
+    assert "set -- workloads.mnist --resume=runs/a/step-3 --time-limit 03:55:00\n" in lsf
     script = ok(jobscript("--scheduler", "slurm", *asked, "-m", "timeit")).stdout
     assert "#SBATCH --requeue\n" in script
     assert "set -- -m timeit\n" in script
     assert "depend=afternotok" in refused("--scheduler", "pbs", *asked, "workloads.mnist")
+    assert "smoke is a tool" in refused("--scheduler", "slurm", *asked, "smoke")
+    assert "asks Slurm" in refused("--scheduler", "lsf", "workloads.mnist", "--requeue")
 
 
 def test_a_tool_that_starts_its_jobs_itself_is_not_told_the_device() -> None:
