@@ -47,6 +47,7 @@ class Case:
         shell: bash, run by each rank before it starts.
         strike: what is done at the job's fifth step.
         instead: what runs in the place of one job, and has its result.
+        undo: what is done when the job has ended, or has not started.
         after: what is wrong when the job has ended; "" for nothing.
         codes: the exit codes that are right; () for any but 0.
         says: a pattern of the first line that the runner prints, or of a line that the program prints.
@@ -61,6 +62,7 @@ class Case:
     shell: str = ""
     strike: Callable[[Scene], object] | None = None
     instead: Callable[[Scene], CompletedProcess[str]] | None = None
+    undo: Callable[[Scene], object] = lambda scene: None
     after: Callable[[Scene], str] = lambda scene: ""
     codes: tuple[int, ...] = ()
     says: str = ""
@@ -152,6 +154,7 @@ CASES = (
         title="SIGTERM to srun, which kills its ranks at once, with --save-every-steps 2",
         strike=signal(SIGTERM),
         options=("--save-every-steps", "2"),
+        codes=(137,),
         after=goes_on,
         within=10.0,
         only_under=SRUN,
@@ -174,7 +177,7 @@ CASES = (
         within=10.0,
         only_under=("torchrun",),
     ),
-    Case(number=12, title="SIGKILL to the launcher", strike=signal(SIGKILL), within=10.0),
+    Case(number=12, title="SIGKILL to the launcher", strike=signal(SIGKILL), codes=(-SIGKILL, 137, 1), within=10.0),
     Case(
         number=13,
         title="the time limit of a Slurm job comes near, by the scripts of mpi_scripts/",
@@ -279,7 +282,7 @@ CASES = (
         title="the port of MASTER_PORT is blocked by a firewall",
         before=block_port,
         shell=f'export MASTER_ADDR=node1 MASTER_PORT={PORT}; set -- "${{@:1:3}}" --timeout 10 "${{@:4}}"',
-        after=open_port,
+        undo=open_port,
         says=r"rank 1 of 2 on host node2: did not find rank 0 at MASTER_ADDR=node1.*; a firewall may block",
         within=START,
         not_under=TORCHRUN,
@@ -397,12 +400,21 @@ CASES = (
         fault="memory",
         options=("--hang-timeout", "60"),  # to fill it may take longer than three seconds
         shell=LITTLE_MEMORY,
-        after=clear_group,
+        undo=clear_group,
         says=r"rank \d of 2 on host \S+: killed by SIGKILL.* for lack of memory",  # the kernel chooses
         within=60.0,  # with the filling
     ),
-    Case(number=31, title="Ctrl-C", strike=signal(SIGINT), within=10.0, not_under=SRUN),
-    Case(number=31, title="Ctrl-C, twice", strike=signal(SIGINT, SIGINT), within=10.0),
+    Case(
+        number=31,
+        title="Ctrl-C",
+        strike=signal(SIGINT),
+        codes=(1, 130),
+        says=r"SIG(INT|TERM) from the launcher.*go on from its last checkpoint",
+        within=10.0,
+        not_under=SRUN,
+    ),
+    # Open MPI 4 may show nothing more after the second.
+    Case(number=31, title="Ctrl-C, twice", strike=signal(SIGINT, SIGINT), codes=(1, 130, 137, 255), within=10.0),
 )
 
 

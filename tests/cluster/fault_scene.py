@@ -193,9 +193,8 @@ def block_port(scene: Scene) -> None:
     scene.vc.network("-n", "node1", "rule", "add", "blackhole", "ipproto", "tcp", "sport", str(PORT))
 
 
-def open_port(scene: Scene) -> str:
+def open_port(scene: Scene) -> None:
     scene.vc.network("-n", "node1", "rule", "del", "blackhole", "ipproto", "tcp", "sport", str(PORT))
-    return ""
 
 
 def requeued(scene: Scene) -> CompletedProcess[str]:
@@ -244,6 +243,6 @@ LITTLE_MEMORY = f"""
 """
 
 
-def clear_group(scene: Scene) -> str:
-    (MEMORY / scene.folder.name).rmdir()
-    return ""
+def clear_group(scene: Scene) -> None:
+    if (MEMORY / scene.folder.name).exists():
+        (MEMORY / scene.folder.name).rmdir()

@@ -84,7 +84,10 @@ def _try_once(case: Case, scene: Scene) -> Found:
         case.before(scene)
     except AssertionError as error:
         raise NotStartedError(str(error)) from None
-    done, began, end = _run(case, scene)
+    try:
+        done, began, end = _run(case, scene)
+    finally:
+        case.undo(scene)
     if case.is_at_a_step and not scene.stamp.exists():
         raise NotStartedError(done.stderr)
     # Ranks whose launcher was killed get SIGTERM then, and SIGKILL 5 s later; their end is what counts.
@@ -143,7 +146,7 @@ def _row(case: Case, launcher: str, vc: Cluster) -> tuple[str, bool]:
         try:
             found = try_case(vc, case, launcher, Path(folder))
             problem = found.problem(case, launcher)
-            line = re.sub(rf"{folder}\S*/", "…/", found.line)[:150].replace("|", "\\|")
+            line = re.sub(rf"{folder}\S*/", "…/", found.line)[:250].replace("|", "\\|")
             seconds, code, left = (
                 f"{found.seconds:.1f}",
                 found.code,
