@@ -133,11 +133,7 @@ def exchange_records(
         except (OSError, ProtocolError) as error:
             failures.pop(_shown(address), None)
             failures[_shown(address)] = error
-    told = [f"{address}: {_reason(error)}" for address, error in failures.items()]
-    raise RendezvousError(
-        f"did not find {searched} within {patience:.0f} s (last tried {told[-1] if told else 'nothing'})",
-        fix=_fix(failures),
-    )
+    raise RendezvousError(f"did not find {searched} within {patience:.0f} s ({_found(failures)})", fix=_fix(failures))
 
 
 def _tries(
@@ -154,13 +150,30 @@ def _tries(
         pause = min(pause * 1.5, 1.0)
 
 
+def _found(failures: Mapping[str, OSError | ProtocolError]) -> str:
+    """What was found at the addresses: at one where a runner answers, if there is one, else at the last."""
+    if runners := _of_kind(failures, WrongJobError):
+        return (
+            f"at {runners[-1]} a runner answers that does not know this job's secret: it is another job's, or on a host that "
+            "does not share your home folder"
+        )
+    if not failures:
+        return "no address was tried"
+    address, error = list(failures.items())[-1]
+    return f"last tried {address}: {_reason(error)}"
+
+
 def _fix(failures: Mapping[str, OSError | ProtocolError]) -> str:
     """What to do where rank 0 was not found at any of these addresses."""
-    if unreachable := [address for address, error in failures.items() if isinstance(error, UnreachableError)]:
+    if _of_kind(failures, WrongJobError):
+        return f"if it is this job's, set {VARIABLE} to one text on all hosts"
+    if unreachable := _of_kind(failures, UnreachableError):
         return f"a firewall may block {unreachable[-1]}"
-    if any(isinstance(error, WrongJobError) for error in failures.values()):
-        return ""  # the reason says it
     return "see whether rank 0 has started, or allow more time with --timeout"
+
+
+def _of_kind(failures: Mapping[str, OSError | ProtocolError], kind: type[Exception]) -> list[str]:
+    return [address for address, error in failures.items() if isinstance(error, kind)]
 
 
 def _wait_for_answer(client: Client, start: float, timeout: float) -> Exchanged:
@@ -217,11 +230,6 @@ def _shown(address: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, WrongJobError):
-        return (
-            "a runner answers there that does not know this job's secret: another job's, or a host that does not share "
-            f"your home folder (then set {VARIABLE} to one text on all hosts)"
-        )
     if isinstance(error, ProtocolError):
         return "another program answers there"
     return str(getattr(error, "strerror", None) or error)

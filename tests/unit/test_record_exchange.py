@@ -138,11 +138,16 @@ def test_a_program_that_accepts_and_is_silent_is_no_firewall() -> None:
         fetch(1, port_of(silent), timeout=1.0)
 
 
-def test_of_a_rank_0_that_does_not_know_the_secret_nothing_else_is_said() -> None:
+def test_a_rank_0_that_does_not_know_the_secret_is_named_whatever_was_tried_last() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = port_of(server)
     with listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool:
         pool.submit(serve_records, listener, RankRecord(rank=0), 2, b"another", 3.0)
-        with pytest.raises(RendezvousError, match=r"to one text on all hosts\)\)$"):
-            fetch(1, port_of(listener), timeout=2.0)
+        with pytest.raises(
+            RendezvousError,
+            match=rf"at 127.0.0.1:{port_of(listener)} a runner answers that does not know .* to one text on all hosts$",
+        ):
+            fetch(1, port_of(listener), closed, timeout=2.0)
 
 
 def test_two_processes_of_one_rank_are_refused() -> None:
