@@ -151,7 +151,8 @@ def guards_address(context: LaunchContext, result: Rendezvous) -> Address | None
         return None
     host, _ = result.endpoint.rank_0 or (result.endpoint.host, 0)
     key = derived(result.endpoint.key, "guards").hex()
-    return Address(host=host, port=port, key=key, rank=context.rank.value, size=context.size.value)
+    name = result.records[0].host
+    return Address(host=host, port=port, name=name, key=key, rank=context.rank.value, size=context.size.value)
 
 
 def _why_no_rendezvous(context: LaunchContext, request: Request, way: Way, code: int | None) -> str:

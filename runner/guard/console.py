@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
+import time
+from typing import TextIO
 
 from runner.guard.launcher import described, error_output_of
 from runner.guard.output import Output
 from runner.guard.settings import Words
+
+_PRINTING = 2.0  # seconds in which a launcher, or a pager behind it, takes what is printed
 
 
 class Console:
@@ -29,9 +34,9 @@ class Console:
         output = error_output_of(self._launcher) if last and not self._words.is_shown_to_the_end else None
         self.said, end, more = text.partition("\n")
         line = self._line("; ".join(filter(None, (self.said, fix))), is_named) + end + more
-        with contextlib.suppress(OSError):  # the launcher that took the output may be gone
-            print(line, file=output or sys.stderr, flush=True)
+        _print(line, output or sys.stderr)
         if output:
+            output.close()
             self._output.keep(line)
 
     def say_once(self, text: str) -> None:
@@ -44,14 +49,29 @@ class Console:
         how_to_resume = f"; {self._words.how_to_resume}" if self._words.how_to_resume and after_rendezvous else ""
         if self._launcher and sender in (os.getppid(), self._launcher):
             if self._words.is_reporting:
-                text = "the job was ended, or another rank has failed and says so itself"
+                text = "the job was ended, or another rank has failed (see its message)"
                 self.say(f"{name} from the launcher: {text}{how_to_resume}", last=True)
         else:
             self.say(f"{name} from {described(sender)}{how_to_resume}")
 
     def complain(self, text: str) -> None:
         """Print what has nothing to do with the end of the rank."""
-        print(self._line(text, True), file=sys.stderr, flush=True)
+        _print(self._line(text, True), sys.stderr)
 
     def _line(self, text: str, is_named: bool) -> str:
         return f"runner: {self._words.label}: {text}" if is_named else f"runner: {text}"
+
+
+def _print(text: str, file: TextIO) -> None:
+    """Print a line, as far as it is taken in time: a guard does not wait for a launcher that was stopped, or has ended."""
+    left, end = memoryview(f"{text}\n".encode(errors="replace")), time.monotonic() + _PRINTING
+    with contextlib.suppress(OSError):
+        while left and _is_writable(file, end - time.monotonic()):
+            # A pipe that is writable has room for so many bytes.
+            left = left[os.write(file.fileno(), left[: select.PIPE_BUF]) :]
+
+
+def _is_writable(file: TextIO, within: float) -> bool:
+    poll = select.poll()
+    poll.register(file, select.POLLOUT)
+    return bool(poll.poll(1000 * max(0.0, within)))

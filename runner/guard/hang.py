@@ -80,7 +80,8 @@ class Hang:
         self.stacks: dict[int, str | None] = {}  # None: the worker has ended well
         self.calls: dict[int, list[Call]] = {}  # by rank; empty: it did not answer
         self.is_reported = False
-        self.late: list[int] = []  # the ranks that the others wait for, once it is reported
+        self.silent: list[int] = []  # the ranks whose guards have not answered, once it is reported
+        self.late: list[int] = []  # the ranks that the others wait for
         self.has_ended = False  # the worker, well
         self._answers_by: float | None = None  # once the other guards were asked for stacks
         self._reported_by = 0.0
@@ -102,8 +103,8 @@ class Hang:
         Args:
             how_to_resume: "" if that is not known.
         """
-        is_stopped = any(reason.is_stopped for reason in self.reasons.values())
-        slow = "" if is_stopped else "if it is only slow, allow more with --hang-timeout"
+        is_slow = not self.silent and not any(reason.is_stopped for reason in self.reasons.values())
+        slow = "if it is only slow, allow more with --hang-timeout" if is_slow else ""
         return "; ".join(filter(None, (slow, how_to_resume)))
 
     def waits(self) -> bool:
@@ -162,16 +163,16 @@ class Hang:
             present: the ranks that have not left; None: all.
         """
         self.is_reported = True
-        silent = [rank for rank in ranks if rank not in self.stacks]
+        self.silent = [rank for rank in ranks if rank not in self.stacks]
         shown = {rank: self.stacks[rank] for rank in ranks if rank in self.stacks}
         found = {rank: stacks.main_thread(text) for rank, text in shown.items() if text is not None}
         frozen = {rank: reason for rank, reason in self.reasons.items() if reason.is_stopped}
         late = {rank: frames for rank, frames in found.items() if rank in frozen or not stacks.waits(frames)}
-        self.late = silent or [*late] or [*self.reasons]
+        self.late = self.silent or [*late] or [*self.reasons]
         waiting = {rank: frames for rank, frames in found.items() if rank not in late}
         reason = next(iter((frozen or self.reasons).values()))
         hosts = hosts or {}
-        where = _silent(silent, hosts, present)
+        where = _silent(self.silent, hosts, present)
         where += [f"{ranks_text(same)}{_on(same, hosts)} in {place}" for place, same in _by_place(late).items()]
         where += [f"{ranks_text(same)} waiting in {place}" for place, same in _by_place(waiting).items()]
         lines = [f"{reason.text}: {'; '.join(where)}", *collectives.lines(self.calls)]

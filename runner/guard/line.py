@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.errors import RunnerError
-from runner.rendezvous.client import Client, connect
+from runner.rendezvous.client import Client, UnreachableError, connect
 from runner.rendezvous.protocol import ProtocolError
 from runner.rendezvous.server import Server
 
@@ -29,6 +29,8 @@ _SILENT = 30.0  # seconds without one after which a guard counts as gone
 _JOINING = 10.0  # seconds for the connection to the middle
 _SENDING = 1.0
 GONE = "gone"  # the message about a guard that is no longer there
+APART = "apart"  # this guard's message to itself: why it could not join
+_ENDED = "its guard has ended, with its host or by a signal"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,7 @@ class Address:
 
     host: str
     port: int
+    name: str = ""  # of the host there
     key: str  # hexadecimal
     rank: int
     size: int
@@ -94,14 +97,18 @@ class Line:
         self.is_open = False
 
     def _join(self) -> None:
+        one = self._address
         try:
             client = self._connect()
-        except (OSError, ProtocolError):
+        except (OSError, ProtocolError) as error:
             self.is_open = False  # the launcher alone ends the ranks then
+            # Where nothing listens any more the job is about to end.
+            if isinstance(error, (UnreachableError, socket.gaierror)):
+                self._deliver({"rank": one.rank, APART: f"{one.host}:{one.port}: {error.strerror}"})
             return
         with client:
             if not self._talk(client):
-                self._deliver({"rank": 0, GONE: "rank 0's guard"})
+                self._deliver({"rank": 0, GONE: _ENDED})
         self.is_open = False
 
     def _connect(self) -> Client:
@@ -183,7 +190,7 @@ class _Middle:
             for rank in self._server.ranks.keys() - self.last_received.keys() - self._left:
                 self.last_received[rank] = now
                 for message in [{}, *self._told]:  # the first says that it has joined
-                    self._server.ranks[rank].send(message, _SENDING)
+                    self._server.send(rank, message, _SENDING)
             self._look_for_the_gone(now)
 
     def _take(self, rank: int, message: Message) -> None:
@@ -191,6 +198,7 @@ class _Middle:
         if message.get("left"):
             self._left.add(rank)
             self.last_received.pop(rank, None)
+            self._deliver({"rank": rank, "left": True})
         elif message:
             if not message.get("to_middle"):
                 self._pass_on(rank, message)
@@ -200,7 +208,7 @@ class _Middle:
         for rank, received in list(self.last_received.items()):
             reason = ""
             if rank not in self._server.ranks:
-                reason = "its guard has ended, with its host or by a signal"
+                reason = _ENDED
             elif now - received > _SILENT:
                 reason = f"its host has not answered for {_SILENT:.0f} s"
             if reason:
@@ -215,4 +223,4 @@ class _Middle:
             self._told.append(whole)
         for other in self.last_received.keys() & self._server.ranks.keys():
             if other != rank:
-                self._server.ranks[other].send(whole, _SENDING)
+                self._server.send(other, whole, _SENDING)

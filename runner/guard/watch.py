@@ -27,7 +27,7 @@ from runner.guard.files import Files
 from runner.guard.gpu import Gpu
 from runner.guard.group import adopt_orphans
 from runner.guard.hang import Hang, Patience
-from runner.guard.line import GONE, Address, Line, Message
+from runner.guard.line import APART, GONE, Address, Line, Message
 from runner.guard.notice import Notice
 from runner.guard.nursery import Child, Lifeline, Nursery
 from runner.guard.output import Output
@@ -44,6 +44,7 @@ _AFTER_ANOTHER = 1.0
 # the start down.
 _SPARE_AFTER = 5.0
 _CAUSE = 0.5  # seconds in which another rank may say why this one has ended without a word: its MPI may have ended it
+_INTERRUPTED = 5.0  # seconds that Ctrl-C gives a training: one that waits in C does not notice it
 _STOPPING = 0.3  # seconds in which all guards have stopped their workers, after a hang was reported
 _ROUND = 1.0  # seconds between two looks at the worker
 _LAST_STATES = 1.0  # seconds that rank 0's guard waits for the others' last states
@@ -220,15 +221,26 @@ class _Guard:
         return self._line is not None and self._line.is_open
 
     @property
+    def _is_next_to_report(self) -> bool:
+        """Whether this rank reports what concerns all if rank 0 cannot."""
+        return self._words.rank == 1 or self._watched.is_first_on_host
+
+    @property
     def _is_ended_from_outside(self) -> bool:
         return self._events.is_orphan or bool(self._passed_on.intersection(ENDS))
 
     def _waits_for_others(self, code: int) -> bool:
-        """Whether a rank stays after its worker: one that hung until that is reported, one that ended well until all have."""
+        """Whether a rank stays after its worker: one that hung until that is reported, one that ended well until all have.
+
+        Without restarts only rank 0 does: the others' messages go by its guard.
+        """
         if code == EXIT_HANG and self._hang.is_own and self._has_line:
             return self._hang.waits()
-        if code != EXIT_OK or not self.restarts.is_possible or not self._has_line or self._events.is_orphan:
+        if code != EXIT_OK or not self._has_line or self._events.is_orphan:
             return False
+        if not self.restarts.is_possible:
+            assert self._line is not None
+            return bool(self._line.present - {self._words.rank}) and not self._is_ended_from_outside
         if self.restarts.finish():
             self._tell({"done": True, "attempt": self.restarts.attempt})
         return self.restarts.is_waited_for() and not self._is_ended_from_outside
@@ -260,6 +272,7 @@ class _Guard:
         """Join the line of the guards: after the first rendezvous."""
         if not self._line and (address.rank > 0 or self._nursery.listener):
             self._line = Line(address, self._nursery.listener, self._events.wake)
+            self._report.hosts[0] = address.name
             self._tell({"host": self._watched.names.get("host"), "to_middle": True})
             if self._states:
                 self._states.join(self._line, address)
@@ -295,6 +308,12 @@ class _Guard:
             self._ends_with = message["ends"]
         elif "host" in message:
             self._report.hosts[rank] = message["host"]
+        elif APART in message:
+            if self._watched.is_first_on_host:
+                self._console.complain(
+                    f"the ranks of this host do not reach rank 0's host at {message[APART]}, so only the launcher ends them if "
+                    "another rank fails; a firewall may block it"
+                )
         elif "state" in message:
             if self._states:
                 self._states.take(rank, message["state"])
@@ -316,7 +335,8 @@ class _Guard:
         if worker.verdict is None:
             if is_gone and self._states:
                 self._states.lost(rank)
-            if is_gone and (rank == 0 or self._words.is_reporting):
+            # Rank 0 reports what concerns all.
+            if is_gone and (self._words.is_reporting if rank else self._is_next_to_report):
                 host = self._report.hosts.get(rank)
                 named = f"rank {rank} on host {host}" if host else f"rank {rank}"
                 self._console.say(f"{named} is gone: {message[GONE]}; so this rank ends too", last=True)
@@ -346,12 +366,14 @@ class _Guard:
         is_middle = self._nursery.listener is not None
         text = self._hang.look(self._line, self._report.hosts, is_middle=is_middle)
         if text:
-            self._console.say(text, fix=self._hang.fix(self._words.how_to_resume), is_named=False)
-            shown = text.partition("\n")[2]
-            failure = self._failure(self._hang.late[0], EXIT_HANG, self._console.said, stacks=shown)
+            what, _, shown = text.partition("\n")
+            failure = self._failure(self._hang.late[0], EXIT_HANG, what, stacks=shown)
+            # First: what takes the output may be stopped, too.
             if is_middle:
                 self._tell({"hung": asdict(failure)})
             self._end_hung()
+            step = self._worker.board.read().step
+            self._console.say(text, fix=self._hang.fix(self._words.how_to_resume if step else ""), is_named=False)
             self._note(failure)
 
     def _end_hung(self) -> None:
@@ -412,6 +434,8 @@ class _Guard:
                 worker.let_save(number)
             elif number == signal.SIGTERM and worker.board.read().is_in_training:
                 worker.let_save()
+            elif number == signal.SIGINT and worker.board.read().is_in_training:
+                worker.end(128 + signal.SIGINT, _INTERRUPTED)
 
     def _give_notice(self) -> None:
         if error := self._notice.give(self._worker):

@@ -118,6 +118,12 @@ class Server:
         """All peers that have proved a rank, also if two have proved the same one."""
         return [peer for peer in self._peers if peer.rank is not None]
 
+    def send(self, rank: int, message: Any, within: float) -> None:
+        """Send a message to a rank that is connected. One that does not take it within ``within`` seconds is disconnected."""
+        peer = self.ranks.get(rank)
+        if peer is not None and not peer.send(message, within):
+            self._disconnect(peer)
+
     def receive(self, within: float) -> Iterator[tuple[Peer, Any]]:
         """The messages that have arrived, each with its sender. Waits at most ``within`` seconds for something to arrive.
 

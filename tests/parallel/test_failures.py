@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok, own_lines, runner
+from tests.launching import RUNNER, SCRIPTS, clean_environment, finish, free_port, mpirun_path, ok, own_lines, runner
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -195,3 +195,23 @@ def test_a_signal_to_a_rank_that_has_ended_does_not_fail_the_job(tmp_path: Path)
         launcher.send_signal(signal.SIGUSR1)
         output, _ = launcher.communicate(timeout=60)
         assert (launcher.returncode, output) == (0, "")
+
+
+def test_a_failure_is_known_to_all_after_rank_0_has_ended(tmp_path: Path) -> None:
+    """Started by hand, so that no launcher ends the others: the messages go by rank 0's guard."""
+    by_hand = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [*RUNNER, str(SCRIPTS / "rank_0_leaves.py"), str(tmp_path)]
+    processes = [
+        subprocess.Popen(
+            command,
+            env=clean_environment(RANK=str(rank), LOCAL_RANK=str(rank), **by_hand),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    ended = [finish(process, timeout=60) for process in processes]
+    assert [done.returncode for done in ended] == [1, 1, 1]
+    assert [own_lines(done)[:1] for done in ended if done is not ended[1]] == [[], []]
+    assert own_lines(ended[1])[0].endswith("failed: ValueError: odd")
