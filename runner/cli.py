@@ -46,10 +46,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         refuse_launch(error)
     if warning := idle_tasks(context):
         print(f"runner: {warning}", file=sys.stderr, flush=True)
+    if request.may_be_workload:
+        EARLY.listen()  # before the fork, so that the worker has no moment without it
     lifeline = start_worker(guard_words(context, request, way), guard_watched(context, request))
     # start_worker() has forked: from here on this is the worker.
-    if request.may_be_workload:
-        EARLY.listen()
     context = replace(context, attempt=lifeline.attempt)
     job: Job | None = None
     try:

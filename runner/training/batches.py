@@ -79,10 +79,9 @@ def evaluation_loader(data: Dataset[Any], rank: int, size: int, batch_size: int)
     return _loader(data, range(rank, length, size), batch_size, 0, drop_last=False)
 
 
-def evaluation_batches(length: int, size: int, batch_size: int) -> int:
-    """How many batches the rank with the largest share has."""
-    largest_share = math.ceil(length / size)
-    return math.ceil(largest_share / batch_size)
+def evaluation_batches(length: int, size: int, batch_size: int) -> tuple[int, int]:
+    """How many batches the ranks with the smallest and the largest share have."""
+    return math.ceil(length // size / batch_size), math.ceil(math.ceil(length / size) / batch_size)
 
 
 def _loader(

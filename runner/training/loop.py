@@ -113,7 +113,7 @@ def fit(
             show_progress(visible=run.is_main, epochs=options.epochs, steps=last_step, done=position.step)
         )
         log = _Log(sinks, show)
-        preemption = stack.enter_context(listening(run, checkpoints, position.step))
+        preemption = stack.enter_context(listening(run, checkpoints))
         trainer.model.train()
         while position.epoch < options.epochs and position.step < last_step:
             sampler.epoch, sampler.skip = position.epoch, position.samples
@@ -141,7 +141,7 @@ def fit(
                     check_replicas(run, trainer, position.step)
                 if not left:
                     continue  # what follows is done below, after the evaluation
-                wish = preemption.wish(position.step)
+                wish = preemption.wish()
                 is_due = checkpoints.is_due(position) or wish.saves
                 # Metrics first: the metrics of a checkpoint must cover all steps up to it.
                 if is_due or wish.reason or len(meter) == options.logging.every:
@@ -155,7 +155,9 @@ def fit(
                     end_early(run, checkpoints, position, wish.reason)
             records = meter.records(pace)
             run.job.board.enter("evaluating")
-            evaluation = evaluate(run, trainer, options)
+            # It may take longer than the time that is left.
+            is_over = preemption.wish(now=True).reason is not None
+            evaluation = None if is_over else evaluate(run, trainer, options, preemption.ends)
             if records and evaluation:
                 records[-1].val_loss, records[-1].val_accuracy = evaluation
             state.records = log.write(records)
@@ -170,10 +172,11 @@ def fit(
                 hook(state)
             every = options.checkpoint.every_epochs
             is_due = bool(epoch_is_over and every and position.epoch % every == 0) or checkpoints.is_due(position)
-            wish = preemption.wish(position.step)
+            wish = preemption.wish()
             if is_due or wish.saves:
                 checkpoints.save(position)
-            if position.step < last_step and wish.reason:
+            is_evaluated = evaluation is not None or task.test_data is None
+            if wish.reason and (position.step < last_step or not is_evaluated):
                 end_early(run, checkpoints, position, wish.reason)
             trainer.model.train()
         checkpoints.save(position)

@@ -1,7 +1,7 @@
 """Preemption: a signal, or the end of the time limit, asks for a checkpoint at the next step and for the end of the job.
 
 SIGTERM and SIGUSR1 may reach the ranks in different steps, or only one rank, and clocks differ (``--save-every-seconds``). So the
-ranks agree in a collective, at steps that all of them know: some ten times per second.
+ranks agree in a collective, at steps, or batches of an evaluation, that all of them know: some ten times per second.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Preempted(RunnerError):
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked for after a step."""
+    """What is asked for after a step, or a batch of an evaluation."""
 
     saves: bool = False  # a checkpoint, as its time has come
     reason: str | None = None  # why the training is to save, and to end; None if it goes on
@@ -48,60 +48,66 @@ class Wish:
 class Preemption:
     """What all ranks are asked for. Made by ``listening``."""
 
-    def __init__(
-        self, run: Run, step: int, within: float | None, save_is_due: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, run: Run, within: float | None, save_is_due: Callable[[], bool] = lambda: False) -> None:
         """Begin to listen.
 
         Args:
-            step: the last one that is done.
             within: seconds until the time limit is near; None if there is none.
             save_is_due: whether the time for a checkpoint has come; rank 0's answer counts.
         """
         self._run, self._save_is_due = run, save_is_due
         self._asked = 0  # the signal that this rank has received, or _TIME_LIMIT
         self._end = None if within is None else time.monotonic() + within
-        self._next = step + 1  # the step of the next agreement
-        self._agreed = (step, time.monotonic())  # step and time of the last one
+        self._count = 0  # of calls, the same on all ranks
+        self._next = 1  # the call of the next agreement
+        self._agreed = (0, time.monotonic())  # call and time of the last one
+        self._reason: str | None = None  # why the training ends, once the ranks have agreed
 
     def receive(self, number: int, _: FrameType | None) -> None:
         """A signal's handler."""
         self._asked = number
 
-    def wish(self, step: int) -> Wish:
-        """What is asked for after this step. Collective."""
-        if step < self._next:
+    def wish(self, *, now: bool = False) -> Wish:
+        """What is asked for. Collective: every rank calls it at the same moments of the training.
+
+        Args:
+            now: the ranks agree at once; otherwise at every so many calls, and this may be none of them.
+        """
+        self._count += 1
+        if self._reason is not None:
+            return Wish(reason=self._reason)
+        if self._count < self._next and not now:
             return Wish()
         if self._run.is_main and self._end is not None and time.monotonic() > self._end:
             self._asked = self._asked or _TIME_LIMIT
-        asked, saves, interval = self._asked, int(self._save_is_due()), self._interval(step)
+        asked, saves, interval = self._asked, int(self._save_is_due()), self._interval()
         if self._run.size > 1:
             own = [asked, saves, interval] if self._run.is_main else [asked, 0, 0]
             wishes = torch.tensor(own, device=self._run.device)
             dist.all_reduce(wishes, op=dist.ReduceOp.MAX)
             asked, saves, interval = wishes.tolist()
-        self._next, self._agreed = step + interval, (step, time.monotonic())
-        if asked == 0:
-            return Wish(saves=bool(saves))
-        return Wish(reason="the time limit is near" if asked == _TIME_LIMIT else signal.Signals(asked).name)
+        self._next, self._agreed = self._count + interval, (self._count, time.monotonic())
+        if asked:
+            self._reason = "the time limit is near" if asked == _TIME_LIMIT else signal.Signals(asked).name
+        return Wish(saves=bool(saves), reason=self._reason)
 
-    def _interval(self, step: int) -> int:
-        """Steps until the next agreement. It at most doubles, as the first steps take longer than others."""
+    def ends(self) -> bool:
+        """Whether the training is to end. Collective, as ``wish``."""
+        return self.wish().reason is not None
+
+    def _interval(self) -> int:
+        """Calls until the next agreement. It at most doubles, as the first steps take longer than others."""
         last, since = self._agreed
-        per_step = (time.monotonic() - since) / max(1, step - last)
-        return max(1, min(int(_BETWEEN / max(per_step, 1e-6)), 2 * (step - last)))
+        each = (time.monotonic() - since) / max(1, self._count - last)
+        return max(1, min(int(_BETWEEN / max(each, 1e-6)), 2 * (self._count - last)))
 
 
 @contextmanager
-def listening(run: Run, checkpoints: Checkpoints, step: int) -> Iterator[Preemption]:
-    """Listen to the signals that a launcher or scheduler sends before it ends a job, unless the program does so itself.
-
-    Args:
-        step: the last one that is done.
-    """
+def listening(run: Run, checkpoints: Checkpoints) -> Iterator[Preemption]:
+    """Listen to the signals that a launcher or scheduler sends before it ends a job, unless the program does so itself."""
     passed = time.monotonic() - run.job.board.began
     within = time_to_save(os.environ, checkpoints.options.time_limit, passed)
-    preemption = Preemption(run, step, within, checkpoints.time_is_due)
+    preemption = Preemption(run, within, checkpoints.time_is_due)
     free = [number for number in _SIGNALS if signal.getsignal(number) in (signal.SIG_DFL, EARLY.receive)]
     for number in free:
         signal.signal(number, preemption.receive)

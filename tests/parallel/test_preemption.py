@@ -86,6 +86,21 @@ def test_a_warning_before_the_training_begins_is_heard(tmp_path: Path) -> None:
     assert f"SIGUSR1: saved {tmp_path}/step-{saved_step(tmp_path)}" in stderr
 
 
+@pytest.mark.parametrize("epochs", ["1", "2"])
+def test_an_evaluation_is_left(epochs: str, tmp_path: Path) -> None:
+    """It would take ten minutes. The last one is made when the job goes on."""
+    job = [mpirun_path(), "-np", "2", *RUNNER, "slow_evaluation", "--epochs", epochs, "--checkpoint-dir", str(tmp_path)]
+    process = subprocess.Popen(job, cwd=SCRIPTS, env=clean_environment(), stdout=PIPE, stderr=PIPE, text=True)
+    while not (tmp_path / "evaluates").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(SIGUSR1)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 75, stderr
+    assert f"SIGUSR1: saved {tmp_path}/step-2; go on with --resume" in stderr
+    assert saved_step(tmp_path) == 2
+
+
 def test_a_checkpoint_every_so_many_seconds(turns: Turns, tmp_path: Path) -> None:
     """Also where metrics are seldom gathered."""
     job = ["faulty", "--checkpoint-dir", str(tmp_path), "--save-every", "0", "--keep", "100", "--log-every", "1000"]
