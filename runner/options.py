@@ -197,7 +197,8 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         metavar="SECONDS",
         help="without a step of a workload's training or a batch of its evaluation, until the job ends and shows where each "
-        f"rank is (default: {HANG_TIMEOUT:.0f}); a checkpoint has 25 minutes, or so long if that is longer",
+        f"rank is (default: {HANG_TIMEOUT:.0f}); a checkpoint has 25 minutes, or so long if that is longer. In a script: in one collective "
+        "(default: without limit)",
     )
     group.add_argument(
         "--collective-timeout",
@@ -291,7 +292,6 @@ _IDLE = {
     ("replace_backend", "workload"): "a workload takes --backend mpi4py",
     ("backend", "tool"): "it has options of its own: see its --help",
     ("replace_backend", "tool"): "it is for scripts that ask for gloo",
-    ("hang_timeout", "script"): "the runner does not see its steps; --collective-timeout ends a collective that hangs",
     ("hang_timeout", "tool"): "it is for workloads",
     ("on_preempt", "workload"): "a workload saves by itself",
     ("on_preempt", "tool"): "it is for scripts",

@@ -126,6 +126,7 @@ def guard_watched(context: LaunchContext, request: Request) -> Watched:
     return Watched(
         rendezvous_timeout=request.timeout + 10,
         hang_after=HANG_TIMEOUT if request.hang_timeout is None else request.hang_timeout,
+        is_script=request.hang_timeout is not None and not request.may_be_workload,
         launcher=lambda: launcher_of(context),
         is_middle=context.rank.value == 0 and context.size.value > 1,
         log_folder=request.log_folder,

@@ -62,18 +62,38 @@ def answer(asked: int, file: IO[Any], calls: Callable[[], list[Call]]) -> None:
         threading.Thread(target=listen, name="collectives", daemon=True).start()
 
 
-def take(ask: int, file: IO[Any]) -> list[Call]:
-    """Called in the guard: its worker's calls, none if it does not answer."""
-    os.ftruncate(file.fileno(), 0)
-    with contextlib.suppress(OSError):
-        os.write(ask, b"?")
-    end = time.monotonic() + _WITHIN
-    while not (found := _content(file)).endswith(b"\n") and time.monotonic() < end:
-        time.sleep(0.02)
-    try:
-        return [Call(**call) for call in json.loads(found)]
-    except ValueError:  # it is not there, or cut off
-        return []
+@dataclass(frozen=True)
+class Requests:
+    """Called in the guard: what its worker is asked, and answers.
+
+    Attributes:
+        pipe: on which the guard asks.
+        file: with the answer.
+    """
+
+    pipe: int
+    file: IO[Any]
+
+    def ask(self) -> None:
+        """Ask the worker for its calls."""
+        os.ftruncate(self.file.fileno(), 0)
+        with contextlib.suppress(OSError):
+            os.write(self.pipe, b"?")
+
+    def answered(self) -> list[Call]:
+        """The worker's calls, none if it has not answered yet."""
+        try:
+            return [Call(**call) for call in json.loads(_content(self.file))]
+        except ValueError:  # it is not there, or cut off
+            return []
+
+    def take(self) -> list[Call]:
+        """Ask, and wait for the answer."""
+        self.ask()
+        end = time.monotonic() + _WITHIN
+        while not _content(self.file).endswith(b"\n") and time.monotonic() < end:
+            time.sleep(0.02)
+        return self.answered()
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

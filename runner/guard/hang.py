@@ -21,6 +21,7 @@ _HOSTS = 3  # that are named per place
 # Seconds in which a checkpoint is written, if --hang-timeout does not allow more. The other ranks wait in a collective, and
 # that would say less at its own end, by default after 1800 s.
 _LONGEST_SAVE = 1500.0
+_ASKING = 10.0  # seconds between two questions to a script, or a fifth of --hang-timeout
 _FRAMES = 12  # of a stack, in the report
 _BETWEEN = 0.9  # seconds between two looks at least
 _LONGEST = 3.0  # seconds that count between two looks: a job that was suspended has not hung
@@ -37,29 +38,49 @@ class Reason:
 class Patience:
     """Whether a worker still makes progress. Asked at least once per second."""
 
-    def __init__(self, worker: int, board: Board, hang_after: float) -> None:
-        """``hang_after``: seconds without progress in a training, 0 for any number."""
-        self._worker, self._board, self._hang_after = worker, board, hang_after
-        self._looked = self._looked_at_process = time.monotonic()
-        self._at, self._idle, self._stopped = 0.0, 0.0, 0
+    def __init__(
+        self, worker: int, board: Board, hang_after: float, of_script: collectives.Requests | None = None
+    ) -> None:
+        """Begin to watch.
+
+        Args:
+            hang_after: seconds without progress, 0 for any number.
+            of_script: by which the worker is asked in which collectives it waits, as a script reports no steps.
+        """
+        self._worker, self._board, self._hang_after, self._of_script = worker, board, hang_after, of_script
+        self._looked = self._looked_at_process = self._asked = time.monotonic()
+        self._mark: object = None  # changes with every progress; None: no progress is expected
+        self._waiting: tuple[Call, ...] | None = None  # the collectives that the worker waits in
+        self._idle, self._stopped = 0.0, 0
 
     def lost(self) -> Reason | None:
         """Why the worker counts as hung; None if it does not."""
         now, progress = time.monotonic(), self._board.read()
         passed, self._looked = min(now - self._looked, _LONGEST), now
         allowed = self._allowed(progress.phase)
-        self._idle = self._idle + passed if allowed and progress.at == self._at else 0.0
-        self._at = progress.at
+        mark = progress.at if allowed else self._collectives(now)
+        self._idle = self._idle + passed if mark is not None and mark == self._mark else 0.0
+        self._mark = mark
         if now - self._looked_at_process >= _BETWEEN:
             self._looked_at_process = now
             self._stopped = self._stopped + 1 if _is_stopped(self._worker) else 0
         if self._stopped >= _STOPPED:
             return Reason(f"stopped by a signal (SIGSTOP) for {_STOPPED} s", is_stopped=True)
-        if allowed and self._idle > allowed:
+        if mark is not None and self._idle > (limit := allowed or self._hang_after):
+            if not allowed:
+                return Reason(f"no progress for {limit:.0f} s, in a collective")
             where = f"after step {progress.step}" if progress.step else "before the first step"
             saving = ", while it saves" if progress.phase == "saving" else ""
-            return Reason(f"no progress for {allowed:.0f} s, {where}{saving}")
+            return Reason(f"no progress for {limit:.0f} s, {where}{saving}")
         return None
+
+    def _collectives(self, now: float) -> tuple[Call, ...] | None:
+        """The collectives in which a script waits; None if there are none."""
+        if self._of_script is not None and now - self._asked > min(_ASKING, self._hang_after / 5):
+            self._waiting = tuple(call for call in self._of_script.answered() if not call.is_over) or None
+            self._of_script.ask()
+            self._asked = now
+        return self._waiting
 
     def _allowed(self, phase: str) -> float:
         """Seconds without progress that this phase may have, 0 for any number."""

@@ -28,7 +28,8 @@ class Watched:
     """What the guard watches beside its worker's end."""
 
     rendezvous_timeout: float  # seconds
-    hang_after: float = 0.0  # seconds without progress in a training; 0: forever
+    hang_after: float = 0.0  # seconds without progress; 0: forever
+    is_script: bool = False  # its progress is that of its collectives; otherwise of its training
     launcher: Callable[[], int] = lambda: 0  # the id of the process whose end also ends the ranks, 0 for none
     is_middle: bool = False  # of the line between the guards
     log_folder: Path | None = None  # where the rank's state and output are written

@@ -16,10 +16,9 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
-from functools import partial
 
 from runner.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_REQUEUE
-from runner.guard import collectives
+from runner.guard.collectives import Requests
 from runner.guard.console import Console
 from runner.guard.events import ENDS, WATCHED, Events, name_of
 from runner.guard.failure import Failure, Report
@@ -117,8 +116,10 @@ class _Guard:
         self._worker = Worker(child, self._nursery, self._watched.rendezvous_timeout)
         if self._states:
             self._states.begin(child)
-        self._patience = Patience(child.process, child.board, self._watched.hang_after)
-        calls = partial(collectives.take, child.requests, child.answers) if words.size > 1 else list
+        requests = Requests(child.requests, child.answers)
+        of_script = requests if self._watched.is_script and words.size > 1 else None
+        self._patience = Patience(child.process, child.board, self._watched.hang_after, of_script)
+        calls = requests.take if words.size > 1 else list
         self._hang = Hang(child.process, child.stacks, words.rank, words.size, calls)
         self._report.start_again()
         self._console.said = ""

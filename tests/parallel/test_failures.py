@@ -66,6 +66,18 @@ def test_a_hang_shows_which_rank_is_missing_from_which_collective(backend: str) 
     assert int(shown[1]) == int(shown[2]) + 1
 
 
+def test_a_script_that_hangs_in_a_collective_shows_it_too() -> None:
+    done = runner(2, "--hang-timeout", "2", str(SCRIPTS / "late_for_a_barrier.py"), timeout=60)
+    assert done.returncode == 70
+    first, *more = done.stderr[done.stderr.index("runner: no progress") :].splitlines()
+    assert re.fullmatch(
+        r"runner: no progress for 2 s, in a collective: rank 1 on host \S+ in <module> \(late_for_a_barrier.py:9\); rank 0 waiting in "
+        r"barrier, called in <module> \(late_for_a_barrier.py:10\); if it is only slow, allow more with --hang-timeout",
+        first,
+    ), done.stderr
+    assert any(re.match(r"process group default_pg: rank 0 in collective 1 .*missing: rank 1$", line) for line in more)
+
+
 def test_a_failure_in_a_workloads_own_code(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def main(run, argv):\n    if run.rank == 1:\n        run.no_such_thing\n    run.sum(1)\n"

@@ -188,7 +188,6 @@ def test_a_folder_for_socket_files_that_is_not_ones_own(there: str) -> None:
         (["workloads.linear", "--replace-backend", "gloo=mpi4py"], "a workload takes --backend mpi4py"),
         (["--replace-backend", "gloo=mpi4py", "explain"], "it is for scripts"),
         (["--backend", "gloo", "doctor"], "it has options of its own"),
-        (["--hang-timeout", "60", "script.py"], "the runner does not see its steps; --collective-timeout ends"),
         (["--hang-timeout", "60", "explain"], "it is for workloads"),
     ],
 )

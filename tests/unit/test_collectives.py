@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runner.guard.collectives import Call, answer, lines, take
+from runner.guard.collectives import Call, Requests, answer, lines
 from runner.guard.stacks import new_file
 
 WORLD = "0"
@@ -85,12 +85,12 @@ def test_a_guard_asks_more_than_once(pipe: tuple[int, int]) -> None:
     asked, ask = pipe
     known = [[call(1000)], [call(2)], []]
     with new_file() as file:
-        assert take(ask, file) == []  # nobody answers, within a second
+        assert Requests(ask, file).take() == []  # nobody answers, within a second
         os.read(asked, 16)
         answer(asked, file, lambda: known.pop(0))
-        assert take(ask, file) == [call(1000)]
-        assert take(ask, file) == [call(2)]
-        assert take(ask, file) == []
+        assert Requests(ask, file).take() == [call(1000)]
+        assert Requests(ask, file).take() == [call(2)]
+        assert Requests(ask, file).take() == []
 
 
 def fails() -> list[Call]:
@@ -101,5 +101,5 @@ def test_an_error_is_no_answer(pipe: tuple[int, int]) -> None:
     asked, ask = pipe
     with new_file() as file:
         answer(asked, file, fails)
-        assert take(ask, file) == []
+        assert Requests(ask, file).take() == []
         assert os.pread(file.fileno(), 10, 0) == b"[]\n"

@@ -13,6 +13,7 @@ import pytest
 
 from runner.guard import stacks
 from runner.guard.board import Board
+from runner.guard.collectives import Call
 from runner.guard.hang import Hang, Patience, Reason
 from runner.training.preemption import Preemption
 
@@ -169,6 +170,31 @@ def test_the_first_step_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
             now[0] += 1
             found.append(patience.lost())
     assert found[-1] == Reason("no progress for 5 s, before the first step")
+
+
+def test_a_script_makes_progress_by_its_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, asked = [100.0], [0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    calls: list[Call] = []
+    requests: Any = SimpleNamespace(ask=lambda: asked.append(1), answered=lambda: calls)
+    patience = Patience(os.getpid(), Board(), 10.0, requests)
+
+    def wait(seconds: int) -> list[Reason | None]:
+        found = []
+        for _ in range(seconds):
+            now[0] += 1
+            found.append(patience.lost())
+        return found
+
+    assert not any(wait(60))  # it computes
+    for number in range(1, 9):  # each collective takes a while
+        calls[:] = [Call(group="0", number=number, name="all_reduce", is_over=False)]
+        assert not any(wait(8))
+    calls[:] = [Call(group="0", number=8, name="all_reduce")]
+    assert not any(wait(60))  # it computes again
+    calls[:] = [Call(group="0", number=9, name="all_reduce", is_over=False)]
+    assert wait(16)[-1] == Reason("no progress for 10 s, in a collective")
+    assert len(asked) < 100  # not at each look
 
 
 def test_after_a_checkpoint_the_phase_before_goes_on() -> None:
