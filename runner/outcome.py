@@ -34,6 +34,10 @@ from runner.rendezvous.secret import derived
 from runner.rendezvous.topology import ranks_text
 from runner.shutdown import shutdown
 
+# The share of the collectives' time limit in which a checkpoint is written. The other ranks wait in one meanwhile, and the message at
+# its own end would say less.
+_OF_LIMIT = 5 / 6
+
 # Errors of gloo, NCCL and the store on the other ranks when one has ended.
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "ncclRemoteError")
 # How torch begins the message of an error that a worker of a DataLoader has raised (torch._utils.ExceptionWrapper).
@@ -126,6 +130,7 @@ def guard_watched(context: LaunchContext, request: Request) -> Watched:
     return Watched(
         rendezvous_timeout=request.timeout + 10,
         hang_after=HANG_TIMEOUT if request.hang_timeout is None else request.hang_timeout,
+        save_within=_OF_LIMIT * (request.collective_timeout or Job.collective_timeout),
         is_script=request.hang_timeout is not None and not request.may_be_workload,
         launcher=lambda: launcher_of(context),
         is_middle=context.rank.value == 0 and context.size.value > 1,

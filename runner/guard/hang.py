@@ -18,9 +18,6 @@ _STOPPED = 10  # looks, one per second, in which a worker is stopped before it c
 _ANSWERING = 6.0  # seconds that the other guards get to show their workers' calls and stacks
 _REPORTING = 10.0  # seconds until rank 0's guard has reported a hang
 _HOSTS = 3  # that are named per place
-# Seconds in which a checkpoint is written, if --hang-timeout does not allow more. The other ranks wait in a collective, and
-# that would say less at its own end, by default after 1800 s.
-_LONGEST_SAVE = 1500.0
 _ASKING = 10.0  # seconds between two questions to a script, or a fifth of --hang-timeout
 _FRAMES = 12  # of a stack, in the report
 _BETWEEN = 0.9  # seconds between two looks at least
@@ -39,15 +36,22 @@ class Patience:
     """Whether a worker still makes progress. Asked at least once per second."""
 
     def __init__(
-        self, worker: int, board: Board, hang_after: float, of_script: collectives.Requests | None = None
+        self,
+        worker: int,
+        board: Board,
+        hang_after: float,
+        save_within: float = 0.0,
+        of_script: collectives.Requests | None = None,
     ) -> None:
         """Begin to watch.
 
         Args:
             hang_after: seconds without progress, 0 for any number.
+            save_within: seconds in which a checkpoint is written, or ``hang_after`` if that is more.
             of_script: by which the worker is asked in which collectives it waits, as a script reports no steps.
         """
-        self._worker, self._board, self._hang_after, self._of_script = worker, board, hang_after, of_script
+        self._worker, self._board, self._hang_after, self._save_within = worker, board, hang_after, save_within
+        self._of_script = of_script
         self._looked = self._looked_at_process = self._asked = time.monotonic()
         self._mark: object = None  # changes with every progress; None: no progress is expected
         self._waiting: tuple[Call, ...] | None = None  # the collectives that the worker waits in
@@ -86,7 +90,7 @@ class Patience:
         """Seconds without progress that this phase may have, 0 for any number."""
         if phase in ("training", "evaluating"):
             return self._hang_after
-        return max(self._hang_after, _LONGEST_SAVE) if phase == "saving" and self._hang_after else 0.0
+        return max(self._hang_after, self._save_within) if phase == "saving" and self._hang_after else 0.0
 
 
 class Hang:

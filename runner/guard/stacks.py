@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import re
@@ -58,7 +59,7 @@ def take(worker: int, file: IO[Any]) -> str:
     os.ftruncate(descriptor, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)  # the worker has the same position
     with contextlib.suppress(ProcessLookupError):
-        os.kill(worker, _SIGNAL)
+        _signal_main_thread(worker)
         os.kill(worker, signal.SIGCONT)
     end, size, since = time.monotonic() + _WITHIN, 0, time.monotonic()
     while time.monotonic() < end and (size == 0 or time.monotonic() - since < _QUIET):
@@ -66,6 +67,14 @@ def take(worker: int, file: IO[Any]) -> str:
         if (now := os.fstat(descriptor).st_size) != size:
             size, since = now, time.monotonic()
     return os.pread(descriptor, size, 0).decode(errors="replace")
+
+
+def _signal_main_thread(worker: int) -> None:
+    """Have a process show its stacks: by its main thread, which in a stopped one would go on before another thread did."""
+    try:
+        ctypes.CDLL(None).tgkill(worker, worker, _SIGNAL)
+    except (AttributeError, TypeError):  # glibc before 2.30, as in RHEL 8, or not Linux
+        os.kill(worker, _SIGNAL)
 
 
 def main_thread(text: str) -> list[Frame]:

@@ -118,7 +118,8 @@ class _Guard:
             self._states.begin(child)
         requests = Requests(child.requests, child.answers)
         of_script = requests if self._watched.is_script and words.size > 1 else None
-        self._patience = Patience(child.process, child.board, self._watched.hang_after, of_script)
+        limits = self._watched.hang_after, self._watched.save_within
+        self._patience = Patience(child.process, child.board, *limits, of_script)
         calls = requests.take if words.size > 1 else list
         self._hang = Hang(child.process, child.stacks, words.rank, words.size, calls)
         self._report.start_again()

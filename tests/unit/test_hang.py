@@ -122,7 +122,7 @@ def test_progress_is_what_the_worker_writes(monkeypatch: pytest.MonkeyPatch) -> 
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     board = Board()
-    patience = Patience(os.getpid(), board, 5.0)
+    patience = Patience(os.getpid(), board, 5.0, save_within=90.0)
 
     def wait(seconds: int) -> list[Reason | None]:
         found = []
@@ -137,7 +137,7 @@ def test_progress_is_what_the_worker_writes(monkeypatch: pytest.MonkeyPatch) -> 
     board.step(2, 9, 1, 1)
     assert not any(wait(5))
     assert wait(2)[-1] == Reason("no progress for 5 s, after step 2")
-    board.enter("saving")  # may take long
+    board.enter("saving")  # may take longer
     assert not any(wait(60))
     board.step(3, 9, 1, 1)
     now[0] += 3600  # the job was suspended
@@ -148,7 +148,7 @@ def test_a_checkpoint_may_take_25_minutes(monkeypatch: pytest.MonkeyPatch) -> No
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     board = Board()
-    patience, patient = (Patience(os.getpid(), board, seconds) for seconds in (5.0, 0.0))
+    patience, patient = (Patience(os.getpid(), board, seconds, save_within=1500.0) for seconds in (5.0, 0.0))
     board.step(7, 9, 1, 1)
     with board.during("saving"):
         for _ in range(1500):
@@ -177,7 +177,7 @@ def test_a_script_makes_progress_by_its_collectives(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     calls: list[Call] = []
     requests: Any = SimpleNamespace(ask=lambda: asked.append(1), answered=lambda: calls)
-    patience = Patience(os.getpid(), Board(), 10.0, requests)
+    patience = Patience(os.getpid(), Board(), 10.0, of_script=requests)
 
     def wait(seconds: int) -> list[Reason | None]:
         found = []
