@@ -27,6 +27,7 @@ from tests.cluster.fault_scene import (
     goes_on,
     open_port,
     requeued,
+    requeued_by_slurm,
     save_by_four,
     signal,
     small_disk,
@@ -51,8 +52,10 @@ class Case:
         after: what is wrong when the job has ended; "" for nothing.
         codes: the exit codes that are right; () for any but 0.
         says: a pattern of the first line that the runner prints, or of a line that the program prints.
+        shows: a pattern of all that is printed.
+        kills_launcher: what counts is the ranks' end.
         within: seconds from the fault to the end; if the start is the fault, from there.
-        elsewhere: the test that has it, if it is not test_faults.py.
+        elsewhere: what else has it, if it is not in test_faults.py.
     """
 
     number: int
@@ -66,6 +69,8 @@ class Case:
     after: Callable[[Scene], str] = lambda scene: ""
     codes: tuple[int, ...] = ()
     says: str = ""
+    shows: str = ""
+    kills_launcher: bool = False
     within: float = 5.0
     slots: Sequence[int] = (1, 1)
     options: Sequence[str] = ()
@@ -85,36 +90,64 @@ WHOLE = 60.0  # seconds in which one has that makes some steps
 
 CASES = (
     Case(
-        number=1, title="a rank raises an error", fault="raise", says=r"rank 1 of 2 on host \S+ failed: ValueError: odd"
+        number=1,
+        title="a rank raises an error",
+        fault="raise",
+        codes=(1,),
+        says=r"rank 1 of 2 on host \S+ failed: ValueError: odd",
+        shows=r"failed: ValueError: odd$[^\n]*\n[^\n]*Traceback.*raise_an_error",
     ),
-    Case(number=2, title="a rank calls sys.exit(7)", fault="exit7", says=r"rank 1 of 2 on host \S+ ended with code 7"),
+    Case(
+        number=2,
+        title="a rank calls sys.exit(7)",
+        fault="exit7",
+        codes=(7,),
+        says=r"rank 1 of 2 on host \S+ ended with code 7",
+    ),
     Case(
         number=2,
         title="a rank calls sys.exit() with a message",
         fault="exit-message",
         codes=(1,),
         says=r"rank 1 of 2 on host \S+ ended with code 1",
+        shows=r"this is why",
     ),
     Case(
         number=3,
         title="a rank calls sys.exit() while the others train",
         fault="exit0",
+        codes=(1,),
         says=r"rank 1 of 2 on host \S+ left early, by sys.exit\(\) after step 5",
     ),
     Case(
         number=3,
         title="a rank calls os._exit(0) while the others train",
         fault="leave",
+        codes=(1,),
         says=r"rank 1 of 2 on host \S+: left early, with exit code 0 after step \d",
     ),
-    Case(number=4, title="a rank is killed", fault="SIGKILL", says=r"rank 1 of 2 on host \S+: killed by SIGKILL"),
-    Case(number=5, title="a rank crashes in C", fault="SIGSEGV", says=r"rank 1 of 2 on host \S+: killed by SIGSEGV"),
+    Case(
+        number=4,
+        title="a rank is killed",
+        fault="SIGKILL",
+        codes=(137,),
+        says=r"rank 1 of 2 on host \S+: killed by SIGKILL",
+    ),
+    Case(
+        number=5,
+        title="a rank crashes in C",
+        fault="SIGSEGV",
+        codes=(139,),
+        says=r"rank 1 of 2 on host \S+: killed by SIGSEGV",
+        shows=r"Segmentation fault.*string_at.*faulty\.py",
+    ),
     Case(
         number=6,
         title="a rank is stopped",
         fault="SIGSTOP",
         codes=(70,),
-        says=r"(stopped by a signal \(SIGSTOP\) for \d+ s|no progress for \d+ s, after step \d): rank 1 on host node2 in .*rank 0 waiting in",
+        says=r"(stopped by a signal \(SIGSTOP\) for \d+ s|no progress for \d+ s, after step \d): rank 1 on host node2 in <lambda> \(faulty.py:\d+\); rank 0 waiting in",
+        shows=r"rank 1, most recent call first:.*faulty\.py",
         within=5.0 + 2 * HANG + 10,
     ),
     Case(
@@ -131,6 +164,7 @@ CASES = (
         fault="sleep",
         codes=(70,),
         says=r"no progress for 3 s, after step \d: rank 1 on host node2 in .* \(faulty.py:\d+\); rank 0 waiting in",
+        shows=r"process group .*rank 0 in collective \d+ .*missing: rank 1",
         within=5.0 + 2 * HANG,
     ),
     Case(
@@ -167,17 +201,24 @@ CASES = (
         says=r"SIGUSR1: saved \S+/step-\d+; go on with --resume",
         after=goes_on,
         within=10.0,
-        not_under=("torchrun",),
+        not_under=TORCHRUN,
     ),
     Case(
         number=11,
         title="SIGUSR1 to torchrun, which it ends",
         strike=signal(SIGUSR1),
-        says=r"the launcher has ended without its ranks",
+        kills_launcher=True,
         within=10.0,
-        only_under=("torchrun",),
+        only_under=TORCHRUN,
     ),
-    Case(number=12, title="SIGKILL to the launcher", strike=signal(SIGKILL), codes=(-SIGKILL, 137, 1), within=10.0),
+    Case(
+        number=12,
+        title="SIGKILL to the launcher",
+        strike=signal(SIGKILL),
+        codes=(-SIGKILL, 137, 1),
+        kills_launcher=True,
+        within=10.0,
+    ),
     Case(
         number=13,
         title="the time limit of a Slurm job comes near, by the scripts of mpi_scripts/",
@@ -189,9 +230,20 @@ CASES = (
         only_under=tuple(BY_SCRIPT),
     ),
     Case(
+        number=13,
+        title="the time limit of Slurm itself, a minute",
+        elsewhere="make test-faults",  # it takes two minutes
+        instead=requeued_by_slurm,
+        codes=(0,),
+        says=r"the time limit is near: saved \S+/step-\d+, back in Slurm's queue",
+        within=240,
+        only_under=("srun",),
+    ),
+    Case(
         number=14,
         title="a rank is killed, and srun does not end the others (--kill-on-bad-exit=0)",
         fault="SIGKILL",
+        codes=(137,),
         says=r"rank 1 of 2 on host \S+: killed by SIGKILL",
         only_under=("srun-kept",),
     ),
@@ -220,6 +272,7 @@ CASES = (
             options=("--resume", "auto", "--max-steps", "12"),
             codes=(0,),
             says=r"passed over: \S+/step-10",
+            shows=r"going on from \S+/step-5",
             within=WHOLE,
             elsewhere="" if how is cut_short else "tests/parallel/test_resume.py",
         )
@@ -235,6 +288,17 @@ CASES = (
         before=small_disk,
         fault="fill",
         options=("--save-every-steps", "4"),
+        codes=(1,),
+        says=r"cannot write \S+: No space left on device; make room there",
+        after=verified,
+    ),
+    Case(
+        number=17,
+        title="the same, with a checkpoint in shards (--strategy fsdp)",
+        elsewhere="make test-faults",
+        before=small_disk,
+        fault="fill",
+        options=("--save-every-steps", "4", "--strategy", "fsdp"),
         codes=(1,),
         says=r"cannot write \S+: No space left on device; make room there",
         after=verified,
@@ -330,6 +394,7 @@ CASES = (
         slots=(2, 1),
         options=("--max-steps", "10"),
         codes=(0,),
+        says=r"done: 10 steps",
         within=WHOLE,
         not_under=("srun-torchrun",),  # equally many on each node
     ),

@@ -197,41 +197,37 @@ def open_port(scene: Scene) -> None:
     scene.vc.network("-n", "node1", "rule", "del", "blackhole", "ipproto", "tcp", "sport", str(PORT))
 
 
-def requeued(scene: Scene) -> CompletedProcess[str]:
-    """A job that nears its time limit goes back into the queue, and then to its end."""
+def requeued(scene: Scene, *, by_slurm: bool = False) -> CompletedProcess[str]:
+    """A job that nears its time limit goes back into the queue, and then to its end.
+
+    Args:
+        by_slurm: the limit is Slurm's, of which the shortest is a minute; otherwise --time-limit.
+    """
     script, environment = BY_SCRIPT[scene.launcher]
     request = ["--requeue", "--ntasks-per-node=1", "--cpus-per-task=1"]
-    target = [
-        "faulty",
-        "--resume",
-        "auto",
-        "--requeue",
-        "--time-limit",
-        "0:20",
-        "--checkpoint-dir",
-        str(scene.checkpoints),
-    ]
-    target += [
-        "--save-every",
-        "0",
-        "--max-steps",
-        "60",
-        "--fault",
-        "pause",
-        "--at",
-        "31",
-        "--once",
-        f"{scene.folder}/once",
-    ]
+    target = ["faulty", "--resume", "auto", "--requeue", "--checkpoint-dir", str(scene.checkpoints)]
+    target += ["--save-every", "0", "--log-every", "1"]
+    if by_slurm:
+        last = 140
+        request += ["--time=1"]
+        target += ["--milliseconds", "500"]
+    else:
+        last = 60
+        target += ["--time-limit", "0:20", "--fault", "pause", "--at", "31", "--once", f"{scene.folder}/once"]
+    target += ["--max-steps", str(last)]
     text = submit(scene.vc, FOLDER / script, request, *target, PYTHONPATH=f"{ROOT}:{SCRIPTS}", **environment)
     saved = re.findall(
         r"the time limit is near: saved \S+/(step-\d+), back in Slurm's queue; go on with --resume", text
     )
     assert saved, text
     assert saved == re.findall(r"going on from \S+/(step-\d+)", text), text
-    assert [line["step"] for line in metrics(scene.checkpoints)] == list(range(1, 61))
+    assert [line["step"] for line in metrics(scene.checkpoints)] == list(range(1, last + 1))
     # (Slurm's SIGTERM, which follows the requeueing, may be told before.)
     return CompletedProcess([], 0, "", next(line for line in text.splitlines() if "back in Slurm's queue" in line))
+
+
+def requeued_by_slurm(scene: Scene) -> CompletedProcess[str]:
+    return requeued(scene, by_slurm=True)
 
 
 # A control group with 2 GiB. ("ip netns exec" mounts a /sys without the machine's control groups.)
@@ -244,5 +240,12 @@ LITTLE_MEMORY = f"""
 
 
 def clear_group(scene: Scene) -> None:
-    if (MEMORY / scene.folder.name).exists():
-        (MEMORY / scene.folder.name).rmdir()
+    """Remove the control group, once the kernel has noticed that its processes are gone."""
+    group, deadline = MEMORY / scene.folder.name, time.monotonic() + 10
+    while group.exists():
+        try:
+            group.rmdir()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)

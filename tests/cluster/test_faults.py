@@ -17,7 +17,9 @@ def in_turn() -> list[tuple[Case, str]]:
     """
     chosen, names = [], [name for name in ALL if name not in ("srun-pmi2", "srun-torchrun")]
     for case in (case for case in CASES if not case.elsewhere):
-        launcher = next(name for name in names if occurs(case, name))
+        launcher = next((name for name in names if occurs(case, name)), None)
+        if launcher is None:
+            continue
         names.remove(launcher)
         names.append(launcher)
         chosen.append((case, launcher))
@@ -27,4 +29,4 @@ def in_turn() -> list[tuple[Case, str]]:
 @pytest.mark.parametrize(("case", "launcher"), in_turn(), ids=[f"{case.number}-{name}" for case, name in in_turn()])
 def test_the_job_ends_and_says_why(vc: Cluster, case: Case, launcher: str, tmp_path: Path) -> None:
     found = try_case(vc, case, launcher, tmp_path)
-    assert found.problem(case, launcher) in ("", f"{found.seconds:.1f} s"), found  # the time is for make test-faults
+    assert not found.problem(case, launcher), found  # the time is for make test-faults
