@@ -87,15 +87,17 @@ def _prepare_process() -> None:
 
 def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple[Target | None, RankRecord]:
     """The target (None if it is not found), and this rank's record, which holds the problem if there is one."""
-    problem = target = None
+    problem: UsageError | None = None
+    target: Target | None = None
     try:
         target = find_target(request.target, as_module=request.as_module, tools=tool_names())
         refuse_idle_options(request, target.kind, target.name)
     except UsageError as error:
-        problem = str(error)
+        problem = error
     record = own_record(
         context,
-        problem=problem,
+        problem=problem.message if problem else None,
+        fix=problem.fix if problem else "",
         target=request.target,
         digest=target.digest if target else "",
         arguments=list(request.arguments),

@@ -136,11 +136,11 @@ def plan(*, loss: bool = False) -> Plan:
 
 def _task(run: Run, options: TrainingOptions, given: argparse.Namespace) -> Task:
     config = _config(run, options, given)
-    problem = None
+    problem: UsageError | None = None
     try:
         train_data, test_data = windows(given.text or options.data.name, given.length)
     except UsageError as error:  # on a host whose files differ
-        problem = str(error)
+        problem = error
     run.agree(problem)
     end = given.schedule_steps or _steps(run, options, len(train_data))
     return Task(

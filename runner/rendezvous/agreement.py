@@ -35,12 +35,13 @@ def compare_ranks(everyone: Sequence[RankRecord], policy: Policy = Policy.STRICT
     """
     records = everyone if isinstance(everyone, Records) else Records.of(everyone)
     if list(records.of_field("problem")[0]) != [None]:
-        texts = []
+        texts, fixes = [], []
         for problem, ranks in records.by_value("problem"):
             if problem is not None:
                 where = "" if len(ranks) == len(records) else f" (on {_where(ranks, records)} only)"
                 texts.append(f"{problem}{where}")
-        raise RefusedError("; ".join(texts))
+                fixes.append(records[ranks[0]].fix)
+        raise RefusedError("; ".join(texts), fix="; ".join(dict.fromkeys(filter(None, fixes))))
     differences = []
     for field, title in _EQUAL.items():
         if field in VERSIONS and policy is Policy.DIAGNOSTIC:

@@ -36,6 +36,7 @@ class RankRecord:
     packages: Sequence[str] = field(default_factory=list)  # which of the backends' packages are installed
     absent_interfaces: Sequence[str] = field(default_factory=list)  # that gloo is told to use
     problem: str | None = None  # why this rank cannot run its target
+    fix: str = ""  # of the problem
     target: str = ""
     digest: str = ""  # of the target's text
     arguments: Sequence[str] = field(default_factory=list)

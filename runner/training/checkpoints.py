@@ -126,14 +126,15 @@ class Checkpoints:
 
     def _write_by_all(self, saved: Saved, tensors: Mapping[str, Tensor]) -> None:
         """Write this rank's part next to those of the others. Collective."""
-        run, group, draft, problem, sums = self._run, self._group, _draft_of(saved), None, Sums()
+        run, group, draft, sums = self._run, self._group, _draft_of(saved), Sums()
+        problem: RunnerError | None = None
         run.on_main(lambda: self._begin(draft), group)
         try:
             with writing(draft.parent):
                 checkpoint_folder.write_shards(draft, tensors, group)
                 sums = checkpoint_folder.sums_of(checkpoint_folder.shards_of(draft, run.rank))
         except RunnerError as error:
-            problem = str(error)
+            problem = error
         try:
             run.agree(problem, RunnerError, group)
         except RunnerError:

@@ -195,11 +195,11 @@ def _weights(run: Run, task: Task, options: TrainingOptions) -> Iterable[tuple[s
     path = options.checkpoint.weights
     if path is None:
         return task.weights() if task.weights is not None else None
-    problem = None
+    problem: UsageError | None = None
     try:
         next(read_weights(path), None)
     except UsageError as error:
-        problem = str(error)
+        problem = error
     run.agree(problem)
     return read_weights(path)
 

@@ -105,7 +105,7 @@ class Run:
 
     def agree(
         self,
-        problem: str | None,
+        problem: RunnerError | str | None,
         kind: type[RunnerError] = UsageError,
         group: dist.ProcessGroup | None = None,
         *,

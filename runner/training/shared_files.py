@@ -27,13 +27,13 @@ def once_per_file_system(run: Run, folder: Path, option: str, work: Callable[[],
     own_leader = leaders[topology.host_index(run.rank)]
     name = run.on_main(lambda: f".rank-{os.urandom(4).hex()}")
     marker = folder / f"{name}-{run.rank}"
-    problem = None
+    problem: UsageError | None = None
     if run.rank == own_leader:
         try:
             make_writable(folder, option)
             marker.touch()
         except UsageError as error:
-            problem = str(error)
+            problem = error
     run.agree(problem)
     dist.barrier()
     if run.rank == own_leader:
@@ -43,7 +43,7 @@ def once_per_file_system(run: Run, folder: Path, option: str, work: Callable[[],
             if run.rank == worker:
                 work()
         except UsageError as error:
-            problem = str(error)
+            problem = error
     dist.barrier()
     marker.unlink(missing_ok=True)
     run.agree(problem)

@@ -36,6 +36,7 @@ def test_ranks_that_fit_give_the_topology() -> None:
         ({"size": 4}, r"the number of ranks: 3 on .*; 4 on rank 2"),
         ({"rank": 0}, r"the ranks say they are \[0, 1, 0\]"),
         ({"problem": "no script train.py"}, r"^no script train.py \(on rank 2 \(node2\) only\)$"),
+        ({"problem": "no script x.py", "fix": "copy it"}, r"^no script x.py \(on rank 2 \(node2\) only\); copy it$"),
     ],
 )
 def test_a_rank_that_differs_is_refused_with_the_difference(changes: dict[str, Any], message: str) -> None:

@@ -59,7 +59,7 @@ def read_config(folder: Path) -> LlamaConfig:
     try:
         config = LlamaConfig(**{field.name: found[field.name] for field in fields(LlamaConfig) if field.name in found})
     except UsageError as error:
-        raise _refused(folder, str(error).partition(";")[0]) from None
+        raise _refused(folder, error.message) from None
     if given.get("head_dim") not in (None, config.head_dim):
         raise _refused(folder, f"head_dim {given['head_dim']} is not hidden_size ÷ num_attention_heads")
     return config
