@@ -20,7 +20,7 @@ def time_to_save(environment: Mapping[str, str], limit: float | None, passed: fl
 
 
 def _time_left(environment: Mapping[str, str], passed: float) -> float | None:
-    """Seconds until the scheduler ends this job, where it says so: Slurm since 22.05 (SLURM_JOB_END_TIME, seconds since 1970).
+    """Seconds until the scheduler ends this job, where it says so: Slurm after 22.05 (SLURM_JOB_END_TIME, seconds since 1970).
 
     TORQUE has PBS_WALLTIME, the seconds of the whole job; it does not say when it began.
     """

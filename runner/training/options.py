@@ -17,8 +17,8 @@ from runner.parallel.task import Plan
 from runner.training.checkpoint_options import CheckpointOptions, add_checkpoint_options, read_checkpoint_options
 from runner.training.data_options import DataOptions, add_data_options, read_data_options
 from runner.training.logging_options import LoggingOptions, add_logging_options, read_logging_options
-from runner.training.preemption import check_requeue
 from runner.training.run import Run
+from runner.training.slurm import check_requeue
 
 __all__ = [
     "StepOptions",

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -20,11 +19,12 @@ import torch
 import torch.distributed as dist
 
 from runner.early_signals import EARLY
-from runner.errors import EXIT_REQUEUE, RunnerError, UsageError, raised_on_all_ranks
+from runner.errors import EXIT_REQUEUE, RunnerError, raised_on_all_ranks
 from runner.launch.time_limit import time_to_save
 from runner.training.checkpoint_folder import Position, name_of
 from runner.training.checkpoints import Checkpoints
 from runner.training.run import Run
+from runner.training.slurm import requeue, time_left
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _BETWEEN = 0.1  # seconds between two agreements
@@ -107,6 +107,8 @@ def listening(run: Run, checkpoints: Checkpoints) -> Iterator[Preemption]:
     """Listen to the signals that a launcher or scheduler sends before it ends a job, unless the program does so itself."""
     passed = time.monotonic() - run.job.board.began
     within = time_to_save(os.environ, checkpoints.options.time_limit, passed)
+    if within is None and run.is_main and (left := time_left(os.environ)) is not None:
+        within = time_to_save({}, left, 0.0)
     preemption = Preemption(run, within, checkpoints.time_is_due)
     free = [number for number in _SIGNALS if signal.getsignal(number) in (signal.SIG_DFL, EARLY.receive)]
     for number in free:
@@ -136,31 +138,7 @@ def end_early(run: Run, checkpoints: Checkpoints, position: Position, reason: st
     checkpoints.finish()
     where = f"saved {checkpoints.options.folder / name_of(position.step)}"
     if checkpoints.options.requeue:
-        run.on_main(lambda: _requeue(where))
+        run.on_main(lambda: requeue(where))
         where += ", back in Slurm's queue"
     with raised_on_all_ranks():
         raise Preempted(f"{reason}: {where}", fix="go on with --resume")
-
-
-def check_requeue(environment: Mapping[str, str]) -> None:
-    """See that ``--requeue`` can be obeyed.
-
-    Raises:
-        UsageError: this is no Slurm job.
-    """
-    if "SLURM_JOB_ID" not in environment:
-        raise UsageError(
-            "--requeue: this is no Slurm job",
-            fix="leave it out; with another scheduler exit code 75 says to run it again",
-        )
-
-
-def _requeue(where: str) -> None:
-    command = ["scontrol", "requeue", os.environ["SLURM_JOB_ID"]]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        problem = "" if done.returncode == 0 else done.stderr.strip()
-    except (OSError, subprocess.TimeoutExpired) as error:
-        problem = str(error)
-    if problem:
-        raise RunnerError(f"--requeue: {where}, but {' '.join(command)} failed: {problem}", fix="submit the job again")
