@@ -32,12 +32,12 @@ A target is one of
   train.py            a script: any that is written for torchrun
   -m package.train    a module, run as python -m would
   workloads.mnist     a workload: a module with main(run, argv)
-  explain             a tool: here which launcher, ranks, hosts, devices
+  explain             a tool: this one shows launcher, ranks, hosts, devices
 """
 
 EPILOG = """\
 Rank, size and local rank come from the launcher's variables, the rendezvous address from MPI (or a file, or the
-scheduler's host list): no port, host name or interface has to be given. Exit codes: 0 done, 1 a rank failed,
+scheduler's host list): you give no port, host name or interface. Exit codes: 0 done, 1 a rank failed,
 2 the request or the launch is wrong (one line says what to change), 70 a rank hangs, 75 saved and ended early: run
 it again; a script's own exit code is passed on.
 """
@@ -140,17 +140,20 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--backend",
         choices=("auto", *process_groups()),
-        help="collectives of a workload: gloo, nccl, mpi4py (over the MPI that started the job; torch 2.14), or "
+        help="of a workload's process group: gloo, nccl, mpi4py (over the MPI that started the job; torch 2.14 or newer), or "
         "mpi where torch was built with it (auto: nccl on GPUs; on CPUs mpi4py where it can be used, else gloo)",
     )
     group.add_argument(
         "--replace-backend",
         choices=("gloo=mpi4py",),
         metavar="gloo=mpi4py",
-        help="where a script asks for gloo, give it mpi4py",
+        help="give a script that asks for gloo the backend mpi4py instead",
     )
     group.add_argument(
-        "--launcher", choices=names, metavar="NAME", help=f"believe this launcher's variables: {', '.join(names)}"
+        "--launcher",
+        choices=names,
+        metavar="NAME",
+        help=f"read rank and size from this launcher's variables, whatever others are set: {', '.join(names)}",
     )
     group.add_argument(
         "--rendezvous",
@@ -160,7 +163,12 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
         "auto takes the first that is possible",
     )
     group.add_argument(
-        "--timeout", type=seconds, default=300.0, metavar="SECONDS", help="until all ranks have met (default: 300)"
+        "--timeout",
+        type=seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="end if the ranks have not all met within this time (default: 300); a rank that cannot find rank 0 gives up "
+        "earlier, by 5 s or half of a time below 10 s, and says why",
     )
     group.add_argument(
         "--log-dir",
@@ -170,19 +178,19 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
         "prints in DIR/output",
     )
     group.add_argument(
-        "--prefix-output", action="store_true", help="show each rank's lines with its number before them: [3]"
+        "--prefix-output", action="store_true", help="begin each line with the rank that printed it: [3]"
     )
     group.add_argument(
         "--began",
         type=float,
         metavar="TIME",
-        help="when the job began, in seconds since 1970: --time-limit counts from then (`supervise` gives it; default: now)",
+        help="the job's start in seconds since 1970, from which --time-limit counts (default: now; set by `supervise`)",
     )
     group.add_argument(
         "--standby",
         action="store_const",
         const=True,
-        help='import torch, then wait for the line "go on" on rank 0\'s standard input before the target starts (`supervise --standby` gives it)',
+        help='import torch, then wait for the line "go on" on rank 0\'s standard input before the target starts (set by `supervise --standby`)',
     )
     group.add_argument(
         "--restart-in-place",
@@ -196,16 +204,16 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
         "--hang-timeout",
         type=seconds,
         metavar="SECONDS",
-        help="without a step of a workload's training or a batch of its evaluation, until the job ends and shows where each "
-        f"rank is (default: {HANG_TIMEOUT:.0f}); a checkpoint has 25 minutes, or so long if that is longer. In a script: in one collective "
-        "(default: without limit)",
+        help="end the job if a workload finishes no training step and no evaluation batch for this long (default: "
+        f"{HANG_TIMEOUT:.0f}), or a script is in one collective for this long (default: no limit), and show where each rank is; "
+        "saving may take five sixths of --collective-timeout (25 minutes), or this long if that is more",
     )
     group.add_argument(
         "--collective-timeout",
         type=seconds,
         metavar="SECONDS",
-        help="until a collective counts as hung (default: 1800; in a script, what its init_process_group says or torch's "
-        "own default)",
+        help="end a collective that takes longer (default: 1800; in a script, what its init_process_group says, or "
+        "torch's own default)",
     )
 
 
@@ -235,12 +243,12 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
         help="a tool, script, module or workload, and its own arguments",
     )
     add_runner_options(parser)
-    group = parser.add_argument_group("script", "a script that saves when it is told to; before its name")
+    group = parser.add_argument_group("script", "for a script that saves when told to; they come before its name")
     group.add_argument(
         "--on-preempt",
         type=_notice,
         metavar="usr1|touch=FILE",
-        help="how it is told, at SIGTERM and SIGUSR1 and before the time limit: by SIGUSR1, or by FILE, which is created",
+        help="how to tell the script, at SIGTERM, at SIGUSR1 and before the time limit: send it SIGUSR1, or create FILE",
     )
     group.add_argument(
         "--time-limit",

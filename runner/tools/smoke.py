@@ -4,7 +4,7 @@
     salloc -N2 -n8 python -m runner smoke      an allocation of Slurm, PBS, LSF
     python -m runner smoke --hostfile hosts    hosts of a file: "node1 slots=4"
 
-Do not start it by mpirun: it runs the scripts of mpi_scripts/, which do. Exit code 0, or 1 if a job failed.
+Do not start it by mpirun: the scripts of mpi_scripts/, which it runs, call mpirun or srun. Exit code 0, or 1 if a job failed.
 """
 
 from __future__ import annotations
@@ -95,13 +95,16 @@ def smoke(job: Job, argv: list[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog="python -m runner smoke", description=__doc__)
-    parser.add_argument("--hostfile", metavar="FILE", help="hosts to start on: a line each, with slots=N or :N")
+    parser.add_argument("--hostfile", metavar="FILE", help="the hosts, one per line, each with slots=N or :N")
     parser.add_argument(
-        "--ranks", type=positive, metavar="N", help="on this machine alone (default: 2, or 1 where there is one GPU)"
+        "--ranks",
+        type=positive,
+        metavar="N",
+        help="ranks on this machine, if it is the only host (default: 2, or 1 where there is one GPU)",
     )
     parser.add_argument("--device", choices=DEVICES, default="auto", help="what the jobs compute on")
     parser.add_argument(
-        "--limit", type=seconds, default=120.0, metavar="SECONDS", help="until a job counts as hung (default: 120)"
+        "--limit", type=seconds, default=120.0, metavar="SECONDS", help="kill a job that takes longer (default: 120)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     return parser

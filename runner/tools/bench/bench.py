@@ -11,7 +11,8 @@ measures how much of a call hides behind matrix products. --load shares the core
 would. --awake keeps idle cores from sleeping, so that no message waits for a core to wake.
 
 Times are those of the slowest rank: the median over rounds, and the mean over all calls, which matters under load.
-"mpi" is the bare mpi4py call, the lower bound for mpi4py. Each size is run once first: #wrong counts wrong elements.
+"mpi" is the bare mpi4py call, the lower bound for mpi4py. Each size runs once before it is timed, and its
+result is checked: #wrong counts wrong elements.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def _parser() -> Parser:
         help="also measure how much of an asynchronous call hides behind matrix products that take about as long",
     )
     parser.add_argument(
-        "--load", type=not_negative, default=0, metavar="N", help="run N busy loops beside it on each host (default: 0)"
+        "--load", type=not_negative, default=0, metavar="N", help="run N busy loops on each host meanwhile (default: 0)"
     )
     parser.add_argument(
         "--awake", action="store_true", help="keep all cores awake by busy loops that give way to everything else"

@@ -68,7 +68,7 @@ def doctor(job: Job, argv: list[str]) -> None:
         type=_named,
         default=CHECKS,
         metavar="NAME,…",
-        help="do these checks alone, e.g. --only 'reach,working folder'",
+        help="run these checks only, e.g. --only 'reach,working folder'",
     )
     options = parser.parse_args(argv)
     start = time.monotonic()
