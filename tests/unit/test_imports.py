@@ -91,6 +91,12 @@ def test_layers_look_down_only(path: Path) -> None:
     assert imported(path) - {part} <= TABLE[part]
 
 
+def test_the_design_document_has_the_same_table() -> None:
+    rows = [line.split("|")[1:-1] for line in (ROOT / "docs" / "design.md").read_text().splitlines() if "| `" in line]
+    found = {part.strip(" `"): set(imports.replace(",", " ").split()) for part, _, imports in rows}
+    assert found == {part: imports for part, imports in TABLE.items() if not part.startswith("__")}
+
+
 def changes_environment(node: ast.AST) -> bool:
     """Whether a statement sets or removes a variable of the own process: by os.environ, or by os.putenv and os.unsetenv."""
 
