@@ -4,6 +4,6 @@ from __future__ import annotations
 
 LEFT_OUT: dict[str, str] = {
     "test_ddp_logging_data_cpu": (
-        "wants DDP's log to name the backend gloo; DDP's C++ takes what is so named for gloo itself, so mpi4py keeps its name"
+        "expects DDP's log to name the backend gloo; DDP's C++ code takes a backend of that name for gloo itself, so mpi4py keeps its own"
     )
 }

@@ -45,7 +45,7 @@ def summary(gloo: Outcomes, by_mpi: dict[str, Outcomes], left_out: dict[str, str
         reached = [name for name in wanted if name in passed(outcomes)]
         exceptions = [name for name in wanted if name in left_out and name not in reached]
         more = f"; {len(exceptions)} left out" if exceptions else ""
-        lines.append(f"{title}: {len(reached)} of {len(wanted)} that gloo passes{more}")
+        lines.append(f"{title}: {len(reached)} of the {len(wanted)} tests that gloo passes{more}")
     return lines
 
 
@@ -57,12 +57,12 @@ def page(gloo: Outcomes, by_mpi: dict[str, Outcomes], left_out: dict[str, str], 
         "# PyTorch's own tests of a backend, on mpi4py",
         "",
         f"Written by `make conformance` on {date.today()}: {versions}; {ranks} ranks on one host, no GPU. The tests are those of "
-        "`torch.testing._internal.distributed.distributed_test` in torch's wheel. They ask for gloo, and "
-        "`--replace-backend gloo=mpi4py` gives them mpi4py.",
+        "`torch.testing._internal.distributed.distributed_test` in torch's wheel. They ask for gloo; "
+        "`--replace-backend gloo=mpi4py` gives them mpi4py instead.",
         "",
         *(f"* {line}" for line in summary(gloo, by_mpi, left_out)),
-        f"* gloo itself: {len(counted[PASSED])} passed, {len(counted[FAILED])} failed, {len(counted[SKIPPED])} not for this "
-        "machine by torch's own marks (GPUs, NCCL, more ranks)",
+        f"* gloo itself: {len(counted[PASSED])} passed, {len(counted[FAILED])} failed, {len(counted[SKIPPED])} skipped "
+        "by torch's own conditions (they need GPUs, NCCL or more ranks)",
         *(f"* {note}" for note in notes),
         "",
         f"| test | gloo | {' | '.join(by_mpi)} |",

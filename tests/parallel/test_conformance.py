@@ -114,11 +114,11 @@ def test_nothing_compared_is_no_success() -> None:
 
 def test_the_page() -> None:
     by_mpi = {"MPICH 5.0": outcomes(one=PASSED, two=FAILED)}
-    assert summary(GLOO, by_mpi, {"two": "…"}) == ["MPICH 5.0: 1 of 2 that gloo passes; 1 left out"]
+    assert summary(GLOO, by_mpi, {"two": "…"}) == ["MPICH 5.0: 1 of the 2 tests that gloo passes; 1 left out"]
     text = page(GLOO, by_mpi, {}, 3, [])
     assert "| test | gloo | MPICH 5.0 |\n|---|---|---|\n" in text
     assert "| one | ✓ | ✓ |" in text
     assert "| three | failed | not run |" in text
     assert "| two | ✓ | failed |" in text
     assert "| four |" not in text  # not for this machine
-    assert "gloo itself: 2 passed, 1 failed, 1 not for this machine" in text
+    assert "gloo itself: 2 passed, 1 failed, 1 skipped by" in text
