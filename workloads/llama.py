@@ -78,20 +78,22 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--text", metavar="FILE", help="train on a text file instead of --data")
     group.add_argument(
-        "--warmup", type=positive, default=20, metavar="STEPS", help="of the learning rate (default: 20)"
+        "--warmup", type=positive, default=20, metavar="STEPS", help="in which the learning rate rises (default: 20)"
     )
     group.add_argument(
         "--schedule-steps",
         type=positive,
         metavar="STEPS",
-        help="where the learning rate ends (default: with the training)",
+        help="after which the learning rate is at its lowest, a tenth (default: those of the training)",
     )
     group.add_argument("--pretrained", type=Path, metavar="DIR", help="start from a model in Hugging Face's layout")
     group.add_argument("--export", type=Path, metavar="DIR", help="write the newest checkpoint in that layout, and end")
-    group.add_argument("--generate", metavar="TEXT", help="continue a text by the newest checkpoint, and end")
-    group.add_argument("--tokens", type=positive, default=200, help="to generate (default: %(default)s)")
+    group.add_argument("--generate", metavar="TEXT", help="continue this text with the newest checkpoint, and end")
+    group.add_argument("--tokens", type=positive, default=200, help="how many to generate (default: %(default)s)")
     group.add_argument(
-        "--temperature", type=positive_float, help="draw tokens by their probability (default: take the likeliest)"
+        "--temperature",
+        type=positive_float,
+        help="sample tokens at this temperature (default: take the likeliest token)",
     )
 
 
