@@ -7,39 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import RUNNER, mpirun_path, ok, own_lines, run, runner
+from tests.launching import RUNNER, SCRIPTS, mpirun_path, ok, own_lines, run, runner
 from tests.terminal import on_terminal
 
 SMALL = ["workloads.mnist", "--data", "digits", "--steps", "8", "--rounds", "2"]
 RESNET = ["--model", "resnet18", "--image-size", "32", "--batch-size", "2"]
 
-DIVISIBLE = """
-import torch
-from torch import nn
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-from torch.utils.data import TensorDataset
-
-from runner.training.loop import Plan, Task, fit
-from runner.training.options import read_options, workload_parser
-
-PLAN = Plan(shard=("*",), tensor={"0": ColwiseParallel(), "2": RowwiseParallel()}, pipeline=("1", "2", "3"))
-
-
-def main(run, argv):
-    run.say("began")
-    options, _ = read_options(run, workload_parser(run, None, data=("random",), plan=PLAN), argv)
-    torch.manual_seed(options.seed)
-    task = Task(
-        model=lambda: nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16), nn.Linear(16, 2)),
-        loss=nn.functional.mse_loss,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=options.lr),
-        train_data=TensorDataset(torch.rand(256, 16), torch.rand(256, 2)),
-        is_classification=False,
-        plan=PLAN,
-    )
-    fit(run, task, options)
-"""
-PARAMETERS = 8 * (16 * 64 + 64 + 64 * 16 + 16 + 16 * 2 + 2)  # bytes of that model, in float64
+PARAMETERS = 8 * (16 * 64 + 64 + 64 * 16 + 16 + 16 * 2 + 2)  # bytes of divisible.py's model, in float64
 
 
 @pytest.mark.mpi4py
@@ -79,15 +53,14 @@ LAYOUTS = {
 
 @pytest.mark.mpi4py
 def test_layouts_train_the_same_model(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(DIVISIBLE)
     options = ["--steps", "4", "--rounds", "1", "--dtype", "float64", "--batch-size", "8", "--scale-lr"]
-    files = ["--json", "found.json", "--plot", "found.png"]
-    done = ok(runner(2, "compare", "own", *options, *files, "--engines", ",".join(LAYOUTS), cwd=tmp_path))
+    files = ["--json", str(tmp_path / "found.json"), "--plot", str(tmp_path / "found.png")]
+    done = ok(runner(2, "compare", "divisible", *options, *files, "--engines", ",".join(LAYOUTS), cwd=SCRIPTS))
     found = json.loads((tmp_path / "found.json").read_text())
     engines = {engine["engine"]: engine for engine in found["engines"]}
     assert list(engines) == [*LAYOUTS, "alone"]
     assert found["samples_per_step"] == 16
-    assert "own, 2 ranks on 1 host, cpu, 16 samples per step of each engine" in done.stdout
+    assert "divisible, 2 ranks on 1 host, cpu, 16 samples per step of each engine" in done.stdout
     assert done.stdout.count("began") == 1
     for name, sent in LAYOUTS.items():
         engine = engines[name]
@@ -145,11 +118,10 @@ def test_what_is_wrong_is_said_in_one_line(arguments: list[str], expected: str, 
     assert "Traceback" not in done.stderr
 
 
-def test_a_workload_that_does_not_use_fit_is_named(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("def main(run, argv): run.say('trained')\n")
-    done = run(*RUNNER, "compare", "own", cwd=tmp_path)
+def test_a_workload_that_does_not_use_fit_is_named() -> None:
+    done = run(*RUNNER, "compare", "says_its_backend", cwd=SCRIPTS)
     assert done.returncode == 2
-    assert "own trains without fit()" in own_lines(done)[0]
+    assert "says_its_backend trains without fit()" in own_lines(done)[0]
 
 
 def test_resnet_follows_the_protocol(tmp_path: Path) -> None:

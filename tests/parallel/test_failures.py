@@ -37,11 +37,8 @@ def test_an_exception_ends_ranks_that_do_not_communicate() -> None:
     assert first.endswith("failed: ValueError: the loss exploded"), "the first line of the message is the cause"
 
 
-def test_a_programs_own_excepthook_is_called(tmp_path: Path) -> None:
-    (tmp_path / "hook.py").write_text(
-        "import sys\nsys.excepthook = lambda kind, error, trace: print('hooked', error, flush=True)\nraise ValueError('x')\n"
-    )
-    done = runner(1, "hook.py", cwd=tmp_path)
+def test_a_programs_own_excepthook_is_called() -> None:
+    done = runner(1, str(SCRIPTS / "own_excepthook.py"))
     assert done.returncode == 1
     assert "hooked x" in done.stdout
 
@@ -78,11 +75,8 @@ def test_a_script_that_hangs_in_a_collective_shows_it_too() -> None:
     assert any(re.match(r"process group default_pg: rank 0 in collective 1 .*missing: rank 1$", line) for line in more)
 
 
-def test_a_failure_in_a_workloads_own_code(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "def main(run, argv):\n    if run.rank == 1:\n        run.no_such_thing\n    run.sum(1)\n"
-    )
-    done = runner(2, "mine", cwd=tmp_path, timeout=60)
+def test_a_failure_in_a_workloads_own_code() -> None:
+    done = runner(2, "fails_in_its_own_code", cwd=SCRIPTS, timeout=60)
     assert done.returncode == 1
     assert "runner: rank 1 of 2 on host" in done.stderr.splitlines()[0]
     assert "no_such_thing" in done.stderr.splitlines()[0]

@@ -135,8 +135,5 @@ def test_the_mpi_is_asked_whether_it_takes_gpu_memory() -> None:
     """Open MPI's own program says what it was built with; without that it takes none."""
     ompi_info = str(Path(mpirun_path()).with_name("ompi_info"))
     built = run(ompi_info, "--parsable", "--all").stdout
-    question = (
-        "from mpi4py import MPI\nfrom runner.rendezvous.mpi_library import takes_gpu_memory\nprint(takes_gpu_memory())"
-    )
-    answer = ok(mpirun(1, sys.executable, "-c", question)).stdout.strip()
+    answer = ok(mpirun(1, sys.executable, str(SCRIPTS / "takes_gpu_memory.py"))).stdout.strip()
     assert answer == "False" or "mpi_built_with_cuda_support:value:true" in built

@@ -142,11 +142,8 @@ def test_a_script_may_use_mpi4py_itself(ranks: int) -> None:
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of {ranks}: {total}" for rank in range(ranks)]
 
 
-def test_a_rank_may_finalise_mpi_itself(tmp_path: Path) -> None:
-    (tmp_path / "finalises.py").write_text(
-        "import os\nfrom mpi4py import MPI\nif os.environ['RANK'] == '1': MPI.Finalize()\n"
-    )
-    ok(runner(3, "finalises.py", cwd=tmp_path, timeout=40))
+def test_a_rank_may_finalise_mpi_itself() -> None:
+    ok(runner(3, script("finalises_mpi"), timeout=40))
 
 
 @pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
@@ -206,10 +203,9 @@ def test_a_signal_arrives_once() -> None:
         assert process.stdout.read() == "signals 1\n"
 
 
-def test_output_appears_as_it_is_printed(tmp_path: Path) -> None:
+def test_output_appears_as_it_is_printed() -> None:
     """A launcher's pipe would hold lines back until the end, and lose them when the program is killed."""
-    (tmp_path / "prints.py").write_text("import os\nprint('a line')\nos.kill(os.getpid(), 9)\n")
-    assert "a line" in runner(1, "prints.py", cwd=tmp_path).stdout
+    assert "a line" in runner(1, script("prints_and_is_killed")).stdout
 
 
 def test_lines_of_several_ranks_do_not_run_into_one_another(tmp_path: Path) -> None:
@@ -232,9 +228,9 @@ def test_two_jobs_at_once_and_the_usual_port_taken() -> None:
 
 
 def test_a_module_may_have_a_tools_name(tmp_path: Path) -> None:
-    (tmp_path / "smoke.py").write_text("import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
+    (tmp_path / "smoke.py").symlink_to(script("local_rank_only"))
     done = ok(runner(2, "-m", "smoke", cwd=tmp_path))
-    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+    assert sorted(done.stdout.splitlines()) == ["local rank 0", "local rank 1"]
 
 
 def test_a_single_process_needs_no_launcher() -> None:
@@ -260,9 +256,6 @@ def test_plain_mpirun_of_the_same_script_would_not_do() -> None:
     assert done.returncode != 0
 
 
-def test_a_script_that_runs_its_training_in_another_process(tmp_path: Path) -> None:
-    (tmp_path / "wraps.py").write_text(
-        f"import subprocess, sys\nsys.exit(subprocess.run([sys.executable, {script('ddp_allreduce')!r}]).returncode)\n"
-    )
-    done = ok(runner(2, "wraps.py", cwd=tmp_path, timeout=60))
+def test_a_script_that_runs_its_training_in_another_process() -> None:
+    done = ok(runner(2, script("trains_in_a_child"), script("ddp_allreduce"), timeout=60))
     assert sorted(done.stdout.splitlines()) == ["rank 0 of 2: 2", "rank 1 of 2: 2"]

@@ -13,7 +13,7 @@ from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, is_reporting, unused_tasks
 from runner.launch.misfits import idle_tasks, refuse_misfit
 from runner.launch.table import LAUNCHERS, Launcher
-from tests.launching import RUNNER, ok, run
+from tests.launching import RUNNER, SCRIPTS, ok, run
 
 DATA = Path(__file__).parent.parent / "data" / "launchers"
 
@@ -227,33 +227,8 @@ def test_one_torchrun_in_a_job_of_several_tasks(outer: str) -> None:
     refuse_misfit(detect(captured(outer) | captured("torchrun")))
 
 
-ROW = """
-from runner.launch.table import Kind, Launcher
-
-ROW = Launcher(
-    name="grid",
-    title="Grid",
-    kind=Kind.SCHEDULER,
-    requires=("GRID_TASK",),
-    rank="GRID_TASK",
-    size="GRID_TASKS",
-    local_rank="GRID_LOCAL",
-)
-"""
-
-
-def package(folder: Path, target: str) -> str:
-    """An installed package that names a launcher. Returns a PYTHONPATH with it."""
-    (folder / "grid.py").write_text(ROW)
-    information = folder / "grid-1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: grid\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text(f"[runner.launchers]\ngrid = {target}\n")
-    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-
-
-def test_a_launcher_of_another_package(tmp_path: Path) -> None:
-    path = package(tmp_path, "grid:ROW")
+def test_a_launcher_of_another_package() -> None:
+    path = os.pathsep.join([str(SCRIPTS / "other_launcher"), os.environ.get("PYTHONPATH", "")])
     set_by_it = {"GRID_TASK": "0", "GRID_TASKS": "1", "GRID_LOCAL": "0"}
     found = json.loads(ok(run(*RUNNER, "explain", "--json", PYTHONPATH=path, **set_by_it)).stdout)
     assert found["launcher"] == {"name": "grid", "title": "Grid", "why": "GRID_TASK=0 set"}

@@ -14,24 +14,21 @@ from contextlib import contextmanager, suppress
 import psutil
 import pytest
 
-BEGINNING = """
-import os, signal, sys, time
-{first}
-from runner.guard.settings import Watched, Words
-from runner.guard.watch import start_worker
-words = Words(
-    label="rank 0 of 1 on host here", no_rendezvous=lambda code: f"nobody came ({{code}})", is_reporting=True, how_to_resume="go on"
-)
-lifeline = start_worker(words, Watched(rendezvous_timeout={limit}{launcher}))
-print("worker", os.getpid(), flush=True)
-"""
+from tests.launching import SCRIPTS
+
+WITHOUT_TORCH = "sys.modules['torch'] = sys.modules['torch.distributed'] = None"
+
+
+def command(line: str, before: str = "", watched: str = "") -> list[str]:
+    """What starts a guard whose worker runs this line: see tests/scripts/guarded.py."""
+    return [sys.executable, str(SCRIPTS / "guarded.py"), line, before, watched]
 
 
 @contextmanager
-def guarded(body: str, limit: float = 60.0, first: str = "", launcher: str = "") -> Iterator[subprocess.Popen[str]]:
-    """A process under guard that runs this code as its worker; gone, with its worker, when the context ends."""
+def guarded(line: str, before: str = "", watched: str = "") -> Iterator[subprocess.Popen[str]]:
+    """A process under guard that runs this line as its worker; gone, with its worker, when the context ends."""
     process = subprocess.Popen(
-        [sys.executable, "-c", BEGINNING.format(limit=limit, first=first, launcher=launcher) + body],
+        command(line, before, watched),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -71,8 +68,8 @@ def test_a_deadly_signal_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT"])
 def test_signals_are_passed_on(name: str) -> None:
-    body = f"signal.signal(signal.{name}, lambda *_: os._exit(42))\nprint('ready', flush=True)\ntime.sleep(60)"
-    with guarded(body) as process:
+    line = f"signal.signal(signal.{name}, lambda *_: os._exit(42)); print('ready', flush=True); time.sleep(60)"
+    with guarded(line) as process:
         worker_of(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -89,7 +86,7 @@ def test_the_worker_dies_with_its_guard() -> None:
 
 
 def test_a_wait_that_the_worker_cannot_bound_is_bounded() -> None:
-    with guarded("time.sleep(60)", limit=0.5) as process:
+    with guarded("time.sleep(60)", watched="rendezvous_timeout=0.5") as process:
         start = time.monotonic()
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 1
@@ -98,12 +95,13 @@ def test_a_wait_that_the_worker_cannot_bound_is_bounded() -> None:
 
 
 def test_the_clock_stops_when_the_ranks_have_met() -> None:
-    with guarded("lifeline.rendezvous_complete(); time.sleep(1.5); sys.exit(5)", limit=0.7) as process:
+    line = "lifeline.rendezvous_complete(); time.sleep(1.5); sys.exit(5)"
+    with guarded(line, watched="rendezvous_timeout=0.7") as process:
         process.communicate(timeout=20)
         assert process.returncode == 5
 
 
-def test_a_library_that_ends_the_worker_before_the_meeting_is_told() -> None:
+def test_a_library_that_ends_the_worker_before_the_rendezvous_is_told() -> None:
     with guarded("os._exit(16)") as process:
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 16
@@ -116,10 +114,10 @@ def test_a_library_that_ends_the_worker_before_the_meeting_is_told() -> None:
 
 def test_the_last_word_of_a_worker_that_ended_before_its_guard_looked_counts() -> None:
     slow = "os.register_at_fork(after_in_parent=lambda: time.sleep(1))"
-    with guarded("lifeline.rendezvous_complete(); os._exit(16)", first=slow) as process:
+    with guarded("lifeline.rendezvous_complete(); os._exit(16)", before=slow) as process:
         _, errors = process.communicate(timeout=20)
         assert (process.returncode, errors) == (16, "")
-    with guarded("lifeline.failed(9, everywhere=False); os.kill(os.getpid(), 9)", first=slow) as process:
+    with guarded("lifeline.failed(9, everywhere=False); os.kill(os.getpid(), 9)", before=slow) as process:
         _, errors = process.communicate(timeout=20)
         assert (process.returncode, errors) == (9, "")
 
@@ -130,22 +128,8 @@ def test_a_failed_worker_that_hangs_is_ended_with_its_code() -> None:
         assert process.returncode == 9
 
 
-CHILDREN = """
-import subprocess
-stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(300)"
-children = [
-    subprocess.Popen(["sleep", "300"]),
-    subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE),
-    subprocess.Popen(["sleep", "301"], start_new_session=True),
-]
-children[1].stdout.readline()
-print(*(child.pid for child in children), flush=True)
-sys.stdin.readline()
-"""
-
-
 def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """What CHILDREN has started. The program goes on once they have been looked at."""
+    """What ``start_children`` has started. The program goes on once they have been looked at."""
     assert process.stdout is not None
     assert process.stdin is not None
     children = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
@@ -166,7 +150,7 @@ def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
 )
 def test_what_the_program_has_started_ends_with_it(end: str) -> None:
     """But for what it has put in a session of its own."""
-    with guarded(CHILDREN + (end if end != "guard killed" else "time.sleep(60)")) as process:
+    with guarded("start_children(); " + (end if end != "guard killed" else "time.sleep(60)")) as process:
         worker_of(process)
         *ending, staying = children_of(process)
         if end == "guard killed":
@@ -178,13 +162,10 @@ def test_what_the_program_has_started_ends_with_it(end: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
-def test_the_program_hears_a_signal_before_what_it_has_started(name: str) -> None:
+def test_the_program_receives_a_signal_before_what_it_has_started(name: str) -> None:
     """Else the end of its data loaders would spoil the checkpoint that it saves on SIGTERM."""
-    body = CHILDREN + (
-        f"signal.signal(signal.{name}, lambda *_: (time.sleep(0.5), print(children[0].poll(), flush=True), os._exit(42)))\n"
-        "print('ready', flush=True)\ntime.sleep(60)"
-    )
-    with guarded(body) as process:
+    line = f"start_children(); signal.signal(signal.{name}, tell_and_leave); print('ready', flush=True); time.sleep(60)"
+    with guarded(line) as process:
         worker_of(process)
         children = children_of(process)
         assert process.stdout is not None
@@ -197,89 +178,51 @@ def test_the_program_hears_a_signal_before_what_it_has_started(name: str) -> Non
 
 
 def test_a_rank_that_fails_as_all_do_waits_for_the_one_that_says_why() -> None:
-    body = "lifeline.rendezvous_complete(); lifeline.failed(2, everywhere=True); time.sleep(4); print('left', flush=True); os._exit(2)"
-    with guarded(body) as process:
+    line = "lifeline.rendezvous_complete(); lifeline.failed(2, everywhere=True); time.sleep(4); print('left', flush=True); os._exit(2)"
+    with guarded(line) as process:
         assert process.communicate(timeout=20)[0].endswith("left\n")
         assert process.returncode == 2
 
 
-def test_where_the_ends_of_children_are_ignored_the_workers_is_heard_all_the_same() -> None:
-    with guarded("sys.exit(7)", first="signal.signal(signal.SIGCHLD, signal.SIG_IGN)") as process:
+def test_where_the_ends_of_children_are_ignored_the_workers_exit_code_is_passed_on_all_the_same() -> None:
+    with guarded("sys.exit(7)", before="signal.signal(signal.SIGCHLD, signal.SIG_IGN)") as process:
         process.communicate(timeout=20)
         assert process.returncode == 7
 
 
-@pytest.mark.parametrize("how", ["typed", "sent"])
-def test_ctrl_c_and_sigint_on_a_terminal_are_heard_once(how: str) -> None:
-    body = (
-        "heard = []\nsignal.signal(signal.SIGINT, lambda *_: heard.append(1))\nprint('ready', flush=True)\n"
-        "end = time.monotonic() + 30\nwhile not heard and time.monotonic() < end: time.sleep(0.05)\n"
-        "time.sleep(0.5); print('heard', len(heard), flush=True); sys.exit(len(heard))"
-    )
+def exit_code_after_ctrl_c(*program: str, is_typed: bool = True) -> int:
+    """The exit code of ``guarded.py`` on a terminal where Ctrl-C is typed, or of which the guard alone is sent SIGINT."""
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execv(sys.executable, [sys.executable, "-c", BEGINNING.format(limit=60, first="", launcher="") + body])
-    output = b""
-    while b"heard" not in output:
-        if b"ready" in output:
-            if how == "typed" and b"typed" not in output:
-                os.write(terminal, b"\x03")
-            elif how == "sent":
-                os.kill(pid, signal.SIGINT)
-            output = output.replace(b"ready", b"typed")
-        output += os.read(terminal, 1000)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
-    os.close(terminal)
-
-
-def test_ctrl_c_reaches_the_worker_that_was_a_spare_process() -> None:
-    body = """
-import psutil
-heard = []
-signal.signal(signal.SIGINT, lambda *_: heard.append(1))
-lifeline.rendezvous_complete()
-if lifeline.attempt == 0:
-    while len(psutil.Process(os.getppid()).children()) < 2: time.sleep(0.05)
-    os.kill(os.getpid(), signal.SIGKILL)
-print('ready', flush=True)
-end = time.monotonic() + 10
-while not heard and time.monotonic() < end: time.sleep(0.05)
-os._exit(len(heard))
-"""
-    without_torch = "sys.modules['torch'] = sys.modules['torch.distributed'] = None"
-    pid, terminal = pty.fork()
-    if pid == 0:
-        code = BEGINNING.format(limit=60, first=without_torch, launcher=", restarts=1") + body
-        os.execv(sys.executable, [sys.executable, "-c", code])
+        os.execv(sys.executable, command(*program))
     output = b""
     while b"ready" not in output:
         output += os.read(terminal, 1000)
-    os.write(terminal, b"\x03")
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    if is_typed:
+        os.write(terminal, b"\x03")
+    else:
+        os.kill(pid, signal.SIGINT)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     os.close(terminal)
+    return code
+
+
+@pytest.mark.parametrize("is_typed", [True, False], ids=["typed", "sent"])
+def test_ctrl_c_and_sigint_on_a_terminal_are_received_once(is_typed: bool) -> None:
+    assert exit_code_after_ctrl_c("sys.exit(interrupts(then=0.5))", is_typed=is_typed) == 1
+
+
+def test_ctrl_c_reaches_the_worker_that_was_a_spare_process() -> None:
+    killed_once = "lifeline.attempt or (wait_for_spare(), os.kill(os.getpid(), signal.SIGKILL))"
+    line = f"lifeline.rendezvous_complete(); {killed_once}; os._exit(interrupts())"
+    assert exit_code_after_ctrl_c(line, WITHOUT_TORCH, "restarts=1") == 1
 
 
 def test_a_guard_holds_no_more_files_after_restarts() -> None:
     """Nor after the end of a spare process."""
-    body = """
-import psutil
-guard = psutil.Process(os.getppid())
-def spares():
-    return [one for one in guard.children() if one.pid != os.getpid() and os.getsid(one.pid) == os.getsid(0)]
-def count():
-    while not spares(): time.sleep(0.05)
-    print('files', min(time.sleep(0.05) or guard.num_fds() for _ in range(20)), flush=True)
-lifeline.rendezvous_complete()
-if lifeline.attempt < 2:
-    count()
-    (spare,) = spares()
-    spare.kill()
-    spare.wait()
-    count()
-os._exit(1)
-"""
-    without_torch = "sys.modules['torch'] = sys.modules['torch.distributed'] = None"
-    with guarded(body, first=without_torch, launcher=", restarts=2") as process:
+    count = "lifeline.attempt < 2 and count_files_around_the_end_of_a_spare()"
+    line = f"lifeline.rendezvous_complete(); {count}; os._exit(1)"
+    with guarded(line, WITHOUT_TORCH, "restarts=2") as process:
         output, _ = process.communicate(timeout=60)
         counts = [int(line.split()[1]) for line in output.splitlines() if line.startswith("files")]
         assert len(counts) == 4
@@ -287,18 +230,16 @@ os._exit(1)
 
 
 def test_a_script_that_was_started_again_is_told_to_save_too() -> None:
-    body = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(40 + lifeline.attempt)); lifeline.rendezvous_complete(); time.sleep(20)"
-    with guarded(body, launcher=", restarts=1, notice=signal.SIGUSR1, notice_within=0.0") as process:
+    line = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(40 + lifeline.attempt)); lifeline.rendezvous_complete(); time.sleep(20)"
+    with guarded(line, watched="restarts=1, notice=signal.SIGUSR1, notice_within=0.0") as process:
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 41
         assert errors.count("the time limit is near: the script is told to save") == 2
 
 
 def test_who_ended_it_is_said() -> None:
-    with guarded(
-        "lifeline.rendezvous_complete(); print('ready', flush=True); time.sleep(60)",
-        launcher=f", launcher=lambda: {os.getpid()}",
-    ) as process:
+    line = "lifeline.rendezvous_complete(); print('ready', flush=True); time.sleep(60)"
+    with guarded(line, watched=f"launcher=lambda: {os.getpid()}") as process:
         worker_of(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -315,8 +256,8 @@ def test_who_ended_it_is_said() -> None:
 
 
 def test_a_worker_that_ends_by_itself_is_not_said_to_be_ended() -> None:
-    body = "signal.signal(signal.SIGTERM, signal.SIG_IGN); lifeline.failed(2, everywhere=False); print(1, flush=True); time.sleep(1)"
-    with guarded(body) as process:
+    line = "signal.signal(signal.SIGTERM, signal.SIG_IGN); lifeline.failed(2, everywhere=False); print(1, flush=True); time.sleep(1)"
+    with guarded(line) as process:
         worker_of(process)
         assert process.stdout is not None
         process.stdout.readline()
@@ -332,11 +273,11 @@ def test_a_signal_to_the_worker_alone_is_named() -> None:
         assert (process.returncode, errors) == (143, "runner: rank 0 of 1 on host here: killed by SIGTERM\n")
 
 
-@pytest.mark.parametrize("first", ["", "del os.pidfd_open"], ids=["", "before Linux 5.3"])
-def test_it_ends_when_its_launcher_has_ended(first: str) -> None:
+@pytest.mark.parametrize("before", ["", "del os.pidfd_open"], ids=["", "before Linux 5.3"])
+def test_it_ends_when_its_launcher_has_ended(before: str) -> None:
     with (
         subprocess.Popen(["sleep", "300"]) as launcher,
-        guarded(CHILDREN + "time.sleep(60)", first=first, launcher=f", launcher=lambda: {launcher.pid}") as process,
+        guarded("start_children(); time.sleep(60)", before, f"launcher=lambda: {launcher.pid}") as process,
     ):
         worker = worker_of(process)
         children = children_of(process)

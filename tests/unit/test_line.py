@@ -1,4 +1,4 @@
-"""The line between the guards: what one tells, all others hear; who leaves or is gone."""
+"""The line between the guards: what one tells, all others receive; who leaves or is gone."""
 
 from __future__ import annotations
 
@@ -14,25 +14,20 @@ import pytest
 
 from runner.guard.line import GONE, Address, Line, Message
 from runner.rendezvous.endpoint import listen, port_of
+from tests.launching import SCRIPTS
 
 KEY = "00" * 32
-OTHER = """
-import os, sys, time
-from runner.guard.line import Address, Line
-line = Line(Address(host="127.0.0.1", port={port}, key="{key}", rank={rank}, size=3), None, os.pipe()[1])
-line.tell({{"failed": 3}})
-time.sleep(60)
-"""
 
 
 class End:
     """A guard's end of the line, and the pipe by which it wakes its guard."""
 
     def __init__(self, rank: int, listener: socket.socket | None, port: int) -> None:
+        self.port = port
         self.pipe, wake = os.pipe()
         self.line = Line(Address(host="127.0.0.1", port=port, key=KEY, rank=rank, size=3), listener, wake)
 
-    def hears(self, is_it: Callable[[Message], bool]) -> Message:
+    def receive(self, is_it: Callable[[Message], bool]) -> Message:
         """Wait for a message, as the guard does: asleep until the pipe has a byte."""
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
@@ -42,7 +37,7 @@ class End:
             for message in self.line.received():
                 if is_it(message):
                     return message
-        raise AssertionError("it was not heard")
+        raise AssertionError("it was not received")
 
 
 @pytest.fixture
@@ -58,35 +53,35 @@ def ends() -> Iterator[list[End]]:
 
 
 @pytest.mark.parametrize("rank", range(3))
-def test_what_one_tells_all_others_hear(rank: int, ends: list[End]) -> None:
+def test_what_one_tells_all_others_receive(rank: int, ends: list[End]) -> None:
     ends[rank].line.tell({"failed": 7})
     for other in ends:
         if other is not ends[rank]:
-            assert other.hears(lambda message: "failed" in message) == {"failed": 7, "rank": rank}
+            assert other.receive(lambda message: "failed" in message) == {"failed": 7, "rank": rank}
     assert ends[rank].line.received() == []
 
 
 def test_a_message_to_the_middle_goes_no_further(ends: list[End]) -> None:
     ends[1].line.tell({"stacks": "x", "to_middle": True})
     ends[1].line.tell({"failed": 1})
-    assert ends[0].hears(lambda message: "stacks" in message)["rank"] == 1
-    assert ends[2].hears(lambda _: True) == {"failed": 1, "rank": 1}
+    assert ends[0].receive(lambda message: "stacks" in message)["rank"] == 1
+    assert ends[2].receive(lambda _: True) == {"failed": 1, "rank": 1}
 
 
 def test_who_leaves_is_not_missed_and_who_is_gone_is(ends: list[End]) -> None:
     ends[1].line.close()
-    code = OTHER.format(port=ends[1].line._address.port, key=KEY, rank=1)
-    with subprocess.Popen([sys.executable, "-c", code]) as process:
-        assert ends[2].hears(lambda message: "failed" in message)["rank"] == 1
+    command = [sys.executable, str(SCRIPTS / "other_guard.py"), str(ends[1].port), KEY, "1"]
+    with subprocess.Popen(command) as process:
+        assert ends[2].receive(lambda message: "failed" in message)["rank"] == 1
         process.kill()
     for end in (ends[0], ends[2]):
-        message = end.hears(lambda message: GONE in message)
+        message = end.receive(lambda message: GONE in message)
         assert (message["rank"], message[GONE]) == (1, "its guard has ended, with its host or by a signal")
 
 
 def test_the_middle_that_leaves_is_not_missed(ends: list[End]) -> None:
     ends[1].line.tell({"here": True})
-    assert ends[0].hears(lambda message: "here" in message)
+    assert ends[0].receive(lambda message: "here" in message)
     ends[0].line.close()
     deadline = time.monotonic() + 20
     while ends[1].line.is_open or ends[2].line.is_open:

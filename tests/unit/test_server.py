@@ -1,4 +1,4 @@
-"""Nobody from outside can end, hang or steer the ranks' meeting: rank 0's port, and what answers in its place."""
+"""Nobody from outside can end, hang or steer the ranks' rendezvous: rank 0's port, and what answers in its place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from runner.rendezvous.record import RankRecord
 from runner.rendezvous.record_exchange import exchange_records, serve_records
 from runner.rendezvous.secret import job_key
 from runner.rendezvous.server import Server
-from tests.launching import ROOT
+from tests.launching import SCRIPTS, run
 
 KEY = b"the job's"
 
@@ -53,7 +53,7 @@ def server() -> Iterator[tuple[str, int]]:
 
 
 def goes_on(address: Any) -> bool:
-    """Whether a rank of the job is still let in and heard."""
+    """Whether a rank of the job is still let in and answered."""
     with connect(socket.AF_INET, address, KEY, 1, 20.0) as client:
         client.send("hello", 20.0)
         return bool(client.receive(20.0) == "hello")
@@ -108,29 +108,16 @@ def test_a_rank_that_is_none_of_the_jobs_is_disconnected(server: Any, rank: int)
 def test_thousands_of_idle_connections(server: Any) -> None:
     """More than the process may open at once: the oldest silent ones make room."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    idle = subprocess.Popen(
-        [sys.executable, "-c", IDLE, str(server[1])], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, str(SCRIPTS / "idle_connections.py"), str(server[1]), KEY.hex()]
+    idle = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
         assert idle.stdout is not None
-        assert idle.stdout.readline() == "3000 idle, a rank is heard: True\n"
+        assert idle.stdout.readline() == "3000 idle, a rank receives hello\n"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         idle.communicate()
     assert goes_on(server)
-
-
-IDLE = """
-import resource, socket, sys
-from tests.unit.test_server import goes_on
-hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if hard > 0 else 8192, hard))
-address = ("127.0.0.1", int(sys.argv[1]))
-held = [socket.create_connection(address, timeout=60) for _ in range(3000)]
-print(len(held), "idle, a rank is heard:", goes_on(address), flush=True)
-sys.stdin.read()
-"""
 
 
 def test_silent_visitors_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,33 +140,8 @@ def test_silent_visitors_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_more_ranks_than_files_may_be_opened_is_said() -> None:
-    done = subprocess.run([sys.executable, "-c", CROWD], capture_output=True, text=True, timeout=60)
+    done = run(sys.executable, str(SCRIPTS / "too_many_ranks.py"), timeout=60)
     assert "rank 0 may not open as many files as 60 ranks need" in done.stdout, done.stdout + done.stderr
-
-
-CROWD = """
-import resource, socket, threading
-from runner.errors import RendezvousError
-from runner.rendezvous.endpoint import listen
-from runner.rendezvous.record import RankRecord
-from runner.rendezvous.record_exchange import serve_records
-from runner.rendezvous.client import connect
-from tests.launching import ROOT
-listener = listen(loopback=True)
-clients = []
-def come():
-    try:
-        for rank in range(1, 60):
-            clients.append(connect(socket.AF_INET, listener.getsockname(), b"key", rank, 10.0))
-    except OSError:
-        pass  # this process has no file left either
-threading.Thread(target=come, daemon=True).start()
-resource.setrlimit(resource.RLIMIT_NOFILE, (90, 90))  # both ends of a connection count here
-try:
-    serve_records(listener, RankRecord(rank=0), 60, b"key", 20.0)
-except RendezvousError as error:
-    print(error)
-"""
 
 
 class Squatter:

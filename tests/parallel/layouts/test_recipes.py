@@ -91,38 +91,8 @@ def test_what_a_pipeline_has_saved_goes_on_without_one(expected: list[float], tu
     assert losses(tmp_path / "runs" / "mnist") == pytest.approx(expected, rel=1e-9)
 
 
-OWN = """
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-from runner.parallel.task import Plan
-from runner.training.loop import Task, fit
-from runner.training.options import read_options, workload_parser
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3))
-        self.head = nn.Linear(SIZE, 2)
-
-    def forward(self, values):
-        return self.head(FEATURES)
-
-def main(run, argv):
-    options, _ = read_options(run, workload_parser(run, "", data=("random",)), argv)
-    data = TensorDataset(torch.rand(64, 1, 6, 6), torch.randint(2, (64,)))
-    plan = Plan(pipeline=("features.*", "head"))
-    fit(run, Task(model=Net(), loss=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD, train_data=data, plan=plan), options)
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "features", "size"),
-    [("flattens", "self.features(values).flatten(1)", 8), ("doubles", "2 * self.features(values)", 2)],
-)
-def test_a_model_that_computes_between_its_parts_cannot_be_cut(
-    name: str, features: str, size: int, turns: Turns, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("what", ["flattens", "doubles"])
+def test_a_model_that_computes_between_its_parts_cannot_be_cut(what: str, turns: Turns, tmp_path: Path) -> None:
     """Every stage would: the second takes no input that is flat, and what is doubled twice is wrong without a word."""
-    (tmp_path / f"{name}.py").write_text(OWN.replace("FEATURES", features).replace("SIZE", str(size)))
-    refused(turns(2, name, "--pp", "2", cwd=tmp_path), "Plan.pipeline cuts the model into", "such as nn.Flatten")
+    job = ["computes_between", "--what", what, "--pp", "2", "--checkpoint-dir", str(tmp_path)]
+    refused(turns(2, *job), "Plan.pipeline cuts the model into", "such as nn.Flatten")

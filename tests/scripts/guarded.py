@@ -1,0 +1,92 @@
+"""Starts a worker under guard, which runs a line of Python with the names of this file: ``guarded.py LINE [BEFORE [WATCHED]]``.
+
+BEFORE is run before the guard starts; WATCHED are arguments of ``Watched``, as Python writes them.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+
+children: list[subprocess.Popen[bytes]] = []
+
+
+def start_children() -> None:
+    """One that SIGTERM ends, one that ignores it, and one in a session of its own. Prints their ids, and waits for a line."""
+    deaf = ["sh", "-c", "trap '' TERM; echo; exec sleep 300"]
+    children.append(subprocess.Popen(["sleep", "300"]))
+    children.append(subprocess.Popen(deaf, stdout=subprocess.PIPE))
+    children.append(subprocess.Popen(["sleep", "301"], start_new_session=True))
+    children[1].stdout.readline()
+    print(*(child.pid for child in children), flush=True)
+    sys.stdin.readline()
+
+
+def tell_and_leave(*_: object) -> None:
+    """A handler: print how the first child has ended, half a second later."""
+    time.sleep(0.5)
+    print(children[0].poll(), flush=True)
+    os._exit(42)
+
+
+def interrupts(then: float = 0.0) -> int:
+    """How often SIGINT came, so many seconds after it came first."""
+    received = []
+    signal.signal(signal.SIGINT, lambda *_: received.append(1))
+    print("ready", flush=True)
+    end = time.monotonic() + 30
+    while not received and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(then)
+    return len(received)
+
+
+def wait_for_spare() -> psutil.Process:
+    """The process that would be the next worker."""
+    while True:
+        for one in psutil.Process(os.getppid()).children():
+            if one.pid != os.getpid() and os.getsid(one.pid) == os.getsid(0):
+                return one
+        time.sleep(0.05)
+
+
+def count_files() -> None:
+    """Print how many files the guard holds open with a spare process: the least of some counts, as it opens others for a moment."""
+    wait_for_spare()
+    guard = psutil.Process(os.getppid())
+    counts = []
+    for _ in range(20):
+        time.sleep(0.05)
+        counts.append(guard.num_fds())
+    print("files", min(counts), flush=True)
+
+
+def count_files_around_the_end_of_a_spare() -> None:
+    count_files()
+    spare = wait_for_spare()
+    spare.kill()
+    spare.wait()
+    count_files()
+
+
+def main(line: str, before: str = "", watched: str = "") -> None:
+    exec(before)
+    from runner.guard.settings import Watched, Words
+    from runner.guard.watch import start_worker
+
+    words = Words(
+        label="rank 0 of 1 on host here",
+        no_rendezvous=lambda code: f"nobody came ({code})",
+        is_reporting=True,
+        how_to_resume="go on",
+    )
+    lifeline = start_worker(words, Watched(**{"rendezvous_timeout": 60.0} | eval(f"dict({watched})")))
+    print("worker", os.getpid(), flush=True)
+    exec(line, globals() | {"lifeline": lifeline})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,3 @@
+import gc
+
+print("during", gc.isenabled())

@@ -1,0 +1,18 @@
+"""Imports two modules without Python's garbage collector, and prints when it is enabled: ``without_collector.py [disabled]``."""
+
+import gc
+import sys
+
+from runner.comm.importing import import_without_collector, when_imported
+
+import_without_collector("slow", "broken")
+when_imported("slow", lambda: print("imported", gc.isenabled()))
+if "disabled" in sys.argv:
+    gc.disable()
+import slow  # noqa: E402, F401
+
+try:
+    import broken  # noqa: F401
+except ValueError:
+    print("broken")
+print("after", gc.isenabled())
