@@ -111,7 +111,7 @@ def find_or_build(mpicxx: str, wheels: Path, rebuild: bool) -> Path:
     except ImportError as error:
         raise CannotBuildError(f"{sys.executable} has no torch to build against ({error}); install it first") from None
     mpi = _mpi(mpicxx)
-    cuda, why_not = _cuda_toolkit(torch.version.cuda) if torch.version.cuda else (None, "torch has none")
+    cuda, unavailable_reason = _cuda_toolkit(torch.version.cuda) if torch.version.cuda else (None, "torch has none")
     wishes = [
         f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("HOROVOD_") or name == "CXX"
     ]
@@ -136,7 +136,7 @@ def find_or_build(mpicxx: str, wheels: Path, rebuild: bool) -> Path:
     compiler = _compiler()
     print(
         f"horovod: building {VERSION} for Python {sys.version.split()[0]}, torch {torch.__version__}, {mpicxx}, "
-        f"{compiler}, " + (f"CUDA of {cuda} with NCCL" if cuda else f"without CUDA ({why_not})"),
+        f"{compiler}, " + (f"CUDA of {cuda} with NCCL" if cuda else f"without CUDA ({unavailable_reason})"),
         file=sys.stderr,
     )
     with tempfile.TemporaryDirectory(prefix="horovod-") as name:
@@ -145,7 +145,7 @@ def find_or_build(mpicxx: str, wheels: Path, rebuild: bool) -> Path:
         for file, text, replacement, times in [*SUBSTITUTIONS, *([] if cuda else [WITHOUT_CUDA])]:
             _substitute(sources / file, text, replacement, times)
         environment = _environment(scratch, mpicxx, cuda)
-        wheel = _build(sources, scratch, environment, wheels)
+        wheel = build(sources, scratch, environment, wheels)
         folder.mkdir(parents=True, exist_ok=True)
         kept = folder / wheel.name
         draft = folder / f".{wheel.name}.{os.getpid()}"  # another build may be at it
@@ -218,7 +218,7 @@ def _cuda_toolkit(wanted: str) -> tuple[Path | None, str]:
         nvcc and str(Path(nvcc).resolve().parents[1]),
         "/usr/local/cuda",
     ]
-    why_not = "no toolkit in CUDA_HOME, beside nvcc or in /usr/local/cuda"
+    unavailable_reason = "no toolkit in CUDA_HOME, beside nvcc or in /usr/local/cuda"
     for home in [Path(home) for home in homes if home]:
         needed = [home / "bin/nvcc", home / "include/cuda_runtime.h", *home.glob("lib*/libcudart*")]
         if len(needed) < 3 or not all(path.is_file() for path in needed):
@@ -230,8 +230,8 @@ def _cuda_toolkit(wanted: str) -> tuple[Path | None, str]:
         found = release[1] if release else "unknown"
         if found == wanted.partition(".")[0]:
             return home, ""
-        why_not = f"{home} is CUDA {found}, and torch was built with {wanted}"
-    return None, why_not
+        unavailable_reason = f"{home} is CUDA {found}, and torch was built with {wanted}"
+    return None, unavailable_reason
 
 
 def _sources(scratch: Path) -> Path:
@@ -292,7 +292,7 @@ def _nccl(scratch: Path) -> dict[str, str]:
     return {"HOROVOD_NCCL_HOME": str(home), "HOROVOD_NCCL_LINK": "SHARED"}
 
 
-def _build(sources: Path, scratch: Path, environment: dict[str, str], wheels: Path, minutes: float = MINUTES) -> Path:
+def build(sources: Path, scratch: Path, environment: dict[str, str], wheels: Path, minutes: float = MINUTES) -> Path:
     log = wheels / "build.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [

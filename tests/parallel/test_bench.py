@@ -129,14 +129,14 @@ def test_a_wrong_result_is_counted() -> None:
     import torch
     import torch.distributed as dist
 
-    from runner.tools.bench.bench import _wrong
+    from runner.tools.bench.bench import count_wrong
     from runner.tools.bench.operations import OPERATIONS, buffers
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         data = buffers(64, 0, 1, torch.device("cpu"))
-        assert _wrong(OPERATIONS["allreduce"], lambda: None, data) == 0  # of one rank, the sum is its own
-        assert _wrong(OPERATIONS["allreduce"], data.whole[:3].zero_, data) == 3
+        assert count_wrong(OPERATIONS["allreduce"], lambda: None, data) == 0  # of one rank, the sum is its own
+        assert count_wrong(OPERATIONS["allreduce"], data.whole[:3].zero_, data) == 3
     finally:
         dist.destroy_process_group()
 

@@ -16,7 +16,7 @@ from runner.rendezvous.record import RankRecord
 from runner.rendezvous.records import Records
 from runner.rendezvous.topology import Host, Topology
 from runner.tools.doctor.gpu_checks import judge_gpus
-from runner.tools.doctor.speed_checks import _rounds, judge_links
+from runner.tools.doctor.speed_checks import judge_links, rounds_of_pairs
 from tests.launching import RUNNER, ok, run
 from tests.unit.test_detect import captured
 
@@ -64,7 +64,7 @@ def test_gpus_that_are_not_to_be_used_are_not_judged() -> None:
 
 
 def ring(size: int, slow: set[tuple[int, int]]) -> dict[tuple[int, int], float]:
-    return {pair: 0.01 if pair in slow else 2.0 for pairs in _rounds(size) for pair in pairs}
+    return {pair: 0.01 if pair in slow else 2.0 for pairs in rounds_of_pairs(size) for pair in pairs}
 
 
 def test_a_slow_link_and_a_slow_rank_are_told_apart() -> None:
@@ -96,7 +96,7 @@ def test_a_process_alone_in_a_job_of_several_tasks_is_warned_of(tmp_path: Path) 
 
 @given(st.integers(2, 40))
 def test_every_neighbour_pair_is_in_one_round_and_no_rank_twice_in_one(size: int) -> None:
-    rounds = _rounds(size)
+    rounds = rounds_of_pairs(size)
     pairs = [pair for pairs in rounds for pair in pairs]
     assert len(rounds) <= 3
     assert sorted(pairs) == sorted({(min(r, (r + 1) % size), max(r, (r + 1) % size)) for r in range(size)})

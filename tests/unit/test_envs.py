@@ -83,7 +83,7 @@ def test_a_build_that_takes_too_long_ends_with_all_that_it_has_started(tmp_path:
     (sources / "setup.py").write_text(f"import os\nos.system('echo $$ > {child}; exec sleep 3600')\n")
     for seconds in (5, 20, 80):  # as long as pip needs here to come to the sources
         with pytest.raises(module.CannotBuildError, match="not built within"):
-            module._build(sources, tmp_path, clean_environment(), tmp_path, seconds / 60)
+            module.build(sources, tmp_path, clean_environment(), tmp_path, seconds / 60)
         if child.exists():
             break
     pid = int(child.read_text())

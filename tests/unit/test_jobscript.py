@@ -6,12 +6,15 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.tools.jobscript import jobscript as write_job_script
 from tests.launching import ROOT, RUNNER, mpirun, ok, own_lines, run
 
 EXAMPLE = ["--nodes", "2", "--ranks-per-node", "4", "--time", "1:00:00"]
@@ -118,9 +121,11 @@ def test_an_argument_is_no_request(mark: str) -> None:
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8), max_size=4))
 def test_the_targets_arguments_arrive_as_they_were_typed(arguments: list[str]) -> None:
-    from runner.tools.jobscript import _parser, _text
-
-    text = _text(_parser().parse_args(["--scheduler", "slurm", "workloads.mnist", "--lr", *arguments]))
+    no_job: Any = None  # the tool needs none
+    with tempfile.NamedTemporaryFile("r", newline="") as file:
+        options = ["--scheduler", "slurm", "--output", file.name]
+        write_job_script(no_job, [*options, "workloads.mnist", "--lr", *arguments])
+        text = file.read()
     (line,) = [line for line in text.split("\n") if line.startswith("set -- ")]
     shown = subprocess.run(["bash", "-c", line + "\nprintf '%s\\0' \"$@\""], capture_output=True).stdout.decode()
     assert shown.split("\0")[:-1] == ["workloads.mnist", "--lr", *arguments]

@@ -181,7 +181,7 @@ def _measure(job: Job, options: argparse.Namespace, usable: list[str]) -> Iterat
                 wrong = {}
                 for backend, operation in operations.items():
                     with connections[backend].turn():
-                        wrong[backend] = _wrong(measured, operation.call, data)
+                        wrong[backend] = count_wrong(measured, operation.call, data)
                 rounds = _rounds(operations, connections, options.rounds, device)
                 for backend, operation in operations.items():
                     done = _measurement(job, name, measured, backend, data, rounds[backend], wrong[backend])
@@ -219,7 +219,7 @@ def _operations(name: str, connections: dict[str, Connection], data: Buffers) ->
     return {backend: operation for backend, operation in found.items() if operation is not None}
 
 
-def _wrong(measured: Measured, call: Callable[[], object], data: Buffers) -> int:
+def count_wrong(measured: Measured, call: Callable[[], object], data: Buffers) -> int:
     """The number of wrong elements, over all ranks."""
     import torch
     import torch.distributed as dist

@@ -77,7 +77,7 @@ def links(job: Job, team: Team) -> Verdict:
         if not dist.is_initialized():
             raise ValueError("there is no process group: see allreduce")
         data = torch.zeros(_PAIR_BYTES // 4, device=_device(job))
-        for pairs in _rounds(job.size):
+        for pairs in rounds_of_pairs(job.size):
             for low, high in pairs:
                 if job.rank in (low, high):
                     found.append([low, high, min(_there_and_back(job.rank, low, high, data) for _ in range(3))])
@@ -110,7 +110,7 @@ def judge_links(job: Job, speeds: dict[tuple[int, int], float]) -> Verdict:
     )
 
 
-def _rounds(size: int) -> list[list[tuple[int, int]]]:
+def rounds_of_pairs(size: int) -> list[list[tuple[int, int]]]:
     """All pairs of neighbours in a ring, in rounds. In a round each rank is in at most one pair."""
     ring = sorted({tuple(sorted((rank, (rank + 1) % size))) for rank in range(size)})
     rounds: list[list[tuple[int, int]]] = []
