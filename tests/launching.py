@@ -133,8 +133,13 @@ def torchrun(
     ranks: int, *program: str, cwd: Path | None = None, timeout: float = 120, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``torchrun --nproc-per-node RANKS PROGRAM`` on this host; for the runner the program is ``*RUNNER[1:]``."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *program]
-    return run(*command, cwd=cwd, timeout=timeout, **environment)
+    return run(*torchrun_command(ranks, *program), cwd=cwd, timeout=timeout, **environment)
+
+
+def torchrun_command(ranks: int, *program: str) -> list[str]:
+    """torchrun on this host, at a port of its own. ``program`` may begin with more of its options."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    return [*torchrun, "--standalone", "--nproc-per-node", str(ranks), *program]
 
 
 def runner(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import psutil
 
 from tests.launching import own_lines
+from tests.polling import poll_until
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -53,13 +53,16 @@ def refused(done: subprocess.CompletedProcess[str], *texts: str, code: int = 2) 
 
 def wait_for_phase(process: subprocess.Popen[Any], folder: Path, rank: int, phase: str) -> dict[str, Any]:
     """A rank's state, once it is in this phase."""
-    while True:
-        assert process.poll() is None, f"it has ended: {process.returncode}"
+
+    def state() -> dict[str, Any] | None:
         with suppress(FileNotFoundError, ValueError):
-            state: dict[str, Any] = json.loads((folder / "state" / f"rank-{rank:05d}.json").read_text())
-            if state["phase"] == phase:
-                return state
-        time.sleep(0.1)
+            found: dict[str, Any] = json.loads((folder / "state" / f"rank-{rank:05d}.json").read_text())
+            return found if found["phase"] == phase else None
+        return None
+
+    found = poll_until(state, 200, f"rank {rank} is {phase}", process)
+    assert found is not None
+    return found
 
 
 def see_the_next_start_go_on(process: subprocess.Popen[Any], log: Path) -> None:

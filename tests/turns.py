@@ -12,9 +12,12 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import pytest
 
 from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path
 
@@ -57,14 +60,14 @@ class _Job:
         self._ranks = ranks
         self._folder = tempfile.TemporaryDirectory()
         self._numbers = itertools.count()
-        self._said = tempfile.TemporaryFile("w+")
+        self._shown = tempfile.TemporaryFile("w+")
         launcher = [mpirun_path(), "-np", str(ranks)] if ranks > 1 else []
         self._process = subprocess.Popen(
             [*launcher, *RUNNER, *options, "takes_turns", self._folder.name, str(os.getpid())],
             cwd=SCRIPTS,
             env=clean_environment(**environment),
             stdin=subprocess.DEVNULL,
-            stdout=self._said,
+            stdout=self._shown,
             stderr=subprocess.STDOUT,
         )
 
@@ -82,8 +85,8 @@ class _Job:
             time.sleep(0.005)
         outputs = [self._output(turn, name) for name in ("out", "err")]
         if self.has_ended:
-            self._said.seek(0)
-            outputs[1] += self._said.read()
+            self._shown.seek(0)
+            outputs[1] += self._shown.read()
             return subprocess.CompletedProcess(
                 command, self._process.returncode or 1, *outputs
             )  # not the end of a turn
@@ -107,5 +110,16 @@ class _Job:
             except subprocess.TimeoutExpired:
                 end()
         self._process.wait()
-        self._said.close()
+        self._shown.close()
         self._folder.cleanup()
+
+
+def turns_fixture(scope: Literal["module", "package"], **environment: str) -> Any:
+    """The fixture ``turns``: jobs in which the workloads of a file, or of a folder, take turns."""
+
+    @pytest.fixture(scope=scope, name="turns")
+    def fixture() -> Iterator[Turns]:
+        with closing(Turns(**environment)) as turns:
+            yield turns
+
+    return fixture

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests.conformance.group import environment_kept, group
+from tests.polling import poll_until
 
 
 def sums(rank: int) -> None:
@@ -85,8 +86,5 @@ def _meet(folder: Path, rank: int) -> None:
     """A barrier by files. The count of a rank's files says how often it was here."""
     mine = len(list(folder.glob(f"{rank}-*")))
     (folder / f"{rank}-{mine}").touch()
-    deadline = time.monotonic() + 30
-    while len(list(folder.glob(f"*-{mine}"))) < int(os.environ["WORLD_SIZE"]):
-        if time.monotonic() > deadline:
-            raise TimeoutError("the other ranks did not come to the barrier within 30 s")
-        time.sleep(0.01)
+    ranks = int(os.environ["WORLD_SIZE"])
+    poll_until(lambda: len(list(folder.glob(f"*-{mine}"))) == ranks, 30, "all ranks have come to the barrier")

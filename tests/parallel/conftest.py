@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from tests.turns import turns_fixture
 
-import pytest
-
-from tests.turns import Turns
-
-
-@pytest.fixture(scope="module")
-def turns() -> Iterator[Turns]:
-    """Jobs in which a file's workloads take turns."""
-    jobs = Turns()
-    yield jobs
-    jobs.close()
+turns = turns_fixture("module")

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import time
 import uuid
 from pathlib import Path
 
@@ -14,7 +13,9 @@ import psutil
 import pytest
 
 from runner.tools.bench.bench import NAMES
-from tests.launching import RUNNER, clean_environment, mpirun_path, ok, own_lines, run, runner
+from tests.launching import RUNNER, clean_environment, mpirun_path, ok, run, runner
+from tests.polling import poll_until
+from tests.results import refused
 from tests.terminal import on_terminal
 from tests.turns import Turns
 
@@ -93,11 +94,12 @@ def test_busy_loops_run_beside_it_and_end_with_it(tmp_path: Path) -> None:
     assert not loops_of(mark)
 
 
-def is_complete(loops: list[psutil.Process]) -> bool:
-    """Two that compute like any process, and one that gives way on each core."""
+def all_loops_of(mark: str) -> list[psutil.Process]:
+    """Two that compute like any process, and one that gives way on each core; empty if any is not there."""
+    loops = loops_of(mark)
     policies = sorted(os.sched_getscheduler(loop.pid) for loop in loops)
     cores = {core for loop in loops for core in loop.cpu_affinity()}
-    return policies == [os.SCHED_OTHER] * 2 + [os.SCHED_IDLE] * len(cores)
+    return loops if policies == [os.SCHED_OTHER] * 2 + [os.SCHED_IDLE] * len(cores) else []
 
 
 @pytest.mark.parametrize("killed", ["rank", "guard", "mpirun"])
@@ -111,11 +113,7 @@ def test_busy_loops_end_with_a_killed_job(killed: str) -> None:
         stderr=subprocess.DEVNULL,
     ) as launcher:
         try:
-            end = time.monotonic() + 90
-            while not is_complete(loops := loops_of(mark)):
-                assert time.monotonic() < end
-                assert launcher.poll() is None
-                time.sleep(0.1)
+            loops = poll_until(lambda: all_loops_of(mark), 90, "all busy loops run", launcher)
             (rank,) = {loop.ppid() for loop in loops}
             pids = {"rank": rank, "guard": psutil.Process(rank).ppid(), "mpirun": launcher.pid}
             psutil.Process(pids[killed]).kill()
@@ -142,9 +140,7 @@ def test_a_wrong_result_is_counted() -> None:
 
 
 def test_what_cannot_be_measured_is_refused(turns: Turns) -> None:
-    done = run(*RUNNER, "bench", "--backend", "nccl")
-    assert done.returncode == 2
-    assert "--backend nccl: no GPU is used" in own_lines(done)[0]
+    refused(run(*RUNNER, "bench", "--backend", "nccl"), "--backend nccl: no GPU is used")
     for arguments, text in (
         (["--backend", "mpi"], "--backend mpi: the ranks did not meet by MPI"),
         (["--backend", "smoke-signals"], "no backend 'smoke-signals'; there are gloo, mpi4py, horovod, nccl, mpi"),
@@ -157,6 +153,4 @@ def test_what_cannot_be_measured_is_refused(turns: Turns) -> None:
         (["fly"], "no operation 'fly'"),
         (["sendrecv"], "sendrecv takes two ranks"),
     ):
-        done = turns(1, "bench", *arguments)
-        assert done.returncode == 2
-        assert text in own_lines(done)[0]
+        refused(turns(1, "bench", *arguments), text)

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.launching import RUNNER, SCRIPTS, clean_environment, finish, free_port, mpirun_path, ok, own_lines, runner
+from tests.polling import poll_until
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -149,10 +150,8 @@ def started(tmp_path: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    end = time.monotonic() + 60
-    while not all((tmp_path / f"child{rank}").exists() for rank in range(2)):
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    files = [tmp_path / f"child{rank}" for rank in range(2)]
+    poll_until(lambda: all(file.exists() for file in files), 60, "both ranks have started a child", launcher)
     return launcher, psutil.Process(launcher.pid).children(recursive=True)
 
 
@@ -195,8 +194,8 @@ def test_a_signal_to_a_rank_that_has_ended_does_not_fail_the_job(tmp_path: Path)
         stderr=subprocess.STDOUT,
         text=True,
     ) as launcher:
-        while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
-            time.sleep(0.1)
+        files = [tmp_path / f"ready{rank}" for rank in range(2)]
+        poll_until(lambda: all(file.exists() for file in files), 60, "both ranks are ready", launcher)
         time.sleep(1)  # rank 0 is in MPI's end by now
         launcher.send_signal(signal.SIGUSR1)
         output, _ = launcher.communicate(timeout=60)

@@ -13,6 +13,7 @@ import pytest
 
 from runner.training.checkpoint_folder import unseal
 from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok, run, runner
+from tests.polling import poll_until
 from tests.results import metrics, refused
 from tests.turns import Turns
 
@@ -23,11 +24,8 @@ def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """A training on two ranks, in its first steps."""
     command = [mpirun_path(), "-np", "2", *RUNNER, *LONG, "--checkpoint-dir", str(folder), *arguments]
     process = subprocess.Popen(command, cwd=SCRIPTS, env=clean_environment(), stdout=PIPE, stderr=PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not (folder / "metrics.jsonl").exists() or not metrics(folder):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    file = folder / "metrics.jsonl"
+    poll_until(lambda: file.exists() and metrics(folder), 60, "metrics of the first steps", process)
     return process
 
 
@@ -71,13 +69,16 @@ def test_a_rank_that_alone_gets_sigterm_takes_the_others_with_it(tmp_path: Path)
     assert f"SIGTERM: saved {tmp_path}/step-{saved_step(tmp_path)}" in stderr
 
 
-def test_a_warning_before_the_training_begins_is_heard(tmp_path: Path) -> None:
+def test_a_warning_before_the_training_begins_is_received(tmp_path: Path) -> None:
     """It is imported and built first, which takes seconds."""
     command = [mpirun_path(), "-np", "2", *RUNNER, *LONG, "--checkpoint-dir", str(tmp_path)]
     process = subprocess.Popen(command, cwd=SCRIPTS, env=clean_environment(), stdout=PIPE, stderr=PIPE, text=True)
-    while sum("resumable" in " ".join(one.cmdline()) for one in psutil.Process(process.pid).children(True)) < 4:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
+
+    def both_ranks_run() -> bool:  # a guard and a worker each
+        below = psutil.Process(process.pid).children(recursive=True)
+        return sum("resumable" in " ".join(one.cmdline()) for one in below) >= 4
+
+    poll_until(both_ranks_run, 60, "guards and workers of two ranks", process)
     time.sleep(0.5)
     assert not (tmp_path / "metrics.jsonl").exists()
     process.send_signal(SIGUSR1)
@@ -133,10 +134,7 @@ def test_a_script_is_told_at_a_signal(number: Signals, how: str, tmp_path: Path)
     options = ["--on-preempt", "usr1" if how == "usr1" else f"touch={file}"]
     script = [str(SCRIPTS / "saves_when_told.py"), str(tmp_path), *([str(file)] if how == "touch" else [])]
     process = subprocess.Popen([*RUNNER, *options, *script], env=clean_environment(), stderr=PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "0.started").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    poll_until((tmp_path / "0.started").exists, 60, "the script has started", process)
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 0, stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,14 @@ import torch
 from runner.training import checkpoint_folder
 from tests.launching import SCRIPTS, ok, runner
 from tests.results import losses, metrics, refused
-from tests.turns import Turns
+from tests.turns import Turns, turns_fixture
 
 SHORT = ["--batch-size", "16"]  # two steps an epoch on two ranks
 
 
-@pytest.fixture(scope="module")
-def turns() -> Iterator[Turns]:
-    """Jobs that know the strategy of another package."""
-    jobs = Turns(PYTHONPATH=os.pathsep.join([str(SCRIPTS / "other_package"), os.environ.get("PYTHONPATH", "")]))
-    yield jobs
-    jobs.close()
-
+# Jobs that know the strategy of another package.
+OTHER_PACKAGE = os.pathsep.join([str(SCRIPTS / "other_package"), os.environ.get("PYTHONPATH", "")])
+turns = turns_fixture("module", PYTHONPATH=OTHER_PACKAGE)
 
 Trained = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -244,8 +244,7 @@ def test_under_torchrun_its_own_store_and_variables_are_kept() -> None:
 
 def test_ranks_that_torchrun_starts_again_meet_anew(tmp_path: Path) -> None:
     """By torchrun's own store they would find addresses of ranks that are gone."""
-    options = ["--standalone", "--max-restarts", "1"]
-    done = ok(torchrun(3, *options, *RUNNER[1:], script("killed_once"), str(tmp_path)))
+    done = ok(torchrun(3, "--max-restarts", "1", *RUNNER[1:], script("killed_once"), str(tmp_path)))
     assert "killed by SIGKILL" in done.stderr
     assert (tmp_path / "went-on").exists()
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
 
 from tests.launching import RUNNER, clean_environment, mpirun, mpirun_path, ok, own_lines, run
+from tests.polling import poll_until
 
 
 def test_on_this_machine(tmp_path: Path) -> None:
@@ -30,9 +30,7 @@ def test_ended_by_a_signal_it_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "mpirun").chmod(0o755)
     settings = clean_environment(MPIRUN=str(tmp_path / "mpirun"))
     with subprocess.Popen([*RUNNER, "smoke"], cwd=tmp_path, env=settings, stdin=subprocess.DEVNULL) as process:
-        while not (tmp_path / "mpirun.runs").exists():
-            assert process.poll() is None
-            time.sleep(0.1)
+        poll_until((tmp_path / "mpirun.runs").exists, 60, "mpirun runs", process)
         started = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 143

@@ -15,6 +15,7 @@ import pytest
 
 from tests.kills import is_worker
 from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, own_lines, run
+from tests.polling import poll_until
 from tests.results import metrics, see_the_next_start_go_on, wait_for_phase
 
 
@@ -84,14 +85,12 @@ def test_the_time_limit_counts_from_the_first_attempt(tmp_path: Path) -> None:
     assert "the time limit is near: saved " in done.stderr
 
 
-def test_a_signal_between_two_attempts_is_heard(tmp_path: Path) -> None:
+def test_a_signal_between_two_attempts_is_received(tmp_path: Path) -> None:
     job = [mpirun_path(), "-np", "2", *RUNNER, "faulty", "--checkpoint-dir", str(tmp_path / "run"), "--log-every", "1"]
     command = [*RUNNER, "supervise", "--log-dir", str(tmp_path / "log"), "--", *job]
     process = subprocess.Popen(command, cwd=SCRIPTS, env=clean_environment(), stderr=subprocess.PIPE, text=True)
     try:
-        while not (tmp_path / "run" / "metrics.jsonl").exists():
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.05)
+        poll_until((tmp_path / "run" / "metrics.jsonl").exists, 60, "the training has begun", process)
         below = psutil.Process(process.pid).children(recursive=True)
         next(one for one in below if is_worker(one)).send_signal(SIGSTOP)  # it ends five seconds after mpirun
         next(one for one in below if one.name() in ("mpirun", "prterun")).kill()

@@ -11,11 +11,10 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
-from tests.launching import RUNNER, SCRIPTS, mpirun_path, run
+from tests.launching import RUNNER, SCRIPTS, mpirun_path, run, torchrun_command
 
 SCRIPT = str(SCRIPTS / "killed_once.py")
 PAUSE = "15"  # seconds of training before the kill: what waits for it is ready by then
@@ -35,10 +34,9 @@ def in_place(ranks: int, folder: Path) -> list[str]:
 
 
 def by_torchrun(ranks: int, folder: Path) -> list[str]:
-    options = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "3"]
     # Else torch 2.14's workers share the agents' store, and often read addresses of ranks that are gone: gloo is refused, or it hangs.
     fresh_store = ["env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"]
-    return [*fresh_store, sys.executable, "-m", "torch.distributed.run", *options, SCRIPT, str(folder), PAUSE]
+    return [*fresh_store, *torchrun_command(ranks, "--max-restarts", "3", SCRIPT, str(folder), PAUSE)]
 
 
 def measure(command: list[str], folder: Path) -> float:

@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 
-from tests.launching import RUNNER, SCRIPTS, free_port, mpirun_path, ok, run
+from tests.launching import RUNNER, SCRIPTS, free_port, mpirun_path, ok, run, torchrun_command
 
 SCRIPT = str(SCRIPTS / "ddp_allreduce.py")
 BY_HAND = (
@@ -21,7 +21,7 @@ BY_HAND = (
 )
 COMMANDS = {
     "runner": [mpirun_path(), "-np", "2", *RUNNER, SCRIPT],
-    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", SCRIPT],
+    "torchrun": torchrun_command(2, SCRIPT),
     "by hand": [mpirun_path(), "-np", "2", "bash", "-c", BY_HAND],
 }
 AT_MOST = {"torchrun": 0.65, "by hand": 1.15}

@@ -6,13 +6,13 @@ import importlib.util
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.launching import ROOT, clean_environment, ok, run
+from tests.polling import poll_until
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -87,10 +87,11 @@ def test_a_build_that_takes_too_long_ends_with_all_that_it_has_started(tmp_path:
         if child.exists():
             break
     pid = int(child.read_text())
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "what pip started runs on"
-        time.sleep(0.05)
+    poll_until(lambda: not is_running(pid), 10, "what pip has started ends")
+
+
+def is_running(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_the_readme_lists_every_file() -> None:

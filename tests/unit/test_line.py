@@ -15,6 +15,7 @@ import pytest
 from runner.guard.line import GONE, Address, Line, Message
 from runner.rendezvous.endpoint import listen, port_of
 from tests.launching import SCRIPTS
+from tests.polling import poll_until
 
 KEY = "00" * 32
 
@@ -83,8 +84,5 @@ def test_the_middle_that_leaves_is_not_missed(ends: list[End]) -> None:
     ends[1].line.tell({"here": True})
     assert ends[0].receive(lambda message: "here" in message)
     ends[0].line.close()
-    deadline = time.monotonic() + 20
-    while ends[1].line.is_open or ends[2].line.is_open:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    poll_until(lambda: not ends[1].line.is_open and not ends[2].line.is_open, 20, "the line is closed")
     assert [message for end in ends for message in end.line.received() if GONE in message] == []

@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +29,7 @@ from runner.rendezvous.record_exchange import exchange_records, serve_records
 from runner.rendezvous.secret import job_key
 from runner.rendezvous.server import Server
 from tests.launching import SCRIPTS, run
+from tests.polling import poll_until
 
 KEY = b"the job's"
 
@@ -126,16 +126,16 @@ def test_silent_visitors_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> No
         silent = socket.create_connection(listener.getsockname())
         slow = socket.create_connection(listener.getsockname())
         slow.sendall(greeting()[: GREETING - 1])
-        end = time.monotonic() + 20
+
+        def is_disconnected(stranger: socket.socket) -> bool:
+            list(server.receive(0.05))
+            with contextlib.suppress(BlockingIOError):
+                return stranger.recv(1) == b""
+            return False
+
         for stranger in (silent, slow):
             stranger.setblocking(False)
-            while time.monotonic() < end:
-                list(server.receive(0.05))
-                with contextlib.suppress(BlockingIOError):
-                    assert stranger.recv(1) == b""
-                    break
-            else:
-                pytest.fail("it is still there")
+            poll_until(lambda stranger=stranger: is_disconnected(stranger), 20, "the visitor is disconnected")
             stranger.close()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from runner.guard.board import Board
 from runner.guard.gpu import Gpu
 from runner.guard.state import StateFile
+from tests.polling import poll_until
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
@@ -34,10 +34,8 @@ def test_without_nvml_or_a_driver_nothing_is_said_of_a_gpu(
 
 def test_the_worker_is_measured_while_it_runs(tmp_path: Path) -> None:
     state = StateFile(tmp_path, Board(), os.getpid(), rank=0)
-    path, deadline = tmp_path / "state" / "rank-00000.json", time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    path = tmp_path / "state" / "rank-00000.json"
+    poll_until(path.exists, 20, "the guard writes the state")
     assert json.loads(path.read_text())["memory"] > 1 << 20
     state.end(7, "why")
     found = json.loads(path.read_text())
