@@ -107,6 +107,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.reruns = 1
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The last that is printed: the names of the tests that were run again."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    again = {report.nodeid for report in reporter.stats.get("rerun", [])} if reporter else set()
+    for name in sorted(again):
+        reporter.write_line(f"was run again, as it failed: {name}", yellow=True)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("rerun", []):
         terminalreporter.write_sep("_", f"was run again, as it failed: {report.nodeid}", yellow=True)
