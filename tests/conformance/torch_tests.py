@@ -18,7 +18,7 @@ import torch.distributed.nn  # noqa: F401  (for what its import does)
 
 from tests.conformance.group import BACKEND, environment_kept, group
 
-# Read when the module is imported: the tests that need a file for their meeting look at the beginning of INIT_METHOD.
+# Read when the module is imported: the tests that need a file for their rendezvous look at the beginning of INIT_METHOD.
 os.environ.update(BACKEND=BACKEND, INIT_METHOD="file://")
 os.environ.setdefault("WORLD_SIZE", "3")
 

@@ -66,7 +66,7 @@ def test_its_own_scripts_run_unmodified(way: str) -> None:
     assert done.stderr == ""
 
 
-def test_strangers_at_its_meeting_point_end_nothing() -> None:
+def test_strangers_at_its_rendezvous_server_end_nothing() -> None:
     done = ok(runner(2, "--rendezvous", "file", str(SCRIPTS / "horovod_among_strangers.py")))
     assert sorted(done.stdout.splitlines()) == [
         "listens on 127.0.0.1",
@@ -76,7 +76,7 @@ def test_strangers_at_its_meeting_point_end_nothing() -> None:
     assert done.stderr == ""
 
 
-def test_its_meeting_point_lets_in_the_addresses_that_hosts_have_said() -> None:
+def test_its_rendezvous_server_lets_in_the_addresses_that_hosts_have_sent() -> None:
     """A server on all addresses, as for several hosts, and visitors from three addresses of this one."""
     from datetime import timedelta
 

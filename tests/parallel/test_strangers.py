@@ -24,7 +24,7 @@ NONSENSE = (
 
 
 def test_a_job_goes_on_among_strangers(tmp_path: Path) -> None:
-    """From before the ranks have met (the second comes late) until the last step: the meeting's port becomes the store's."""
+    """From before the ranks have met (the second comes late) until the last step: the rendezvous's port becomes the store's."""
     port = free_port()
     by_hand = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [*RUNNER, str(SCRIPTS / "ddp_training.py")]

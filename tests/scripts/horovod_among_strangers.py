@@ -1,4 +1,4 @@
-"""Strangers at the door of Horovod's rendezvous server, while the ranks use it.
+"""Strangers at Horovod's rendezvous server, while the ranks use it.
 
 mpirun -np 2 python -m runner --rendezvous file tests/scripts/horovod_among_strangers.py
 """
@@ -12,7 +12,7 @@ import psutil
 import torch
 
 rank = int(os.environ["RANK"])
-door = (os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]))
+server = (os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]))
 NONSENSE = [
     b"\x00\xff\x16\x03\x01" * 100 + b"\r\n\r\n",
     b"GET / HTTP/1.1\r\n\r\n",
@@ -29,13 +29,13 @@ NONSENSE = [
 
 
 def come(words):
-    visitor = socket.create_connection(door, timeout=30)
+    visitor = socket.create_connection(server, timeout=30)
     visitor.sendall(words)
     return visitor
 
 
 def answer(visitor):
-    """The first line; empty where the door was closed."""
+    """The first line; empty where the connection was closed."""
     try:
         return visitor.recv(1 << 16).split(b"\r\n")[0]
     except ConnectionError:

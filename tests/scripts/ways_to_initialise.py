@@ -44,7 +44,7 @@ WAYS = {
     "explicit": lambda: dist.init_process_group("gloo", init_method="env://", rank=rank, world_size=size),
     "rank": lambda: dist.init_process_group("gloo", rank=rank, world_size=size),
     "file": lambda: dist.init_process_group(
-        "gloo", init_method=f"file://{os.getcwd()}/meeting-{port}", rank=rank, world_size=size
+        "gloo", init_method=f"file://{os.getcwd()}/rendezvous-{port}", rank=rank, world_size=size
     ),
     "tcp": by_tcp,
     "own-store": by_own_store,

@@ -1,4 +1,4 @@
-"""What the meeting of very many ranks costs each of them: time and memory, of records as those ranks would send them.
+"""What the rendezvous of very many ranks costs each of them: time and memory, of records as those ranks would send them.
 
     python -m tests.speed.scale [RANKS] [RANKS_PER_HOST] [CORES_PER_HOST]
 

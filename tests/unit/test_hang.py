@@ -1,4 +1,4 @@
-"""Where each rank is, from the stacks of a job that hangs; when a worker counts as hung; how soon a signal is heard."""
+"""Where each rank is, from the stacks of a job that hangs; when a worker counts as hung; how soon a signal is received."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the MPI launcher's own variables and sets the meeting point itself: ``sets_its_own_master.py PORT [ADDRESS]``."""
+"""Reads the MPI launcher's own variables and sets the rendezvous address itself: ``sets_its_own_master.py PORT [ADDRESS]``."""
 
 import os
 import sys
