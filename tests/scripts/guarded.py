@@ -44,6 +44,23 @@ def interrupts(then: float = 0.0) -> int:
     return len(received)
 
 
+def ignore_interrupts() -> None:
+    """As a program that waits in C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("ready", flush=True)
+    time.sleep(60)
+
+
+def fill_errors() -> None:
+    """Write to standard error, which nobody reads, until it takes no more."""
+    os.set_blocking(2, False)
+    try:
+        while True:
+            os.write(2, b"x")
+    except BlockingIOError:
+        os.set_blocking(2, True)
+
+
 def wait_for_spare() -> psutil.Process:
     """The process that would be the next worker."""
     while True:
