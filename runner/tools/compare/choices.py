@@ -95,7 +95,7 @@ def _choice(job: Job, text: str, arguments: Sequence[str]) -> Choice:
             raise UsageError(f"DDP by hand takes no {' '.join(flags)}", fix="leave it out, or take ddp")
         strategy = [] if kind == BARE else [f"--strategy={kind}"]
         layout = lay_out(job.topology, degrees_in([*arguments, *strategy, *flags], job.size))
-    if flags or kind not in (*LIBRARIES, BARE, "ddp"):
+    if flags or kind not in (BARE, "ddp"):
         flags = [*strategy, *flags]
     name = ":".join(filter(None, (how, backend)))
     return Choice(name=name, kind=kind, flags=tuple(flags), backend=backend, layout=layout)
