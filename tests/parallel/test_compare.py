@@ -41,6 +41,15 @@ def test_engines_train_the_same_model(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+def test_the_default_engines_train_llama_which_clips_gradients(tmp_path: Path) -> None:
+    options = ["--length", "16", "--batch-size", "2", "--dtype", "float64", "--steps", "1", "--rounds", "1"]
+    ok(runner(2, "compare", "workloads.llama", *options, "--json", "found.json", cwd=tmp_path))
+    engines = json.loads((tmp_path / "found.json").read_text())["engines"]
+    assert [engine["engine"].partition(":")[0] for engine in engines[-2:]] == ["bare", "alone"]
+    for engine in engines[:-1]:
+        assert engine["distance"] < 1e-12, engine["engine"]
+
+
 # engine: bytes that a rank sends per step, of 16 samples
 LAYOUTS = {
     "ddp:gloo": PARAMETERS,  # an all-reduce among two: each sends as much as there is
@@ -104,6 +113,7 @@ def test_a_narrow_terminal_gets_fewer_columns(tmp_path: Path) -> None:
         ([*SMALL, "--engines", "ddp:carrier-pigeon"], "--engines: no engine 'ddp:carrier-pigeon'; there are ddp, fsdp, zero1, local-sgd, horovod, bare, with +tpN"),
         ([*SMALL, "--engines", "tp2:gloo"], "--engines tp2:gloo: this workload cannot be trained with --tp 2: it does not say how its layers"),
         ([*SMALL, "--engines", "ddp:nccl"], "--engines ddp:nccl: no GPU is used"),
+        ([*SMALL, "--engines", "ddp,bare", "--micro-batches", "2"], "DDP by hand knows no --micro-batches; leave it out, or take ddp"),
         (["workloads.nothing"], "no workload workloads.nothing: compare takes a module with main(run, argv)"),
         ([*SMALL, "--epochz", "3"], "unrecognized arguments: --epochz 3 (see python -m runner workloads.mnist --help)"),
         ([*SMALL, "--plot", "/nowhere/x.png"], "--plot: cannot write in /nowhere"),

@@ -74,6 +74,39 @@ def about(name: str) -> Iterator[None]:
         raise
 
 
+@raised_on_all_ranks()
+def borne(choices: Sequence[Choice], options: ParallelOptions, *, asked_for: bool) -> list[Choice]:
+    """The engines, without DDP by hand if it does not know the workload's options.
+
+    Args:
+        asked_for: whether the user has named the engines.
+
+    Raises:
+        UsageError: DDP by hand is named, and does not know the options.
+    """
+    by_hand = [choice for choice in choices if choice.kind == BARE]
+    unknown = _unknown_by_hand(options)
+    if by_hand and unknown and asked_for:
+        raise UsageError(
+            f"--engines {by_hand[0].name}: DDP by hand knows no {', '.join(unknown)}", fix="leave it out, or take ddp"
+        )
+    return [choice for choice in choices if not (choice in by_hand and unknown)]
+
+
+def _unknown_by_hand(options: ParallelOptions) -> list[str]:
+    """The options, of those that differ from the defaults, that DDP by hand does not know."""
+    known = ParallelOptions(
+        clip_norm=options.clip_norm,
+        compile=options.compile,
+        precision="bf16" if options.precision == "bf16" else "fp32",  # fp16 would need a scaler
+    )
+    return [
+        f"--{field.name.replace('_', '-')}"
+        for field in fields(options)
+        if getattr(options, field.name) != getattr(known, field.name)
+    ]
+
+
 def _default(job: Job) -> list[str]:
     network = network_backend(job)
     faster = [name for name in BACKENDS if name not in network_backends().values()]

@@ -3,11 +3,12 @@
     mpirun -np 2 python -m runner compare workloads.resnet --engines ddp,horovod
     mpirun -np 4 … compare workloads.llama --engines fsdp:gloo,tp2:mpi4py
     mpirun -np 4 … compare mywork --engines pp2,pp2+schedule=zbv --plot t.png
-    mpirun -np 4 … compare mywork --engines ddp,local-sgd --sync-every 16
+    mpirun -np 4 … compare mywork --engines ddp,local-sgd+sync-every=16
 
 An engine is what divides the work, joined by +: a strategy (ddp, fsdp, zero1, local-sgd, horovod; without one: ddp), tpN,
 ppN, and any other parallel option without its dashes; or it is bare (DDP by hand, as in tutorials). A backend may follow
-after a colon. Options that compare does not know are passed to the workload, and count for all engines.
+after a colon. Options that compare does not know are passed to the workload, and count for all engines; of the parallel
+ones bare knows --clip-norm, --compile and --precision bf16.
 
 All have the same model, data and seed, and the same samples in each step: --batch-size is that of data parallelism over
 all ranks, and where fewer ranks share the data, each takes more. A step's time is that of the slowest rank. "in comm." is
@@ -35,7 +36,7 @@ from runner.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
 from runner.numbers import positive
 from runner.options import Parser
-from runner.tools.compare.choices import ALONE, BACKENDS, KINDS, Choice, about, alone, chosen
+from runner.tools.compare.choices import ALONE, BACKENDS, KINDS, Choice, about, alone, borne, chosen
 from runner.tools.compare.passes import Timeline
 from runner.tools.compare.plot import plot
 from runner.tools.output import check_output
@@ -103,7 +104,8 @@ def compare(job: Job, argv: list[str]) -> None:
     found: list[Turns] = []
 
     def train_by(run: Run, task: Any, options: Any) -> Result:
-        entrants = _entrants(module, run, task, options, [*choices, alone(job)], rest)
+        engines = borne(choices, options.parallel, asked_for=given.engines is not None)
+        entrants = _entrants(module, run, task, options, [*engines, alone(job)], rest)
         found.append(Turns(run, entrants, steps=given.steps, rounds=given.rounds))
         found[0].take()
         return Result(given.steps, 0.0, None, None)

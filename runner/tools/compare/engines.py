@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from runner.comm.backend import Buffers, Connection, Finish
 from runner.comm.table import backends
-from runner.errors import UsageError, raised_on_all_ranks
-from runner.parallel import Setting, make_trainer
+from runner.parallel import Setting, make_trainer, precision
+from runner.parallel.layers import prepare
 from runner.parallel.mesh import device_mesh
 from runner.parallel.options import ParallelOptions
 from runner.parallel.task import Task
@@ -69,12 +69,15 @@ def build(choice: Choice, run: Run, task: Task, options: StepOptions) -> Engine:
     device, dtype = run.device, getattr(torch, options.dtype)
     if choice.kind == ALONE:
         model = task.build(device, dtype)
+        prepare(
+            model, task.plan.units(model), options.parallel
+        )  # so that it differs from the others only in the exchange
         trainer = Trainer(task, model, task.optimizer(model.parameters()), options.parallel)
         return Engine(model=model, step=trainer.step)
     connection = backends()[choice.backend or choice.kind].start(run.job)
     if choice.kind == BARE:
         model = task.build(device, dtype)
-        step = _bare(model, connection, task, options)
+        step = _bare(model, connection, task, options.parallel)
         return Engine(model=model, step=step, exchange=_exchange(model, run, connection, options), turn=connection.turn)
     mesh = device_mesh(choice.layout, device.type, choice.backend or None)
     trainer = make_trainer(task, Setting(device=device, dtype=dtype, mesh=mesh, options=options.parallel))
@@ -109,22 +112,23 @@ def _is_whole(mesh: DeviceMesh) -> bool:
     return mesh.mesh_dim_names == ("data",)
 
 
-@raised_on_all_ranks()
 def _bare(
-    model: nn.Module, connection: Connection, task: Task, options: StepOptions
+    model: nn.Module, connection: Connection, task: Task, options: ParallelOptions
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """A step of DDP as tutorials write it."""
-    if options.parallel != ParallelOptions():
-        raise UsageError(
-            "DDP by hand knows no --micro-batches, --comm-hook, --clip-norm and the like", fix="leave them out"
-        )
+    """A step of DDP as tutorials write it; with the options that ``choices.unknown_by_hand`` does not name."""
+    if options.compile:
+        model.compile()
     wrapped = DistributedDataParallel(model, process_group=connection.group)
     optimizer = task.optimizer(wrapped.parameters())
+    device = next(model.parameters()).device.type
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
-        loss = task.loss(wrapped(inputs), targets)
+        with precision.autocast(options.precision, device):
+            loss = task.loss(wrapped(inputs), targets)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
+        if options.clip_norm is not None:
+            nn.utils.clip_grad_norm_(wrapped.parameters(), options.clip_norm)
         optimizer.step()
         return loss.detach()
 

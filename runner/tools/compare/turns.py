@@ -99,6 +99,10 @@ class Turns:
         warmed = build(alone.choice, self._run, alone.task, alone.options)
         warmed.step(*next(self._batches(alone)))
         del warmed
+        for (
+            entrant
+        ) in self.entrants:  # first, so that an engine that cannot be built is refused before the others train
+            self._build(entrant)
         for number in range(self._rounds):
             for entrant in order:
                 if self._run.is_main and on_terminal(in_place=True):
@@ -111,19 +115,24 @@ class Turns:
         for entrant in self.entrants:
             self._look_into(entrant)
 
+    def _build(self, entrant: Entrant) -> None:
+        """Make an engine, and do its first steps."""
+        device, name = self._run.device, entrant.choice.name
+        torch.set_rng_state(self._random[name])
+        before = _reset_peak(device)
+        with about(name):
+            engine = build(entrant.choice, self._run, entrant.task, entrant.options)
+        batches = self._batches(entrant)
+        self._built[name] = engine, batches
+        for _ in range(_WARM_UP):
+            engine.step(*next(batches))
+        (rise,) = largest([float(_peak(device) - before)], device)
+        entrant.memory = int(rise)
+        self._random[name] = torch.get_rng_state()
+
     def _turn(self, entrant: Entrant) -> None:
         device, name = self._run.device, entrant.choice.name
         torch.set_rng_state(self._random[name])
-        if name not in self._built:
-            before = _reset_peak(device)
-            with about(name):
-                engine = build(entrant.choice, self._run, entrant.task, entrant.options)
-            batches = self._batches(entrant)
-            self._built[name] = engine, batches
-            for _ in range(_WARM_UP):
-                engine.step(*next(batches))
-            (rise,) = largest([float(_peak(device) - before)], device)
-            entrant.memory = int(rise)
         engine, batches = self._built[name]
         with engine.turn():
             own, loss = [], torch.zeros(())

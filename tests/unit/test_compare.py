@@ -1,0 +1,63 @@
+"""``compare``'s engines: which are taken, and what the one trains that exchanges nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from runner.errors import UsageError
+from runner.parallel.mesh import Degrees, Layout
+from runner.parallel.options import ParallelOptions
+from runner.parallel.task import Plan, Task
+from runner.tools.compare.choices import ALONE, BARE, Choice, borne
+from runner.tools.compare.engines import build
+from runner.training.options import StepOptions
+
+LAYOUT = Layout(Degrees.of(1), (0,))
+ENGINES = [Choice(name=kind, kind=kind, layout=LAYOUT) for kind in ("ddp", BARE)]
+
+
+@pytest.mark.parametrize(
+    ("options", "unknown"),
+    [
+        (ParallelOptions(clip_norm=1.0, compile=True, precision="bf16"), ""),
+        (ParallelOptions(micro_batches=2, comm_hook="bf16"), "--micro-batches, --comm-hook"),
+        (ParallelOptions(precision="fp16"), "--precision"),
+    ],
+)
+def test_ddp_by_hand_is_an_engine_where_it_knows_the_options(options: ParallelOptions, unknown: str) -> None:
+    assert borne(ENGINES, options, asked_for=False) == (ENGINES[:1] if unknown else ENGINES)
+    if unknown:
+        with pytest.raises(UsageError, match=f"--engines bare: DDP by hand knows no {unknown};"):
+            borne(ENGINES, options, asked_for=True)
+    else:
+        assert borne(ENGINES, options, asked_for=True) == ENGINES
+
+
+class Unit(nn.Linear):
+    calls = 0
+
+    def forward(self, values: Tensor) -> Tensor:
+        Unit.calls += 1
+        return super().forward(values)
+
+
+@pytest.mark.parametrize(("how", "calls"), [("none", 1), ("full", 2)])
+def test_alone_computes_activations_again_where_the_others_do(how: str, calls: int) -> None:
+    task = Task(
+        model=nn.Sequential(Unit(2, 2)),
+        loss=nn.functional.mse_loss,
+        optimizer=torch.optim.SGD,
+        train_data=[],  # type: ignore[arg-type]  # not read
+        plan=Plan(shard=("0",)),
+    )
+    options = StepOptions(batch_size=1, seed=0, dtype="float32", parallel=ParallelOptions(activation_checkpointing=how))
+    run: Any = SimpleNamespace(device=torch.device("cpu"))
+    engine = build(Choice(name=ALONE, kind=ALONE, layout=LAYOUT), run, task, options)
+    Unit.calls = 0
+    engine.step(torch.ones(1, 2), torch.ones(1, 2))
+    assert Unit.calls == calls
