@@ -27,6 +27,9 @@ class PassedOn(nn.Module):
 def segments(model: nn.Module, cuts: Collection[str]) -> list[list[str]]:
     """The names of the model's modules, in the groups that cannot be cut any further, in the order of calls.
 
+    What has no parameters is in one group with what comes before it, and at the beginning with what comes after: an optimizer
+    takes no empty list.
+
     Args:
         cuts: the names of the modules that may begin a stage.
 
@@ -38,7 +41,17 @@ def segments(model: nn.Module, cuts: Collection[str]) -> list[list[str]]:
         if name in cuts and found[-1]:
             found.append([])
         found[-1].append(name)
-    return found
+    joined = found[:1]
+    for group in found[1:]:
+        if _has_parameters(model, group) and _has_parameters(model, joined[-1]):
+            joined.append(group)
+        else:
+            joined[-1] += group
+    return joined
+
+
+def _has_parameters(model: nn.Module, names: Sequence[str]) -> bool:
+    return any(True for name in names for _ in model.get_submodule(name).parameters())
 
 
 def balanced(costs: Sequence[float], count: int) -> list[range]:
@@ -50,7 +63,7 @@ def balanced(costs: Sequence[float], count: int) -> list[range]:
     if len(costs) < count:
         with raised_on_all_ranks():
             raise UsageError(
-                f"the model can be cut into {len(costs)} pieces at most, and {count} stages are asked for",
+                f"the model can be cut into {len(costs)} pieces at most (each has parameters), and {count} stages are asked for",
                 fix="take a smaller --pp or --stages-per-rank",
             )
     sums = [0.0]

@@ -35,7 +35,8 @@ class Plan:
         tensor: how layers are divided, in the form of ``parallelize_module``; modules that it does not name are on every rank.
         sequence: the same for ``--sequence-parallel``.
         pipeline: modules that may begin a stage. The model calls its modules in the order in which it registers them, each
-            with the one before's output, so that a module of another stage can be replaced by one that passes it on.
+            with the one before's output, so that a module of another stage can be replaced by one that passes it on. One without
+            parameters stays with those before it.
         outputs: the module whose outputs ``--loss-parallel`` leaves divided by classes; ``tensor`` names it, too.
     """
 

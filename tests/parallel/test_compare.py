@@ -14,7 +14,7 @@ from tests.terminal import on_terminal
 SMALL = ["workloads.mnist", "--data", "digits", "--steps", "8", "--rounds", "2"]
 RESNET = ["--model", "resnet18", "--image-size", "32", "--batch-size", "2"]
 
-PARAMETERS = 8 * (16 * 64 + 64 + 64 * 16 + 16 + 16 * 2 + 2)  # bytes of divisible.py's model, in float64
+PARAMETERS = 8 * (16 * 64 + 64 + 64 * 16 + 16 + 16 * 8 + 8 + 8 * 2 + 2)  # bytes of divisible.py's model, in float64
 
 
 @pytest.mark.mpi4py

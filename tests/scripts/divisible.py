@@ -10,7 +10,7 @@ from runner.training.loop import Task, fit
 from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
 
-PLAN = Plan(shard=("*",), tensor={"0": ColwiseParallel(), "2": RowwiseParallel()}, pipeline=("1", "2", "3"))
+PLAN = Plan(shard=("*",), tensor={"0": ColwiseParallel(), "2": RowwiseParallel()}, pipeline=("*",))
 
 
 def main(run: Run, argv: list[str]) -> None:
@@ -18,7 +18,7 @@ def main(run: Run, argv: list[str]) -> None:
     options, _ = read_options(run, workload_parser(run, None, data=("random",), plan=PLAN), argv)
     torch.manual_seed(options.seed)
     task = Task(
-        model=lambda: nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16), nn.Linear(16, 2)),
+        model=lambda: nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16), nn.Linear(16, 8), nn.Linear(8, 2)),
         loss=nn.functional.mse_loss,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=options.lr),
         train_data=TensorDataset(torch.rand(256, 16), torch.rand(256, 2)),

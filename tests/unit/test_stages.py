@@ -39,6 +39,12 @@ def test_the_pieces_are_in_the_order_of_calls_and_begin_at_the_cuts() -> None:
     assert segments(Net(), []) == [[""]]
 
 
+def test_what_has_no_parameters_is_no_piece_of_its_own() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 2), nn.ReLU())
+    assert segments(model, list("012345")) == [["0", "1", "2", "3"], ["4", "5"]]
+    assert segments(nn.Sequential(nn.Flatten(), nn.ReLU()), ["1"]) == [["0", "1"]]
+
+
 @given(st.integers(1, 5), st.data())
 def test_stages_one_after_the_other_are_the_model_and_keep_the_names(count: int, data: st.DataObject) -> None:
     model, names = Net(), [name for piece in PIECES for name in piece]
@@ -58,7 +64,7 @@ def test_stages_one_after_the_other_are_the_model_and_keep_the_names(count: int,
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=8), st.integers(1, 8))
 def test_the_largest_stage_is_as_small_as_it_can_be(costs: list[float], count: int) -> None:
     if count > len(costs):
-        with pytest.raises(UsageError, match=f"can be cut into {len(costs)} pieces at most, and {count} stages"):
+        with pytest.raises(UsageError, match=rf"cut into {len(costs)} pieces at most .*, and {count} stages"):
             balanced(costs, count)
         return
 

@@ -84,6 +84,13 @@ def test_mnist_sharded_has_the_losses_of_data_parallelism(
     assert losses(tmp_path / "runs" / "mnist") == pytest.approx(expected, rel=1e-9)
 
 
+def test_mnist_in_as_many_stages_as_it_has_layers_with_weights(
+    expected: list[float], turns: Turns, tmp_path: Path
+) -> None:
+    ok(turns(4, *MNIST, "2", "--pp", "4", cwd=tmp_path))
+    assert losses(tmp_path / "runs" / "mnist") == pytest.approx(expected[:2], rel=1e-9)
+
+
 def test_what_a_pipeline_has_saved_goes_on_without_one(expected: list[float], turns: Turns, tmp_path: Path) -> None:
     ok(turns(2, *MNIST, "4", "--pp", "2", cwd=tmp_path))
     done = ok(turns(2, *MNIST, "8", "--resume", cwd=tmp_path))
