@@ -284,6 +284,11 @@ def _conflicts(options: ParallelOptions) -> list[tuple[bool, str]]:
             "bear; take --activation-checkpointing full",
         ),
         (
+            options.pp > 1 and schedule.splits_backward and options.compile,
+            f"--schedule {options.schedule} computes gradients of inputs and of weights at different times, and a compiled layer "
+            "would compute both each time; take --schedule 1f1b, or leave out --compile",
+        ),
+        (
             options.comm_hook != "none" and (name not in ("ddp", "horovod") or is_divided),
             f"--comm-hook {options.comm_hook} compresses what ddp and horovod exchange; leave it out with --strategy "
             f"{name}{' and a divided model' if is_divided else ''}",

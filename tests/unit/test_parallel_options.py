@@ -63,6 +63,7 @@ def test_a_product_that_does_not_divide_the_ranks_is_refused_with_numbers_that_d
         ("--pp 2 --schedule dualpipev --micro-batches 3", "--micro-batches 3 is less than 2 × 2; take 4 or more"),
         ("--pp 4 --schedule interleaved1f1b --micro-batches 9", "does not divide into them; take a multiple of 4"),
         ("--pp 2 --schedule zbv --activation-checkpointing selective", "take --activation-checkpointing full"),
+        ("--pp 2 --schedule zbv --compile", "take --schedule 1f1b, or leave out --compile"),
         ("--strategy fsdp --comm-hook bf16", "leave it out with --strategy fsdp"),
         ("--tp 2 --comm-hook fp16", "leave it out with --strategy ddp and a divided model"),
         ("--strategy horovod --comm-hook powersgd", "Horovod compresses to fp16 only"),

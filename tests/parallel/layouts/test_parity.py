@@ -23,6 +23,7 @@ COVERING = {
         "--strategy fsdp --meta --tied",
         "--strategy fsdp --frozen --clip-norm 0.1 --micro-batches 2",
         "--strategy fsdp --activation-checkpointing full --offload cpu",
+        "--strategy fsdp --activation-checkpointing full --compile",
         "--strategy zero1 --clip-norm 0.1 --micro-batches 2 --frozen",
         "--tp 2 --meta --tied",
         "--tp 2 --sequence-parallel --loss-parallel --clip-norm 0.1",
