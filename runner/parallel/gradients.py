@@ -29,6 +29,7 @@ def clip_gradients(
     Returns:
         The norm before, the same on all ranks: a scalar.
     """
+    parameters = list(parameters)
     by_mesh: dict[Any, list[nn.Parameter]] = defaultdict(list)  # torch's functions take DTensors of one mesh
     for parameter in parameters:
         if parameter.grad is not None:
@@ -36,7 +37,8 @@ def clip_gradients(
     elsewhere = {id(copy) for copy in copies}
     counted = [[_gradient(one) for one in group if id(one) not in elsewhere] for group in by_mesh.values()]
     norms = [whole_of(nn.utils.get_total_norm(gradients)) for gradients in counted if gradients]
-    square = torch.stack(norms).square().sum() if norms else torch.zeros(())
+    nothing = torch.zeros((), dtype=parameters[0].dtype, device=parameters[0].device)  # a stage's that trains nothing
+    square = torch.stack(norms).square().sum() if norms else nothing
     if pipeline is not None:
         dist.all_reduce(square, group=pipeline)
     norm = square.sqrt()

@@ -86,6 +86,7 @@ def main(run: Run, argv: list[str]) -> None:
     parser.add_argument("--meta", action="store_true", help="the task has a factory")
     parser.add_argument("--tied", action="store_true", help="embedding and output have one weight")
     parser.add_argument("--frozen", action="store_true", help="some weights are not trained")
+    parser.add_argument("--only-head", action="store_true", help="the other weights are not")
     parser.add_argument("--order", help="of the ranks in the mesh")
     parser.add_argument("--sgd", action="store_true", help="the optimizer is linear in the gradient")
     parser.add_argument("--steps", type=int, default=10)
@@ -100,7 +101,8 @@ def main(run: Run, argv: list[str]) -> None:
     def make() -> nn.Module:
         net = Net(is_tied=given.tied)
         for name, parameter in net.named_parameters():
-            parameter.requires_grad_(not (given.frozen and name.startswith(("layers.0", "layers.5.up"))))
+            is_frozen = given.frozen and name.startswith(("layers.0", "layers.5.up"))
+            parameter.requires_grad_(not is_frozen and (not given.only_head or name.startswith("head")))
         return net
 
     def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

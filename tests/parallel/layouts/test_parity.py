@@ -29,6 +29,7 @@ COVERING = {
         "--tp 2 --sequence-parallel --loss-parallel --clip-norm 0.1",
         "--tp 2 --frozen --clip-norm 0.1 --activation-checkpointing selective",
         "--pp 2 --micro-batches 4 --schedule gpipe --frozen --tied --clip-norm 0.1",
+        "--pp 2 --only-head --clip-norm 0.01",
         "--strategy local-sgd --sync-every 1 --sgd",
     ),
     4: (
