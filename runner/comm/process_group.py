@@ -13,6 +13,7 @@ from runner.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
 
 _MODULE = "torch.distributed.distributed_c10d"
+_WITH_HOST_MEMORY = {"nccl": "cpu:gloo,cuda:nccl"}
 
 
 def prepare_backends(job: Job) -> None:
@@ -33,9 +34,17 @@ def limit_when_imported(job: Job) -> None:
         when_imported(_MODULE, limit)
 
 
+def with_host_memory(backend: str) -> str:
+    """A backend of torch.distributed, with another one for tensors in host memory if it takes only those of GPUs."""
+    return _WITH_HOST_MEMORY.get(backend, backend)
+
+
 @raised_on_all_ranks()
-def start_process_group(job: Job) -> None:
+def start_process_group(job: Job, *, host_memory: bool = False) -> None:
     """Serve the job's store, and initialise torch.distributed's default group for a workload.
+
+    Args:
+        host_memory: whether it also takes tensors that are not on the GPU, as gradients are with ``--offload cpu``.
 
     Raises:
         UsageError: the backend asked for is not available.
@@ -59,7 +68,7 @@ def start_process_group(job: Job) -> None:
     timeout = timedelta(seconds=job.collective_timeout)
     client = TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=timeout)
     dist.init_process_group(
-        backend.name,
+        with_host_memory(backend.name) if host_memory else backend.name,
         store=PrefixStore("runner", client),
         rank=job.rank,
         world_size=job.size,

@@ -103,6 +103,8 @@ def settle(model: nn.Module, task: Task, setting: Setting) -> None:
     """Give a divided model its memory and its weights, if it is on ``meta``."""
     if not isinstance(task.model, nn.Module):
         fill(model, task.model, _home(setting))
+        for buffer in model.buffers():  # fully_shard offloads parameters only
+            buffer.data = buffer.to(setting.device)
 
 
 def _home(setting: Setting) -> torch.device:

@@ -112,7 +112,7 @@ class Trainer:
         device = next(self.model.parameters()).device
         # A rank has no flag where no parameter of its part has a gradient.
         flags: Any = scaler._found_inf_per_device(self.optimizer)  # by device
-        found = flags.setdefault(device, torch.zeros((), device=device))
+        found = flags.setdefault(device, torch.zeros((), dtype=torch.float32, device=device))
         dist.all_reduce(found, dist.ReduceOp.MAX)
 
     def computing(self) -> AbstractContextManager[Any]:

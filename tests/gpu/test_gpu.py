@@ -53,6 +53,46 @@ def test_resnet_trains_on_it(options: list[str]) -> None:
     assert "images/s" in done.stdout
 
 
+LLAMA = ["workloads.llama", f"--text={__file__}", "--length=32", "--batch-size=4", "--max-steps=4", "--log-every=1"]
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of a Llama on the CPU."""
+    folder = tmp_path_factory.mktemp("cpu")
+    ok(runner(1, "--device", "cpu", *LLAMA, "--checkpoint-dir", str(folder), timeout=300))
+    return losses(folder)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--strategy fsdp",
+        "--strategy fsdp --offload cpu",  # gradients in host memory, whose norm limits them
+        "--strategy zero1",
+        "--strategy fsdp --activation-checkpointing full",
+        "--precision bf16 --compile",
+        "--strategy fsdp --precision bf16 --compile",
+        "--precision fp16",
+        "--save-async --save-every 2",
+        "--profile 2-3",
+    ],
+)
+def test_a_llama_trains_on_it_as_on_the_cpu(options: str, on_cpu: list[float], tmp_path: Path) -> None:
+    """The strategies on a GPU. Not run yet: no machine with one was at hand."""
+    job = [*LLAMA, *options.split(), "--checkpoint-dir", str(tmp_path)]
+    done = ok(runner(1, "--device", "cuda", *job, timeout=600))
+    if "fp16" in options:  # the first steps are left out, until the scale is small enough
+        assert "done: 4 steps" in done.stdout
+    else:
+        assert losses(tmp_path) == pytest.approx(on_cpu, rel=0.02)
+    if "--profile" in options:
+        assert (tmp_path / "profile" / "rank-00000.json.gz").exists()
+        assert "exposed comm." in done.stdout
+    if "--save-async" in options:
+        ok(runner(1, "--device", "cuda", *job, "--max-steps=6", "--resume", timeout=300))
+
+
 def test_all_operations_by_all_backends(tmp_path: Path) -> None:
     sizes = ["--min", "64K", "--max", "64K", "--rounds", "1", "--overlap", "--json", str(tmp_path / "times.jsonl")]
     operations = ["allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast"]

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from runner.comm.backend import Buffers, Connection, Finish
+from runner.comm.process_group import with_host_memory
 from runner.comm.table import backends
 from runner.parallel import Setting, make_trainer, precision
 from runner.parallel.layers import prepare
@@ -79,7 +80,8 @@ def build(choice: Choice, run: Run, task: Task, options: StepOptions) -> Engine:
         model = task.build(device, dtype)
         step = _bare(model, connection, task, options.parallel)
         return Engine(model=model, step=step, exchange=_exchange(model, run, connection, options), turn=connection.turn)
-    mesh = device_mesh(choice.layout, device.type, choice.backend or None)
+    backend = with_host_memory(choice.backend) if options.parallel.offload == "cpu" else choice.backend
+    mesh = device_mesh(choice.layout, device.type, backend or None)
     trainer = make_trainer(task, Setting(device=device, dtype=dtype, mesh=mesh, options=options.parallel))
     is_library = choice.kind in LIBRARIES
     has_own_calls = options.parallel.comm_hook == "powersgd"  # its hook goes on in other threads
