@@ -15,7 +15,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import TensorDataset
 
 from runner.errors import UsageError
-from runner.parallel.options import ParallelOptions
+from runner.parallel.mesh import lay_out
+from runner.parallel.options import ParallelOptions, add_parallel_options, read_parallel_options
 from runner.parallel.task import Plan, Task
 from runner.tools.plan import traffic
 from runner.tools.plan.capturing import fake_process_group
@@ -24,6 +25,7 @@ from runner.tools.plan.memory import Memory
 from runner.tools.plan.optimizers import state_rule
 from runner.tools.plan.planning import Planned
 from runner.tools.plan.ranking import advise, ranked
+from runner.tools.plan.report import flags
 from runner.tools.plan.schedules import timeline
 from runner.tools.plan.sizes import size, size_text
 from runner.tools.plan.tracing import Tracer
@@ -223,6 +225,24 @@ def test_where_no_layout_is_possible_the_first_reason_is_said(
 def planned(one: Candidate, total: int, across: float = 0.0) -> Planned:
     memory = Memory(parameters=total, gradients=0, optimizer=0, activations=0, gathered=0)
     return Planned(candidate=one, by_stage=(memory,), idle=0.0, traffic=Traffic(across={"all": across}), operations=1.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--strategy ddp",
+        "--strategy fsdp --replicate 2 --activation-checkpointing full --offload cpu --precision bf16 --compile",
+        "--strategy fsdp --tp 2 --pp 2 --sequence-parallel --schedule interleaved1f1b --stages-per-rank 4 --micro-batches 8",
+        "--strategy local-sgd --sync-every 4 --outer-optimizer nesterov",
+    ],
+)
+def test_the_options_of_a_layout_make_it(options: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_parallel_options(parser)
+    wanted = read_parallel_options(parser.parse_args(options.split()))
+    layout = lay_out(Cluster(gpus=8, hosts=1).topology(), wanted.degrees(8))
+    told = flags(planned(Candidate(options=wanted, layout=layout, batch=32), 0))
+    assert sorted(told.split()) == sorted(options.split())
 
 
 @pytest.mark.parametrize(

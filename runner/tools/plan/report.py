@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from runner.tools.plan.memory import PER_PARAMETER
@@ -17,16 +17,15 @@ _ROWS = 20
 
 
 def flags(one: Planned) -> str:
-    """The options of a run in this layout."""
+    """The options of a run in this layout that are not the defaults; without --clip-norm, on which nothing here depends."""
     options = one.candidate.options
-    parts = [
-        (True, f"--strategy {options.strategy}"),
-        (options.replicate is not None, f"--replicate {options.replicate}"),
-        (options.tp > 1, f"--tp {options.tp}"),
-        (options.pp > 1, f"--pp {options.pp} --schedule {options.schedule}"),
-        (options.micro_batches > 1, f"--micro-batches {options.micro_batches}"),
-    ]
-    return " ".join(text for applies, text in parts if applies)
+    parts = [f"--strategy {options.strategy}"]
+    for field in fields(options):
+        name, value = field.name, getattr(options, field.name)
+        if name not in ("strategy", "clip_norm") and value != field.default:
+            flag = f"--{name.replace('_', '-')}"
+            parts.append(flag if value is True else f"{flag} {value}")
+    return " ".join(parts)
 
 
 def print_table(title: str, plans: Sequence[Planned], advice: Advice, limit: int) -> None:
