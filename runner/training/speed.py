@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from runner.parallel.task import Task
 
-# 10^12 dense bf16 operations per second, by a part of the name: NVIDIA's data sheets (without sparsity), SXM where there are two.
+# 10^12 dense operations per second in bf16 (on a V100, which has no bf16, in fp16), by words of the name: NVIDIA's data sheets
+# (without sparsity), SXM where there are two.
 PEAKS = {
     "B200": 2250.0,
     "GH200": 989.5,
@@ -41,8 +44,9 @@ def speeds(samples_per_s: float, task: Task, ranks: int, device: torch.device) -
 
 
 def peak_tflops(device: torch.device) -> float | None:
-    """What the device can do at most, in 10^12 dense bf16 operations per second; None if it is not known."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAKS.items() if part in name), None)
+    """What the device can do at most, in 10^12 dense operations per second in half precision; None if it is not known."""
+    return _peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+def _peak_of(name: str) -> float | None:
+    return next((peak for words, peak in PEAKS.items() if re.search(rf"\b{words}\b", name)), None)
