@@ -37,6 +37,11 @@ def test_global_batches_do_not_depend_on_the_number_of_ranks(length: int, each: 
     assert on_one == steps(length, 2, whole // 2, epoch=epoch) == steps(length, 4, each, epoch=epoch)
 
 
+def test_an_uneven_last_batch_is_not_trained_on() -> None:
+    assert [len(batch) for batch in steps(103, 2, 5)] == [10] * 10
+    assert len(steps(100, 3, 8)) == 4  # 33 samples each
+
+
 def test_an_epoch_can_be_taken_up_in_the_middle() -> None:
     assert steps(103, 2, 5, skip=30) == steps(103, 2, 5)[3:]
     assert steps(103, 4, 5, skip=40) == steps(103, 1, 20)[2:]

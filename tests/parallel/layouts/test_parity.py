@@ -5,13 +5,14 @@ So does the model of docs/parallelism.md, which lies outside of this repository,
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.launching import ROOT, SCRIPTS, ok, runner
+from tests.launching import ROOT, ok
 from tests.results import losses, refused
 from tests.turns import Turns
 
@@ -56,16 +57,27 @@ def test_the_losses_and_weights_are_those_of_one_process(ranks: int, turns: Turn
         assert deviation < 1e-9, f"{options}: {found}"
 
 
+BY_GLOO = (
+    "--strategy fsdp --clip-norm 0.1",
+    "--strategy zero1 --micro-batches 2",
+    "--tp 2 --sequence-parallel --loss-parallel",
+    "--pp 2 --schedule zbv --micro-batches 4 --clip-norm 0.1",
+)
+
+
 def test_by_gloo_too() -> None:
-    options = [*EXACT, "--strategy", "fsdp", "--clip-norm", "0.1", "--steps", "4"]
-    done = ok(runner(2, "--backend", "gloo", "parity", *options, cwd=SCRIPTS))
+    with contextlib.closing(Turns("--backend", "gloo")) as turns:
+        for options in BY_GLOO:
+            done = ok(turns(2, "parity", *EXACT, *options.split(), "--steps", "4"))
+            found = json.loads(done.stdout.partition("parity ")[2])
+            assert max(found["loss"], found["weights"], found["outputs"]) < 1e-9, f"{options}: {found}"
+
+
+@pytest.mark.parametrize("layout", ["--strategy fsdp", "--strategy fsdp --tp 2", "--tp 2 --pp 2 --micro-batches 4"])
+def test_in_single_precision_losses_and_weights_stay_together(layout: str, turns: Turns) -> None:
+    done = ok(turns(4, "parity", "--batch-size", "8", *layout.split(), "--steps", "10"))
     found = json.loads(done.stdout.partition("parity ")[2])
-    assert max(found["loss"], found["weights"], found["outputs"]) < 1e-9
-
-
-def test_in_single_precision_losses_stay_together(turns: Turns) -> None:
-    done = ok(turns(4, "parity", "--batch-size", "8", "--strategy", "fsdp", "--tp", "2", "--steps", "10"))
-    assert json.loads(done.stdout.partition("parity ")[2])["loss"] < 1e-5
+    assert max(found["loss"], found["weights"], found["outputs"]) < 1e-5, found
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

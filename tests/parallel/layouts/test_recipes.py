@@ -32,6 +32,7 @@ def test_the_linear_network_on_four_ranks(turns: Turns, tmp_path: Path) -> None:
     "job",
     [
         "workloads.cifar10 --data fake --max-steps 2 --batch-size 4 --strategy fsdp",
+        "workloads.cifar10 --data fake --max-steps 2 --batch-size 4 --strategy zero1",
         "workloads.linear --max-steps 2 --strategy zero1 --check-replicas 1",
         "workloads.linear --max-steps 2 --comm-hook bf16",
         "workloads.linear --max-steps 2 --comm-hook powersgd",
@@ -40,6 +41,14 @@ def test_the_linear_network_on_four_ranks(turns: Turns, tmp_path: Path) -> None:
 )
 def test_a_workload_takes_what_all_take(job: str, turns: Turns, tmp_path: Path) -> None:
     assert "done: 2 steps" in ok(turns(2, *job.split(), cwd=tmp_path)).stdout
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
+def test_resnet_sharded(strategy: str, turns: Turns, tmp_path: Path) -> None:
+    counts = ["--warmup-batches", "1", "--batches-per-iteration", "1", "--iterations", "1"]
+    size = ["--model", "resnet18", "--image-size", "32", "--batch-size", "2"]
+    done = ok(turns(2, "workloads.resnet", *size, *counts, "--strategy", strategy, cwd=tmp_path))
+    assert "total images/s on 2 rank(s)" in done.stdout
 
 
 @pytest.mark.parametrize(
