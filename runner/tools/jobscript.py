@@ -30,6 +30,7 @@ from runner.target import find_target
 from runner.tools import tool_names, works_alone
 from runner.tools.mpirun import find_mpirun
 from runner.tools.schedulers import MPIS, SCHEDULERS, Scheduler, Shape
+from runner.training.checkpoint_options import AUTO
 
 # The folder is next to the package, in a checkout and in an installed wheel.
 FOLDER = Path(__file__).parents[2] / "mpi_scripts"
@@ -93,7 +94,8 @@ def _parser() -> Parser:
         "--requeue",
         action="store_true",
         help="at the time limit the job saves, goes back into the queue and then goes on (Slurm, LSF): a workload gets "
-        "the options for it, a script has to do it by itself (docs/signals.md)",
+        "the options for it; a script saves, then calls scontrol requeue $SLURM_JOB_ID itself (Slurm) or ends with 75 "
+        "(LSF; docs/signals.md)",
     )
     parser.add_argument("--queue", "--partition", type=_word, metavar="NAME", help="default: the scheduler's own")
     parser.add_argument("--account", type=_word, metavar="NAME", help="the project that pays")
@@ -156,20 +158,26 @@ def _text(options: argparse.Namespace) -> str:
     settings = {"PYTHON": sys.executable} | scheduler.settings(shape)
     if "mpirun" in scheduler.scripts[mpi]:
         settings |= _mpirun(mpi, has_modules=bool(options.module))
-    if options.requeue and kind == "tool":
+    requeue = scheduler.requeue(shape) if scheduler.requeue and options.requeue else None
+    if requeue and kind == "tool":
         raise UsageError(
             f"--requeue: {options.target} is a tool, not a training",
-            fix="leave it out; for supervise take --directive=--requeue, and --requeue after its workload",
+            fix=f"leave it out; for supervise take --directive={shlex.quote(requeue.line)}, and "
+            f"{' '.join(requeue.option)} after its workload",
         )
     if "--requeue" in options.arguments and kind == "workload" and options.scheduler != "slurm":
         raise UsageError(
             f"{options.target} --requeue asks Slurm, and --scheduler is {options.scheduler}",
-            fix="give it to jobscript, before the target",
+            fix=scheduler.lacks.get("--requeue", "give it to jobscript, before the target"),
         )
-    requeue = scheduler.requeue(shape) if scheduler.requeue and options.requeue else None
+    if requeue and kind == "workload" and (checkpoint := _resumed_from(options.arguments)) not in ("", AUTO):
+        raise UsageError(
+            f"--requeue: with --resume {checkpoint} each start begins there again",
+            fix="take --resume auto, with that checkpoint's folder as --checkpoint-dir",
+        )
     target = ["-m"] * options.as_module + [options.target, *options.arguments]
     if requeue and kind == "workload":
-        for option in (("--resume", "auto"), requeue.option):
+        for option in (("--resume", AUTO), requeue.option):
             if not any(word.partition("=")[0] == option[0] for word in options.arguments):
                 target += option
     if gpus and not works_alone("" if options.as_module else options.target):
@@ -191,6 +199,13 @@ def _text(options: argparse.Namespace) -> str:
     return (
         "\n".join([lines[0], *request, *kept[:start], *modules, kept[start], "", *filled_in, *kept[start + 1 :]]) + "\n"
     )
+
+
+def _resumed_from(arguments: list[str]) -> str:
+    """The checkpoint that a workload's ``--resume`` names, "" if it names none."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume", nargs="?", default="", const="")
+    return str(parser.parse_known_args(arguments)[0].resume)
 
 
 def _quoted(text: str) -> str:

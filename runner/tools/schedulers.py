@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from runner.errors import EXIT_REQUEUE
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
@@ -136,8 +138,10 @@ SCHEDULERS = {
         scripts={"jsrun": "lsf_jsrun.sh"},
         request=_lsf,
         settings=_lsf_settings,
-        # 75: runner.errors.EXIT_REQUEUE. LSF does not tell a job its end.
-        requeue=lambda shape: Requeue(line="-Q 75", option=("--time-limit", _clock(shape.time - _start(shape.time)))),
+        # LSF does not tell a job its end.
+        requeue=lambda shape: Requeue(
+            line=f"-Q {EXIT_REQUEUE}", option=("--time-limit", _clock(shape.time - _start(shape.time)))
+        ),
         # jsrun needs bsub -nnodes, which allocates whole hosts.
         lacks={
             "a GPU's type": "a job has the GPUs of its hosts; leave it out, and choose the hosts by --queue",

@@ -88,15 +88,27 @@ def test_a_job_that_goes_back_into_the_queue() -> None:
     slurm = ok(jobscript("--scheduler", "slurm", *asked, "workloads.mnist", "--lr", "1")).stdout
     assert "#SBATCH --requeue\n" in slurm
     assert "set -- workloads.mnist --lr 1 --resume auto --requeue\n" in slurm
-    lsf = ok(jobscript("--scheduler", "lsf", *asked, "workloads.mnist", "--resume=runs/a/step-3")).stdout
+    lsf = ok(jobscript("--scheduler", "lsf", *asked, "workloads.mnist", "--resume=auto")).stdout
     assert "#BSUB -Q 75\n" in lsf
-    assert "set -- workloads.mnist --resume=runs/a/step-3 --time-limit 03:55:00\n" in lsf
+    assert "set -- workloads.mnist --resume=auto --time-limit 03:55:00\n" in lsf
     script = ok(jobscript("--scheduler", "slurm", *asked, "-m", "timeit")).stdout
     assert "#SBATCH --requeue\n" in script
     assert "set -- -m timeit\n" in script
-    refused(jobscript("--scheduler", "pbs", *asked, "workloads.mnist"), "depend=afternotok")
-    refused(jobscript("--scheduler", "slurm", *asked, "smoke"), "smoke is a tool")
-    refused(jobscript("--scheduler", "lsf", "workloads.mnist", "--requeue"), "asks Slurm")
+    for arguments, told in (
+        (["--scheduler", "pbs", *asked, "workloads.mnist"], "depend=afternotok"),
+        (["--scheduler", "slurm", *asked, "smoke"], "smoke is a tool"),
+        (["--scheduler", "slurm", *asked, "supervise"], "--directive=--requeue, and --requeue after"),
+        (["--scheduler", "lsf", *asked, "supervise"], "--directive='-Q 75', and --time-limit 03:55:00"),
+        (["--scheduler", "lsf", "workloads.mnist", "--requeue"], "to jobscript, before the target"),
+        (["--scheduler", "pbs", "workloads.mnist", "--requeue"], "depend=afternotok"),
+    ):
+        refused(jobscript(*arguments), told)
+
+
+@pytest.mark.parametrize("resume", [["--resume=runs/a/step-3"], ["--resume", "runs/a/step-3", "--lr", "1"]])
+def test_a_job_that_would_begin_at_the_same_checkpoint_each_time_is_refused(resume: list[str]) -> None:
+    done = jobscript("--scheduler", "slurm", "--requeue", "workloads.mnist", *resume)
+    refused(done, "with --resume runs/a/step-3 each start begins there again; take --resume auto")
 
 
 def test_a_tool_that_starts_its_jobs_itself_is_not_told_the_device() -> None:
