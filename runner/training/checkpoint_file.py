@@ -19,10 +19,12 @@ NAME = "checkpoint.pt"
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether an intact file of ``torch.save`` is another program's."""
-    if not zipfile.is_zipfile(path):
-        return False
+    """Whether a file of ``torch.save`` is another program's. One whose pickle is damaged is not: nothing tells whose it is."""
     try:
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if name.endswith("/data.pkl"):
+                    archive.read(name)  # compares its CRC-32, unlike torch.load
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError:  # it has objects of classes that no checkpoint has
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +36,19 @@ def restore(
     """
     if options.resume is None:
         return None, None
-    paths = run.on_main(lambda: _candidates(run, options))
-    if not paths:
+    candidates = _candidates(run, options)  # asked on rank 0 only
+    path = run.on_main(lambda: next(candidates, None))
+    if path is None:
         run.say(f"no checkpoint in {options.folder} yet: starting from the beginning")
         return None, None
     while True:
         try:
-            return _load(run, trainer, paths[0], settings, goes_on=goes_on)
+            return _load(run, trainer, path, settings, goes_on=goes_on)
         except DamagedError as error:
-            if len(paths) == 1:
+            path = run.on_main(lambda: next(candidates, None))
+            if path is None:
                 raise
             run.say(f"passed over: {error.message.removeprefix('--resume: ')}")
-            del paths[0]
 
 
 def _load(
@@ -91,30 +93,28 @@ def model_weights(path: Path) -> dict[str, Tensor]:
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
 
 
-def _candidates(run: Run, options: CheckpointOptions) -> list[Path]:
-    """The checkpoint to resume from, and with ``--resume auto`` the older ones, to be taken if it is damaged. Called on rank 0.
+def _candidates(run: Run, options: CheckpointOptions) -> Iterator[Path]:
+    """The checkpoint to resume from, and with ``--resume auto`` the older ones, each to be taken if those before are damaged.
 
-    Returns:
-        None of them, if none was named and none exists yet.
+    None if none was named and none exists yet.
 
     Raises:
         UsageError: the one that was named does not exist.
     """
     path = options.resume_from
     try:
-        if options.resume == AUTO:
-            file = path / checkpoint_file.NAME  # of an early version of the runner
-            folders = [older for _, older in checkpoint_folder.named_in(path)]
-            if not file.is_file():
-                return folders
-            if checkpoint_file.is_foreign(file):
-                run.say(f"passed over: {file} is not a checkpoint of this runner")
-                return folders
-            return [*folders, file]
-        found = _find_in(path, is_named=bool(options.resume))
+        if options.resume != AUTO:
+            found = _find_in(path, is_named=bool(options.resume))
+            yield from [] if found is None else [found]
+            return
+        yield from [older for _, older in checkpoint_folder.named_in(path)]
+        file = path / checkpoint_file.NAME  # of an early version of the runner
+        if file.is_file() and checkpoint_file.is_foreign(file):
+            run.say(f"passed over: {file} is not a checkpoint of this runner")
+        elif file.is_file():
+            yield file
     except OSError as error:
         raise UsageError(f"--resume: {path} cannot be read: {error.strerror}") from None
-    return [] if found is None else [found]
 
 
 def _find_in(path: Path, *, is_named: bool) -> Path | None:

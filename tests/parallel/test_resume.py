@@ -250,6 +250,11 @@ def test_another_programs_file_is_passed_over_by_resume_auto(trained: Trained, t
     done = ok(trained(1, tmp_path, *SHORT, "--epochs", "1", "--resume", "auto"))
     assert f"passed over: {tmp_path}/checkpoint.pt is not a checkpoint of this runner" in done.stdout
     assert "starting from the beginning" in done.stdout
+    done = ok(trained(1, tmp_path, *SHORT, "--epochs", "2", "--keep", "1", "--resume", "auto"))
+    assert f"going on from {tmp_path}/step-4" in done.stdout
+    assert "passed over" not in done.stdout
+    (tmp_path / "step-8" / "checkpoint.json").unlink()
+    refused(trained(2, tmp_path, *SHORT, "--resume", "auto"), f"{tmp_path}/step-8 is damaged")
 
 
 def test_a_full_disk_is_one_line_and_the_old_checkpoint_is_kept(trained: Trained, tmp_path: Path) -> None:

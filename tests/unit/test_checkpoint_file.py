@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from runner.errors import UsageError
 from runner.parallel.state import State, load_state
-from runner.training.checkpoint_file import read_file
+from runner.training.checkpoint_file import is_foreign, read_file
 from runner.training.checkpoint_folder import Position
 
 DATA = Path(__file__).parent.parent / "data" / "checkpoints"
@@ -62,3 +66,26 @@ def test_somebody_elses_file_is_told(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "c.pt")
     with pytest.raises(UsageError, match="is not a checkpoint of this runner"):
         read_file(tmp_path / "c.pt", *model_and_optimizer(0))
+
+
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_file_whose_pickle_is_damaged_is_not_taken_for_somebody_elses(place: float, bit: int) -> None:
+    content = bytearray((DATA / "version-1.pt").read_bytes())
+    with zipfile.ZipFile(DATA / "version-1.pt") as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+        pickled = archive.read(name)
+    content[content.index(pickled) + int(place * len(pickled))] ^= 1 << bit
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "c.pt")
+        path.write_bytes(content)
+        assert not is_foreign(path)
+        with pytest.raises(UsageError, match=r"c\.pt is damaged, or no checkpoint"):
+            read_file(path, *model_and_optimizer(0))
+
+
+def test_whose_an_intact_file_is(tmp_path: Path) -> None:
+    assert not is_foreign(DATA / "version-1.pt")
+    torch.save({"state_dict": {}}, tmp_path / "c.pt")
+    assert is_foreign(tmp_path / "c.pt")
+    torch.save(nn.Linear(1, 1), tmp_path / "c.pt")
+    assert is_foreign(tmp_path / "c.pt")
