@@ -111,7 +111,8 @@ def _found(folder: Path, *, also_damaged: bool = False) -> list[Path]:
     """
     from runner.training.checkpoint_folder import SEAL, is_named, named_in, steps_in
 
-    is_one = (folder / SEAL).is_file() or (also_damaged and is_named(folder))
+    # A training's own folder may have a checkpoint's name.
+    is_one = (folder / SEAL).is_file() or (also_damaged and is_named(folder) and not named_in(folder))
     found = [folder] if is_one else [path for _, path in (named_in if also_damaged else steps_in)(folder)]
     if not found:
         raise UsageError(f"there is no complete checkpoint in {folder}", fix="name the --checkpoint-dir of a training")

@@ -57,6 +57,9 @@ def test_what_is_listed_verified_and_removed(checkpoint: Checkpoint, turns: Turn
         assert told.returncode == 1
         assert "checkpoint.json: [Errno 2] No such file" in told.stdout
     assert "0 ok, 0 warn, 1 fail" in ok(checkpoint("ls", folder)).stdout
+    folder.rename(tmp_path / "step-7")
+    listed = ok(run(*RUNNER, "checkpoint", "ls", str(tmp_path / "step-7"))).stdout
+    assert [line.split()[0] for line in listed.splitlines() if line.startswith("step-")] == ["step-4"]
 
 
 def test_weights_that_do_not_fit_are_refused(checkpoint: Checkpoint, turns: Turns, tmp_path: Path) -> None:
