@@ -179,19 +179,25 @@ def seal(folder: Path, saved: Saved, sums: Sums) -> None:
 
 
 def put_in_place(draft: Path, folder: Path) -> None:
-    """Rename a complete checkpoint to its final name."""
-    remove(folder)  # an older checkpoint of the same step
+    """Rename a complete checkpoint to its final name. An older one of the same step is deleted after that."""
+    old = _set_aside(folder)
     os.rename(draft, folder)
     _sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint. It is renamed first, so that no incomplete folder has its name."""
+    """Remove a checkpoint."""
+    shutil.rmtree(_set_aside(folder), ignore_errors=True)  # NFS keeps the name of a file that somebody still reads
+
+
+def _set_aside(folder: Path) -> Path:
+    """Rename a checkpoint, if it is there, so that no incomplete folder has its name. Returns its path."""
+    old = folder.with_name(f".{folder.name}.old")
     if folder.is_dir():
-        draft = folder.with_name(f".{folder.name}.old")
-        shutil.rmtree(draft, ignore_errors=True)
-        os.rename(folder, draft)
-        shutil.rmtree(draft, ignore_errors=True)  # NFS keeps the name of a file that somebody still reads
+        shutil.rmtree(old, ignore_errors=True)
+        os.rename(folder, old)
+    return old
 
 
 def unseal(folder: Path) -> tuple[Saved, Sums]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
@@ -93,6 +95,24 @@ def test_one_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     written(tmp_path, 3)
     path = written(tmp_path, 3, {"model.weight": torch.zeros(1)})
     assert read(path)[1].keys() == {"model.weight"}
+    assert [p.name for p in tmp_path.iterdir()] == ["step-3"]
+
+
+def test_one_of_the_same_step_is_deleted_when_the_new_one_is_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleting takes long: a job that is killed meanwhile has lost neither."""
+    written(tmp_path, 3)
+    delete, steps = shutil.rmtree, []
+
+    def deleted(path: Path, **options: Any) -> None:
+        steps.append([step for step, _ in checkpoint_folder.steps_in(tmp_path)])
+        delete(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", deleted)
+    written(tmp_path, 3)
+    assert steps
+    assert all(found == [3] for found in steps)
 
 
 @pytest.fixture(scope="module")
