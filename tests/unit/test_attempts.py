@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import socket
 import subprocess
@@ -9,7 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runner.tools.supervise.attempts import wait_for_ranks
+import pytest
+
+from runner.tools.supervise import attempts
+from runner.tools.supervise.attempts import Attempt, PassedOn, run_attempt, wait_for_ranks
+from runner.tools.supervise.supervise import _note, _reason_to_end
+from runner.tools.top.states import State
 
 
 def write(folder: Path, rank: int, **state: Any) -> None:
@@ -37,3 +43,66 @@ def test_a_rank_on_another_host_runs_as_long_as_its_guard_says_so(tmp_path: Path
     write(tmp_path, 0, host="elsewhere", pid=1, time=time.time(), interval=1000, phase="ended", exit_code=1, lost=1)
     write(tmp_path, 1, host="elsewhere", pid=1, time=time.time(), interval=1000, phase="training")
     assert wait_for_ranks(tmp_path, everywhere=True) == []
+
+
+@pytest.mark.parametrize("codes", [(0, 0), (0, 3), (75, 75)])
+def test_a_launcher_that_hangs_after_its_ranks_is_ended_and_their_code_counts(
+    codes: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "_SETTLING", 0.01)
+    monkeypatch.setattr(attempts, "_ROUND", 0.01)
+    for rank, code in enumerate(codes):
+        write(tmp_path, rank, size=2, host="elsewhere", phase="ended", exit_code=code)
+    ended = run_attempt(1, ["sleep", "60"], tmp_path, PassedOn(), None, lambda: None)
+    assert (ended.code, ended.rank_code) == (max(codes), max(codes) or None)
+
+
+def test_a_launcher_waits_for_its_last_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "_SETTLING", 0.01)
+    monkeypatch.setattr(attempts, "_ROUND", 0.01)
+    write(tmp_path, 0, size=2, host="elsewhere", phase="ended", exit_code=3)
+    assert run_attempt(1, ["sleep", "1"], tmp_path, PassedOn(), None, lambda: None).code == 0
+
+
+@pytest.mark.parametrize(
+    ("launcher", "code_of_rank", "is_waited_for"),
+    [("kill -9 $$", None, True), ("exit 137", None, True), ("exit 137", 137, False), ("exit 1", None, False)],
+)
+def test_ranks_on_other_hosts_are_waited_for_after_a_launcher_that_was_killed(
+    launcher: str, code_of_rank: int | None, is_waited_for: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a shell is between: it says 128 + n, as a launcher may after a rank that was killed."""
+    waited: list[bool] = []
+
+    def waiting(_: Path, *, everywhere: bool, **__: Any) -> list[State]:
+        waited.append(everywhere)
+        return []
+
+    monkeypatch.setattr(attempts, "wait_for_ranks", waiting)
+    write(tmp_path, 0, size=2, host="elsewhere", phase="ended", exit_code=code_of_rank)
+    run_attempt(1, ["bash", "-c", launcher], tmp_path, PassedOn(), None, lambda: None)
+    assert waited == [is_waited_for]
+
+
+@pytest.mark.parametrize(
+    ("what", "is_the_end"),
+    [
+        ("ValueError: odd", True),
+        ("killed by SIGSEGV", True),
+        ("killed by SIGKILL for lack of memory", True),
+        ("killed by SIGKILL", False),
+    ],
+)
+def test_a_programs_own_error_at_the_same_step_ends_it(what: str, is_the_end: bool) -> None:
+    given = argparse.Namespace(min_uptime=0.0, max_restarts=3)
+    one = Attempt(number=1, began=0.0, seconds=9.0, code=137, rank=1, rank_code=137, host="a", step=7, what=what)
+    reason = _reason_to_end(one, one, given, is_workload=True, is_last=False)
+    assert reason == ("the same error at the same step (7) as before" if is_the_end else "")
+
+
+def test_a_log_that_cannot_be_written_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (1, 2):
+        _note(Path("/dev/full"), Attempt(number=number, began=0.0, seconds=9.0, code=1))
+    assert capsys.readouterr().err == (
+        "supervise: cannot write /dev/full: No space left on device; going on without it\n"
+    )

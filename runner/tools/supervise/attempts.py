@@ -21,6 +21,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _ROUND = 5.0  # seconds between two looks at a running job
 _SETTLING = 5.0  # seconds of an attempt until the next is prepared: importing torch, too, it would slow the start down
 _LEAVING = 120.0  # seconds that ranks without their launcher get to save and to end
+_IDLE = 6  # rounds in which a launcher whose ranks have all ended may do something else, such as a wrapper's copying of results
 _SILENT = 3  # intervals without a new state after which a rank counts as gone
 
 
@@ -112,7 +113,8 @@ def run_attempt(
     began, start = time.time(), time.monotonic()
     code = _run(command, folder, signals, ready, prepare)
     seconds = time.monotonic() - start
-    left = wait_for_ranks(folder, everywhere=code < 0, is_told=lambda: bool(signals.unsent))
+    is_killed = _is_killed(code, read_states(folder))
+    left = wait_for_ranks(folder, everywhere=is_killed, is_told=lambda: bool(signals.unsent))
     ended = Attempt(
         number=number,
         began=began,
@@ -122,6 +124,11 @@ def run_attempt(
         left=", ".join(f"rank {one.rank} on {one.host}" for one in left),
     )
     return _with_cause(ended, read_states(folder))
+
+
+def _is_killed(code: int, states: list[State]) -> bool:
+    """Whether the launcher was killed, itself or below a shell that ends with 128 + n. After a rank that was killed it may end so, too."""
+    return code < 0 or (code >= 128 and all(one.exit_code != code for one in states))
 
 
 def _with_cause(attempt: Attempt, states: list[State]) -> Attempt:
@@ -163,21 +170,32 @@ def _run(
 
 
 def _wait(process: subprocess.Popen[bytes], folder: Path, signals: PassedOn, prepare: Callable[[], None]) -> int:
-    """Wait for the launcher's end. One that has lost a host may wait for it for minutes, and is ended: its ranks end by themselves."""
+    """Wait for the launcher's end. Returns its exit code, or its ranks' if it had to be ended after all of them.
+
+    One that has lost a host may wait for it for minutes, and is ended: its ranks end by themselves.
+    """
     try:
         return process.wait(_SETTLING)
     except subprocess.TimeoutExpired:
         if not signals.passed_on:
             prepare()
-    has_lost = False
-    ends = [signal.SIGTERM, signal.SIGKILL]
+    rounds, ends, codes = 0, [signal.SIGTERM, signal.SIGKILL], list[int]()
     while True:
-        try:
-            return process.wait(_ROUND)
-        except subprocess.TimeoutExpired:
-            if has_lost and ends:
-                process.send_signal(ends.pop(0))
-            has_lost = has_lost or any(one.lost is not None for one in read_states(folder))
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(_ROUND)
+            return code if len(ends) == 2 else max(codes, default=code)
+        states = read_states(folder)
+        has_lost = any(one.lost is not None for one in states)
+        codes = _codes_of_all(states)
+        rounds += bool(has_lost or codes)
+        if ends and rounds > (1 if has_lost else _IDLE):
+            process.send_signal(ends.pop(0))
+
+
+def _codes_of_all(states: list[State]) -> list[int]:
+    """The exit codes of a job's ranks; none before all of them have ended."""
+    codes = [one.exit_code for one in states if one.exit_code is not None]
+    return codes if states and len(codes) == states[0].size else []
 
 
 def wait_for_ranks(

@@ -28,7 +28,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from signal import SIGUSR1, Signals
 
@@ -44,6 +44,8 @@ from runner.tools.supervise.report import print_report
 from runner.tools.supervise.standby import Standby
 
 _LOG = "attempts.jsonl"
+# Where memory was lacking that is said, too, and counts as the program's error.
+_BY_OTHERS = ("killed by SIGKILL", "killed by SIGTERM")
 # Else in an allocation of Slurm's a second srun, of mpirun too, waits until the first has ended.
 _OVERLAP = {"SLURM_OVERLAP": "1"}
 
@@ -129,8 +131,7 @@ def _start_until_done(
         if is_told:
             reason = f"{_name_of(signals.unsent)} came, so it is not started again"
         attempt = replace(attempt, next=reason or how)
-        with open(log, "a") as file:
-            file.write(json.dumps(asdict(attempt)) + "\n")
+        _note(log, attempt)
         if attempt.code == EXIT_OK:
             return EXIT_OK
         _say(
@@ -186,6 +187,15 @@ def _earlier_attempts(log: Path) -> int:
         raise UsageError(f"--log-dir: cannot write {log}: {error.strerror}", fix="name another folder") from None
 
 
+def _note(log: Path, attempt: Attempt) -> None:
+    """Append an attempt to the log, which is no reason to end a job where that cannot be done."""
+    try:
+        with open(log, "a") as file:
+            file.write(json.dumps(asdict(attempt)) + "\n")
+    except OSError as error:
+        _say_once(f"cannot write {log}: {error.strerror}; going on without it")
+
+
 def _name_of(signals: list[int]) -> str:
     return Signals(_strongest(signals)).name
 
@@ -212,13 +222,17 @@ def _parser() -> Parser:
         help="an attempt that ended sooner is not started again (default: 0)",
     )
     parser.add_argument(
-        "--spares", type=not_negative, default=0, metavar="N", help="hosts that the first attempt leaves (default: 0)"
+        "--spares",
+        type=not_negative,
+        default=0,
+        metavar="N",
+        help="keep the last N hosts idle as replacements (default: 0)",
     )
     parser.add_argument(
         "--min-ranks",
         type=positive,
         metavar="N",
-        help="go on with fewer ranks, but not below, where no spare host is left",
+        help="if no spare host is left, go on with fewer ranks, at least N; --global-batch-size keeps the batch as it is",
     )
     parser.add_argument(
         "--standby",
@@ -291,7 +305,7 @@ def _reason_to_end(
     code = EXIT_USAGE if attempt.rank_code == EXIT_USAGE else attempt.code
     if code in fixed:
         return fixed[code]
-    is_programs = bool(attempt.what) and not attempt.is_lost
+    is_programs = bool(attempt.what) and not attempt.is_lost and attempt.what not in _BY_OTHERS
     is_again = last is not None and is_programs and (attempt.what, attempt.step) == (last.what, last.step)
     if is_again and attempt.step:
         return f"the same error at the same step ({attempt.step}) as before"
@@ -330,3 +344,8 @@ def _cause(attempt: Attempt) -> str:
 
 def _say(text: str) -> None:
     print(f"supervise: {text}", file=sys.stderr, flush=True)
+
+
+@cache
+def _say_once(text: str) -> None:
+    _say(text)
