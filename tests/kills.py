@@ -4,7 +4,8 @@
 
 The job starts again in place, or with --supervise by its launcher, from the newest intact checkpoint. After each kill it has to go on
 from the newest checkpoint that was complete before the kill, or a later one; at the end its weights are those of an uninterrupted
-run, bit for bit. Exit code 1 if not.
+run, bit for bit. The kills are those of ranks' own processes; between them some spare processes are killed, with --supervise some
+guards. Exit code 1 if something was lost, or the training has ended before so many kills.
 """
 
 from __future__ import annotations
@@ -16,16 +17,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from runner.errors import UsageError
+from runner.tools.top.states import read_states
 from runner.training.checkpoint_folder import check_files, name_of, steps_in, unseal
 from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok, run
 
 RESUMED = re.compile(r"going on from \S+, step (\d+)")
 _WORKER = 200e6  # bytes: what has imported torch is a worker, or a spare one
+_OTHERS = 0.15  # the share of attempts at a process that is no rank's own
 
 
 def job(ranks: int, folder: Path, steps: int, options: list[str], more: list[str]) -> list[str]:
@@ -70,9 +76,36 @@ def newest(folder: Path) -> int:
     return 0
 
 
+def ranks_of(job: psutil.Process, log: Path) -> list[psutil.Process]:
+    """The ranks' own processes that run below a job, by the states that they leave; no spare ones.
+
+    Args:
+        log: of its ``--log-dir``, or of that of ``supervise``.
+    """
+    attempts = sorted(log.glob("attempt-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    own = {state.pid for state in read_states(attempts[-1] if attempts else log)}
+    return [one for one in job.children(recursive=True) if one.pid in own and one.status() != psutil.STATUS_ZOMBIE]
+
+
+def guards_of(ranks: list[psutil.Process]) -> list[psutil.Process]:
+    return [one.parent() for one in ranks]
+
+
+def spares_of(ranks: list[psutil.Process]) -> list[psutil.Process]:
+    """The processes that have imported torch and wait to take a rank's place: its guard's other children."""
+    return [one for guard in guards_of(ranks) for one in guard.children() if one not in ranks and is_worker(one)]
+
+
+VICTIMS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
+    "ranks": lambda ranks: ranks,
+    "guards": guards_of,
+    "spare processes": spares_of,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=100, help="of ranks")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--supervise", action="store_true")
@@ -82,39 +115,39 @@ def main() -> None:
     given = parser.parse_args()
     draw, steps = random.Random(given.seed), 60 * given.kills
     with tempfile.TemporaryDirectory() as name:
-        folder, log = Path(name), Path(name, "log")
-        command = job(given.ranks, folder / "killed", steps, ["--restart-in-place", "100000"], given.training)
+        folder, log, states = Path(name), Path(name, "log"), Path(name, "states")
+        options = ["--restart-in-place", "100000", "--log-dir", str(states)]
+        command = job(given.ranks, folder / "killed", steps, [] if given.supervise else options, given.training)
         if given.supervise:
-            options = ["--max-restarts", "100000", "--log-dir", str(folder / "attempts")]
-            command = [
-                *RUNNER,
-                "supervise",
-                *options,
-                "--",
-                *job(given.ranks, folder / "killed", steps, [], given.training),
-            ]
+            command = [*RUNNER, "supervise", "--max-restarts", "100000", "--log-dir", str(states), "--", *command]
+        other = "guards" if given.supervise else "spare processes"
         kills: list[tuple[int, int]] = []
+        killed: Counter[str] = Counter()
         with open(log, "w") as output:
             process = subprocess.Popen(command, cwd=SCRIPTS, env=clean_environment(), stdout=output, stderr=output)
-            while len(kills) < given.kills and process.poll() is None:
-                if draw.random() < 0.8:  # else it may be killed while it starts
-                    _wait_for_more(folder / "killed", kills[-1][0] if kills else 0, process)
+            while killed["ranks"] < given.kills and process.poll() is None:
+                if not kills or draw.random() < 0.8:  # else it may be killed while it starts
+                    _wait_for_another(folder / "killed", process)
                 time.sleep(draw.uniform(0.0, 0.5))
-                workers = [one for one in psutil.Process(process.pid).children(recursive=True) if is_worker(one)]
-                if len(workers) >= given.ranks:
-                    kills.append((newest(folder / "killed"), len(RESUMED.findall(log.read_text()))))
-                    draw.choice(workers).kill()
+                kind = other if draw.random() < _OTHERS else "ranks"
+                with suppress(psutil.NoSuchProcess):
+                    if victims := VICTIMS[kind](ranks_of(psutil.Process(process.pid), states)):
+                        kills.append((newest(folder / "killed"), len(RESUMED.findall(log.read_text()))))
+                        draw.choice(victims).kill()
+                        killed[kind] += 1
             process.wait()
-        text = log.read_text()
-        print(f"{len(kills)} kills, exit code {process.returncode}, {text.count('going on from')} times gone on")
+        text, counts = log.read_text(), ", ".join(f"{killed[kind]} {kind}" for kind in ("ranks", other))
+        print(f"killed: {counts}; exit code {process.returncode}, {text.count('going on from')} times gone on")
         if process.returncode:
             sys.exit(text[-3000:])
+        if killed["ranks"] < given.kills:
+            sys.exit(f"the training has ended before {given.kills} ranks were killed")
         ok(run(*job(given.ranks, folder / "whole", steps, [], given.training), cwd=SCRIPTS, timeout=3600))
         missed = lost(kills, [int(step) for step in RESUMED.findall(text)])
         print(f"checkpoints that were complete and not gone on from: {missed}")
-        killed, whole = (_tensors(folder / name / name_of(steps)) for name in ("killed", "whole"))
-        print(f"final weights and optimizer equal an uninterrupted run's: {killed == whole}")
-        sys.exit(bool(missed) or not whole or killed != whole)
+        ends = [_tensors(folder / name / name_of(steps)) for name in ("killed", "whole")]
+        print(f"final weights and optimizer equal an uninterrupted run's: {ends[0] == ends[1]}")
+        sys.exit(bool(missed) or not ends[1] or ends[0] != ends[1])
 
 
 def _tensors(checkpoint: Path) -> dict[str, bytes]:
@@ -122,9 +155,10 @@ def _tensors(checkpoint: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in checkpoint.glob("*.safetensors")}
 
 
-def _wait_for_more(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait for a checkpoint after this step."""
-    while process.poll() is None and next(iter(steps_in(folder)), (0, folder))[0] <= step:
+def _wait_for_another(folder: Path, process: subprocess.Popen[bytes]) -> None:
+    """Wait for another checkpoint."""
+    before = steps_in(folder)[:1]
+    while process.poll() is None and steps_in(folder)[:1] == before:
         time.sleep(0.02)
 
 
@@ -140,7 +174,7 @@ def lost(kills: list[tuple[int, int]], resumed: list[int]) -> list[int]:
 
     Args:
         kills: before each the newest complete checkpoint, and how often the training had gone on.
-        resumed: the steps from which it went on. (A kill may have hit a spare process.)
+        resumed: the steps from which it went on, after a kill of a spare process only with the next one.
     """
     return [step for step, count in kills if count < len(resumed) and resumed[count] < step]
 
