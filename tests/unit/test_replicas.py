@@ -1,13 +1,19 @@
-"""The digest by which replicas are compared."""
+"""The digest by which replicas are compared, and whom the comparison names."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
-from runner.training.replicas import digest_of
+from runner.errors import RunnerError
+from runner.training.replicas import check_replicas, digest_of
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64)
 
@@ -28,3 +34,30 @@ def test_a_flipped_bit_and_exchanged_elements_change_it(one: int, other: int, bi
     exchanged[one], exchanged[other] = tensor[other], tensor[one]
     assert digest_of(flipped) != digest_of(tensor)
     assert (digest_of(exchanged) != digest_of(tensor)) == (one != other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([0, 0, 1], "weight differs on rank 2 (c) after step 7"),
+        ([5, 0, 0, 0], "weight differs on rank 0 (a) after"),
+        ([0, 1], "weight differs on ranks 0-1 (a, b) after"),
+        ([0, 1, 1, 0], "weight differs on ranks 0-3 (a, b, c, d) after"),
+        ([0, 1, 2], "weight differs on ranks 0-2 (a, b, c) after"),
+    ],
+)
+def test_who_differs_from_the_majority_is_named(changes: list[int], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``changes``: of each rank's digest of the first parameter. Where there is no majority all ranks are named."""
+
+    def all_gather(everyone: list[Tensor], own: Tensor) -> None:
+        for digests, change in zip(everyone, changes, strict=True):
+            digests.copy_(own)
+            digests[0] += change
+
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    records = [SimpleNamespace(host=host) for host in "abcd"]
+    run: Any = SimpleNamespace(size=len(changes), job=SimpleNamespace(topology=SimpleNamespace(records=records)))
+    trainer: Any = SimpleNamespace(model=nn.Linear(2, 1))
+    with pytest.raises(RunnerError) as raised:
+        check_replicas(run, trainer, 7)
+    assert said in raised.value.message
