@@ -88,7 +88,7 @@ def ranks_of(job: psutil.Process, log: Path) -> list[psutil.Process]:
 
 
 def guards_of(ranks: list[psutil.Process]) -> list[psutil.Process]:
-    return [one.parent() for one in ranks]
+    return [guard for one in ranks if (guard := one.parent())]
 
 
 def spares_of(ranks: list[psutil.Process]) -> list[psutil.Process]:

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import SIGKILL, SIGSTOP, SIGUSR1
@@ -29,7 +30,7 @@ from runner.training.checkpoint_folder import name_of
 from tests.cluster.faults import left_of
 from tests.cluster.launchers import openmpi5_command
 from tests.cluster.virtual import Cluster, cluster
-from tests.kills import RESUMED, is_worker, lost, newest
+from tests.kills import RESUMED, VICTIMS, lost, newest, ranks_of
 from tests.launching import ROOT, RUNNER, SCRIPTS, clean_environment
 from tests.results import metrics
 
@@ -79,24 +80,32 @@ class Soak:
             time.sleep(0.05)
         return last
 
-    def processes(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def workers(self) -> list[psutil.Process]:
-        """The ranks' processes, and the spare ones."""
-        return [one for one in self.processes() if is_worker(one)]
+    def one_of(self, kind: str) -> psutil.Process:
+        """One of the processes of this kind, as ``tests.kills`` knows them, when there is one."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            with suppress(psutil.NoSuchProcess):
+                ranks = ranks_of(psutil.Process(self.process.pid), self.folder / "attempts")
+                if found := VICTIMS[kind](ranks):
+                    return self.draw.choice(found)
+            time.sleep(0.05)
+        raise AssertionError(f"there are no {kind}:\n{self.log.read_text()[-3000:]}")
 
     def kill_a_rank(self) -> None:
-        self.draw.choice(self.workers()).send_signal(SIGKILL)
+        self.one_of("ranks").send_signal(SIGKILL)
 
     def stop_a_rank(self) -> None:
-        self.draw.choice(self.workers()).send_signal(SIGSTOP)
+        self.one_of("ranks").send_signal(SIGSTOP)
+
+    def kill_a_spare_process(self) -> None:
+        self.one_of("spare processes").send_signal(SIGKILL)
 
     def kill_a_guard(self) -> None:
-        self.draw.choice(self.workers()).parent().send_signal(SIGKILL)
+        self.one_of("guards").send_signal(SIGKILL)
 
     def kill_mpirun(self) -> None:
-        next(one for one in self.processes() if one.name() in ("mpirun", "prterun")).send_signal(SIGKILL)
+        below = psutil.Process(self.process.pid).children(recursive=True)
+        next(one for one in below if one.name() in ("mpirun", "prterun")).send_signal(SIGKILL)
 
     def cut_a_host_off(self) -> None:
         """For less time than a guard waits for signs of life: the job is to go on by itself."""
@@ -115,6 +124,7 @@ class Soak:
 FAULTS: dict[str, Callable[[Soak], None]] = {
     "a rank is killed": Soak.kill_a_rank,
     "a rank is stopped": Soak.stop_a_rank,
+    "a spare process is killed": Soak.kill_a_spare_process,
     "a guard is killed": Soak.kill_a_guard,
     "mpirun is killed": Soak.kill_mpirun,
     "a host is cut off for 5 s": Soak.cut_a_host_off,
