@@ -7,8 +7,9 @@
 With a workload, give it --resume auto.
 
 Everything after -- is the command, with its launcher. It is started again from the newest intact checkpoint (--resume auto) after
-a rank was killed, has hung, lost its host or raised an error. It is not after a wrong request (exit code 2), after the same error
-at the same step as before (or twice before the first step), after a signal to supervise, or when it asks to be queued again (75).
+a rank was killed, has hung, lost its host or raised an error. It is not after a wrong request (exit code 2), after the same error of
+the program at the same step as before (or twice before the first step), after a signal to supervise, or when it asks to be queued
+again (75).
 
     python -m runner supervise --spares 1 -- mpirun --host a,b,c -np 2 \\
         python -m runner train.py                        on a and b first
