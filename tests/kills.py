@@ -88,7 +88,8 @@ def ranks_of(job: psutil.Process, log: Path) -> list[psutil.Process]:
 
 
 def guards_of(ranks: list[psutil.Process]) -> list[psutil.Process]:
-    return [guard for one in ranks if (guard := one.parent())]
+    """The processes of which the ranks are forks. A rank whose guard is gone has another parent, such as supervise."""
+    return [guard for one in ranks if (guard := one.parent()) and guard.cmdline() == one.cmdline()]
 
 
 def spares_of(ranks: list[psutil.Process]) -> list[psutil.Process]:
