@@ -46,7 +46,7 @@ def make_trainer(task: Task, setting: Setting) -> Trainer:
 def _load_strategy(name: str) -> Strategy:
     """The function of a strategy, by its name."""
     if name in STRATEGIES:
-        module, _, function = STRATEGIES[name].partition(":")
+        module, _, function = STRATEGIES[name].function.partition(":")
         strategy: Strategy = getattr(importlib.import_module(module), function)
         return strategy
     return load_function("runner.strategies", name, "strategy")

@@ -12,14 +12,44 @@ from runner.extensions import extensions
 from runner.numbers import positive, positive_float
 from runner.parallel.mesh import Degrees
 
-STRATEGIES = {
-    "ddp": "runner.parallel.ddp:ddp",
-    "fsdp": "runner.parallel.fsdp:fsdp",
-    "zero1": "runner.parallel.zero1:zero1",
-    "local-sgd": "runner.parallel.local_sgd:local_sgd",
-    "horovod": "runner.parallel.horovod:horovod",
-}
 HOOKS = ("none", "bf16", "fp16", "powersgd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyTraits:
+    """What is known of a strategy before it is loaded.
+
+    Attributes:
+        function: what makes its trainer, as ``module:function``.
+        shards: whether data-parallel ranks have a part of each parameter; None if that is not known.
+        is_divisible: whether it goes with ``--tp`` and ``--pp``.
+        hooks: how it can compress gradients.
+        scales: whether it goes with fp16's gradient scaler.
+    """
+
+    function: str = ""
+    shards: bool | None = False
+    is_divisible: bool = False
+    hooks: tuple[str, ...] = ()
+    scales: bool = True
+
+
+STRATEGIES = {
+    "ddp": StrategyTraits(function="runner.parallel.ddp:ddp", is_divisible=True, hooks=HOOKS[1:]),
+    "fsdp": StrategyTraits(function="runner.parallel.fsdp:fsdp", shards=True, is_divisible=True),
+    "zero1": StrategyTraits(function="runner.parallel.zero1:zero1"),
+    "local-sgd": StrategyTraits(function="runner.parallel.local_sgd:local_sgd", scales=False),
+    "horovod": StrategyTraits(function="runner.parallel.horovod:horovod", hooks=("fp16",), scales=False),
+}
+# One of another package refuses itself what it does not bear.
+_OF_OTHERS = StrategyTraits(shards=None, is_divisible=True, hooks=HOOKS[1:])
+
+
+def traits_of(strategy: str) -> StrategyTraits:
+    """What is known of a strategy, by its name."""
+    return STRATEGIES.get(strategy, _OF_OTHERS)
+
+
 PRECISIONS = ("fp32", "bf16", "fp16")
 CHECKPOINTED = ("none", "full", "selective")
 OUTER_OPTIMIZERS = ("none", "nesterov")
@@ -88,7 +118,9 @@ class ParallelOptions:
         Raises:
             UsageError: the degrees do not fit the number of ranks.
         """
-        rest: Literal["shard", "replicate"] = "shard" if self.strategy == "fsdp" else "replicate"
+        shards = traits_of(self.strategy).shards
+        is_sharded = self.replicate is not None if shards is None else shards
+        rest: Literal["shard", "replicate"] = "shard" if is_sharded else "replicate"
         degrees = Degrees.of(ranks, replicate=self.replicate or 1, pipeline=self.pp, tensor=self.tp, rest=rest)
         if self.replicate == ranks > 1:
             with raised_on_all_ranks():
@@ -107,6 +139,12 @@ def strategy_names() -> list[str]:
 def add_parallel_options(parser: argparse.ArgumentParser) -> None:
     """Add the group to a parser."""
     group = parser.add_argument_group("parallel", "how a step is computed by all ranks together")
+    _add_layout_options(group)
+    _add_step_options(group)
+
+
+def _add_layout_options(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Those that say which rank has what: every workload has them."""
     group.add_argument(
         "--strategy",
         choices=strategy_names(),
@@ -127,6 +165,9 @@ def add_parallel_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with fsdp: N copies of the model, each sharded within (near) ranks; otherwise there is one",
     )
+
+
+def _add_step_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--sequence-parallel", action="store_true", help="with --tp: divide the sequence between the divided layers"
     )
@@ -218,11 +259,18 @@ def degrees_in(arguments: Sequence[str], ranks: int) -> Degrees:
     """The degrees that a workload's arguments ask for, before the workload is loaded.
 
     Raises:
-        UsageError: they do not fit the number of ranks, or an option is wrong.
+        UsageError: they do not fit the number of ranks, or options do not go together.
     """
     parser = _Parser(add_help=False, allow_abbrev=False)
     add_parallel_options(parser)
-    return read_parallel_options(parser.parse_known_args(arguments)[0]).degrees(ranks)
+    try:
+        given = parser.parse_known_args(arguments)[0]
+    except UsageError:
+        # A workload without the runner's parser may have an option of the same name; one that has it refuses the value itself.
+        parser = _Parser(add_help=False, allow_abbrev=False)
+        _add_layout_options(parser)
+        return ParallelOptions(**vars(parser.parse_known_args(arguments)[0])).degrees(ranks)
+    return read_parallel_options(given).degrees(ranks)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -234,27 +282,27 @@ class _Parser(argparse.ArgumentParser):
 def _conflicts(options: ParallelOptions) -> list[tuple[bool, str]]:
     """What does not go together: (whether it is so here, what to say)."""
     name, schedule = options.strategy, SCHEDULES[options.schedule]
-    is_whole = name in ("zero1", "local-sgd", "horovod")
+    traits = traits_of(name)
     is_divided = options.tp > 1 or options.pp > 1
     stages, micro_batches = options.stages_per_rank, options.micro_batches
     return [
         (
-            is_whole and is_divided,
+            is_divided and not traits.is_divisible,
             f"--strategy {name} has the model whole on every rank, and --tp {options.tp} --pp {options.pp} divide it; take "
             "--strategy ddp or fsdp",
         ),
         (
-            options.replicate is not None and name != "fsdp",
+            options.replicate is not None and traits.shards is False,
             f"--replicate is about a sharded model, and --strategy {name} does not shard; take --strategy fsdp",
         ),
         (
-            options.offload != "none" and name != "fsdp",
+            options.offload != "none" and traits.shards is False,
             f"--offload {options.offload} works with a sharded model, and --strategy {name} does not shard; take --strategy "
             "fsdp",
         ),
         (
             (options.sequence_parallel or options.loss_parallel) and options.tp == 1,
-            "--sequence-parallel and --loss-parallel divide what --tp has not; add --tp 2 or more",
+            "--sequence-parallel and --loss-parallel need tensor parallelism; add --tp 2 or more",
         ),
         (options.pp == 1 and stages > 1, f"--stages-per-rank {stages} is about a pipeline; add --pp 2 or more"),
         (
@@ -289,13 +337,14 @@ def _conflicts(options: ParallelOptions) -> list[tuple[bool, str]]:
             "would compute both each time; take --schedule 1f1b, or leave out --compile",
         ),
         (
-            options.comm_hook != "none" and (name not in ("ddp", "horovod") or is_divided),
+            options.comm_hook != "none" and (is_divided or not traits.hooks),
             f"--comm-hook {options.comm_hook} compresses what ddp and horovod exchange; leave it out with --strategy "
             f"{name}{' and a divided model' if is_divided else ''}",
         ),
         (
-            name == "horovod" and options.comm_hook in ("bf16", "powersgd"),
-            f"Horovod compresses to fp16 only, not by {options.comm_hook}; take --comm-hook fp16, or --strategy ddp",
+            options.comm_hook not in ("none", *traits.hooks),
+            f"--strategy {name} compresses gradients to {' or '.join(traits.hooks)} only, not by {options.comm_hook}; take --comm-hook "
+            f"{' or '.join(traits.hooks)}, or --strategy ddp",
         ),
         (
             options.sync_every != ParallelOptions.sync_every and name != "local-sgd",
@@ -306,7 +355,7 @@ def _conflicts(options: ParallelOptions) -> list[tuple[bool, str]]:
             f"--outer-optimizer {options.outer_optimizer} is local SGD's; take --strategy local-sgd",
         ),
         (
-            options.precision == "fp16" and name in ("horovod", "local-sgd"),
+            options.precision == "fp16" and not traits.scales,
             f"--precision fp16 scales gradients, which --strategy {name} cannot; take bf16, or --strategy ddp",
         ),
     ]

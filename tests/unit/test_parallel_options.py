@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import UsageError
-from runner.parallel.options import SCHEDULES, degrees_in
+from runner.parallel.options import SCHEDULES, ParallelOptions, degrees_in
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ from runner.parallel.options import SCHEDULES, degrees_in
         ("--strategy fsdp --replicate 2", (2, 4, 1, 1)),
         ("--strategy fsdp --replicate 2 --tp 2 --pp 2", (2, 1, 2, 2)),
         ("--strategy zero1 --lr 0.1 --unknown", (8, 1, 1, 1)),
+        ("--tp 2 --schedule cosine --precision 16", (4, 1, 1, 2)),  # a workload's own, of the same names
     ],
 )
 def test_data_parallelism_takes_the_ranks_that_the_others_leave(arguments: str, degrees: tuple[int, ...]) -> None:
@@ -66,7 +67,7 @@ def test_a_product_that_does_not_divide_the_ranks_is_refused_with_numbers_that_d
         ("--pp 2 --schedule zbv --compile", "take --schedule 1f1b, or leave out --compile"),
         ("--strategy fsdp --comm-hook bf16", "leave it out with --strategy fsdp"),
         ("--tp 2 --comm-hook fp16", "leave it out with --strategy ddp and a divided model"),
-        ("--strategy horovod --comm-hook powersgd", "Horovod compresses to fp16 only"),
+        ("--strategy horovod --comm-hook powersgd", "--strategy horovod compresses gradients to fp16 only"),
         ("--outer-optimizer nesterov", "take --strategy local-sgd"),
         ("--sync-every 4", "--sync-every 4 is local SGD's; take --strategy local-sgd"),
         ("--schedule zbv", "--schedule zbv is a pipeline's; add --pp 2 or more"),
@@ -84,3 +85,9 @@ def test_what_does_not_go_together_is_refused_in_one_line(arguments: str, told: 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_has_defaults_that_go_together(schedule: str) -> None:
     assert degrees_in(["--pp", "4", "--schedule", schedule], 8).pipeline == 4
+
+
+def test_a_strategy_of_another_package_may_shard() -> None:
+    """What it does not bear it refuses itself."""
+    assert astuple(ParallelOptions(strategy="theirs", replicate=2, tp=2).degrees(8)) == (2, 2, 1, 2)
+    assert astuple(ParallelOptions(strategy="theirs").degrees(8)) == (8, 1, 1, 1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from runner.errors import UsageError
 from runner.parallel.mesh import Degrees, Layout, lay_out
-from runner.parallel.options import ParallelOptions, read_parallel_options
+from runner.parallel.options import ParallelOptions, read_parallel_options, traits_of
 from runner.rendezvous.topology import Host, Topology
 
 if TYPE_CHECKING:
@@ -121,13 +121,13 @@ def _choices(cluster: Cluster, plan: Plan, given: Mapping[str, Any]) -> Iterator
     is_empty = True
     for strategy, tp, pp in itertools.product(strategies, tensor, pipeline):
         data, rest = divmod(cluster.gpus, tp * pp)
-        is_whole = strategy not in ("ddp", "fsdp")
-        if rest or (is_whole and tp * pp > 1):
+        traits = traits_of(strategy)
+        if rest or (tp * pp > 1 and not traits.is_divisible):
             continue
         copies: list[int | None] = [None]
         if "replicate" in given:
             copies = [given["replicate"]]
-        elif strategy == "fsdp":
+        elif traits.shards:
             copies += [number for number in _divisors(data) if 1 < number < data]
         for replicate in copies:
             is_empty = False
