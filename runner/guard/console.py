@@ -62,10 +62,12 @@ class Console:
         return f"runner: {self._words.label}: {text}" if is_named else f"runner: {text}"
 
 
-def _print(text: str, file: TextIO) -> None:
+def _print(text: str, file: TextIO | None) -> None:
     """Print a line, as far as it is taken in time: a guard does not wait for a launcher that was stopped, or has ended."""
+    if file is None:  # this process was started without one
+        return
     left, end = memoryview(f"{text}\n".encode(errors="replace")), time.monotonic() + _PRINTING
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # it was closed
         while left and _is_writable(file, end - time.monotonic()):
             # A pipe that is writable has room for so many bytes.
             left = left[os.write(file.fileno(), left[: select.PIPE_BUF]) :]

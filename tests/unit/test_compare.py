@@ -13,9 +13,10 @@ from runner.errors import UsageError
 from runner.parallel.mesh import Degrees, Layout
 from runner.parallel.options import ParallelOptions
 from runner.parallel.task import Plan, Task
-from runner.tools.compare.choices import ALONE, BARE, Choice, borne
+from runner.tools.compare.choices import ALONE, BARE, Choice, borne, chosen
 from runner.tools.compare.engines import build
 from runner.training.options import StepOptions
+from tests.unit.test_choice import job
 
 LAYOUT = Layout(Degrees.of(1), (0,))
 ENGINES = [Choice(name=kind, kind=kind, layout=LAYOUT) for kind in ("ddp", BARE)]
@@ -36,6 +37,14 @@ def test_ddp_by_hand_is_an_engine_where_it_knows_the_options(options: ParallelOp
             borne(ENGINES, options, asked_for=True)
     else:
         assert borne(ENGINES, options, asked_for=True) == ENGINES
+
+
+def test_a_library_is_an_engine_by_default_where_it_bears_the_options() -> None:
+    here = job(threads=1)
+    kinds = {choice.kind for choice in chosen(here, None, [])}
+    assert {choice.kind for choice in chosen(here, None, ["--precision", "fp16"])} == kinds - {"horovod"}
+    with pytest.raises(UsageError, match="add --pp 2"):
+        chosen(here, None, ["--stages-per-rank", "2"])
 
 
 class Unit(nn.Linear):

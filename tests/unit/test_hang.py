@@ -118,29 +118,35 @@ def test_a_process_shows_where_it_is_also_when_it_was_stopped(child: int, file: 
         assert not stacks.waits(frames)
 
 
-def test_progress_is_what_the_worker_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    board = Board()
-    patience = Patience(os.getpid(), board, 5.0, save_within=90.0)
+class Clock:
+    """Time that goes on by a test's will."""
 
-    def wait(seconds: int) -> list[Reason | None]:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def watch(self, patience: Patience, seconds: int) -> list[Reason | None]:
+        """What is found in each of so many seconds."""
         found = []
         for _ in range(seconds):
-            now[0] += 1
+            self.now += 1
             found.append(patience.lost())
         return found
 
-    assert not any(wait(60))  # before the training
+
+def test_progress_is_what_the_worker_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, board = Clock(monkeypatch), Board()
+    patience = Patience(os.getpid(), board, 5.0, save_within=90.0)
+    assert not any(clock.watch(patience, 60))  # before the training
     board.step(1, 9, 1, 1)
-    assert not any(wait(5))
+    assert not any(clock.watch(patience, 5))
     board.step(2, 9, 1, 1)
-    assert not any(wait(5))
-    assert wait(2)[-1] == Reason("no progress for 5 s, after step 2")
+    assert not any(clock.watch(patience, 5))
+    assert clock.watch(patience, 2)[-1] == Reason("no progress for 5 s, after step 2")
     board.enter("saving")  # may take longer
-    assert not any(wait(60))
+    assert not any(clock.watch(patience, 60))
     board.step(3, 9, 1, 1)
-    now[0] += 3600  # the job was suspended
+    clock.now += 3600  # the job was suspended
     assert patience.lost() is None
 
 
@@ -173,27 +179,18 @@ def test_the_first_step_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_script_makes_progress_by_its_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, asked = [100.0], [0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    clock, asked = Clock(monkeypatch), [0]
     calls: list[Call] = []
     requests: Any = SimpleNamespace(ask=lambda: asked.append(1), answered=lambda: calls)
     patience = Patience(os.getpid(), Board(), 10.0, of_script=requests)
-
-    def wait(seconds: int) -> list[Reason | None]:
-        found = []
-        for _ in range(seconds):
-            now[0] += 1
-            found.append(patience.lost())
-        return found
-
-    assert not any(wait(60))  # it computes
+    assert not any(clock.watch(patience, 60))  # it computes
     for number in range(1, 9):  # each collective takes a while
         calls[:] = [Call(group="0", number=number, name="all_reduce", is_over=False)]
-        assert not any(wait(8))
+        assert not any(clock.watch(patience, 8))
     calls[:] = [Call(group="0", number=8, name="all_reduce")]
-    assert not any(wait(60))  # it computes again
+    assert not any(clock.watch(patience, 60))  # it computes again
     calls[:] = [Call(group="0", number=9, name="all_reduce", is_over=False)]
-    assert wait(16)[-1] == Reason("no progress for 10 s, in a collective")
+    assert clock.watch(patience, 16)[-1] == Reason("no progress for 10 s, in a collective")
     assert len(asked) < 100  # not at each look
 
 

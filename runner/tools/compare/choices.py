@@ -60,7 +60,7 @@ def chosen(job: Job, wanted: Sequence[str] | None, arguments: Sequence[str]) -> 
         UsageError: there is no such engine, or it cannot be used here, or its options do not go together.
     """
     if wanted is None:
-        return [_choice(job, text, arguments) for text in _default(job)]
+        return list(_defaults(job, arguments))
     return list({choice.name: choice for choice in (_choice(job, text, arguments) for text in wanted)}.values())
 
 
@@ -105,6 +105,16 @@ def _unknown_by_hand(options: ParallelOptions) -> list[str]:
         for field in fields(options)
         if getattr(options, field.name) != getattr(known, field.name)
     ]
+
+
+def _defaults(job: Job, arguments: Sequence[str]) -> Iterator[Choice]:
+    """The engines where the user names none: without a library that does not bear the workload's options."""
+    for text in _default(job):
+        try:
+            yield _choice(job, text, arguments)
+        except UsageError:
+            if text not in LIBRARIES:
+                raise
 
 
 def _default(job: Job) -> list[str]:
