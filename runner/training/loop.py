@@ -172,7 +172,7 @@ def fit(
                 hook(state)
             every = options.checkpoint.every_epochs
             is_due = bool(epoch_is_over and every and position.epoch % every == 0) or checkpoints.is_due(position)
-            wish = preemption.wish()
+            wish = preemption.wish(now=True)
             if is_due or wish.saves:
                 checkpoints.save(position)
             is_evaluated = evaluation is not None or task.test_data is None

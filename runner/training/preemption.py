@@ -71,7 +71,8 @@ class Preemption:
         """What is asked for. Collective: every rank calls it at the same moments of the training.
 
         Args:
-            now: the ranks agree at once; otherwise at every so many calls, and this may be none of them.
+            now: calls take another time from here on: the ranks agree at once, and in the next one. Otherwise they do at every so
+                many calls, and this may be none of them.
         """
         self._count += 1
         if self._reason is not None:
@@ -80,7 +81,7 @@ class Preemption:
             return Wish()
         if self._run.is_main and self._end is not None and time.monotonic() > self._end:
             self._asked = self._asked or _TIME_LIMIT
-        asked, saves, interval = self._asked, int(self._save_is_due()), self._interval()
+        asked, saves, interval = self._asked, int(self._save_is_due()), 1 if now else self._interval()
         if self._run.size > 1:
             own = [asked, saves, interval] if self._run.is_main else [asked, 0, 0]
             wishes = torch.tensor(own, device=self._run.device)

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import pytest
 
@@ -192,6 +192,18 @@ def test_a_script_makes_progress_by_its_collectives(monkeypatch: pytest.MonkeyPa
     calls[:] = [Call(group="0", number=9, name="all_reduce", is_over=False)]
     assert clock.watch(patience, 16)[-1] == Reason("no progress for 10 s, in a collective")
     assert len(asked) < 100  # not at each look
+
+
+def test_signals_are_noticed_where_calls_become_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after fast steps the batches of an evaluation, or the other way round."""
+    clock, run = Clock(monkeypatch), SimpleNamespace(size=1, is_main=True)
+    preemption = Preemption(cast(Any, run), None)
+    for _ in range(1000):
+        clock.now += 0.001
+        preemption.wish()
+    preemption.wish(now=True)
+    preemption.receive(signal.SIGUSR1, None)
+    assert preemption.wish().reason == "SIGUSR1"
 
 
 def test_after_a_checkpoint_the_phase_before_goes_on() -> None:
