@@ -70,9 +70,8 @@ def build(choice: Choice, run: Run, task: Task, options: StepOptions) -> Engine:
     device, dtype = run.device, getattr(torch, options.dtype)
     if choice.kind == ALONE:
         model = task.build(device, dtype)
-        prepare(
-            model, task.plan.units(model), options.parallel
-        )  # so that it differs from the others only in the exchange
+        # So that it differs from the others only in the exchange.
+        prepare(model, task.plan.units(model), options.parallel)
         trainer = Trainer(task, model, task.optimizer(model.parameters()), options.parallel)
         return Engine(model=model, step=trainer.step)
     connection = backends()[choice.backend or choice.kind].start(run.job)
@@ -117,7 +116,7 @@ def _is_whole(mesh: DeviceMesh) -> bool:
 def _bare(
     model: nn.Module, connection: Connection, task: Task, options: ParallelOptions
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """A step of DDP as tutorials write it; with the options that ``choices.unknown_by_hand`` does not name."""
+    """A step of DDP as tutorials write it; with the options that ``choices.borne`` lets pass."""
     if options.compile:
         model.compile()
     wrapped = DistributedDataParallel(model, process_group=connection.group)

@@ -99,9 +99,8 @@ class Turns:
         warmed = build(alone.choice, self._run, alone.task, alone.options)
         warmed.step(*next(self._batches(alone)))
         del warmed
-        for (
-            entrant
-        ) in self.entrants:  # first, so that an engine that cannot be built is refused before the others train
+        # All first, so that an engine that cannot be built is refused before the others train.
+        for entrant in self.entrants:
             self._build(entrant)
         for number in range(self._rounds):
             for entrant in order:
