@@ -43,8 +43,7 @@ def ended_ranks(job: Job) -> list[int]:
 
 
 def _can_tell(job: Job) -> bool:
-    is_own = job.endpoint.way != "torchrun"  # whose store is its agent's
-    return job.size > 1 and is_own and is_served() and "torch.distributed" in sys.modules
+    return job.size > 1 and not job.endpoint.is_launchers and is_served() and "torch.distributed" in sys.modules
 
 
 def _has_rank_0_ended(job: Job) -> bool:

@@ -15,7 +15,7 @@ def serve_store(job: Job) -> None:
     """On rank 0, serve the job's store on the held socket until the process ends, once. Called on all ranks."""
     was_served = _is_served.is_set()
     _is_served.set()
-    if was_served or job.endpoint.listener is None or job.endpoint.way == "torchrun":
+    if was_served or job.endpoint.listener is None or job.endpoint.is_launchers:
         return
     from torch._C._distributed_c10d import TCPStore
 

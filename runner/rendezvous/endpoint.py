@@ -33,14 +33,15 @@ class MpiUnavailable:
 class Endpoint:
     """The address and port of the job's store, as this rank reaches it.
 
-    ``listener`` is rank 0's bound and listening socket, None on other ranks. The store is served on it; where torchrun
-    serves the store, the socket stays as it is, and ``rank_0`` is its address.
+    ``listener`` is rank 0's bound and listening socket, None on other ranks. The store is served on it; where the launcher
+    serves the store (torchrun), the socket stays as it is, and ``rank_0`` is its address.
     """
 
     host: str
     port: int
     interface: str  # this rank's interface towards it; "" if unknown
-    way: str  # how it was agreed on: env, mpi, file, hosts, torchrun, single
+    way: str  # how it was agreed on: env, mpi, file, hosts, single, or the launcher that serves the store
+    is_launchers: bool = False  # the launcher serves the store
     key: bytes = field(default=b"", repr=False)  # by which the job's ranks recognise one another
     listener: socket.socket | None = None
     rank_0: tuple[str, int] | None = None

@@ -126,7 +126,7 @@ def rendezvous(
     else:
         records, endpoint = _SOCKET_WAYS[way.name](context, own, timeout)
     if context.has_fresh_store and context.user_endpoint:
-        endpoint = _launchers_endpoint(context.user_endpoint, endpoint, policy)
+        endpoint = _launchers_endpoint(context, context.user_endpoint, endpoint, policy)
     if len(records.of_field("host_key")[0]) > 1 and is_loopback(endpoint.interface):
         # A host may resolve its own name to 127.0.1.1 (Debian's /etc/hosts), which other hosts cannot reach.
         others = own_addresses(context.environment)
@@ -134,12 +134,18 @@ def rendezvous(
     return Rendezvous(records, replace(endpoint, mpi_unavailable=no_mpi), why)
 
 
-def _launchers_endpoint(store: tuple[str, int], own: Endpoint, policy: Policy) -> Endpoint:
+def _launchers_endpoint(context: LaunchContext, store: tuple[str, int], own: Endpoint, policy: Policy) -> Endpoint:
     """The endpoint of the store that the launcher (torchrun) serves already."""
     host, port = store
     if own.listener is not None and policy is Policy.STRICT:
         own.listener.close()
         own = replace(own, listener=None)
     return replace(
-        own, host=host, port=port, interface=interface_towards(host), way="torchrun", rank_0=(own.host, own.port)
+        own,
+        host=host,
+        port=port,
+        interface=interface_towards(host),
+        way=context.launcher.name,
+        is_launchers=True,
+        rank_0=(own.host, own.port),
     )
