@@ -16,7 +16,7 @@ from runner.early_signals import EARLY
 from runner.errors import Policy, RunnerError, UsageError, raised_on_all_ranks
 from runner.guard.board import Board
 from runner.guard.nursery import Lifeline
-from runner.guard.watch import start_worker
+from runner.guard.start import start_worker
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect

@@ -1,17 +1,10 @@
-"""The guard: a small parent process of the worker that outlives it. The fork is before torch and MPI are imported.
-
-The guard is the process that the launcher has started. It passes signals on, bounds the waits that the worker cannot
-bound itself (``MPI_Init``, a collective before the ranks have met, an interpreter that hangs while it shuts down), and
-ends with the worker's exit code, which makes a launcher end the job. When the worker ends, the guard also ends the
-worker's process group: all that the program has started and not put in a session of its own.
-"""
+"""A guard's watch over its workers: their ends, their progress, signals, and what the other guards say."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterable
@@ -20,11 +13,10 @@ from dataclasses import asdict
 from runner.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_REQUEUE
 from runner.guard.collectives import Requests
 from runner.guard.console import Console
-from runner.guard.events import ENDS, WATCHED, Events, name_of
+from runner.guard.events import ENDS, Events, name_of
 from runner.guard.failure import Failure, Report
 from runner.guard.files import Files
 from runner.guard.gpu import Gpu
-from runner.guard.group import adopt_orphans
 from runner.guard.hang import Hang, Patience
 from runner.guard.line import APART, GONE, Address, Line, Message
 from runner.guard.notice import Notice
@@ -34,7 +26,6 @@ from runner.guard.restarts import Restarts
 from runner.guard.settings import Watched, Words
 from runner.guard.states import States
 from runner.guard.worker import GRACE, Worker
-from runner.rendezvous.endpoint import allow_open_files, listen
 
 _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended
 # Seconds that a worker gets after another rank has failed: before SIGTERM, or SIGKILL in a training.
@@ -50,48 +41,7 @@ _LAST_STATES = 1.0  # seconds that rank 0's guard waits for the others' last sta
 _WRITING = 2.0  # seconds for what is still to be written, at the end
 
 
-def start_worker(words: Words, watched: Watched) -> Lifeline:
-    """Fork. Returns in the worker; the parent stays here and ends with the worker's exit code.
-
-    With ``watched.restarts`` it returns again in the workers that take the place of one that has failed.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored a child's exit status is lost
-    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # so that no signal is lost between the fork and the watch
-    notice = Notice(watched, words.rank)
-    if watched.is_middle:
-        allow_open_files()  # it holds a connection per rank
-    output = Output(watched.log_folder, words.rank, with_rank=watched.prefixes_output)
-    listener = _listener() if watched.is_middle else None
-    nursery = Nursery(listener=listener, signals=WATCHED, output=output.ends, passed=watched.passed)
-    child = nursery.fork()
-    if isinstance(child, Lifeline):
-        return child
-    adopt_orphans()
-    guard = _Guard(nursery, words, watched, output, notice)
-    while True:
-        ended = guard.watch(child)
-        if isinstance(ended, Lifeline):
-            return ended  # this is a spare process, which has become the worker
-        if not guard.starts_again(ended):
-            break
-        successor = nursery.successor(guard.restarts.attempt)
-        if isinstance(successor, Lifeline):
-            return successor
-        child = successor
-    guard.leave(ended)
-    os._exit(ended)
-
-
-def _listener() -> socket.socket | None:
-    try:
-        return listen(loopback=False)
-    except OSError:
-        return None  # the job runs without a line
-
-
-class _Guard:
+class Guard:
     """A rank's guard: it watches one worker after the other."""
 
     def __init__(self, nursery: Nursery, words: Words, watched: Watched, output: Output, notice: Notice) -> None:

@@ -92,7 +92,7 @@ def count_files_around_the_end_of_a_spare() -> None:
 def main(line: str, before: str = "", watched: str = "") -> None:
     exec(before)
     from runner.guard.settings import Watched, Words
-    from runner.guard.watch import start_worker
+    from runner.guard.start import start_worker
 
     words = Words(
         label="rank 0 of 1 on host here",
