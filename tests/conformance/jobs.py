@@ -109,14 +109,15 @@ def _job(plan: Plan, tests: dict[str, float], log: Path) -> Iterator[tuple[str, 
 
 def _wait(process: subprocess.Popen[bytes], folder: Path, ranks: int, limit: float, log: Path) -> Outcome | None:
     """Wait for a test's outcome; None where the test was not begun."""
-    start, began, until = time.monotonic(), None, math.inf
+    start, began, until, begun = time.monotonic(), None, math.inf, 0
     while True:
         code, now = process.poll(), time.monotonic()  # before the files are read: what it has written is there
         found = read(folder)
         if len(found) == ranks:
             return merged(found)
-        if began is None and any(folder.glob("stacks-*.txt")):
-            began, until = now, now + limit + DUMPING
+        there = len(list(folder.glob("stacks-*.txt")))
+        if there > begun:  # each rank has its own limit, from its own beginning
+            begun, began, until = there, began or now, now + limit + DUMPING
         if any(outcome.status == FAILED for outcome in found.values()):
             until = min(until, now + GRACE)
         if began is None and (code is not None or now - start > STARTING):

@@ -52,7 +52,7 @@ def main(run: Run, argv: list[str]) -> None:
             stack.close()
             if is_unwatched(len(ends)):
                 stack.enter_context(patch.object(Board, "step", lambda *_: None))
-                stack.enter_context(patch.object(Preemption, "wish", lambda *_: Wish()))
+                stack.enter_context(patch.object(Preemption, "wish", lambda *_, **__: Wish()))
                 stack.enter_context(patch.object(loop._Meter, "add", forget))
 
         with contextlib.redirect_stdout(io.StringIO()), stack:
