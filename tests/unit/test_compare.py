@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from runner.errors import UsageError
 from runner.parallel.mesh import Degrees, Layout
@@ -61,7 +62,7 @@ def test_alone_computes_activations_again_where_the_others_do(how: str, calls: i
         model=nn.Sequential(Unit(2, 2)),
         loss=nn.functional.mse_loss,
         optimizer=torch.optim.SGD,
-        train_data=[],  # type: ignore[arg-type]  # not read
+        train_data=TensorDataset(torch.zeros(1, 2)),
         plan=Plan(shard=("0",)),
     )
     options = StepOptions(batch_size=1, seed=0, dtype="float32", parallel=ParallelOptions(activation_checkpointing=how))
