@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from runner.guard.line import GONE, Address, Line, Message
+from runner.guard.line import APART, GONE, Address, Line, Message
 from runner.rendezvous.endpoint import listen, port_of
 from tests.launching import SCRIPTS
 from tests.polling import poll_until
@@ -23,10 +23,10 @@ KEY = "00" * 32
 class End:
     """A guard's end of the line, and the pipe by which it wakes its guard."""
 
-    def __init__(self, rank: int, listener: socket.socket | None, port: int) -> None:
+    def __init__(self, rank: int, listener: socket.socket | None, port: int, host: str = "127.0.0.1") -> None:
         self.port = port
         self.pipe, wake = os.pipe()
-        self.line = Line(Address(host="127.0.0.1", port=port, key=KEY, rank=rank, size=3), listener, wake)
+        self.line = Line(Address(host=host, port=port, key=KEY, rank=rank, size=3), listener, wake)
 
     def receive(self, is_it: Callable[[Message], bool]) -> Message:
         """Wait for a message, as the guard does: asleep until the pipe has a byte."""
@@ -86,3 +86,9 @@ def test_the_middle_that_leaves_is_not_missed(ends: list[End]) -> None:
     ends[0].line.close()
     poll_until(lambda: not ends[1].line.is_open and not ends[2].line.is_open, 20, "the line is closed")
     assert [message for end in ends for message in end.line.received() if GONE in message] == []
+
+
+def test_a_guard_that_does_not_reach_rank_0s_says_so() -> None:
+    end = End(1, None, 1, host="no-such-host.invalid")
+    assert end.receive(lambda message: APART in message)[APART].startswith("no-such-host.invalid:1: ")
+    assert not end.line.is_open

@@ -239,3 +239,19 @@ def test_the_secret_is_a_file_of_its_owner_alone(tmp_path: Path) -> None:
 def test_a_home_that_cannot_be_written_does_not_end_a_job(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert key_of("1", XDG_CONFIG_HOME=str(tmp_path / "file")) == key_of("1", RUNNER_SECRET="")
+
+
+def test_a_rank_that_takes_no_message_is_disconnected() -> None:
+    """What it has got of one would be the beginning of the next."""
+    with listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool, Server(listener, KEY, 2, 1 << 16) as server:
+        client = pool.submit(connect, socket.AF_INET, listener.getsockname(), KEY, 1, 20.0)
+
+        def has_come() -> bool:
+            list(server.receive(0.05))
+            return 1 in server.ranks
+
+        poll_until(has_come, 20, "rank 1 is there")
+        with client.result():
+            server.send(1, "x" * (64 << 20), 0.5)
+            assert 1 not in server.ranks
+            server.send(1, "more", 0.5)  # to nobody

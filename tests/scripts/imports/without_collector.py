@@ -9,10 +9,10 @@ import_without_collector("slow", "broken")
 when_imported("slow", lambda: print("imported", gc.isenabled()))
 if "disabled" in sys.argv:
     gc.disable()
-import slow  # noqa: E402, F401
+import slow  # noqa: E402, F401  (after what is told of its import; the import is all that is tried)
 
 try:
-    import broken  # noqa: F401
+    import broken  # noqa: F401  (as above)
 except ValueError:
     print("broken")
 print("after", gc.isenabled())
