@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from runner.guard import collectives, stacks
 from runner.guard.board import Board
 from runner.guard.collectives import Call
-from runner.guard.line import Line, Message
+from runner.guard.line import Line
+from runner.guard.messages import Message, Reason, Show, Stacks
 from runner.rendezvous.topology import ranks_text
 
 _STOPPED = 10  # looks, one per second, in which a worker is stopped before it counts as frozen
@@ -22,14 +22,6 @@ _ASKING = 10.0  # seconds between two questions to a script, or a fifth of --han
 _FRAMES = 12  # of a stack, in the report
 _BETWEEN = 0.9  # seconds between two looks at least
 _LONGEST = 3.0  # seconds that count between two looks: a job that was suspended has not hung
-
-
-@dataclass(frozen=True)
-class Reason:
-    """Why a worker counts as hung."""
-
-    text: str
-    is_stopped: bool = False  # by a signal, wherever it was
 
 
 class Patience:
@@ -116,11 +108,10 @@ class Hang:
         """Whether this worker counts as hung."""
         return self._rank in self.reasons
 
-    def begin(self, reason: Reason) -> Message:
-        """This worker counts as hung. Returns what rank 0's guard is to receive."""
+    def begin(self, reason: Reason) -> None:
+        """This worker counts as hung."""
         self.reasons[self._rank] = reason
         self._reported_by = time.monotonic() + _REPORTING
-        return {"hangs": asdict(reason), "to_middle": True}
 
     def fix(self, how_to_resume: str) -> str:
         """What to do about it.
@@ -136,18 +127,18 @@ class Hang:
         """Whether a guard whose worker has hung, and ended, is to stay until that is reported."""
         return self.is_own and not self.is_reported and time.monotonic() < self._reported_by
 
-    def take(self, message: Message) -> Message | None:
+    def take(self, rank: int, message: Message) -> Stacks | None:
         """A message of another guard. Returns the answer, if it asks for one."""
-        if "hangs" in message:
-            self.reasons[message["rank"]] = Reason(**message["hangs"])
-        elif "stacks" in message:
-            self.stacks[message["rank"]] = message["stacks"]
-            if message["stacks"] is not None:
-                self.calls[message["rank"]] = [Call(**call) for call in message["calls"]]
-        elif "show" in message:
-            self._look_at_own()
-            calls = [asdict(call) for call in self.calls.get(self._rank, [])]
-            return {"stacks": self.stacks[self._rank], "calls": calls, "to_middle": True}
+        match message:
+            case Reason():
+                self.reasons[rank] = message
+            case Stacks():
+                self.stacks[rank] = message.text
+                if message.text is not None:
+                    self.calls[rank] = message.calls
+            case Show():
+                self._look_at_own()
+                return Stacks(self.stacks[self._rank], self.calls.get(self._rank, []))
         return None
 
     def look(self, line: Line | None, hosts: Mapping[int, str | None], *, is_middle: bool) -> str:
@@ -162,7 +153,7 @@ class Hang:
             self._look_at_own()
             return self.report([self._rank], hosts)
         if is_middle and self._answers_by is None:
-            line.tell({"show": True})
+            line.tell(Show())
             self._look_at_own()
             self._answers_by = time.monotonic() + _ANSWERING
         elif self._answers_by and (len(self.stacks) == self._size or time.monotonic() > self._answers_by):

@@ -12,15 +12,14 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from runner.errors import RunnerError
+from runner.guard.messages import Alive, Apart, Failed, Gone, Left, Message, ToMiddle, packed, unpacked
 from runner.rendezvous.client import Client, UnreachableError, connect
 from runner.rendezvous.protocol import ProtocolError
 from runner.rendezvous.server import Server
-
-Message = dict[str, Any]
 
 _LARGEST = 1 << 22  # bytes of a message: the stacks of a rank
 _ROUND = 0.05  # seconds in which the middle looks for something to send
@@ -28,8 +27,6 @@ _BEAT = 5.0  # seconds between two signs of life
 _SILENT = 30.0  # seconds without one after which a guard counts as gone
 _JOINING = 10.0  # seconds for the connection to the middle
 _SENDING = 1.0
-GONE = "gone"  # the message about a guard that is no longer there
-APART = "apart"  # this guard's message to itself: why it could not join
 _ENDED = "its guard has ended, with its host or by a signal"
 
 
@@ -51,7 +48,7 @@ class Line:
     def __init__(self, address: Address, listener: socket.socket | None, wake: int) -> None:
         """Join the line, in a thread. ``listener`` is that of rank 0's guard."""
         self._address, self._listener, self._wake = address, listener, wake
-        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.is_open = True
         self._middle: _Middle | None = None
@@ -64,8 +61,8 @@ class Line:
         """The ranks whose guards have joined and not left, as far as this one knows: the middle knows all others."""
         return {self._address.rank, *(list(self._middle.last_received) if self._middle else ())}
 
-    def received(self) -> list[Message]:
-        """The messages that have arrived, each with the ``rank`` that told it."""
+    def received(self) -> list[tuple[int, Message]]:
+        """The messages that have arrived, each after the rank that told it, or that is gone."""
         found = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -73,18 +70,18 @@ class Line:
         return found
 
     def tell(self, message: Message) -> None:
-        """Tell all other guards; only rank 0's if the message has a true ``to_middle``."""
+        """Tell all other guards, or only rank 0's: see the message."""
         if self.is_open:
             self._outbox.put(message)
 
     def close(self) -> None:
         """Leave, after what was told is sent; within a second or two."""
-        self._outbox.put({"left": True})
+        self._outbox.put(Left())
         self._outbox.put(None)
         self._thread.join(2 * _SENDING)
 
-    def _deliver(self, message: Message) -> None:
-        self._inbox.put(message)
+    def _deliver(self, rank: int, message: Message) -> None:
+        self._inbox.put((rank, message))
         with contextlib.suppress(OSError):
             os.write(self._wake, b"l")
 
@@ -104,11 +101,11 @@ class Line:
             self.is_open = False  # the launcher alone ends the ranks then
             # Where nothing listens any more the job is about to end.
             if isinstance(error, (UnreachableError, socket.gaierror)):
-                self._deliver({"rank": one.rank, APART: f"{one.host}:{one.port}: {error.strerror}"})
+                self._deliver(one.rank, Apart(f"{one.host}:{one.port}: {error.strerror}"))
             return
         with client:
             if not self._talk(client):
-                self._deliver({"rank": 0, GONE: _ENDED})
+                self._deliver(0, Gone(_ENDED))
         self.is_open = False
 
     def _connect(self) -> Client:
@@ -136,21 +133,21 @@ class Line:
                     message = self._outbox.get_nowait()
                     if message is None:
                         return True
-                    client.send(message, _SENDING)
+                    client.send(packed(self._address.rank, message), _SENDING)
             except queue.Empty:
                 pass
             except OSError:
                 return not has_joined
             try:
                 if now - sent > _BEAT:
-                    client.send({}, _SENDING)
+                    client.send(packed(self._address.rank, Alive()), _SENDING)
                     sent = now
-                message = client.receive(2 * _ROUND)
+                rank, told = unpacked(client.receive(2 * _ROUND))
                 received, has_joined = now, True
-                if message.get("left"):
+                if isinstance(told, Left):
                     return True
-                if message.keys() - {"rank"}:
-                    self._deliver(message)
+                if not isinstance(told, Alive):
+                    self._deliver(rank, told)
             except TimeoutError:
                 if now - received > _SILENT:
                     return False
@@ -161,9 +158,11 @@ class Line:
 class _Middle:
     """Rank 0's guard: it passes messages on, and notices who is gone."""
 
-    def __init__(self, server: Server, outbox: queue.SimpleQueue[Message | None], deliver: Any) -> None:
+    def __init__(
+        self, server: Server, outbox: queue.SimpleQueue[Message | None], deliver: Callable[[int, Message], None]
+    ) -> None:
         self._server, self._outbox, self._deliver = server, outbox, deliver
-        self._told: list[Message] = []  # for those that join later
+        self._told: list[list[object]] = []  # for those that join later
         self.last_received: dict[int, float] = {}  # by rank: when it was last received; not those that have left
         self._left: set[int] = set()
 
@@ -179,30 +178,29 @@ class _Middle:
                     own = self._outbox.get_nowait()
                     if own is None:
                         return
-                    if not own.get("to_middle"):
+                    if not isinstance(own, ToMiddle):
                         self._pass_on(0, own)
             if now - sent > _BEAT:
                 sent = now
-                self._pass_on(0, {})
+                self._pass_on(0, Alive())
             for peer, message in self._server.receive(_ROUND):
-                if peer.rank is not None and isinstance(message, dict):
-                    self._take(peer.rank, message)
+                if peer.rank is not None:
+                    self._take(peer.rank, unpacked(message)[1])  # of the rank that it has proved
             for rank in self._server.ranks.keys() - self.last_received.keys() - self._left:
                 self.last_received[rank] = now
-                for message in [{}, *self._told]:  # the first says that it has joined
+                for message in [packed(0, Alive()), *self._told]:  # the first says that it has joined
                     self._server.send(rank, message, _SENDING)
             self._look_for_the_gone(now)
 
     def _take(self, rank: int, message: Message) -> None:
         self.last_received[rank] = time.monotonic()
-        if message.get("left"):
+        if isinstance(message, Left):
             self._left.add(rank)
             self.last_received.pop(rank, None)
-            self._deliver({"rank": rank, "left": True})
-        elif message:
-            if not message.get("to_middle"):
-                self._pass_on(rank, message)
-            self._deliver(message | {"rank": rank})
+        elif not isinstance(message, Alive | ToMiddle):
+            self._pass_on(rank, message)
+        if not isinstance(message, Alive):
+            self._deliver(rank, message)
 
     def _look_for_the_gone(self, now: float) -> None:
         for rank, received in list(self.last_received.items()):
@@ -214,12 +212,12 @@ class _Middle:
             if reason:
                 del self.last_received[rank]
                 self._left.add(rank)
-                self._pass_on(rank, {GONE: reason})
-                self._deliver({"rank": rank, GONE: reason})
+                self._pass_on(rank, Gone(reason))
+                self._deliver(rank, Gone(reason))
 
     def _pass_on(self, rank: int, message: Message) -> None:
-        whole = message | {"rank": rank}
-        if message.keys() & {"failed", GONE}:
+        whole = packed(rank, message)
+        if isinstance(message, Failed | Gone):
             self._told.append(whole)
         for other in self.last_received.keys() & self._server.ranks.keys():
             if other != rank:

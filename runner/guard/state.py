@@ -17,6 +17,7 @@ from typing import Any
 
 from runner.guard.board import Board
 from runner.guard.gpu import Gpu
+from runner.guard.messages import State
 
 _INTERVAL = 2.0  # seconds between two writings
 _LAST = 2.0  # seconds that the last one may take
@@ -40,14 +41,14 @@ class StateFile:
         self.gpu: Gpu | None = None
         self._used: tuple[float, float] | None = None  # processor seconds of the worker, and when
         self._end: dict[str, Any] = {}
-        self._tell: Callable[[dict[str, Any]], None] | None = None
+        self._tell: Callable[[State], None] | None = None
         self._mark, self._look_at = self._path, 0.0
         self._is_over = False
         self._soon = threading.Event()
         self._thread = threading.Thread(target=self._work, name="state", daemon=True)
         self._thread.start()
 
-    def send_by(self, tell: Callable[[dict[str, Any]], None], mark: Path) -> None:
+    def send_by(self, tell: Callable[[State], None], mark: Path) -> None:
         """Send the state to rank 0's guard, too, where that has another folder: one without this file."""
         self._mark, self._look_at = mark, time.monotonic() + _LOOKING
         self._tell = tell  # last: the thread goes by it
@@ -99,14 +100,14 @@ class StateFile:
         if self._tell is not None and (time.monotonic() > self._look_at or self._end):
             self._send(self._tell, state | more)
 
-    def _send(self, tell: Callable[[dict[str, Any]], None], state: dict[str, Any]) -> None:
+    def _send(self, tell: Callable[[State], None], state: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # a folder that this user may not read is another one
             if self._mark.exists():
                 self._tell = None  # rank 0's guard sees what is written here
                 return
         interval = max(_INTERVAL, self._facts["size"] / _PER_SECOND)
         self._look_at = time.monotonic() + interval - _INTERVAL / 2
-        tell({"state": state | {"interval": interval}, "to_middle": True})
+        tell(State(state | {"interval": interval}))
 
     def _usage(self) -> dict[str, Any]:
         """The worker's share of a core in percent, its memory (Linux), and its GPU's use."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from runner.guard.files import Files
 from runner.guard.gpu import Gpu
 from runner.guard.line import Address, Line
+from runner.guard.messages import State
 from runner.guard.nursery import Child
 from runner.guard.settings import Watched
 from runner.guard.state import StateFile
@@ -48,10 +48,10 @@ class States:
         self._mark = self._folder / "state" / f".folder-{hashlib.sha256(start.encode()).hexdigest()[:16]}"
         self._share()
 
-    def take(self, rank: int, state: dict[str, Any]) -> None:
+    def take(self, rank: int, state: State) -> None:
         """Write the state of a rank that has another folder."""
         self.come_by_line = True
-        self._files.put(self._folder / "state" / f"rank-{rank:05d}.json", json.dumps(state))
+        self._files.put(self._folder / "state" / f"rank-{rank:05d}.json", json.dumps(state.fields))
 
     def use_gpu(self, gpu: Gpu) -> None:
         """Write the use of this GPU, too."""

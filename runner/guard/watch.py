@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
 
 from runner.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_REQUEUE
 from runner.guard.collectives import Requests
@@ -18,7 +17,8 @@ from runner.guard.failure import Failure, Report
 from runner.guard.files import Files
 from runner.guard.gpu import Gpu
 from runner.guard.hang import Hang, Patience
-from runner.guard.line import APART, GONE, Address, Line, Message
+from runner.guard.line import Address, Line
+from runner.guard.messages import Apart, Done, Ends, Failed, Gone, Host, Hung, Message, State
 from runner.guard.notice import Notice
 from runner.guard.nursery import Child, Lifeline, Nursery
 from runner.guard.output import Output
@@ -54,7 +54,7 @@ class Guard:
         output.pass_on(self._files)
         self._report = Report(words, watched, self._files)
         self._line: Line | None = None
-        self._early: list[Message] = []  # of guards that have begun the next attempt
+        self._early: list[tuple[int, Message]] = []  # of guards that have begun the next attempt
         self._passed_on: set[int] = set()  # signals
         self._ignored = {number for number in ENDS if signal.getsignal(number) == signal.SIG_IGN}  # nohup
         self.restarts = Restarts(watched.restarts, words.rank, words.size)
@@ -126,10 +126,9 @@ class Guard:
         )
         is_known = (self._follows or self._hang.is_reported) and (again or not restarts.most)
         if self._line and code != EXIT_OK and worker.is_everywhere:
-            self._line.tell({"ends": code})
+            self._line.tell(Ends(code))
         elif self._line and code != EXIT_OK and not is_known:
-            why = asdict(self._report.first) if self._report.first else None
-            self._line.tell({"failed": code, "attempt": restarts.attempt, "again": again, "failure": why})
+            self._line.tell(Failed(attempt=restarts.attempt, again=again, failure=self._report.first))
         worker.group.end(GRACE)
         if again:
             self._report.write(is_mended=True)
@@ -164,9 +163,9 @@ class Guard:
         while line.present - {self._words.rank} and time.monotonic() < end:
             self._events.wait_for_messages(0.1)
             self._events.has_messages()
-            for message in line.received():
-                if "state" in message:
-                    self._take(message)
+            for rank, message in line.received():
+                if isinstance(message, State):
+                    self._take(rank, message)
 
     @property
     def _has_line(self) -> bool:
@@ -194,7 +193,7 @@ class Guard:
             assert self._line is not None
             return bool(self._line.present - {self._words.rank}) and not self._is_ended_from_outside
         if self.restarts.finish():
-            self._tell({"done": True, "attempt": self.restarts.attempt})
+            self._tell(Done(self.restarts.attempt))
         return self.restarts.is_waited_for() and not self._is_ended_from_outside
 
     def _take_events(self) -> None:
@@ -225,7 +224,7 @@ class Guard:
         if not self._line and (address.rank > 0 or self._nursery.listener):
             self._line = Line(address, self._nursery.listener, self._events.wake)
             self._report.hosts[0] = address.name
-            self._tell({"host": self._watched.names.get("host"), "to_middle": True})
+            self._tell(Host(self._watched.names.get("host")))
             if self._states:
                 self._states.join(self._line, address)
 
@@ -237,61 +236,61 @@ class Guard:
         if self._events.has_messages() and self._line:
             self._take_all(self._line.received())
 
-    def _take_all(self, messages: Iterable[Message]) -> None:
-        for message in messages:
-            if message.get("attempt", 0) > self.restarts.attempt:
-                self._early.append(message)
+    def _take_all(self, messages: Iterable[tuple[int, Message]]) -> None:
+        for rank, message in messages:
+            if isinstance(message, Failed | Done) and message.attempt > self.restarts.attempt:
+                self._early.append((rank, message))
             else:
-                self._take(message)
+                self._take(rank, message)
 
-    def _take(self, message: Message) -> None:
+    def _take(self, rank: int, message: Message) -> None:
         """A message of another guard."""
-        rank = message["rank"]
-        if "failed" in message or GONE in message:
-            self._follow(rank, message)
-        elif "done" in message:
-            if message["attempt"] == self.restarts.attempt:
-                self.restarts.done.add(rank)
-        elif "hung" in message:
-            self._hang.is_reported = True
-            self._end_hung()
-            self._note(Failure(**message["hung"]))
-        elif "ends" in message:
-            self._ends_with = message["ends"]
-        elif "host" in message:
-            self._report.hosts[rank] = message["host"]
-        elif APART in message:
-            if self._watched.is_first_on_host:
-                self._console.complain(
-                    f"the ranks of this host do not reach rank 0's host at {message[APART]}, so only the launcher ends them if "
-                    "another rank fails; a firewall may block it"
-                )
-        elif "state" in message:
-            if self._states:
-                self._states.take(rank, message["state"])
-        else:
-            self._tell(self._hang.take(message))
+        match message:
+            case Failed(again=True, attempt=attempt) if attempt < self.restarts.attempt:
+                pass  # of workers that are no longer there
+            case Failed():
+                self._follow(rank, message.failure, again=message.again)
+            case Gone():
+                self._follow(rank, self._failure(rank, None, message.why), gone=message.why)
+            case Done():
+                if message.attempt == self.restarts.attempt:
+                    self.restarts.done.add(rank)
+            case Hung():
+                self._hang.is_reported = True
+                self._end_hung()
+                self._note(message.failure)
+            case Ends():
+                self._ends_with = message.code
+            case Host():
+                self._report.hosts[rank] = message.name
+            case Apart():
+                if self._watched.is_first_on_host:
+                    self._console.complain(
+                        f"the ranks of this host do not reach rank 0's host at {message.why}, so only the launcher ends them if "
+                        "another rank fails; a firewall may block it"
+                    )
+            case State():
+                if self._states:
+                    self._states.take(rank, message)
+            case _:
+                self._tell(self._hang.take(rank, message))
 
-    def _follow(self, rank: int, message: Message) -> None:
-        """Another rank has failed, or is gone: this one ends, too."""
-        worker, restarts, is_gone = self._worker, self.restarts, GONE in message
-        if message.get("attempt", restarts.attempt) < restarts.attempt and message["again"]:
-            return  # of workers that are no longer there
-        restarts.is_possible = restarts.is_possible and message.get("again", False)
+    def _follow(self, rank: int, failure: Failure | None, *, again: bool = False, gone: str = "") -> None:
+        """Another rank has failed, or its guard is gone: this one ends, too."""
+        worker, restarts = self._worker, self.restarts
+        restarts.is_possible = restarts.is_possible and again
         if worker.verdict is None or restarts.is_possible:
             self._follows = True
-        if is_gone:
-            self._note(self._failure(rank, None, message[GONE]))
-        elif message["failure"]:
-            self._note(Failure(**message["failure"]))
+        if failure:
+            self._note(failure)
         if worker.verdict is None:
-            if is_gone and self._states:
+            if gone and self._states:
                 self._states.lost(rank)
             # Rank 0 reports what concerns all.
-            if is_gone and (self._words.is_reporting if rank else self._is_next_to_report):
+            if gone and (self._words.is_reporting if rank else self._is_next_to_report):
                 host = self._report.hosts.get(rank)
                 named = f"rank {rank} on host {host}" if host else f"rank {rank}"
-                self._console.say(f"{named} is gone: {message[GONE]}; so this rank ends too", last=True)
+                self._console.say(f"{named} is gone: {gone}; so this rank ends too", last=True)
             # The training loop only notes SIGTERM, to save with all ranks: they are no longer there.
             signals = [] if worker.board.read().phase in ("training", "evaluating") else [signal.SIGTERM]
             worker.end(EXIT_FAILURE, 0.0 if restarts.is_possible else _AFTER_ANOTHER, *signals)
@@ -305,9 +304,9 @@ class Guard:
             self._console.say_once("the time limit is near: the script is told to save")
             self._give_notice()
         if not self._hang.is_own and (reason := self._patience.lost()):
-            message = self._hang.begin(reason)
+            self._hang.begin(reason)
             if not self._nursery.listener:
-                self._tell(message)
+                self._tell(reason)
         self._look_for_a_hang()
         has_begun = worker.board.read().step > 0 or time.monotonic() - worker.rendezvous_at > _SPARE_AFTER
         if self.restarts.is_last or not has_begun:
@@ -322,7 +321,7 @@ class Guard:
             failure = self._failure(self._hang.late[0], EXIT_HANG, what, stacks=shown)
             # First: what takes the output may be stopped, too.
             if is_middle:
-                self._tell({"hung": asdict(failure)})
+                self._tell(Hung(failure))
             self._end_hung()
             step = self._worker.board.read().step
             self._console.say(text, fix=self._hang.fix(self._words.how_to_resume if step else ""), is_named=False)

@@ -5,8 +5,9 @@ import sys
 import time
 
 from runner.guard.line import Address, Line
+from runner.guard.messages import Failed
 
 port, key, rank = sys.argv[1:]
 line = Line(Address(host="127.0.0.1", port=int(port), key=key, rank=int(rank), size=3), None, os.pipe()[1])
-line.tell({"failed": 3})
+line.tell(Failed(attempt=0, again=False, failure=None))
 time.sleep(60)

@@ -14,7 +14,8 @@ import pytest
 from runner.guard import stacks
 from runner.guard.board import Board
 from runner.guard.collectives import Call
-from runner.guard.hang import Hang, Patience, Reason
+from runner.guard.hang import Hang, Patience
+from runner.guard.messages import Reason
 from runner.training.preemption import Preemption
 
 SLEEPING = """Thread 0x00007f (most recent call first):

@@ -1,0 +1,130 @@
+"""What the guards of a job tell each other, one class per kind of message, and how it is written as JSON.
+
+The rank whose guard has told a message goes beside it. The guards join their line once the ranks have compared their
+versions. These may differ in ``explain`` and ``doctor`` only, where a guard may not know what another tells.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TypeAlias, get_args
+
+from runner.guard.collectives import Call
+from runner.guard.failure import Failure
+
+
+class ToMiddle:
+    """A kind of message that only rank 0's guard receives. The other kinds go to all guards."""
+
+
+@dataclass(frozen=True)
+class Alive:
+    """A sign of life. The line sends it by itself, and no guard is woken by it."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """The guard leaves the line, after all that it has told."""
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The guard of the rank beside it is no longer there. Rank 0's guard tells it; of rank 0's guard the own line does."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Apart:
+    """This guard could not join. Its own line tells it."""
+
+    why: str  # address and error
+
+
+@dataclass(frozen=True)
+class Host(ToMiddle):
+    """A guard that joins names its host."""
+
+    name: str | None
+
+
+@dataclass(frozen=True)
+class State(ToMiddle):
+    """The rank's state, as its file has it; from a guard whose log folder is another one than rank 0's."""
+
+    fields: dict[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """The rank's worker has failed in this attempt, or was ended, so all ranks end."""
+
+    attempt: int
+    again: bool  # its guard starts it again, as all do then
+    failure: Failure | None  # the job's first, as far as it is known
+
+
+@dataclass(frozen=True)
+class Ends:
+    """All workers end by themselves, with this exit code; the rank's worker has said so."""
+
+    code: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """The rank's worker has ended well in this attempt; told where ranks may be started again."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Reason(ToMiddle):
+    """Why the rank's worker counts as hung."""
+
+    text: str
+    is_stopped: bool = False  # by a signal, wherever it was
+
+
+@dataclass(frozen=True)
+class Show:
+    """Rank 0's guard asks all others where their workers are."""
+
+
+@dataclass(frozen=True)
+class Stacks(ToMiddle):
+    """The answer to ``Show``."""
+
+    text: str | None  # None: the worker has ended well
+    calls: list[Call]  # empty: it did not answer
+
+
+@dataclass(frozen=True)
+class Hung:
+    """Rank 0's guard has reported a hang, so all ranks end."""
+
+    failure: Failure
+
+
+Message: TypeAlias = Alive | Left | Gone | Apart | Host | State | Failed | Ends | Done | Reason | Show | Stacks | Hung
+
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
+
+
+def packed(rank: int, message: Message) -> list[object]:
+    """What goes over the line: the rank whose guard has told a message, its kind and its fields."""
+    return [rank, type(message).__name__, asdict(message)]
+
+
+def unpacked(sent: object) -> tuple[int, Message]:
+    """The rank and the message. What is none counts as a sign of life: it comes from another version of the runner."""
+    with suppress(KeyError, TypeError):
+        match sent:
+            case [int(rank), str(kind), dict(fields)]:
+                if fields.get("failure") is not None:
+                    fields["failure"] = Failure(**fields["failure"])
+                if "calls" in fields:
+                    fields["calls"] = [Call(**call) for call in fields["calls"]]
+                return rank, _KINDS[kind](**fields)
+    return 0, Alive()

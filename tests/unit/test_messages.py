@@ -1,0 +1,63 @@
+"""What the guards tell each other goes through JSON, and what is none of their messages does no harm."""
+
+from __future__ import annotations
+
+import json
+from typing import get_args
+
+import pytest
+
+from runner.guard import messages
+from runner.guard.collectives import Call
+from runner.guard.failure import Failure
+from runner.guard.messages import Message, packed, unpacked
+
+FAILURE = Failure(rank=3, host="b", exit_code=None, what="killed", step=7, time=0.5, attempt=1)
+CALL = Call(group="0", ranks=[0, 2], number=4, name="all_reduce", is_over=False)
+MESSAGES: list[Message] = [
+    messages.Alive(),
+    messages.Left(),
+    messages.Gone("its guard has ended"),
+    messages.Apart("a:1: timed out"),
+    messages.Host(None),
+    messages.State({"rank": 3, "loss": None, "phase": "training"}),
+    messages.Failed(attempt=1, again=True, failure=FAILURE),
+    messages.Failed(attempt=0, again=False, failure=None),
+    messages.Ends(2),
+    messages.Done(1),
+    messages.Reason("stopped by a signal", is_stopped=True),
+    messages.Show(),
+    messages.Stacks("Thread", [CALL]),
+    messages.Stacks(None, []),
+    messages.Hung(FAILURE),
+]
+
+
+def test_all_messages_go_through_json() -> None:
+    assert {type(message) for message in MESSAGES} == set(get_args(Message))
+    for message in MESSAGES:
+        assert unpacked(json.loads(json.dumps(packed(3, message)))) == (3, message)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        None,
+        {},
+        [],
+        "Left",
+        [1, "Left"],
+        [1, "Left", None],
+        [None, "Left", {}],
+        [1, ["Left"], {}],
+        [1, "Other", {}],
+        [1, "Done", {}],
+        [1, "Done", {"attempt": 1, "rank": 2}],
+        [1, "Hung", {"failure": {"rank": 3}}],
+        [1, "Hung", {"failure": 3}],
+        [1, "Stacks", {"text": None, "calls": [{}]}],
+        [1, "Stacks", {"text": None, "calls": None}],
+    ],
+)
+def test_other_content_counts_as_a_sign_of_life(sent: object) -> None:
+    assert unpacked(sent) == (0, messages.Alive())
