@@ -35,6 +35,9 @@ FAST = (
     "test_bench::test_a_narrow_terminal_gets_fewer_columns",
 )
 
+# Files of few tests that take a minute each, or start what does.
+LONG = ("test_faults", "test_deepspeed", "test_supervise", "test_compare", "test_restart_in_place", "test_conformance")
+
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 settings.load_profile("untimed")
 
@@ -45,13 +48,15 @@ _OF_GPUS = "GPUs"
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Fast ones first: unit tests before those that start launchers; none of those whose launchers are not there.
 
-    If workers share the tests (make test), they begin with the cluster's, and of a folder with the files of the most tests, so
-    that none is left with a long one at the end.
+    If workers share the tests (make test), they begin with the cluster's, and of a folder with the files that take longest, which
+    are those of LONG and then those of the most tests, so that none is left with a long one at the end.
     """
     is_shared = "PYTEST_XDIST_WORKER" in os.environ
-    order = {"unit": 0, "parallel": 1, "layouts": 1, "cluster": -1 if is_shared else 2, "faults": 3, "gpu": 4}
+    order = {"unit": 0, "layouts": 1, "parallel": 2, "cluster": -1 if is_shared else 3, "gpu": 4}
     tests = Counter(item.path for item in items if is_shared)
-    items.sort(key=lambda item: (order.get(item.path.parent.name, 9), -tests[item.path]))
+    items.sort(
+        key=lambda item: (order[item.path.parent.name], is_shared and item.path.stem not in LONG, -tests[item.path])
+    )
     _mark_fast(items, everything=not config.option.file_or_dir)
     needs = {
         "the virtual cluster": (lambda item: "cluster" in item.path.parts, missing(slurm=True) or _missing_mpi()),

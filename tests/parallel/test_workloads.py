@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.launching import RUNNER, clean_environment, mpirun_path, ok, own_lines, run, runner, torchrun
-from tests.results import losses, metrics, refused
+from tests.results import metrics, refused
 from tests.turns import Turns
 
 
@@ -282,14 +282,3 @@ def test_a_workloads_help_shows_all_groups_once(turns: Turns) -> None:
         assert option in text
     assert "epochs between checkpoints; 0 is at the end only (default: 1)" in " ".join(text.split())
     assert "steps between lines written together (default: 20)" in " ".join(text.split())
-
-
-def test_compiled_layers_train_as_others_do(tmp_path: Path) -> None:
-    curves = []
-    for options in ([], ["--compile"]):
-        folder = tmp_path / f"run{len(curves)}"
-        job = ["workloads.linear", "--strategy", "fsdp", "--max-steps", "4", "--checkpoint-dir", str(folder)]
-        ok(runner(2, *job, *options, "--log-every", "1"))
-        curves.append(losses(folder))
-    assert curves[1] == pytest.approx(curves[0], rel=1e-5)
-    assert len(curves[0]) == 4

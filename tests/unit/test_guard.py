@@ -95,8 +95,8 @@ def test_a_wait_that_the_worker_cannot_bound_is_bounded() -> None:
 
 
 def test_the_clock_stops_when_the_ranks_have_met() -> None:
-    line = "lifeline.rendezvous_complete(); time.sleep(1.5); sys.exit(5)"
-    with guarded(line, watched="rendezvous_timeout=0.7") as process:
+    line = "lifeline.rendezvous_complete(); time.sleep(4); sys.exit(5)"
+    with guarded(line, watched="rendezvous_timeout=3") as process:
         process.communicate(timeout=20)
         assert process.returncode == 5
 

@@ -4,4 +4,6 @@ from __future__ import annotations
 
 from tests.turns import turns_fixture
 
-turns = turns_fixture("package")
+turns = turns_fixture(
+    "package", TORCHINDUCTOR_COMPILE_THREADS="1"
+)  # else --compile starts processes that import torch, too

@@ -43,6 +43,17 @@ def test_a_workload_takes_what_all_take(job: str, turns: Turns, tmp_path: Path) 
     assert "done: 2 steps" in ok(turns(2, *job.split(), cwd=tmp_path)).stdout
 
 
+def test_compiled_layers_train_as_others_do(turns: Turns, tmp_path: Path) -> None:
+    curves = []
+    for options in ([], ["--compile"]):
+        folder = tmp_path / f"run{len(curves)}"
+        job = ["workloads.linear", "--strategy", "fsdp", "--max-steps", "4", "--checkpoint-dir", str(folder)]
+        ok(turns(2, *job, *options, "--log-every", "1"))
+        curves.append(losses(folder))
+    assert curves[1] == pytest.approx(curves[0], rel=1e-5)
+    assert len(curves[0]) == 4
+
+
 @pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
 def test_resnet_sharded(strategy: str, turns: Turns, tmp_path: Path) -> None:
     counts = ["--warmup-batches", "1", "--batches-per-iteration", "1", "--iterations", "1"]
