@@ -22,6 +22,9 @@ class StrategyTraits:
     Attributes:
         function: what makes its trainer, as ``module:function``.
         shards: whether data-parallel ranks have a part of each parameter; None if that is not known.
+        shards_optimizer: whether they have a part of the optimizer's state each, and the model whole.
+        is_local: whether they train by themselves, and average their weights every ``--sync-every`` steps.
+        averages: whether they exchange the average of all gradients in a step, and nothing else.
         is_divisible: whether it goes with ``--tp`` and ``--pp``.
         hooks: how it can compress gradients.
         scales: whether it goes with fp16's gradient scaler.
@@ -29,17 +32,20 @@ class StrategyTraits:
 
     function: str = ""
     shards: bool | None = False
+    shards_optimizer: bool = False
+    is_local: bool = False
+    averages: bool = False
     is_divisible: bool = False
     hooks: tuple[str, ...] = ()
     scales: bool = True
 
 
 STRATEGIES = {
-    "ddp": StrategyTraits(function="runner.parallel.ddp:ddp", is_divisible=True, hooks=HOOKS[1:]),
+    "ddp": StrategyTraits(function="runner.parallel.ddp:ddp", averages=True, is_divisible=True, hooks=HOOKS[1:]),
     "fsdp": StrategyTraits(function="runner.parallel.fsdp:fsdp", shards=True, is_divisible=True),
-    "zero1": StrategyTraits(function="runner.parallel.zero1:zero1"),
-    "local-sgd": StrategyTraits(function="runner.parallel.local_sgd:local_sgd", scales=False),
-    "horovod": StrategyTraits(function="runner.parallel.horovod:horovod", hooks=("fp16",), scales=False),
+    "zero1": StrategyTraits(function="runner.parallel.zero1:zero1", shards_optimizer=True),
+    "local-sgd": StrategyTraits(function="runner.parallel.local_sgd:local_sgd", is_local=True, scales=False),
+    "horovod": StrategyTraits(function="runner.parallel.horovod:horovod", averages=True, hooks=("fp16",), scales=False),
 }
 # One of another package refuses itself what it does not bear.
 _OF_OTHERS = StrategyTraits(shards=None, is_divisible=True, hooks=HOOKS[1:])
@@ -112,15 +118,19 @@ class ParallelOptions:
             return [*ranks, *reversed(ranks)]
         return ranks * self.stages_per_rank
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether data-parallel ranks have a part of each parameter; where that is not known, if copies are asked for."""
+        shards = traits_of(self.strategy).shards
+        return self.replicate is not None if shards is None else shards
+
     def degrees(self, ranks: int) -> Degrees:
         """The degree of each kind of parallelism: data parallelism takes the ranks that the others leave.
 
         Raises:
             UsageError: the degrees do not fit the number of ranks.
         """
-        shards = traits_of(self.strategy).shards
-        is_sharded = self.replicate is not None if shards is None else shards
-        rest: Literal["shard", "replicate"] = "shard" if is_sharded else "replicate"
+        rest: Literal["shard", "replicate"] = "shard" if self.is_sharded else "replicate"
         degrees = Degrees.of(ranks, replicate=self.replicate or 1, pipeline=self.pp, tensor=self.tp, rest=rest)
         if self.replicate == ranks > 1:
             with raised_on_all_ranks():
@@ -148,7 +158,7 @@ def _add_layout_options(group: argparse.ArgumentParser | argparse._ArgumentGroup
     group.add_argument(
         "--strategy",
         choices=strategy_names(),
-        default="ddp",
+        default=ParallelOptions.strategy,
         metavar="NAME",
         help="of data parallelism: ddp and horovod have the model whole on every rank, zero1 divides the optimizer's state, "
         "fsdp divides parameters and gradients too, local-sgd exchanges seldom (default: %(default)s)",
@@ -347,11 +357,11 @@ def _conflicts(options: ParallelOptions) -> list[tuple[bool, str]]:
             f"{' or '.join(traits.hooks)}, or --strategy ddp",
         ),
         (
-            options.sync_every != ParallelOptions.sync_every and name != "local-sgd",
+            options.sync_every != ParallelOptions.sync_every and not traits.is_local,
             f"--sync-every {options.sync_every} is local SGD's; take --strategy local-sgd",
         ),
         (
-            options.outer_optimizer != "none" and name != "local-sgd",
+            options.outer_optimizer != "none" and not traits.is_local,
             f"--outer-optimizer {options.outer_optimizer} is local SGD's; take --strategy local-sgd",
         ),
         (

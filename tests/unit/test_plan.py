@@ -23,7 +23,7 @@ from runner.tools.plan.capturing import fake_process_group
 from runner.tools.plan.layouts import Candidate, Cluster, candidates
 from runner.tools.plan.memory import Memory
 from runner.tools.plan.optimizers import state_rule
-from runner.tools.plan.planning import Planned
+from runner.tools.plan.planning import Planned, plan_layout
 from runner.tools.plan.ranking import advise, ranked
 from runner.tools.plan.report import flags
 from runner.tools.plan.schedules import timeline
@@ -220,6 +220,23 @@ def test_where_no_layout_is_possible_the_first_reason_is_said(
 ) -> None:
     with pytest.raises(UsageError, match=f"no layout of 8 GPUs is possible: .*{expected}"):
         candidates(Cluster(gpus=8, hosts=hosts), plan, ParallelOptions(), given, batch=32)
+
+
+@pytest.mark.parametrize(("given", "alike"), [({}, "ddp"), ({"tp": 2}, "ddp"), ({"replicate": 2}, "fsdp")])
+@pytest.mark.usefixtures("eight_ranks")
+def test_a_strategy_of_another_package_is_planned_as_whole_or_with_copies_as_sharded(
+    given: dict[str, Any], alike: str
+) -> None:
+    cluster, tracer = Cluster(gpus=8, hosts=2), Tracer(task(), ParallelOptions(), torch.float32)
+    rule = state_rule(torch.optim.AdamW, tracer.model, torch.float32)
+    theirs, own = (
+        plan_layout(every(cluster, strategy=name, **given)[0], cluster, tracer, rule, [1.0] * len(tracer.pieces))
+        for name in ("theirs", alike)
+    )
+    assert theirs.by_stage == own.by_stage
+    assert [*theirs.traffic.within.values()] == [*own.traffic.within.values()]
+    assert [*theirs.traffic.across.values()] == [*own.traffic.across.values()]
+    assert advise([theirs], cluster, 10**9).reason == advise([own], cluster, 10**9).reason
 
 
 def planned(one: Candidate, total: int, across: float = 0.0) -> Planned:

@@ -138,7 +138,7 @@ def _choice(job: Job, text: str, arguments: Sequence[str]) -> Choice:
             raise UsageError(f"DDP by hand takes no {' '.join(flags)}", fix="leave it out, or take ddp")
         strategy = [] if kind == BARE else [f"--strategy={kind}"]
         layout = lay_out(job.topology, degrees_in([*arguments, *strategy, *flags], job.size))
-    if flags or kind not in (BARE, "ddp"):
+    if flags or kind not in (BARE, ParallelOptions.strategy):
         flags = [*strategy, *flags]
     name = ":".join(filter(None, (how, backend)))
     return Choice(name=name, kind=kind, flags=tuple(flags), backend=backend, layout=layout)
@@ -158,7 +158,7 @@ def _read(text: str, how: str) -> tuple[str, list[str]]:
             raise UsageError(_no_engine(text))
     if len(kinds) > 1:
         raise UsageError(f"--engines {text}: {' and '.join(kinds)} are two strategies", fix="name one")
-    return kinds[0] if kinds else "ddp", flags
+    return kinds[0] if kinds else ParallelOptions.strategy, flags
 
 
 def _no_engine(text: str) -> str:

@@ -20,7 +20,7 @@ from runner.comm.table import backends
 from runner.parallel import Setting, make_trainer, precision
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import device_mesh
-from runner.parallel.options import ParallelOptions
+from runner.parallel.options import ParallelOptions, traits_of
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 from runner.tools.compare.choices import ALONE, BARE, LIBRARIES, Choice
@@ -84,7 +84,7 @@ def build(choice: Choice, run: Run, task: Task, options: StepOptions) -> Engine:
     trainer = make_trainer(task, Setting(device=device, dtype=dtype, mesh=mesh, options=options.parallel))
     is_library = choice.kind in LIBRARIES
     has_own_calls = options.parallel.comm_hook == "powersgd"  # its hook goes on in other threads
-    averages_all = is_library or (choice.kind == "ddp" and _is_whole(mesh) and not has_own_calls)
+    averages_all = is_library or (traits_of(choice.kind).averages and _is_whole(mesh) and not has_own_calls)
     return Engine(
         model=trainer.model,
         step=trainer.step,

@@ -133,7 +133,7 @@ def _choices(cluster: Cluster, plan: Plan, given: Mapping[str, Any]) -> Iterator
             is_empty = False
             yield {"strategy": strategy, "tp": tp, "pp": pp, "replicate": replicate}
     if is_empty:
-        yield {"strategy": "ddp", "tp": 1, "pp": 1, "replicate": None} | {
+        yield {"strategy": ParallelOptions.strategy, "tp": 1, "pp": 1, "replicate": None} | {
             name: value for name, value in given.items() if name in ("strategy", "tp", "pp", "replicate")
         }
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from runner.parallel.options import traits_of
 from runner.tools.plan.layouts import Candidate
 from runner.tools.plan.optimizers import StateRule
 from runner.tools.plan.tracing import Parameter
@@ -43,12 +44,12 @@ def memory_of(candidate: Candidate, parameters: Sequence[Parameter], rule: State
     own = sum(one.item * math.prod(local[one.name]) for one in parameters)
     gradients = sum(one.item * math.prod(local[one.name]) for one in parameters if one.is_trained)
     states = {one.name: rule.bytes(one.name, local[one.name]) for one in parameters}
-    if options.strategy == "zero1":
+    if traits_of(options.strategy).shards_optimizer:
         counts = {one.name: one.count for one in parameters}
         optimizer = max(sum(states[name] for name in share) for share in rule.shares(counts, degrees.data))
     else:
         optimizer = sum(states.values())
-    if options.strategy == "local-sgd" and options.outer_optimizer != "none":
+    if options.outer_optimizer != "none":
         optimizer += 2 * own  # the last average, and the outer optimizer's momentum
     gathered = _gathered(candidate, parameters)
     if options.offload == "cpu":
@@ -72,7 +73,7 @@ def is_wrapped(candidate: Candidate) -> bool:
     """Whether fully_shard is at work: for shards, and for replicas of a divided model (parallel/compose.py)."""
     options = candidate.options
     is_replicated = candidate.is_divided and (candidate.degrees.data > 1 or options.precision != "fp32")
-    return options.strategy == "fsdp" or is_replicated
+    return options.is_sharded or is_replicated
 
 
 def _gathered(candidate: Candidate, parameters: Sequence[Parameter]) -> int:

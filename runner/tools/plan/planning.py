@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from runner.errors import UsageError
+from runner.parallel.options import traits_of
 from runner.parallel.stages import balanced
 from runner.tools.plan.layouts import Candidate, Cluster
 from runner.tools.plan.memory import PER_PARAMETER_ACTIVATIONS, Memory, is_wrapped, memory_of
@@ -144,23 +145,24 @@ def _traffic(
     def crosses(dimension: str) -> bool:
         return cluster.spans_hosts(layout, dimension)
 
-    if options.strategy == "fsdp":
+    if options.is_sharded:
         dimension = "shard" if "shard" in layout.dimensions else "data"
         gathers = 1 if options.pp > 1 else 2 * micro_batches
         number = sharded(gradients, narrow * weights, degrees.shard, gathers)
-        traffic.add("fsdp", number, spans_hosts=crosses(dimension))
+        traffic.add(options.strategy, number, spans_hosts=crosses(dimension))
         copies = replicated(gradients / degrees.shard, degrees.replicate)
         traffic.add("replicas", copies, spans_hosts=crosses("replicate" if degrees.shard > 1 else "data"))
-    elif options.strategy == "zero1":
-        number = optimizer_sharded(gradients, weights, degrees.data)
-        traffic.add("zero1", number, spans_hosts=crosses("data"))
     else:
+        traits = traits_of(options.strategy)
         # powerSGD's first steps exchange all; what it sends later depends on the shapes.
         narrow_hook = 0.5 if options.comm_hook in ("bf16", "fp16") and parameters[0].item == 4 else 1.0
-        every = options.sync_every if options.strategy == "local-sgd" else 1
+        exchanged = narrow_hook * gradients
         dimension = "replicate" if "replicate" in layout.dimensions else "data"
-        number = replicated(narrow_hook * gradients, degrees.data) / every
-        traffic.add(options.strategy, number, spans_hosts=crosses(dimension))
+        number = replicated(exchanged, degrees.data)
+        if traits.shards_optimizer:
+            number = optimizer_sharded(exchanged, weights, degrees.data)
+        every = options.sync_every if traits.is_local else 1
+        traffic.add(options.strategy, number / every, spans_hosts=crosses(dimension))
     copied = sum(one.bytes for one in parameters if one.identity in tied and one.is_trained)
     if copied:  # their gradients, to the other stage
         traffic.add("pp", copied / degrees.shard, spans_hosts=crosses("pipeline"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from runner.parallel.options import traits_of
 from runner.tools.plan.layouts import Cluster
 from runner.tools.plan.planning import Planned
 from runner.tools.plan.sizes import size_text
@@ -40,8 +41,8 @@ def _level(one: Planned, cluster: Cluster) -> int:
     candidate = one.candidate
     if candidate.is_divided:
         return _OTHERS
-    if candidate.options.strategy != "fsdp":
-        return _ZERO1 if candidate.options.strategy == "zero1" else _WHOLE
+    if not candidate.options.is_sharded:
+        return _ZERO1 if traits_of(candidate.options.strategy).shards_optimizer else _WHOLE
     dimension = "shard" if "shard" in candidate.layout.dimensions else "data"
     return _OTHERS if cluster.spans_hosts(candidate.layout, dimension) else _SHARDED
 
