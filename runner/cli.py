@@ -57,11 +57,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         policy = Policy.DIAGNOSTIC if examines(request.tool) else Policy.STRICT
         target, record = _find(request, context, lifeline)
         result = rendezvous(context, record, way=way, timeout=request.timeout, policy=policy)
-        with raised_on_all_ranks():
-            topology = compare_ranks(result.records, policy)
+        topology = compare_ranks(result.records, policy)
         lifeline.rendezvous_complete(guards_address(context, result))
-        with raised_on_all_ranks():
-            placements = place(context, topology, request.device, policy)
+        placements = place(context, topology, request.device, policy)
         if (gpu := placements[context.rank.value].device_index) is not None:
             lifeline.computes_on(record.resources["gpus"][gpu])
         if context.size.value > 1:
@@ -109,6 +107,7 @@ def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple
     return target, record
 
 
+@raised_on_all_ranks()
 def place(context: LaunchContext, topology: Topology, device: str, policy: Policy) -> tuple[Placement, ...]:
     """The placements of all ranks, in rank order. Hosts with equal resources share their ``Placement`` objects."""
     kinds, index = topology.records.of_field("resources")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@raised_on_all_ranks()
 def agree(
     problem: RunnerError | str | None,
     kind: type[RunnerError] = UsageError,
@@ -43,5 +44,4 @@ def agree(
         everywhere = len({host for _, _, host in found})
         where = {text: f" (host {', '.join(on)})" if len(on) < everywhere else "" for text, on in hosts.items()}
         fixes = dict.fromkeys(its_fix for text, its_fix, _ in found if text is not None and its_fix)
-        with raised_on_all_ranks():
-            raise kind("; ".join(text + on for text, on in where.items()), fix="; ".join(fixes))
+        raise kind("; ".join(text + on for text, on in where.items()), fix="; ".join(fixes))

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
-from runner.errors import raised_on_all_ranks
 from runner.parallel import Setting, precision
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import degree
@@ -65,7 +64,6 @@ def loss_context(options: ParallelOptions) -> AbstractContextManager[Any]:
     return context
 
 
-@raised_on_all_ranks()
 def compose(task: Task, setting: Setting, *, shard: bool) -> Trainer:
     """Divide the task's model as the options say, and return what trains it.
 

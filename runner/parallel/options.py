@@ -124,6 +124,7 @@ class ParallelOptions:
         shards = traits_of(self.strategy).shards
         return self.replicate is not None if shards is None else shards
 
+    @raised_on_all_ranks()
     def degrees(self, ranks: int) -> Degrees:
         """The degree of each kind of parallelism: data parallelism takes the ranks that the others leave.
 
@@ -133,11 +134,10 @@ class ParallelOptions:
         rest: Literal["shard", "replicate"] = "shard" if self.is_sharded else "replicate"
         degrees = Degrees.of(ranks, replicate=self.replicate or 1, pipeline=self.pp, tensor=self.tp, rest=rest)
         if self.replicate == ranks > 1:
-            with raised_on_all_ranks():
-                raise UsageError(
-                    f"--replicate {ranks} is a whole model on each of the {ranks} ranks, so that nothing is sharded",
-                    fix="take fewer copies, or --strategy ddp",
-                )
+            raise UsageError(
+                f"--replicate {ranks} is a whole model on each of the {ranks} ranks, so that nothing is sharded",
+                fix="take fewer copies, or --strategy ddp",
+            )
         return degrees
 
 
@@ -265,6 +265,7 @@ def read_parallel_options(given: argparse.Namespace) -> ParallelOptions:
     return options
 
 
+@raised_on_all_ranks()
 def degrees_in(arguments: Sequence[str], ranks: int) -> Degrees:
     """The degrees that a workload's arguments ask for, before the workload is loaded.
 
@@ -285,8 +286,7 @@ def degrees_in(arguments: Sequence[str], ranks: int) -> Degrees:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
-        with raised_on_all_ranks():
-            raise UsageError(message)
+        raise UsageError(message)
 
 
 def _conflicts(options: ParallelOptions) -> list[tuple[bool, str]]:

@@ -106,6 +106,7 @@ class PipelineTrainer(DividedTrainer):
         loss = self.task.loss(outputs, targets)
         return loss if self.scaler is None else self.scaler.scale(loss)
 
+    @raised_on_all_ranks()
     def _own_of(self, tied: Sequence[Tied]) -> list[tuple[nn.Parameter, list[int]]]:
         """This rank's parameters that other stages have, too, each with the ranks of the pipeline that have it.
 
@@ -124,11 +125,10 @@ class PipelineTrainer(DividedTrainer):
         dist.all_gather_object(everyone, divided, group=self.pipeline)
         for name in {name for ways in everyone for name in ways}:
             if len({ways[name] for ways in everyone if name in ways}) > 1:
-                with raised_on_all_ranks():
-                    raise UsageError(
-                        f"{name} is tied to a weight of another stage of the pipeline, and the two are not divided alike",
-                        fix=NOT_ALIKE,
-                    )
+                raise UsageError(
+                    f"{name} is tied to a weight of another stage of the pipeline, and the two are not divided alike",
+                    fix=NOT_ALIKE,
+                )
         return [
             (parameter, [rank for rank, ways in enumerate(everyone) if name in ways]) for name, parameter in own.items()
         ]
@@ -301,6 +301,7 @@ def _seconds(part: nn.Module, values: Tensor) -> tuple[float, Tensor]:
     return time.perf_counter() - start, outputs.detach()
 
 
+@raised_on_all_ranks()
 def _check_apart(tied: Sequence[Tied], owners: Sequence[int]) -> None:
     """Refuse stages of one rank that share a parameter: its copies would be two of the same name.
 
@@ -310,11 +311,10 @@ def _check_apart(tied: Sequence[Tied], owners: Sequence[int]) -> None:
     for one in tied:
         (stage, name), (other, its), *_ = one.places
         if len({owners[number] for number, _ in one.places}) < len(one.places):
-            with raised_on_all_ranks():
-                raise UsageError(
-                    f"{its} is tied to {name}, and this schedule has their stages ({stage} and {other}) on one rank",
-                    fix="take a --schedule that has the first and the last stage on two",
-                )
+            raise UsageError(
+                f"{its} is tied to {name}, and this schedule has their stages ({stage} and {other}) on one rank",
+                fix="take a --schedule that has the first and the last stage on two",
+            )
 
 
 def _header(values: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ class PassedOn(nn.Module):
         return first
 
 
+@raised_on_all_ranks()
 def segments(model: nn.Module, cuts: Collection[str]) -> list[list[str]]:
     """The names of the model's modules, in the groups that cannot be cut any further, in the order of calls.
 
@@ -54,6 +55,7 @@ def _has_parameters(model: nn.Module, names: Sequence[str]) -> bool:
     return any(True for name in names for _ in model.get_submodule(name).parameters())
 
 
+@raised_on_all_ranks()
 def balanced(costs: Sequence[float], count: int) -> list[range]:
     """The division of a sequence into ``count`` runs whose largest cost is smallest.
 
@@ -61,11 +63,10 @@ def balanced(costs: Sequence[float], count: int) -> list[range]:
         UsageError: there are fewer than ``count``.
     """
     if len(costs) < count:
-        with raised_on_all_ranks():
-            raise UsageError(
-                f"the model can be cut into {len(costs)} pieces at most (each has parameters), and {count} stages are asked for",
-                fix="take a smaller --pp or --stages-per-rank",
-            )
+        raise UsageError(
+            f"the model can be cut into {len(costs)} pieces at most (each has parameters), and {count} stages are asked for",
+            fix="take a smaller --pp or --stages-per-rank",
+        )
     sums = [0.0]
     for cost in costs:
         sums.append(sums[-1] + cost)
@@ -114,9 +115,8 @@ def _pieces(module: nn.Module, name: str, cuts: Collection[str]) -> list[str]:
         return [name]
     own = [key for key, _ in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]]
     if own:
-        with raised_on_all_ranks():
-            raise UsageError(
-                f"{prefix}{own[0]} would belong to no stage, as {name or 'the model'} is cut",
-                fix="put it in a module of its own, or train without --pp",
-            )
+        raise UsageError(
+            f"{prefix}{own[0]} would belong to no stage, as {name or 'the model'} is cut",
+            fix="put it in a module of its own, or train without --pp",
+        )
     return [piece for key, child in module.named_children() for piece in _pieces(child, f"{prefix}{key}", cuts)]

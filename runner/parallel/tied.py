@@ -37,6 +37,7 @@ def shared_parameters(model: nn.Module) -> list[Shared]:
     return [Shared(*(tuple(part) for part in zip(*users, strict=True))) for users in several]
 
 
+@raised_on_all_ranks()
 def tie_divided(shared: Sequence[Shared]) -> None:
     """Tie what tensor parallelism has divided, module by module.
 
@@ -46,10 +47,9 @@ def tie_divided(shared: Sequence[Shared]) -> None:
     for one in shared:
         ways = {division(module.get_parameter(key)) for module, key in one.places}
         if len(ways) > 1:
-            with raised_on_all_ranks():
-                raise UsageError(
-                    f"{one.names[1]} is tied to {one.names[0]}, and the two are not divided alike", fix=NOT_ALIKE
-                )
+            raise UsageError(
+                f"{one.names[1]} is tied to {one.names[0]}, and the two are not divided alike", fix=NOT_ALIKE
+            )
         one.tie()
 
 

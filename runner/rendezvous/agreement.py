@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from runner.errors import Policy, RefusedError
+from runner.errors import Policy, RefusedError, raised_on_all_ranks
 from runner.rendezvous.record import RankRecord
 from runner.rendezvous.records import Records
 from runner.rendezvous.topology import Topology, ranks_text, topology_of
@@ -24,6 +24,7 @@ _EQUAL = {
 VERSIONS = ("python", "torch", "runner")
 
 
+@raised_on_all_ranks()
 def compare_ranks(everyone: Sequence[RankRecord], policy: Policy = Policy.STRICT) -> Topology:
     """Compare all ranks' records, and return the topology that they show.
 

@@ -20,6 +20,7 @@ from runner.training.shared_files import once_per_file_system
 from runner.training.writing import writing
 
 
+@raised_on_all_ranks()
 def profiled(
     run: Run, options: TrainingOptions, steps: int, leave_out: Callable[[float], None]
 ) -> Callable[[Iterable[int]], Iterable[int]]:
@@ -38,10 +39,9 @@ def profiled(
     if chosen is None:
         return iter
     if chosen[-1] > steps:
-        with raised_on_all_ranks():
-            raise UsageError(
-                f"--profile: this run makes {steps} steps, and step {chosen[-1]} is asked for", fix="name some of those"
-            )
+        raise UsageError(
+            f"--profile: this run makes {steps} steps, and step {chosen[-1]} is asked for", fix="name some of those"
+        )
     return _Recorder(run, options.checkpoint.folder, chosen, leave_out)
 
 

@@ -17,6 +17,7 @@ _PIECE = 1 << 20  # elements
 _MIXER = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
+@raised_on_all_ranks()
 def check_option(run: Run, trainer: Trainer) -> None:
     """See that ``--check-replicas`` can be obeyed.
 
@@ -25,13 +26,13 @@ def check_option(run: Run, trainer: Trainer) -> None:
     """
     is_divided = any(hasattr(parameter, "placements") for parameter in trainer.model.parameters())
     if is_divided or trainer.period > 1 or run.data_size != run.size:
-        with raised_on_all_ranks():
-            raise UsageError(
-                "--check-replicas: the ranks do not have equal parameters here",
-                fix="leave it out, or take --strategy ddp, zero1 or horovod without --tp and --pp",
-            )
+        raise UsageError(
+            "--check-replicas: the ranks do not have equal parameters here",
+            fix="leave it out, or take --strategy ddp, zero1 or horovod without --tp and --pp",
+        )
 
 
+@raised_on_all_ranks()
 @torch.no_grad()
 def check_replicas(run: Run, trainer: Trainer, step: int) -> None:
     """Compare a digest of each parameter on all ranks. Collective; all ranks have the whole model.
@@ -53,11 +54,10 @@ def check_replicas(run: Run, trainer: Trainer, step: int) -> None:
             odd = list(range(run.size))  # no majority tells who is right
         hosts = ", ".join(dict.fromkeys(run.job.topology.records[rank].host for rank in odd))
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-        with raised_on_all_ranks():
-            raise RunnerError(
-                f"--check-replicas: {named[differing[0]][0]}{more} differs on {ranks_text(odd)} ({hosts}) after step {step}",
-                fix="go on from an earlier checkpoint; the same host again: have its memory tested",
-            )
+        raise RunnerError(
+            f"--check-replicas: {named[differing[0]][0]}{more} differs on {ranks_text(odd)} ({hosts}) after step {step}",
+            fix="go on from an earlier checkpoint; the same host again: have its memory tested",
+        )
 
 
 def digest_of(parameter: Tensor) -> Tensor:

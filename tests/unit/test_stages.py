@@ -64,8 +64,9 @@ def test_stages_one_after_the_other_are_the_model_and_keep_the_names(count: int,
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=8), st.integers(1, 8))
 def test_the_largest_stage_is_as_small_as_it_can_be(costs: list[float], count: int) -> None:
     if count > len(costs):
-        with pytest.raises(UsageError, match=rf"cut into {len(costs)} pieces at most .*, and {count} stages"):
+        with pytest.raises(UsageError, match=rf"cut into {len(costs)} pieces at most .*, and {count} stages") as caught:
             balanced(costs, count)
+        assert caught.value.on_all_ranks
         return
 
     def largest(ends: tuple[int, ...]) -> float:
@@ -81,8 +82,9 @@ def test_the_largest_stage_is_as_small_as_it_can_be(costs: list[float], count: i
 def test_a_parameter_of_what_is_cut_belongs_to_no_stage() -> None:
     model = Net()
     model.features.scale = nn.Parameter(torch.ones(1))
-    with pytest.raises(UsageError, match=r"features.scale would belong to no stage, as features is cut"):
+    with pytest.raises(UsageError, match=r"features.scale would belong to no stage, as features is cut") as caught:
         segments(model, CUTS)
+    assert caught.value.on_all_ranks
 
 
 def test_who_has_which_stage() -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from runner.errors import UsageError
+from runner.parallel import Setting
+from runner.parallel.compose import compose
 from runner.parallel.options import ParallelOptions
 from runner.parallel.stages import part_of
 from runner.parallel.task import Plan, Task, fill
@@ -46,6 +52,17 @@ def test_filling_a_model_leaves_the_random_numbers_as_they_were() -> None:
     torch.manual_seed(0)
     task(net).build(CPU, torch.float32)
     assert torch.equal(torch.rand(1), expected)
+
+
+def test_what_a_factory_refuses_on_a_rank_is_told_by_that_rank() -> None:
+    def lacks_a_file() -> nn.Module:
+        raise UsageError("there is no vocabulary on this host")
+
+    mesh: Any = SimpleNamespace(mesh_dim_names=("data",))
+    setting = Setting(device=CPU, dtype=torch.float32, mesh=mesh, options=ParallelOptions(strategy="fsdp"))
+    with pytest.raises(UsageError, match="no vocabulary") as caught:
+        compose(task(lacks_a_file), setting, shard=True)
+    assert not caught.value.on_all_ranks
 
 
 def test_a_part_of_a_model_is_filled_as_the_whole_is() -> None:

@@ -87,11 +87,10 @@ def compare(job: Job, argv: list[str]) -> None:
     if given.target.startswith("-"):
         parser.error("name the workload first")
     if given.layout:
-        with raised_on_all_ranks():
-            raise UsageError(
-                "--strategy, --tp, --pp and --replicate are parts of an engine's name here",
-                fix="for example --engines ddp,fsdp+tp2,pp2,fsdp+replicate=2",
-            )
+        parser.error(
+            "--strategy, --tp, --pp and --replicate are parts of an engine's name here; for example --engines ddp,fsdp+tp2,pp2,"
+            "fsdp+replicate=2"
+        )
     choices = chosen(job, given.engines, rest)
     module = load_workload(given.target, "compare")
     from runner.tools.compare.turns import Turns
