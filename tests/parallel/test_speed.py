@@ -15,7 +15,7 @@ COMMANDS = {
     "loop --strategy fsdp": ["--strategy", "fsdp", "--rounds", "1", "--max-steps", "2", "--batch-size", "2"],
     "step": ["--rounds", "1", "--max-steps", "2"],
     "checkpoint": ["--rounds", "1", "--batch-size", "2"],
-    "checks": ["--blocks", "5"],
+    "checks": ["--rounds", "1", "--max-steps", "44"],
 }
 
 
