@@ -11,7 +11,6 @@ from runner.errors import UsageError, raised_on_all_ranks
 from runner.target import find_target
 
 
-@raised_on_all_ranks()
 def load_workload(name: str, tool: str) -> ModuleType:
     """The workload's module, also from the working folder.
 
@@ -24,5 +23,8 @@ def load_workload(name: str, tool: str) -> ModuleType:
     except UsageError:
         is_workload = False
     if not is_workload:
-        raise UsageError(f"no workload {name}: {tool} takes a module with main(run, argv), for example workloads.mnist")
+        with raised_on_all_ranks():  # not around the import: what that refuses may concern one host
+            raise UsageError(
+                f"no workload {name}: {tool} takes a module with main(run, argv), for example workloads.mnist"
+            )
     return importlib.import_module(name)

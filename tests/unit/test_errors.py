@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
-from runner.errors import LaunchError, RefusedError, RunnerError, raised_on_all_ranks
+from runner.errors import LaunchError, RefusedError, RunnerError, UsageError, raised_on_all_ranks
 from runner.launch.detect import detect
 from runner.rendezvous.endpoint import NoMpi
 from runner.rendezvous.rendezvous import choose_way
+from runner.tools.workloads import load_workload
 
 
 def test_an_error_is_printed_with_its_fix() -> None:
@@ -39,6 +41,21 @@ def test_a_variable_that_is_wrong_on_a_rank_is_told_by_that_rank() -> None:
     with pytest.raises(LaunchError, match="MASTER_PORT=x is not a port") as caught:
         choose_way(detect(BY_HAND | {"MASTER_PORT": "x"}))
     assert not caught.value.on_all_ranks
+
+
+def test_what_a_workload_refuses_at_its_import_is_told_by_that_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "from runner.errors import UsageError\nraise UsageError('no room in /scratch')\ndef main(run, argv): ...\n"
+    (tmp_path / "refuses_at_import.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="no room") as caught:
+        load_workload("refuses_at_import", "compare")
+    assert not caught.value.on_all_ranks
+    with pytest.raises(UsageError, match="no workload refuses: compare") as caught:
+        load_workload("refuses", "compare")
+    assert caught.value.on_all_ranks
 
 
 def test_why_mpi_is_not_used_is_data() -> None:
