@@ -194,7 +194,7 @@ def device_mesh(layout: Layout, device_type: str, backend: str | None = None) ->
         mesh = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=tuple(dimensions))
     if "replicate" in dimensions:
         mesh["replicate", "shard"]._flatten("data")
-        # torch 2.12 to 2.14 warn at each mesh["data"], and have no public function that divides a dimension.
+        # torch 2.13 and 2.14 warn at each mesh["data"], and have no public function that divides a dimension.
         warnings.filterwarnings("ignore", message="Slicing a flattened dim from root mesh")
     return mesh
 

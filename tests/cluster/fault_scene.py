@@ -38,9 +38,7 @@ def srun_kept(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> Comp
     return vc.run("node1", ["srun", "--kill-on-bad-exit=0", *slurm_shape(vc, slots), *program])
 
 
-ALL: dict[str, Launch] = {name: launch for name, launch in LAUNCHERS.items() if not name.startswith("sbatch-")} | {
-    "srun-kept": srun_kept
-}
+ALL: dict[str, Launch] = LAUNCHERS | {"srun-kept": srun_kept}
 
 
 @dataclass(frozen=True, kw_only=True)

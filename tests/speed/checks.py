@@ -2,7 +2,7 @@
 
     mpirun -np 2 python -m runner tests.speed.checks [--rounds 15] [--max-steps 240] [--cpu-time]
 
-Trainings that are watched and not, in turn. A watched one writes metrics every ten steps, the other none while it is measured. The
+Trainings that are watched and not, in turn. A watched one writes metrics as by default, the other none while it is measured. The
 first forty steps are not counted: in them the ranks agree more often on whether to end. ``--cpu-time`` is that of the thread that
 trains, which other processes on its core hardly change; a wait for another rank by gloo takes none of it. What the guards themselves
 take: ``python -m tests.speed.guard``.
@@ -51,7 +51,7 @@ def main(run: Run, argv: list[str]) -> None:
         )  # one epoch, without an end inside
         alone = replace(task, train_data=data, test_data=None)
 
-        def watched(every: int = 10) -> float:
+        def watched(every: int = options.logging.every) -> float:
             ends: list[float] = []
 
             def after(_: object) -> None:

@@ -153,6 +153,7 @@ fields = st.dictionaries(st.sampled_from(list(State.__dataclass_fields__)), valu
 
 @given(st.lists(fields, max_size=4))
 @example([{"host": "0" * 18 + "\x1b"}, {}])
+@example([{"started": 0, "time": -61.0}])
 def test_whatever_is_in_the_files_all_ranks_are_judged_and_shown(files: list[dict[str, Any]]) -> None:
     files = [file | {"size": len(files)} for file in files]
     states = [parse(rank, json.dumps(file)) for rank, file in enumerate(files)]

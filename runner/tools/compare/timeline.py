@@ -81,7 +81,7 @@ def _of_backward(options: dict[str, Any]) -> str:
     return "backward" if options.get("full_backward", True) else "inputs"
 
 
-# The methods of a stage that torch's schedules call (2.12 to 2.14), and what they compute.
+# The methods of a stage that torch's schedules call (2.13 and 2.14), and what they compute.
 _PASSES: dict[str, Callable[[dict[str, Any]], str]] = {
     "forward_one_chunk": lambda _: "forward",
     "backward_one_chunk": _of_backward,

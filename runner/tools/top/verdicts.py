@@ -133,7 +133,13 @@ def duration(seconds: float) -> str:
 
 
 def _of_this_job(states: list[State]) -> list[State]:
-    newest = max((state.started for state in states if state.started is not None), default=-math.inf)
+    # (A clock that was set back has written a time before the start.)
+    starts = [
+        min(state.started, state.started if state.time is None else state.time)
+        for state in states
+        if state.started is not None
+    ]
+    newest = max(starts, default=-math.inf)
     return [state for state in states if state.time is None or state.time >= newest - _START_SPREAD]
 
 
