@@ -33,7 +33,7 @@ help:
 	@echo "make speed    ratios of start-up and step times, taken in turn"
 	@echo "make compare  collectives and training by every engine, in turn; writes docs/performance.md (15 minutes)"
 	@echo "make parity   every strategy and combination against one process; writes the table of docs/parallelism.md (an hour)"
-	@echo "make test-faults  what can go wrong, under every launcher; writes the table of docs/reliability.md (as root; fifty minutes)"
+	@echo "make test-faults  what can go wrong, under every launcher; writes the table of docs/reliability.md (as root; an hour and a quarter)"
 	@echo "make test-kills   two hundred kills in the middle of training and saving, two hundred clean jobs (forty minutes)"
 	@echo "make conformance  PyTorch's own tests of a backend on mpi4py, by each MPI; MPI=mpich TEST=send_recv for some of them"
 	@echo "make horovod  build Horovod for this torch and this MPI, and install it (three minutes, once)"

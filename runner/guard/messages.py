@@ -67,9 +67,10 @@ class Failed:
 
 @dataclass(frozen=True)
 class Ends:
-    """All workers end by themselves, with this exit code; the rank's worker has said so."""
+    """All workers end by themselves, with this exit code and for this reason; the rank's worker has said so."""
 
     code: int
+    why: str
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ class Guard:
         self._console.said = ""
         self._follows = False  # another rank has failed
         self._ends_with: int | None = None  # the code with which all ranks end, as another has said
+        self._said_by_another = ""  # why, with that rank's name
         return self._worker
 
     def watch(self, child: Child) -> int | Lifeline:
@@ -104,9 +105,11 @@ class Guard:
             code, what = EXIT_HANG, ""
         if what:
             self._console.say(what, fix=fix)
+        self._say_for_another()
         while self._waits_for_others(code):
             self._events.wait(_ROUND)
             self._take_events()
+            self._say_for_another()
             self._look_for_a_hang()
             if self._hang.is_reported:
                 return EXIT_HANG
@@ -125,9 +128,7 @@ class Guard:
             and (self._words.size == 1 or self._has_line)
         )
         is_known = (self._follows or self._hang.is_reported) and (again or not restarts.most)
-        if self._line and code != EXIT_OK and worker.is_everywhere:
-            self._line.tell(Ends(code))
-        elif self._line and code != EXIT_OK and not is_known:
+        if self._line and code != EXIT_OK and not (worker.is_everywhere or is_known):
             self._line.tell(Failed(attempt=restarts.attempt, again=again, failure=self._report.first))
         worker.group.end(GRACE)
         if again:
@@ -218,6 +219,8 @@ class Guard:
             else:
                 self._console.said = message["why"]
                 worker.has_failed(message["code"], everywhere=message["everywhere"], traceback=message["traceback"])
+                if worker.is_everywhere:
+                    self._tell(Ends(message["code"], message["why"]))
 
     def _join(self, address: Address) -> None:
         """Join the line of the guards: after the first rendezvous."""
@@ -261,6 +264,8 @@ class Guard:
                 self._note(message.failure)
             case Ends():
                 self._ends_with = message.code
+                named = f"rank {rank} of {self._words.size} on host {self._report.hosts.get(rank) or 'unknown'}"
+                self._said_by_another = f"{named}: {message.why}"
             case Host():
                 self._report.hosts[rank] = message.name
             case Apart():
@@ -274,6 +279,12 @@ class Guard:
                     self._states.take(rank, message)
             case _:
                 self._tell(self._hang.take(rank, message))
+
+    def _say_for_another(self) -> None:
+        """Print what another rank takes for every rank's error, and so only rank 0 would print, where that has not had it."""
+        if self._said_by_another and self._words.is_reporting and not self._worker.is_everywhere:
+            self._console.say(self._said_by_another, is_named=False, last=True)
+            self._said_by_another = ""
 
     def _follow(self, rank: int, failure: Failure | None, *, again: bool = False, gone: str = "") -> None:
         """Another rank has failed, or its guard is gone: this one ends, too."""
@@ -380,6 +391,7 @@ class Guard:
         elif is_new or number == signal.SIGUSR1:
             self._give_notice()
         if is_new and number in ENDS and number not in self._ignored and worker.verdict is None:
+            self._say_for_another()
             self._console.say_ended(name_of(number), sender, after_rendezvous=bool(worker.rendezvous_at))
             if number == signal.SIGTERM and is_notice:  # the worker has not got it yet
                 worker.let_save(number)

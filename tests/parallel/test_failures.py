@@ -35,6 +35,15 @@ def test_an_exception_on_one_rank_ends_the_job(ranks: int, tmp_path: Path) -> No
     poll_until(lambda: not is_left(), 5, "all processes have ended")  # the launcher may end before the last of them
 
 
+@pytest.mark.parametrize("way", ["mpi", "file"])
+def test_what_one_rank_alone_refuses_for_all_is_not_lost(way: str) -> None:
+    """Only rank 0 prints what all ranks refuse. Where it has not refused it, its guard prints it for the other."""
+    done = runner(2, "--rendezvous", way, str(SCRIPTS / "refused_by_one.py"), timeout=60)
+    assert done.returncode != 0
+    (told,) = (line for line in own_lines(done) if "no strategy" in line)
+    assert re.fullmatch(r"runner: rank 1 of 2 on host \S+: there is no strategy theirs; install its package", told)
+
+
 def test_an_exception_ends_ranks_that_do_not_communicate() -> None:
     done = runner(2, str(SCRIPTS / "one_rank_raises_alone.py"), timeout=60)
     assert done.returncode == 1

@@ -23,7 +23,7 @@ MESSAGES: list[Message] = [
     messages.State({"rank": 3, "loss": None, "phase": "training"}),
     messages.Failed(attempt=1, again=True, failure=FAILURE),
     messages.Failed(attempt=0, again=False, failure=None),
-    messages.Ends(2),
+    messages.Ends(2, "no room"),
     messages.Done(1),
     messages.Reason("stopped by a signal", is_stopped=True),
     messages.Show(),
