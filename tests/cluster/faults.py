@@ -32,7 +32,7 @@ DOCUMENT = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- written by make test-faults -->", "<!-- end -->"
 _LEAVING = 3.0  # seconds that what was started gets to end, after the launcher has
 
-REPLACE_CODES = ("intelmpi", *TORCHRUN)  # by one of their own, at least at times
+REPLACE_CODES = ("intelmpi", "sbatch-intelmpi", *TORCHRUN)  # by one of their own, at least at times
 
 
 @dataclass(frozen=True, kw_only=True)

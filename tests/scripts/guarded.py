@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import psutil
 
@@ -65,8 +66,9 @@ def wait_for_spare() -> psutil.Process:
     """The process that would be the next worker."""
     while True:
         for one in psutil.Process(os.getppid()).children():
-            if one.pid != os.getpid() and os.getsid(one.pid) == os.getsid(0):
-                return one
+            with suppress(ProcessLookupError):  # it has just ended
+                if one.pid != os.getpid() and os.getsid(one.pid) == os.getsid(0):
+                    return one
         time.sleep(0.05)
 
 
