@@ -367,7 +367,7 @@ CASES = (
         codes=(70,),
         says=r"no progress for 3 s, after step \d+: rank 1 on host node2 has not answered; rank 0 waiting in",
         within=120,  # the host that is cut off ends its own ranks after 30 s, and Slurm waits for its daemon there
-        not_under=("mpich",),  # by UCX's shared memory its ranks go on: the hosts are one machine
+        not_under=("mpich", "sbatch-mpich"),  # by UCX's shared memory its ranks go on: the hosts are one machine
     ),
     Case(
         number=21,
