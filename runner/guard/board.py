@@ -7,17 +7,19 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 PHASES = ("starting", "standby", "training", "evaluating", "saving", "done")
 
-_FORM = struct.Struct("=dqqqqqddd")
+_FORM = struct.Struct("=dqqqqqddd")  # of Progress
 _SHARE = 0.1  # of the last step in the mean of the step times
 
 
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far a worker has come. Numbers are 0 where they are not known; a loss that is not known is NaN."""
+class Progress(NamedTuple):
+    """How far a worker has come. Numbers are 0 where they are not known; a loss that is not known is NaN.
+
+    A tuple, because it is made in each step: a dataclass takes several times as long.
+    """
 
     at: float = 0.0  # when it was reported, by time.monotonic()
     phase: str = PHASES[0]
@@ -58,24 +60,13 @@ class Board:
         mean = last.step_seconds
         if last.phase == "training" and step > last.step > 0:
             mean = _averaged(mean, (now - last.at) / (step - last.step))
-        self._write(
-            Progress(
-                at=now,
-                phase="training",
-                step=step,
-                steps=steps,
-                epoch=epoch,
-                epochs=epochs,
-                loss=last.loss if loss is None else loss,
-                step_seconds=mean,
-                own_seconds=last.own_seconds if own is None else _averaged(last.own_seconds, own),
-            )
-        )
+        known = last.loss if loss is None else loss
+        mean_own = last.own_seconds if own is None else _averaged(last.own_seconds, own)
+        self._write(Progress(now, "training", step, steps, epoch, epochs, known, mean, mean_own))
 
     def enter(self, phase: str) -> None:
         """Another phase begins, or goes on: a batch of an evaluation is done."""
-        known = {name: value for name, value in vars(self._last).items() if name not in ("at", "phase")}
-        self._write(Progress(at=time.monotonic(), phase=phase, **known))
+        self._write(self._last._replace(at=time.monotonic(), phase=phase))
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -111,24 +102,11 @@ class Board:
     def read(self) -> Progress:
         """What the worker has written last."""
         at, phase, *numbers = _FORM.unpack_from(self._memory)
-        step, steps, epoch, epochs, loss, seconds, own = numbers
-        return Progress(
-            at=at,
-            phase=PHASES[phase],
-            step=step,
-            steps=steps,
-            epoch=epoch,
-            epochs=epochs,
-            loss=loss,
-            step_seconds=seconds,
-            own_seconds=own,
-        )
+        return Progress(at, PHASES[phase], *numbers)
 
     def _write(self, new: Progress) -> None:
         self._last = new
-        place = PHASES.index(new.phase)
-        numbers = new.step, new.steps, new.epoch, new.epochs, new.loss, new.step_seconds, new.own_seconds
-        _FORM.pack_into(self._memory, 0, new.at, place, *numbers)
+        _FORM.pack_into(self._memory, 0, new.at, PHASES.index(new.phase), *new[2:])
 
 
 def _averaged(mean: float, new: float) -> float:

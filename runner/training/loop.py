@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -25,6 +23,7 @@ from runner.training.batches import ShardSampler, train_loader
 from runner.training.checkpoint_folder import Position, Saved, name_of
 from runner.training.checkpoints import Checkpoints
 from runner.training.evaluation import Evaluation, evaluate
+from runner.training.meter import Meter
 from runner.training.metrics import StepRecord
 from runner.training.options import TrainingOptions
 from runner.training.output import Sink, open_output
@@ -37,7 +36,6 @@ from runner.training.restore import restore
 from runner.training.run import Run
 from runner.training.speed import speeds
 from runner.training.stragglers import Pace
-from runner.training.usage import UsageReader
 from runner.training.weights import read_weights
 
 __all__ = ["Hook", "Plan", "Result", "State", "Task", "fit"]
@@ -101,7 +99,7 @@ def fit(
     if options.check_replicas:
         check_option(run, trainer)
     state = State(trainer.model, trainer.optimizer, position)
-    meter, pace = _Meter(run, task, options.batch_size * run.data_size), Pace(run)
+    meter, pace = Meter(run, task, options.batch_size * run.data_size), Pace(run)
     last_step = _last_step(position, sampler.length, meter.global_batch, options)
     steps = profiled(run, options, last_step - position.step, meter.leave_out)
     check = functools.partial(_check_finite, run, trainer, position) if options.check_finite else None
@@ -112,7 +110,7 @@ def fit(
         show = stack.enter_context(
             show_progress(visible=run.is_main, epochs=options.epochs, steps=last_step, done=position.step)
         )
-        log = _Log(sinks, show)
+        log = _Log(sinks, show, pace)
         preemption = stack.enter_context(listening(run, checkpoints))
         trainer.model.train()
         while position.epoch < options.epochs and position.step < last_step:
@@ -141,19 +139,19 @@ def fit(
                     check_replicas(run, trainer, position.step)
                 if not left:
                     continue  # what follows is done below, after the evaluation
+                if len(meter) == options.logging.every:
+                    state.records = log.write(meter.records(pace, preemption))
                 wish = preemption.wish()
                 is_due = checkpoints.is_due(position) or wish.saves
-                # Metrics first: the metrics of a checkpoint must cover all steps up to it.
-                if is_due or wish.reason or len(meter) == options.logging.every:
+                # The metrics of a checkpoint must cover all steps up to it.
+                if len(meter) and (is_due or wish.reason):
                     state.records = log.write(meter.records(pace))
-                    if slow := pace.line(meter.times):
-                        show.line(slow)
                 if is_due:
                     checkpoints.save(position)
                     meter.start()
                 if wish.reason:
                     end_early(run, checkpoints, position, wish.reason)
-            records = meter.records(pace)
+            records = meter.records(pace, preemption)
             run.job.board.enter("evaluating")
             # It may take longer than the time that is left.
             is_over = preemption.wish(now=True).reason is not None
@@ -163,8 +161,6 @@ def fit(
             state.records = log.write(records)
             if records:
                 show.line(_epoch_line(options.epochs, records, task))
-                if slow := pace.line(meter.times):
-                    show.line(slow)
             epoch_is_over = position.samples + meter.global_batch > sampler.length
             if epoch_is_over:
                 position.epoch, position.samples = position.epoch + 1, 0
@@ -229,71 +225,11 @@ def _prepare(run: Run, task: Task, options: TrainingOptions) -> tuple[Trainer, C
     return trainer, Checkpoints(run, trainer, options.checkpoint, settings)
 
 
-class _Meter:
-    """Collects losses on the device, and turns them into records by one collective for many steps."""
-
-    def __init__(self, run: Run, task: Task, global_batch: int) -> None:
-        self.run, self.task = run, task
-        self.global_batch = global_batch
-        self._losses: list[Tensor] = []
-        self._places: list[tuple[int, int, float]] = []
-        self._started = time.perf_counter()
-        self._seconds = 0.0
-        self._steps = 0
-        self._usage = UsageReader(run.device)
-        self.times: list[float] = []  # of the ranks' own part of a step, as they were last gathered
-
-    def __len__(self) -> int:
-        return len(self._losses)
-
-    def start(self) -> None:
-        """Start the clock: the time before was not training."""
-        self._started = time.perf_counter()
-
-    def leave_out(self, seconds: float) -> None:
-        """Leave out a time that was not training."""
-        self._started += seconds
-
-    def add(self, loss: Tensor, position: Position, lr: float) -> None:
-        self._losses.append(loss)
-        self._places.append((position.step, position.epoch + 1, lr))
-
-    def records(self, pace: Pace | None = None) -> list[StepRecord]:
-        """The records of the steps since the last call, losses averaged over the data-parallel ranks. Collective.
-
-        Args:
-            pace: whose times are gathered with them.
-        """
-        if not self._losses:
-            return []
-        losses = torch.stack(self._losses).double()
-        both = losses if pace is None else torch.cat([losses, pace.share()])
-        dist.all_reduce(both, group=self.run.group())
-        means, self.times = (both[: len(losses)] / self.run.data_size).tolist(), both[len(losses) :].tolist()
-        seconds = time.perf_counter() - self._started
-        self._seconds += seconds
-        self._steps += len(means)
-        speed = speeds(len(means) * self.global_batch / seconds, self.task, self.run.size, self.run.device)
-        records = [
-            StepRecord(step=step, epoch=epoch, loss=loss, lr=lr, **speed)
-            for (step, epoch, lr), loss in zip(self._places, means, strict=True)
-        ]
-        if self.run.is_main:
-            vars(records[-1]).update(vars(self._usage.read()))
-        self._losses, self._places = [], []
-        self._started = time.perf_counter()
-        return records
-
-    def overall(self) -> float:
-        """Samples per second of all ranks over the whole training, without evaluation."""
-        return self._steps * self.global_batch / self._seconds if self._seconds else 0.0
-
-
 class _Log:
-    """Writes records to the sinks, and prints a warning the first time that the loss is not finite."""
+    """Writes records to the sinks, and prints a line about a slow rank, and the first time that the loss is not finite."""
 
-    def __init__(self, sinks: Sequence[Sink], show: Show) -> None:
-        self._sinks, self._show = sinks, show
+    def __init__(self, sinks: Sequence[Sink], show: Show, pace: Pace) -> None:
+        self._sinks, self._show, self._pace = sinks, show, pace
         self._told = False
 
     def write(self, records: list[StepRecord]) -> list[StepRecord]:
@@ -306,6 +242,8 @@ class _Log:
             self._show.line(
                 f"the loss is {odd.loss} at step {odd.step}, in epoch {odd.epoch} (--check-finite ends the job there)"
             )
+        if slow := self._pace.line():
+            self._show.line(slow)
         return records
 
 

@@ -1,7 +1,8 @@
 """Preemption: a signal, or the end of the time limit, asks for a checkpoint at the next step and for the end of the job.
 
 SIGTERM and SIGUSR1 may reach the ranks in different steps, or only one rank, and clocks differ (``--save-every-seconds``). So the
-ranks agree in a collective, at steps, or batches of an evaluation, that all of them know: some ten times per second.
+ranks agree in a collective, at steps, or batches of an evaluation, that all of them know: some ten times per second. Where metrics
+are gathered more often than that, their collective does for it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-import torch
-import torch.distributed as dist
-
 from runner.early_signals import EARLY
 from runner.errors import EXIT_REQUEUE, RunnerError, raised_on_all_ranks
 from runner.launch.time_limit import time_to_save
@@ -28,7 +26,8 @@ from runner.training.slurm import requeue, time_left
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _BETWEEN = 0.1  # seconds between two agreements
-_TIME_LIMIT = 1  # sent in place of a signal's number: 1 is SIGHUP's, which is not listened to
+_TIME_LIMIT = 0  # in place of a signal's number
+_REASONS = (_TIME_LIMIT, signal.SIGUSR1, signal.SIGTERM)  # of several the last one counts
 
 
 class Preempted(RunnerError):
@@ -56,11 +55,12 @@ class Preemption:
             save_is_due: whether the time for a checkpoint has come; rank 0's answer counts.
         """
         self._run, self._save_is_due = run, save_is_due
-        self._asked = 0  # the signal that this rank has received, or _TIME_LIMIT
+        self._asked: int | None = None  # the signal that this rank has received, or _TIME_LIMIT
         self._end = None if within is None else time.monotonic() + within
         self._count = 0  # of calls, the same on all ranks
         self._next = 1  # the call of the next agreement
         self._agreed = (0, time.monotonic())  # call and time of the last one
+        self._sums: list[float] = []  # of the ranks' shares, where a collective of others has had them
         self._reason: str | None = None  # why the training ends, once the ranks have agreed
 
     def receive(self, number: int, _: FrameType | None) -> None:
@@ -75,22 +75,36 @@ class Preemption:
                 many calls, and this may be none of them.
         """
         self._count += 1
+        sums, self._sums = self._sums, []
         if self._reason is not None:
             return Wish(reason=self._reason)
-        if self._count < self._next and not now:
-            return Wish()
-        if self._run.is_main and self._end is not None and time.monotonic() > self._end:
-            self._asked = self._asked or _TIME_LIMIT
-        asked, saves, interval = self._asked, int(self._save_is_due()), 1 if now else self._interval()
-        if self._run.size > 1:
-            own = [asked, saves, interval] if self._run.is_main else [asked, 0, 0]
-            wishes = torch.tensor(own, device=self._run.device)
-            dist.all_reduce(wishes, op=dist.ReduceOp.MAX)
-            asked, saves, interval = wishes.tolist()
-        self._next, self._agreed = self._count + interval, (self._count, time.monotonic())
-        if asked:
-            self._reason = "the time limit is near" if asked == _TIME_LIMIT else signal.Signals(asked).name
+        if not sums:
+            if self._count < self._next and not now:
+                return Wish()
+            sums = self._own_share()
+            if self._run.size > 1:
+                sums = self._run.sum(*sums, dimension=None)
+        *asking, saves, interval = sums
+        self._next, self._agreed = self._count + (1 if now else int(interval)), (self._count, time.monotonic())
+        for reason, ranks in zip(_REASONS, asking, strict=True):
+            if ranks:
+                self._reason = "the time limit is near" if reason == _TIME_LIMIT else signal.Signals(reason).name
         return Wish(saves=bool(saves), reason=self._reason)
+
+    def share(self) -> list[float]:
+        """This rank's numbers for a collective of the data-parallel ranks, which adds them: none if those are not all ranks."""
+        return self._own_share() if self._run.data_size == self._run.size else []
+
+    def take_sums(self, sums: list[float]) -> None:
+        """The ranks' sums of their shares: the next ``wish`` needs no collective."""
+        self._sums = sums
+
+    def _own_share(self) -> list[float]:
+        """For each reason whether this rank is asked for it; whether a checkpoint is due, and the calls until the next agreement."""
+        if self._run.is_main and self._end is not None and time.monotonic() > self._end and self._asked is None:
+            self._asked = _TIME_LIMIT
+        asked = [float(self._asked == reason) for reason in _REASONS]
+        return [*asked, *((float(self._save_is_due()), float(self._interval())) if self._run.is_main else (0.0, 0.0))]
 
     def ends(self) -> bool:
         """Whether the training is to end. Collective, as ``wish``."""

@@ -7,9 +7,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from runner.training.run import Run
 
@@ -27,10 +25,14 @@ class Pace:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._ranks = dist.get_process_group_ranks(run.group())  # the data-parallel ones, this one among them
+        # Where ranks share cores the system's scheduler decides who waits.
+        self._is_watched = not run.job.placement.is_crowded
         self._own: deque[float] = deque(maxlen=_NEWEST)
         self._whole: deque[float] = deque(maxlen=_NEWEST)
         self._began = 0.0
         self.newest: float | None = None  # seconds of the last step that were this rank's own, if they are known
+        self._of_all: list[float] = []  # each data-parallel rank's seconds, as they were last gathered
         self._told: set[int] = set()
 
     def begin(self) -> None:
@@ -39,25 +41,28 @@ class Pace:
 
     def end(self, ready: float | None) -> None:
         """It is done. ``ready``: when the rank's own part of it was (time.perf_counter()), if that is known."""
-        if ready is None or self._run.job.placement.is_crowded:
-            return  # where ranks share cores the system's scheduler decides who waits
+        if ready is None or not self._is_watched:
+            return
         self.newest = ready - self._began
         self._own.append(self.newest)
         self._whole.append(time.perf_counter() - self._began)
 
-    def share(self) -> Tensor:
-        """A number for each data-parallel rank, all but this one's 0: in the ranks' sum are the seconds of all, as far as known."""
-        group = self._run.group()
-        times = torch.zeros(dist.get_world_size(group), dtype=torch.float64, device=self._run.device)
+    def share(self) -> list[float]:
+        """A number for each data-parallel rank, all but this one's 0: in the ranks' sums are the seconds of all, as far as known."""
+        times = [0.0] * len(self._ranks)
         if len(self._own) >= _STEPS:
-            times[dist.get_rank(group)] = statistics.median(self._own)
+            times[self._ranks.index(self._run.rank)] = statistics.median(self._own)
         return times
 
-    def line(self, times: Sequence[float]) -> str | None:
-        """What is to be said, once about each rank, of the sum of all shares."""
+    def take_sums(self, sums: list[float]) -> None:
+        """The ranks' sums of their shares."""
+        self._of_all = sums
+
+    def line(self) -> str | None:
+        """What is to be said of the times that were gathered, once about each rank."""
+        times = self._of_all
         slow = straggler(times, statistics.median(self._whole)) if self._whole else None
-        rank = None if slow is None else dist.get_process_group_ranks(self._run.group())[slow]
-        if slow is None or rank is None or rank in self._told:
+        if slow is None or (rank := self._ranks[slow]) in self._told:
             return None
         self._told.add(rank)
         host = self._run.job.topology.records[rank].host

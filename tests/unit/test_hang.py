@@ -16,7 +16,7 @@ from runner.guard.board import Board
 from runner.guard.collectives import Call
 from runner.guard.hang import Hang, Patience
 from runner.guard.messages import Reason
-from runner.training.preemption import Preemption
+from runner.training.preemption import Preemption, Wish
 
 SLEEPING = """Thread 0x00007f (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 320 in wait
@@ -205,6 +205,22 @@ def test_signals_are_noticed_where_calls_become_slow(monkeypatch: pytest.MonkeyP
     preemption.wish(now=True)
     preemption.receive(signal.SIGUSR1, None)
     assert preemption.wish().reason == "SIGUSR1"
+
+
+def test_where_metrics_are_gathered_the_ranks_agree_with_them() -> None:
+    """Runs without ``sum``: a collective of its own would fail."""
+    runs: list[Any] = [SimpleNamespace(size=2, data_size=2, is_main=rank == 0) for rank in range(2)]
+    ranks = [Preemption(run, None, lambda: True) for run in runs]
+    ranks[1].receive(signal.SIGUSR1, None)
+    sums = [sum(numbers) for numbers in zip(*(rank.share() for rank in ranks), strict=True)]
+    for rank in ranks:
+        rank.take_sums(sums)
+    assert [rank.wish() for rank in ranks] == [Wish(saves=True, reason="SIGUSR1")] * 2
+
+
+def test_they_do_not_where_only_some_ranks_gather_them() -> None:
+    run: Any = SimpleNamespace(size=4, data_size=2, is_main=False)
+    assert Preemption(run, None).share() == []
 
 
 def test_after_a_checkpoint_the_phase_before_goes_on() -> None:
