@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from runner.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_REQUEUE
 from runner.guard.collectives import Requests
 from runner.guard.console import Console
-from runner.guard.events import ENDS, Events, name_of
+from runner.guard.events import Events
 from runner.guard.failure import Failure, Report
 from runner.guard.files import Files
 from runner.guard.gpu import Gpu
@@ -24,6 +24,7 @@ from runner.guard.nursery import Child, Lifeline, Nursery
 from runner.guard.output import Output
 from runner.guard.restarts import Restarts
 from runner.guard.settings import Watched, Words
+from runner.guard.signals import Signals
 from runner.guard.states import States
 from runner.guard.worker import GRACE, Worker
 
@@ -34,7 +35,6 @@ _AFTER_ANOTHER = 1.0
 # the start down.
 _SPARE_AFTER = 5.0
 _CAUSE = 0.5  # seconds in which another rank may say why this one has ended without a word: its MPI may have ended it
-_INTERRUPTED = 5.0  # seconds that Ctrl-C gives a training: one that waits in C does not notice it
 _STOPPING = 0.3  # seconds in which all guards have stopped their workers, after a hang was reported
 _ROUND = 1.0  # seconds between two looks at the worker
 _LAST_STATES = 1.0  # seconds that rank 0's guard waits for the others' last states
@@ -45,7 +45,7 @@ class Guard:
     """A rank's guard: it watches one worker after the other."""
 
     def __init__(self, nursery: Nursery, words: Words, watched: Watched, output: Output, notice: Notice) -> None:
-        self._nursery, self._words, self._watched, self._output, self._notice = nursery, words, watched, output, notice
+        self._nursery, self._words, self._watched, self._output = nursery, words, watched, output
         launcher = watched.launcher()
         self._events = Events(launcher)
         self._console = Console(words, launcher, output)
@@ -55,8 +55,7 @@ class Guard:
         self._report = Report(words, watched, self._files)
         self._line: Line | None = None
         self._early: list[tuple[int, Message]] = []  # of guards that have begun the next attempt
-        self._passed_on: set[int] = set()  # signals
-        self._ignored = {number for number in ENDS if signal.getsignal(number) == signal.SIG_IGN}  # nohup
+        self._signals = Signals(self._console, notice, before_telling=self._say_for_another)
         self.restarts = Restarts(watched.restarts, words.rank, words.size)
         self._states = States(watched, self._files) if self._files else None
 
@@ -97,7 +96,7 @@ class Guard:
             self._events.wait(worker.left(_ROUND), *([] if worker.is_silent else [worker.messages]))
         self._receive_from_worker()  # its last words
         worker.has_ended = self._hang.has_ended = True
-        code, what, fix = worker.outcome(status, self._passed_on, self._words)
+        code, what, fix = worker.outcome(status, self._signals.passed_on, self._words)
         if code == 128 + signal.SIGTERM and self._ends_with is not None:
             # All ranks end with that code; the launcher was faster. srun shows the largest code.
             code = self._ends_with
@@ -179,7 +178,7 @@ class Guard:
 
     @property
     def _is_ended_from_outside(self) -> bool:
-        return self._events.is_orphan or bool(self._passed_on.intersection(ENDS))
+        return self._events.is_orphan or self._signals.has_ended_it
 
     def _waits_for_others(self, code: int) -> bool:
         """Whether a rank stays after its worker: one that hung until that is reported, one that ended well until all have.
@@ -199,7 +198,7 @@ class Guard:
 
     def _take_events(self) -> None:
         for event in self._events.signals():
-            self._receive(*event)
+            self._signals.take(self._worker, *event)
         if self._events.has_lost_launcher():
             self._worker.end(EXIT_FAILURE, _ORPHANED)
             self._worker.signal(signal.SIGTERM)
@@ -311,9 +310,7 @@ class Guard:
         worker = self._worker
         if worker.verdict is not None or worker.rendezvous_at is None:
             return None
-        if self._notice.is_due(worker):
-            self._console.say_once("the time limit is near: the script is told to save")
-            self._give_notice()
+        self._signals.give_notice_when_due(worker)
         if not self._hang.is_own and (reason := self._patience.lost()):
             self._hang.begin(reason)
             if not self._nursery.listener:
@@ -348,7 +345,7 @@ class Guard:
 
     def _note_own_failure(self, code: int) -> None:
         """Take the end of this rank for the job's failure, if no other is known. A job that was ended from outside has not failed."""
-        is_asked_for = code in (EXIT_OK, EXIT_REQUEUE, 128 + signal.SIGINT) or self._passed_on.intersection(ENDS)
+        is_asked_for = code in (EXIT_OK, EXIT_REQUEUE, 128 + signal.SIGINT) or self._signals.has_ended_it
         until = time.monotonic() + (0.0 if self._console.said or not (self._files and self._line) else _CAUSE)
         while not (is_asked_for or self._follows) and (left := until - time.monotonic()) > 0:
             self._events.wait_for_messages(left)
@@ -377,29 +374,3 @@ class Guard:
                     return ended[1]
                 self._nursery.lose(ended[0])
         return None
-
-    def _receive(self, number: int, sender: int, code: int) -> None:
-        """A signal to this process."""
-        worker = self._worker
-        if number == signal.SIGCHLD or (code > 0 and not worker.group.is_own):
-            return  # the terminal has sent it to the whole group, and so to the worker
-        is_new = number not in self._passed_on
-        self._passed_on.add(number)
-        is_notice = self._notice.is_asked_for_by(number, worker)
-        if not is_notice or self._notice.is_by(number):
-            worker.signal(number)
-        elif is_new or number == signal.SIGUSR1:
-            self._give_notice()
-        if is_new and number in ENDS and number not in self._ignored and worker.verdict is None:
-            self._say_for_another()
-            self._console.say_ended(name_of(number), sender, after_rendezvous=bool(worker.rendezvous_at))
-            if number == signal.SIGTERM and is_notice:  # the worker has not got it yet
-                worker.let_save(number)
-            elif number == signal.SIGTERM and worker.board.read().is_in_training:
-                worker.let_save()
-            elif number == signal.SIGINT and worker.board.read().is_in_training:
-                worker.end(128 + signal.SIGINT, _INTERRUPTED)
-
-    def _give_notice(self) -> None:
-        if error := self._notice.give(self._worker):
-            self._console.say(error)

@@ -1,0 +1,59 @@
+"""The signals that a guard gets, and passes on to its worker."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from runner.guard.console import Console
+from runner.guard.events import ENDS, name_of
+from runner.guard.notice import Notice
+from runner.guard.worker import Worker
+
+_INTERRUPTED = 5.0  # seconds that Ctrl-C gives a training: one that waits in C does not notice it
+
+
+class Signals:
+    """What has been passed on, and what the worker gets time for."""
+
+    def __init__(self, console: Console, notice: Notice, before_telling: Callable[[], None]) -> None:
+        """``before_telling``: called before it is printed who ends this rank."""
+        self._console, self._notice, self._before_telling = console, notice, before_telling
+        self._ignored = {number for number in ENDS if signal.getsignal(number) == signal.SIG_IGN}  # nohup
+        self.passed_on: set[int] = set()
+
+    @property
+    def has_ended_it(self) -> bool:
+        """Whether one of those that end a job has come."""
+        return bool(self.passed_on.intersection(ENDS))
+
+    def take(self, worker: Worker, number: int, sender: int, code: int) -> None:
+        """A signal to this process. ``code``: si_code, above 0 if the kernel has sent it."""
+        if number == signal.SIGCHLD or (code > 0 and not worker.group.is_own):
+            return  # the terminal has sent it to the whole group, and so to the worker
+        is_new = number not in self.passed_on
+        self.passed_on.add(number)
+        is_notice = self._notice.is_asked_for_by(number, worker)
+        if not is_notice or self._notice.is_by(number):
+            worker.signal(number)
+        elif is_new or number == signal.SIGUSR1:
+            self._give_notice(worker)
+        if is_new and number in ENDS and number not in self._ignored and worker.verdict is None:
+            self._before_telling()
+            self._console.say_ended(name_of(number), sender, after_rendezvous=bool(worker.rendezvous_at))
+            if number == signal.SIGTERM and is_notice:  # the worker has not got it yet
+                worker.let_save(number)
+            elif number == signal.SIGTERM and worker.board.read().is_in_training:
+                worker.let_save()
+            elif number == signal.SIGINT and worker.board.read().is_in_training:
+                worker.end(128 + signal.SIGINT, _INTERRUPTED)
+
+    def give_notice_when_due(self, worker: Worker) -> None:
+        """Tell a script to save if its time limit is near."""
+        if self._notice.is_due(worker):
+            self._console.say_once("the time limit is near: the script is told to save")
+            self._give_notice(worker)
+
+    def _give_notice(self, worker: Worker) -> None:
+        if error := self._notice.give(worker):
+            self._console.say(error)
