@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import NoReturn
 
 import runner.dispatch
-from runner.comm.ended import ended_ranks
 from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError
 from runner.guard.advice import EVERY_STEP, after_error
 from runner.guard.launcher import launcher_of
@@ -108,7 +107,7 @@ def end_worker(outcome: Outcome, lifeline: Lifeline, job: Job | None) -> NoRetur
         )  # from here on the guard bounds every wait
         if job is None and not outcome.is_collective and "mpi4py.MPI" not in sys.modules:
             end_other_ranks(os.environ, outcome.code)
-    shutdown(outcome.code, collective=outcome.is_collective, job=job if outcome.code == EXIT_OK else None)
+    shutdown(outcome.code, collective=outcome.is_collective, before_leaving=lambda: lifeline.leaves(outcome.code))
 
 
 def guard_words(context: LaunchContext, request: Request, way: Way) -> Words:
@@ -223,7 +222,7 @@ def _cause_of(error: BaseException) -> str:
 
 
 def _who_has_ended(job: Job | None) -> str:
-    ended = ended_ranks(job) if job is not None else []
+    ended = job.board.ended_ranks() if job is not None else []
     if job is None or not ended:
         return ""
     hosts = ", ".join(dict.fromkeys(job.topology.records[rank].host for rank in ended))

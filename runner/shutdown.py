@@ -14,30 +14,28 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import NoReturn
 
 from runner.collector import open_files
-from runner.comm.ended import tell_end
 from runner.comm.process_group import stop_process_group
-from runner.job import Job
 from runner.rendezvous.mpi_library import finalize_mpi
 
 
-def shutdown(code: int, *, collective: bool, job: Job | None = None) -> NoReturn:
+def shutdown(code: int, *, collective: bool, before_leaving: Callable[[], None] = lambda: None) -> NoReturn:
     """End this process.
 
     Args:
         collective: leave the process group and MPI. MPI_Finalize() waits for the other ranks, so this is allowed only
             if all of them come here: never after an exception on one.
-        job: if given, this rank's end is recorded in its store, so that a rank that still waits for this one can name it.
+        before_leaving: called when the program has done all that it does, and MPI_Finalize() may still wait for others.
     """
     _flush_files()  # first: what follows may take longer than the guard allows
     threading._shutdown()  # type: ignore[attr-defined]  # waits for non-daemon threads, as teardown does first
     atexit._run_exitfuncs()
+    before_leaving()
     if collective:
-        if job is not None:
-            tell_end(job)
         stop_process_group()
         _reset_signal_handlers()
         _delete_globals()

@@ -8,14 +8,14 @@ from datetime import timedelta
 from runner.comm.keeping import keep
 from runner.job import Job
 
-_is_served = threading.Event()
+_has_served = threading.Event()
 
 
 def serve_store(job: Job) -> None:
     """On rank 0, serve the job's store on the held socket until the process ends, once. Called on all ranks."""
-    was_served = _is_served.is_set()
-    _is_served.set()
-    if was_served or job.endpoint.listener is None or job.endpoint.is_launchers:
+    has_served = _has_served.is_set()
+    _has_served.set()
+    if has_served or job.endpoint.listener is None or job.endpoint.is_launchers:
         return
     from torch._C._distributed_c10d import TCPStore
 
@@ -28,8 +28,3 @@ def serve_store(job: Job) -> None:
         timeout=timedelta(seconds=job.collective_timeout),
     )
     keep(store)
-
-
-def is_served() -> bool:
-    """Whether rank 0 serves the store, or is about to; if not, a client would wait for an answer in vain."""
-    return _is_served.is_set()

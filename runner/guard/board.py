@@ -1,4 +1,4 @@
-"""The worker's progress, in memory that it shares with its guard: neither waits for the other."""
+"""The worker's progress, and the ranks that have ended before it, in memory that it shares with its guard: neither waits for the other."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import NamedTuple
 PHASES = ("starting", "standby", "training", "evaluating", "saving", "done")
 
 _FORM = struct.Struct("=dqqqqqddd")  # of Progress
+MOST_ENDED = 8  # ranks that are named
+_ENDED = struct.Struct(f"={1 + MOST_ENDED}q")  # their number, then the ranks
 _SHARE = 0.1  # of the last step in the mean of the step times
 
 
@@ -38,10 +40,10 @@ class Progress(NamedTuple):
 
 
 class Board:
-    """Made before the fork; the worker writes, the guard reads. A write takes two microseconds."""
+    """Made before the fork; the worker writes, the guard reads. Of the ranks that have ended it is the other way round."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _FORM.size)
+        self._memory = mmap.mmap(-1, _FORM.size + _ENDED.size)
         self.process = 0  # the worker's
         self.began = time.monotonic()  # when the job did, also where this worker has taken another's place
         self._last = Progress()
@@ -103,6 +105,18 @@ class Board:
         """What the worker has written last."""
         at, phase, *numbers = _FORM.unpack_from(self._memory)
         return Progress(at, PHASES[phase], *numbers)
+
+    def note_end(self, rank: int) -> None:
+        """Another rank has ended well. Called by the guard."""
+        number, *ranks = _ENDED.unpack_from(self._memory, _FORM.size)
+        if number < MOST_ENDED:
+            ranks[number] = rank
+            _ENDED.pack_into(self._memory, _FORM.size, number + 1, *ranks)
+
+    def ended_ranks(self) -> list[int]:
+        """The first ranks that have ended well, at most 8, as far as the guard knows."""
+        number, *ranks = _ENDED.unpack_from(self._memory, _FORM.size)
+        return sorted(ranks[:number])
 
     def _write(self, new: Progress) -> None:
         self._last = new

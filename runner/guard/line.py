@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from runner.errors import RunnerError
-from runner.guard.messages import Alive, Apart, Failed, Gone, Left, Message, ToMiddle, packed, unpacked
+from runner.guard.board import MOST_ENDED
+from runner.guard.messages import Alive, Apart, Failed, Gone, Left, Message, Returned, ToMiddle, packed, unpacked
 from runner.rendezvous.client import Client, UnreachableError, connect
 from runner.rendezvous.protocol import ProtocolError
 from runner.rendezvous.server import Server
@@ -165,6 +166,7 @@ class _Middle:
         self._told: list[list[object]] = []  # for those that join later
         self.last_received: dict[int, float] = {}  # by rank: when it was last received; not those that have left
         self._left: set[int] = set()
+        self._returned = 0  # ranks of which was passed on that they have
 
     def serve(self) -> None:
         sent = looked = time.monotonic()
@@ -217,6 +219,10 @@ class _Middle:
 
     def _pass_on(self, rank: int, message: Message) -> None:
         whole = packed(rank, message)
+        if isinstance(message, Returned):
+            self._returned += 1
+            if self._returned > MOST_ENDED:  # at the end of a job all ranks do, and some are enough
+                return
         if isinstance(message, Failed | Gone):
             self._told.append(whole)
         for other in self.last_received.keys() & self._server.ranks.keys():

@@ -74,6 +74,14 @@ class Ends:
 
 
 @dataclass(frozen=True)
+class Returned:
+    """The rank's worker has ended with code 0 in this attempt, or is about to: who waits for it in a collective waits in vain."""
+
+    attempt: int
+    how: str  # "": by itself
+
+
+@dataclass(frozen=True)
 class Done:
     """The rank's worker has ended well in this attempt; told where ranks may be started again."""
 
@@ -108,7 +116,9 @@ class Hung:
     failure: Failure
 
 
-Message: TypeAlias = Alive | Left | Gone | Apart | Host | State | Failed | Ends | Done | Reason | Show | Stacks | Hung
+Message: TypeAlias = (
+    Alive | Left | Gone | Apart | Host | State | Failed | Ends | Returned | Done | Reason | Show | Stacks | Hung
+)
 
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 

@@ -64,6 +64,10 @@ class Lifeline:
         }
         self._tell(message)
 
+    def leaves(self, code: int) -> None:
+        """Tell the guard that the worker ends by itself, with this code; MPI_Finalize() may keep it."""
+        self._tell({"leaves": code & 0xFF})
+
     def _tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             os.write(self._pipe, json.dumps(message).encode() + b"\n")

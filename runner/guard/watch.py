@@ -18,9 +18,10 @@ from runner.guard.files import Files
 from runner.guard.gpu import Gpu
 from runner.guard.hang import Hang, Patience
 from runner.guard.line import Address, Line
-from runner.guard.messages import Apart, Done, Ends, Failed, Gone, Host, Hung, Message, State
+from runner.guard.messages import Apart, Done, Ends, Failed, Gone, Host, Hung, Message, Returned, State
 from runner.guard.notice import Notice
 from runner.guard.nursery import Child, Lifeline, Nursery
+from runner.guard.others import Others
 from runner.guard.output import Output
 from runner.guard.restarts import Restarts
 from runner.guard.settings import Watched, Words
@@ -35,6 +36,7 @@ _AFTER_ANOTHER = 1.0
 # the start down.
 _SPARE_AFTER = 5.0
 _CAUSE = 0.5  # seconds in which another rank may say why this one has ended without a word: its MPI may have ended it
+_SILENTLY = "by os._exit() or a library, not by Python's own end"
 _STOPPING = 0.3  # seconds in which all guards have stopped their workers, after a hang was reported
 _ROUND = 1.0  # seconds between two looks at the worker
 _LAST_STATES = 1.0  # seconds that rank 0's guard waits for the others' last states
@@ -55,7 +57,7 @@ class Guard:
         self._report = Report(words, watched, self._files)
         self._line: Line | None = None
         self._early: list[tuple[int, Message]] = []  # of guards that have begun the next attempt
-        self._signals = Signals(self._console, notice, before_telling=self._say_for_another)
+        self._signals = Signals(self._console, notice, before_telling=self._say_before_a_signal)
         self.restarts = Restarts(watched.restarts, words.rank, words.size)
         self._states = States(watched, self._files) if self._files else None
 
@@ -74,8 +76,7 @@ class Guard:
         self._report.start_again()
         self._console.said = ""
         self._follows = False  # another rank has failed
-        self._ends_with: int | None = None  # the code with which all ranks end, as another has said
-        self._said_by_another = ""  # why, with that rank's name
+        self._others = Others(words, self._report.hosts, self._console)
         return self._worker
 
     def watch(self, child: Child) -> int | Lifeline:
@@ -97,13 +98,15 @@ class Guard:
         self._receive_from_worker()  # its last words
         worker.has_ended = self._hang.has_ended = True
         code, what, fix = worker.outcome(status, self._signals.passed_on, self._words)
-        if code == 128 + signal.SIGTERM and self._ends_with is not None:
+        if code == 128 + signal.SIGTERM and self._others.ends_with is not None:
             # All ranks end with that code; the launcher was faster. srun shows the largest code.
-            code = self._ends_with
+            code = self._others.ends_with
         if worker.verdict is None and self._hang.is_own:  # showing its stack has let a stopped worker go on to its end
             code, what = EXIT_HANG, ""
         if what:
             self._console.say(what, fix=fix)
+        elif worker.verdict is None and worker.rendezvous_at and not (worker.has_said or self._signals.passed_on):
+            self._say_how_it_left(code)
         self._say_for_another()
         while self._waits_for_others(code):
             self._events.wait(_ROUND)
@@ -215,6 +218,10 @@ class Guard:
             elif "gpu" in message:
                 if self._states:
                     self._states.use_gpu(Gpu(message["gpu"]))
+            elif "leaves" in message:
+                worker.has_said = True
+                if message["leaves"] == EXIT_OK:
+                    self._tell(Returned(self.restarts.attempt, ""))
             else:
                 self._console.said = message["why"]
                 worker.has_failed(message["code"], everywhere=message["everywhere"], traceback=message["traceback"])
@@ -240,7 +247,7 @@ class Guard:
 
     def _take_all(self, messages: Iterable[tuple[int, Message]]) -> None:
         for rank, message in messages:
-            if isinstance(message, Failed | Done) and message.attempt > self.restarts.attempt:
+            if isinstance(message, Failed | Returned | Done) and message.attempt > self.restarts.attempt:
                 self._early.append((rank, message))
             else:
                 self._take(rank, message)
@@ -254,6 +261,10 @@ class Guard:
                 self._follow(rank, message.failure, again=message.again)
             case Gone():
                 self._follow(rank, self._failure(rank, None, message.why), gone=message.why)
+            case Returned():
+                if message.attempt == self.restarts.attempt:
+                    self._worker.board.note_end(rank)
+                    self._others.has_returned(rank, message)
             case Done():
                 if message.attempt == self.restarts.attempt:
                     self.restarts.done.add(rank)
@@ -262,9 +273,7 @@ class Guard:
                 self._end_hung()
                 self._note(message.failure)
             case Ends():
-                self._ends_with = message.code
-                named = f"rank {rank} of {self._words.size} on host {self._report.hosts.get(rank) or 'unknown'}"
-                self._said_by_another = f"{named}: {message.why}"
+                self._others.end(rank, message)
             case Host():
                 self._report.hosts[rank] = message.name
             case Apart():
@@ -280,10 +289,15 @@ class Guard:
                 self._tell(self._hang.take(rank, message))
 
     def _say_for_another(self) -> None:
-        """Print what another rank takes for every rank's error, and so only rank 0 would print, where that has not had it."""
-        if self._said_by_another and self._words.is_reporting and not self._worker.is_everywhere:
-            self._console.say(self._said_by_another, is_named=False, last=True)
-            self._said_by_another = ""
+        if not self._worker.is_everywhere:
+            self._others.say_why()
+
+    def _say_before_a_signal(self) -> None:
+        """Print why the job may be ended, if another guard knows that: MPI's launchers do so when a rank leaves without MPI_Finalize()."""
+        self._receive_from_others()
+        if self._line:
+            self._others.say_who_left(self._line.present)
+        self._say_for_another()
 
     def _follow(self, rank: int, failure: Failure | None, *, again: bool = False, gone: str = "") -> None:
         """Another rank has failed, or its guard is gone: this one ends, too."""
@@ -346,13 +360,32 @@ class Guard:
     def _note_own_failure(self, code: int) -> None:
         """Take the end of this rank for the job's failure, if no other is known. A job that was ended from outside has not failed."""
         is_asked_for = code in (EXIT_OK, EXIT_REQUEUE, 128 + signal.SIGINT) or self._signals.has_ended_it
-        until = time.monotonic() + (0.0 if self._console.said or not (self._files and self._line) else _CAUSE)
-        while not (is_asked_for or self._follows) and (left := until - time.monotonic()) > 0:
-            self._events.wait_for_messages(left)
-            self._receive_from_others()
+        if not (is_asked_for or self._console.said) and self._files:
+            end = time.monotonic() + (_CAUSE if self._line else 0.0)
+            while not self._follows and (left := end - time.monotonic()) > 0:
+                self._events.wait_for_messages(left)
+                self._receive_from_others()
         if not (is_asked_for or self._events.is_orphan or self._follows):
             what = self._console.said or f"ended with code {code}"
             self._note(self._failure(self._words.rank, code, what, traceback=self._worker.traceback))
+
+    def _say_how_it_left(self, code: int) -> None:
+        """The worker has ended by an exit of which it has not told, after the ranks had met."""
+        if self._words.size == 1:
+            return
+        if code == EXIT_OK:  # well, unless others wait for it, or MPI's launcher ends the job for it
+            self._tell(Returned(self.restarts.attempt, _SILENTLY))
+        end = time.monotonic() + (_CAUSE if self._has_line else 0.0)
+        while not (has_cause := self._has_a_cause()) and (left := end - time.monotonic()) > 0:
+            self._events.wait(left)
+            self._take_events()
+        is_cause = self._signals.has_ended_it and not self._others.left if code == EXIT_OK else not has_cause
+        if is_cause:
+            self._console.say(f"ended with code {code}, {_SILENTLY}")
+
+    def _has_a_cause(self) -> bool:
+        """Whether it is known, and has been said, why this rank's worker ends."""
+        return self._follows or self._hang.is_reported or self._is_ended_from_outside
 
     def _failure(self, rank: int, code: int | None, what: str, **more: str) -> Failure:
         step = self._worker.board.read().step

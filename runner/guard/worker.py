@@ -44,6 +44,7 @@ class Worker:
         self.verdict: int | None = None
         self.is_everywhere = False  # all ranks end with the verdict
         self.traceback = ""
+        self.has_said = False  # that it ends
         self.has_ended = False
         self.is_silent = False  # no process can tell anything more
         self._killed_before = killed_for_memory()
@@ -66,6 +67,7 @@ class Worker:
 
     def has_failed(self, code: int, *, everywhere: bool, traceback: str) -> None:
         """It is about to end by itself."""
+        self.has_said = True
         self.verdict, self.is_everywhere, self.traceback = code, everywhere, traceback
         self._deadline = time.monotonic() + (_TOGETHER if everywhere else GRACE)
 

@@ -115,7 +115,8 @@ def test_files_that_the_program_left_open_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("early", "how", "way"), [(1, "exit", "mpi"), (0, "return", "mpi"), (1, "barrier", "mpi"), (0, "return", "file")]
+    ("early", "how", "way"),
+    [(1, "exit", "mpi"), (0, "return", "mpi"), (1, "barrier", "mpi"), (0, "return", "file"), (1, "os._exit", "file")],
 )
 def test_a_rank_that_ends_while_others_work_is_named_and_ends_the_job(early: int, how: str, way: str) -> None:
     """One batch fewer, one barrier left out: a job that would wait until the group's time limit."""
@@ -131,6 +132,14 @@ def test_an_exit_code_is_told_with_its_rank() -> None:
     done = runner(2, str(SCRIPTS / "exits.py"), "1", "7", "wait", timeout=60)
     assert own_lines(done)[0].startswith("runner: rank 1 of 2 on host ")
     assert own_lines(done)[0].endswith(" ended with code 7, by sys.exit()")
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_rank_that_leaves_without_a_word_is_named(code: int) -> None:
+    done = runner(2, str(SCRIPTS / "exits.py"), "1", f"_{code}", "wait", timeout=60)
+    assert done.returncode == (code or 1)
+    assert own_lines(done)[0].startswith("runner: rank 1 of 2 on host ")
+    assert f": ended with code {code}, by os._exit() or a library, not by Python's own end" in own_lines(done)[0]
 
 
 @pytest.mark.parametrize("what", ["shape", "type"])

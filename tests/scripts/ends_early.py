@@ -1,5 +1,6 @@
-"""One rank ends before the others have done their last step: ``ends_early.py RANK exit|return|barrier``."""
+"""One rank ends before the others have done their last step: ``ends_early.py RANK exit|os._exit|return|barrier``."""
 
+import os
 import sys
 import threading
 import time
@@ -20,6 +21,8 @@ def main() -> None:
         model(torch.ones(2, 4)).sum().backward()
     if how == "exit" and is_early:
         sys.exit()
+    if how == "os._exit" and is_early:
+        os._exit(0)
     if how == "barrier" and not is_early:
         dist.barrier()
 

@@ -24,6 +24,7 @@ MESSAGES: list[Message] = [
     messages.Failed(attempt=1, again=True, failure=FAILURE),
     messages.Failed(attempt=0, again=False, failure=None),
     messages.Ends(2, "no room"),
+    messages.Returned(0, ""),
     messages.Done(1),
     messages.Reason("stopped by a signal", is_stopped=True),
     messages.Show(),

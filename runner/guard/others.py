@@ -1,0 +1,45 @@
+"""What other ranks' guards have told of the ends of their workers, and rank 0's prints where nobody else does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from runner.guard.console import Console
+from runner.guard.messages import Ends, Returned
+from runner.guard.settings import Words
+
+
+class Others:
+    """Of one attempt."""
+
+    def __init__(self, words: Words, hosts: Mapping[int, str | None], console: Console) -> None:
+        """``hosts``: of the ranks, as far as they are known."""
+        self._words, self._hosts, self._console = words, hosts, console
+        self.ends_with: int | None = None  # the code with which all ranks end, as one of them has said
+        self._why = ""  # why they end
+        self.left: dict[int, str] = {}  # ranks that have left without a word, and how
+
+    def end(self, rank: int, message: Ends) -> None:
+        """All ranks end, as this one has said."""
+        self.ends_with, self._why = message.code, f"{self._named(rank)}: {message.why}"
+
+    def has_returned(self, rank: int, message: Returned) -> None:
+        """A rank has ended with code 0."""
+        if message.how:
+            self.left[rank] = message.how
+
+    def say_why(self) -> None:
+        """Print what another rank takes for every rank's error, and so only rank 0 would print. Call where its own worker has not had it."""
+        if self._why and self._words.is_reporting:
+            self._console.say(self._why, is_named=False, last=True)
+            self._why = ""
+
+    def say_who_left(self, present: Collection[int]) -> None:
+        """Print which rank has left without a word. ``present``: ranks whose guards are still there, and say so themselves."""
+        for rank, how in self.left.items():
+            if rank not in present and self._words.is_reporting:
+                self._console.say(f"{self._named(rank)}: ended with code 0, {how}", is_named=False, last=True)
+                return
+
+    def _named(self, rank: int) -> str:
+        return f"rank {rank} of {self._words.size} on host {self._hosts.get(rank) or 'unknown'}"
