@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,21 +13,23 @@ class Staging:
 
     def __init__(self) -> None:
         self._copies: dict[str, Tensor] = {}
+        self._layout: Sequence[object] = ()  # of what was copied last
+        self._parts: list[Tensor] = []  # where it was copied to
 
     @torch.no_grad()
     def copy(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Copies with the same names, valid until the next call. A DTensor's are DTensors; only this rank's part is copied."""
-        if self._copies and _layout(tensors) == _layout(self._copies):
+        layout = [*tensors, *((tensor.shape, tensor.dtype) for tensor in tensors.values())]
+        if self._parts and layout == self._layout:
             # One call for all parts: for DTensors one by one the dispatcher takes longer than the copying.
-            torch._foreach_copy_(_parts(self._copies), _parts(tensors))
+            torch._foreach_copy_(self._parts, [_part(tensor) for tensor in tensors.values()])
         else:
             self._copies = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+            self._layout, self._parts = layout, [_part(copy) for copy in self._copies.values()]
         return self._copies
 
 
-def _layout(tensors: Mapping[str, Tensor]) -> list[tuple[str, torch.Size, torch.dtype]]:
-    return [(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()]
-
-
-def _parts(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors.values()]
+def _part(tensor: Tensor) -> Tensor:
+    if type(tensor) is Tensor:  # the next line takes as long as copying a small one
+        return tensor
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
