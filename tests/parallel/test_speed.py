@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.launching import ROOT, ok
+from tests.launching import ROOT, SCRIPTS, ok, run
 from tests.turns import Turns
 
 COMMANDS = {
@@ -32,3 +33,9 @@ def test_a_command_that_measures(command: str, jobs: Turns, tmp_path: Path) -> N
     done = ok(jobs(2, module, *COMMANDS[command], cwd=tmp_path))
     assert "ms per step" in done.stdout or " ÷ " in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_the_runner_without_its_guard(tmp_path: Path) -> None:
+    """With which ``tests.speed.guard`` compares."""
+    (tmp_path / "script.py").write_text("print('done')")
+    assert ok(run(sys.executable, str(SCRIPTS / "unguarded.py"), str(tmp_path / "script.py"))).stdout == "done\n"

@@ -9,7 +9,8 @@ from runner.guard.nursery import Lifeline
 
 
 def start_alone(*_: Any) -> Lifeline:
-    return Lifeline(os.open(os.devnull, os.O_WRONLY), Board(), 0)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    return Lifeline(nothing, Board(), 0, asked=nothing, answers=open(os.devnull, "w"))
 
 
 cli.start_worker = start_alone
