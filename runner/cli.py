@@ -17,6 +17,7 @@ from runner.errors import Policy, RunnerError, UsageError, raised_on_all_ranks
 from runner.guard.board import Board
 from runner.guard.nursery import Lifeline
 from runner.guard.start import start_worker
+from runner.guard.worker_messages import Computes, Met
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect
@@ -58,10 +59,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         target, record = _find(request, context, lifeline)
         result = rendezvous(context, record, way=way, timeout=request.timeout, policy=policy)
         topology = compare_ranks(result.records, policy)
-        lifeline.rendezvous_complete(guards_address(context, result))
+        lifeline.tell(Met(guards_address(context, result)))
         placements = place(context, topology, request.device, policy)
         if (gpu := placements[context.rank.value].device_index) is not None:
-            lifeline.computes_on(record.resources["gpus"][gpu])
+            lifeline.tell(Computes(record.resources["gpus"][gpu]))
         if context.size.value > 1:
             answer_when_asked(lifeline)
         assert target is not None  # otherwise compare_ranks() has refused the records

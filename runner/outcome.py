@@ -19,6 +19,7 @@ from runner.guard.launcher import launcher_of
 from runner.guard.line import Address
 from runner.guard.nursery import Lifeline
 from runner.guard.settings import Watched, Words
+from runner.guard.worker_messages import Fails, Leaves
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import is_reporting
@@ -102,12 +103,12 @@ def end_worker(outcome: Outcome, lifeline: Lifeline, job: Job | None) -> NoRetur
     if os.getpid() != lifeline.worker:
         shutdown(outcome.code, collective=False)  # a forked child: process group and MPI belong to its parent
     if outcome.code != EXIT_OK and outcome.is_bounded:
-        lifeline.failed(
-            outcome.code, everywhere=outcome.is_collective, why=outcome.why, traceback=outcome.traceback
-        )  # from here on the guard bounds every wait
+        everywhere = outcome.is_collective
+        lifeline.tell(Fails(code=outcome.code, everywhere=everywhere, why=outcome.why, traceback=outcome.traceback))
+        # From here on the guard bounds every wait.
         if job is None and not outcome.is_collective and "mpi4py.MPI" not in sys.modules:
             end_other_ranks(os.environ, outcome.code)
-    shutdown(outcome.code, collective=outcome.is_collective, before_leaving=lambda: lifeline.leaves(outcome.code))
+    shutdown(outcome.code, collective=outcome.is_collective, before_leaving=lambda: lifeline.tell(Leaves(outcome.code)))
 
 
 def guard_words(context: LaunchContext, request: Request, way: Way) -> Words:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from runner.collector import freeze, paused_collector
@@ -18,8 +17,8 @@ from runner.errors import EXIT_OK
 from runner.guard.board import Board
 from runner.guard.collectives import Call, answer
 from runner.guard.group import die_with
-from runner.guard.line import Address
 from runner.guard.stacks import let_show, new_file
+from runner.guard.worker_messages import Fails, WorkerMessage, written
 from runner.rendezvous.endpoint import port_of
 
 _TRACEBACK = 8000  # characters that are kept of it, the last ones: a message fits into a pipe
@@ -37,40 +36,16 @@ class Lifeline:
         self.attempt = 0  # how often the ranks were started again
         self.worker = os.getpid()  # a forked child has the lifeline too, but another process id
 
-    def rendezvous_complete(self, address: Address | None = None) -> None:
-        """Tell the guard that the rendezvous is complete: the time limit ends. ``address``: of the line between the guards."""
-        self._tell({"rendezvous": asdict(address) if address else None})
+    def tell(self, message: WorkerMessage) -> None:
+        """Tell the guard something."""
+        if isinstance(message, Fails):
+            message = replace(message, why=message.why[:500], traceback=message.traceback[-_TRACEBACK:])
+        with contextlib.suppress(OSError):
+            os.write(self._pipe, written(message))
 
     def answer_with(self, calls: Callable[[], list[Call]]) -> None:
         """Have a thread tell the guard, when it asks, what this rank has called last in each process group."""
         answer(self._asked, self._answers, calls)
-
-    def computes_on(self, gpu: str) -> None:
-        """Tell the guard which GPU this rank uses, by its UUID."""
-        self._tell({"gpu": gpu})
-
-    def failed(self, code: int, *, everywhere: bool, why: str = "", traceback: str = "") -> None:
-        """Tell the guard that the worker is about to end with this code, and is to be killed if it does not.
-
-        Args:
-            everywhere: all ranks do.
-            why: the cause, in a line.
-        """
-        message = {
-            "code": code & 0xFF,
-            "everywhere": everywhere,
-            "why": why[:500],
-            "traceback": traceback[-_TRACEBACK:],
-        }
-        self._tell(message)
-
-    def leaves(self, code: int) -> None:
-        """Tell the guard that the worker ends by itself, with this code; MPI_Finalize() may keep it."""
-        self._tell({"leaves": code & 0xFF})
-
-    def _tell(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._pipe, json.dumps(message).encode() + b"\n")
 
 
 @dataclass(frozen=True, kw_only=True)

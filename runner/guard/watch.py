@@ -28,6 +28,7 @@ from runner.guard.settings import Watched, Words
 from runner.guard.signals import Signals
 from runner.guard.states import States
 from runner.guard.worker import GRACE, Worker
+from runner.guard.worker_messages import Computes, Fails, Leaves, Met
 
 _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended
 # Seconds that a worker gets after another rank has failed: before SIGTERM, or SIGKILL in a training.
@@ -211,22 +212,23 @@ class Guard:
     def _receive_from_worker(self) -> None:
         worker = self._worker
         for message in worker.received():
-            if "rendezvous" in message:
-                worker.complete_rendezvous()
-                if message["rendezvous"]:
-                    self._join(Address(**message["rendezvous"]))
-            elif "gpu" in message:
-                if self._states:
-                    self._states.use_gpu(Gpu(message["gpu"]))
-            elif "leaves" in message:
-                worker.has_said = True
-                if message["leaves"] == EXIT_OK:
-                    self._tell(Returned(self.restarts.attempt, ""))
-            else:
-                self._console.said = message["why"]
-                worker.has_failed(message["code"], everywhere=message["everywhere"], traceback=message["traceback"])
-                if worker.is_everywhere:
-                    self._tell(Ends(message["code"], message["why"]))
+            match message:
+                case Met():
+                    worker.complete_rendezvous()
+                    if message.address:
+                        self._join(message.address)
+                case Computes():
+                    if self._states:
+                        self._states.use_gpu(Gpu(message.gpu))
+                case Leaves():
+                    worker.has_said = True
+                    if message.code == EXIT_OK:
+                        self._tell(Returned(self.restarts.attempt, ""))
+                case Fails():
+                    self._console.said = message.why
+                    worker.has_failed(message)
+                    if message.everywhere:
+                        self._tell(Ends(message.code, message.why))
 
     def _join(self, address: Address) -> None:
         """Join the line of the guards: after the first rendezvous."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
 from collections.abc import Collection
-from typing import Any
 
 from runner.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE
 from runner.guard.advice import EVERY_STEP, MORE_MEMORY, after_signal
@@ -17,6 +15,7 @@ from runner.guard.group import Group
 from runner.guard.memory import killed_for_memory
 from runner.guard.nursery import Child, Nursery
 from runner.guard.settings import Words
+from runner.guard.worker_messages import Fails, WorkerMessage, read_message
 
 # Seconds that a failed worker's exit handlers get before it is killed, and that its child processes get between
 # SIGTERM and SIGKILL.
@@ -53,23 +52,23 @@ class Worker:
         self._deadline: float | None = time.monotonic() + rendezvous_timeout
         self._received = b""  # without the end of a message
 
-    def received(self) -> list[dict[str, Any]]:
+    def received(self) -> list[WorkerMessage]:
         """What it has told since the last call."""
         while chunk := read(self.messages):
             self._received += chunk
         self.is_silent = chunk == b""
         *lines, self._received = self._received.split(b"\n")
-        return [json.loads(line) for line in lines]
+        return [read_message(line) for line in lines]
 
     def complete_rendezvous(self) -> None:
         """The rendezvous is complete: the time limit ends."""
         self._deadline, self.rendezvous_at = None, time.monotonic()
 
-    def has_failed(self, code: int, *, everywhere: bool, traceback: str) -> None:
+    def has_failed(self, message: Fails) -> None:
         """It is about to end by itself."""
         self.has_said = True
-        self.verdict, self.is_everywhere, self.traceback = code, everywhere, traceback
-        self._deadline = time.monotonic() + (_TOGETHER if everywhere else GRACE)
+        self.verdict, self.is_everywhere, self.traceback = message.code, message.everywhere, message.traceback
+        self._deadline = time.monotonic() + (_TOGETHER if message.everywhere else GRACE)
 
     def signal(self, number: int) -> None:
         """Send a signal, if it is still there."""

@@ -95,6 +95,7 @@ def main(line: str, before: str = "", watched: str = "") -> None:
     exec(before)
     from runner.guard.settings import Watched, Words
     from runner.guard.start import start_worker
+    from runner.guard.worker_messages import Fails, Met
 
     words = Words(
         label="rank 0 of 1 on host here",
@@ -104,7 +105,7 @@ def main(line: str, before: str = "", watched: str = "") -> None:
     )
     lifeline = start_worker(words, Watched(**{"rendezvous_timeout": 60.0} | eval(f"dict({watched})")))
     print("worker", os.getpid(), flush=True)
-    exec(line, globals() | {"lifeline": lifeline})
+    exec(line, globals() | {"lifeline": lifeline, "Met": Met, "Fails": Fails})
 
 
 if __name__ == "__main__":

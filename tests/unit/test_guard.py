@@ -95,7 +95,7 @@ def test_a_wait_that_the_worker_cannot_bound_is_bounded() -> None:
 
 
 def test_the_clock_stops_when_the_ranks_have_met() -> None:
-    line = "lifeline.rendezvous_complete(); time.sleep(4); sys.exit(5)"
+    line = "lifeline.tell(Met(None)); time.sleep(4); sys.exit(5)"
     with guarded(line, watched="rendezvous_timeout=3") as process:
         process.communicate(timeout=20)
         assert process.returncode == 5
@@ -106,7 +106,7 @@ def test_a_library_that_ends_the_worker_before_the_rendezvous_is_told() -> None:
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 16
         assert "rank 0 of 1 on host here: nobody came (16)" in errors
-    with guarded("lifeline.rendezvous_complete(); os._exit(16)") as process:
+    with guarded("lifeline.tell(Met(None)); os._exit(16)") as process:
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 16
         assert errors == ""
@@ -114,16 +114,16 @@ def test_a_library_that_ends_the_worker_before_the_rendezvous_is_told() -> None:
 
 def test_the_last_word_of_a_worker_that_ended_before_its_guard_looked_counts() -> None:
     slow = "os.register_at_fork(after_in_parent=lambda: time.sleep(1))"
-    with guarded("lifeline.rendezvous_complete(); os._exit(16)", before=slow) as process:
+    with guarded("lifeline.tell(Met(None)); os._exit(16)", before=slow) as process:
         _, errors = process.communicate(timeout=20)
         assert (process.returncode, errors) == (16, "")
-    with guarded("lifeline.failed(9, everywhere=False); os.kill(os.getpid(), 9)", before=slow) as process:
+    with guarded("lifeline.tell(Fails(code=9, everywhere=False)); os.kill(os.getpid(), 9)", before=slow) as process:
         _, errors = process.communicate(timeout=20)
         assert (process.returncode, errors) == (9, "")
 
 
 def test_a_failed_worker_that_hangs_is_ended_with_its_code() -> None:
-    with guarded("lifeline.failed(9, everywhere=False); time.sleep(60)") as process:
+    with guarded("lifeline.tell(Fails(code=9, everywhere=False)); time.sleep(60)") as process:
         process.communicate(timeout=20)
         assert process.returncode == 9
 
@@ -143,7 +143,7 @@ def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     [
         "os._exit(3)",
         "os.kill(os.getpid(), 9)",
-        "lifeline.failed(9, everywhere=False); time.sleep(60)",
+        "lifeline.tell(Fails(code=9, everywhere=False)); time.sleep(60)",
         "sys.exit()",
         "guard killed",
     ],
@@ -178,7 +178,7 @@ def test_the_program_receives_a_signal_before_what_it_has_started(name: str) -> 
 
 
 def test_a_rank_that_fails_as_all_do_waits_for_the_one_that_says_why() -> None:
-    line = "lifeline.rendezvous_complete(); lifeline.failed(2, everywhere=True); time.sleep(4); print('left', flush=True); os._exit(2)"
+    line = "lifeline.tell(Met(None)); lifeline.tell(Fails(code=2, everywhere=True)); time.sleep(4); print('left', flush=True); os._exit(2)"
     with guarded(line) as process:
         assert process.communicate(timeout=20)[0].endswith("left\n")
         assert process.returncode == 2
@@ -214,14 +214,14 @@ def test_ctrl_c_and_sigint_on_a_terminal_are_received_once(is_typed: bool) -> No
 
 def test_ctrl_c_reaches_the_worker_that_was_a_spare_process() -> None:
     killed_once = "lifeline.attempt or (wait_for_spare(), os.kill(os.getpid(), signal.SIGKILL))"
-    line = f"lifeline.rendezvous_complete(); {killed_once}; os._exit(interrupts())"
+    line = f"lifeline.tell(Met(None)); {killed_once}; os._exit(interrupts())"
     assert exit_code_after_ctrl_c(line, WITHOUT_TORCH, "restarts=1") == 1
 
 
 def test_a_guard_holds_no_more_files_after_restarts() -> None:
     """Nor after the end of a spare process."""
     count = "lifeline.attempt < 2 and count_files_around_the_end_of_a_spare()"
-    line = f"lifeline.rendezvous_complete(); {count}; os._exit(1)"
+    line = f"lifeline.tell(Met(None)); {count}; os._exit(1)"
     with guarded(line, WITHOUT_TORCH, "restarts=2") as process:
         output, _ = process.communicate(timeout=60)
         counts = [int(line.split()[1]) for line in output.splitlines() if line.startswith("files")]
@@ -230,7 +230,7 @@ def test_a_guard_holds_no_more_files_after_restarts() -> None:
 
 
 def test_a_script_that_was_started_again_is_told_to_save_too() -> None:
-    line = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(40 + lifeline.attempt)); lifeline.rendezvous_complete(); time.sleep(20)"
+    line = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(40 + lifeline.attempt)); lifeline.tell(Met(None)); time.sleep(20)"
     with guarded(line, watched="restarts=1, notice=signal.SIGUSR1, notice_within=0.0") as process:
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 41
@@ -238,7 +238,7 @@ def test_a_script_that_was_started_again_is_told_to_save_too() -> None:
 
 
 def test_who_ended_it_is_said() -> None:
-    line = "lifeline.rendezvous_complete(); print('ready', flush=True); time.sleep(60)"
+    line = "lifeline.tell(Met(None)); print('ready', flush=True); time.sleep(60)"
     with guarded(line, watched=f"launcher=lambda: {os.getpid()}") as process:
         worker_of(process)
         assert process.stdout is not None
@@ -256,7 +256,7 @@ def test_who_ended_it_is_said() -> None:
 
 
 def test_a_worker_that_ends_by_itself_is_not_said_to_be_ended() -> None:
-    line = "signal.signal(signal.SIGTERM, signal.SIG_IGN); lifeline.failed(2, everywhere=False); print(1, flush=True); time.sleep(1)"
+    line = "signal.signal(signal.SIGTERM, signal.SIG_IGN); lifeline.tell(Fails(code=2, everywhere=False)); print(1, flush=True); time.sleep(1)"
     with guarded(line) as process:
         worker_of(process)
         assert process.stdout is not None

@@ -9,7 +9,7 @@ from tests.unit.test_guard import guarded, worker_of
 
 def test_ctrl_c_ends_a_training_that_does_not_notice_it() -> None:
     """It waits in C, for example: Hydra sends nothing more after SIGINT."""
-    line = "lifeline.rendezvous_complete(); lifeline.board.enter('training'); ignore_interrupts()"
+    line = "lifeline.tell(Met(None)); lifeline.board.enter('training'); ignore_interrupts()"
     with guarded(line) as process:
         worker_of(process)
         assert process.stdout is not None
