@@ -1,9 +1,10 @@
 """Train by every strategy and combination on 2, 4 and 8 ranks, and write by how much they differ from one process.
 
-    python -m tests.parity [--ranks N] [--backend NAME] [--results FILE]
+    python -m tests.parity [--ranks N] [--backend NAME] [--dtype NAME] [--results FILE]
 
-Ten steps in float64 and in float32, by gloo and mpi4py. Writes the table of docs/parallelism.md, unless some are left out. With a file
-for the results what was measured before is not measured again: the whole takes an hour or more.
+Ten steps in float64 and in float32, by gloo and mpi4py. Writes the table of docs/parallelism.md, or with --dtype these columns of it;
+nothing if some ranks or a backend are left out. With a file for the results what was measured before is not measured again: the whole
+takes an hour or more.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ DOCUMENT = ROOT / "docs" / "parallelism.md"
 BEGIN, END = "<!-- written by make parity -->", "<!-- end -->"
 BACKENDS = ("gloo", "mpi4py")
 RANKS = (2, 4, 8)
-LIMITS = {"float64": 1e-9, "float32": 1e-5}  # of the loss and, in float64, of weights and outputs; relative
+LIMITS = {"float64": 1e-9, "float32": 1e-5}  # of losses, weights and outputs; relative
 IN_A_JOB = 24  # trainings; their process groups stay, and gloo has threads for each
 SPLITTING = [name for name, schedule in SCHEDULES.items() if schedule.splits_backward]
 FEATURES = {
@@ -104,6 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, choices=RANKS, help="these only")
     parser.add_argument("--backend", choices=BACKENDS, help="this only")
+    parser.add_argument("--dtype", choices=LIMITS, help="this only")
     parser.add_argument("--results", type=Path, metavar="FILE", help="where to go on, and to keep what is found")
     given = parser.parse_args()
     start, worst, failed = time.monotonic(), dict[tuple[int, str, str, str], float](), 0
@@ -112,7 +114,7 @@ def main() -> None:
         turns = Turns("--backend", backend)
         for ranks in [given.ranks] if given.ranks else RANKS:
             for layout, _, options in cases(ranks):
-                for dtype, limit in LIMITS.items():
+                for dtype in [given.dtype] if given.dtype else LIMITS:
                     case = f"{backend} {ranks} {dtype} {options.strip()}"
                     if case not in known:
                         if len(known) % IN_A_JOB == 0:
@@ -122,7 +124,7 @@ def main() -> None:
                     found = known[case]
                     key = ranks, layout, backend, dtype
                     worst[key] = max(worst.get(key, 0.0), found)
-                    if not found < limit:
+                    if not found < LIMITS[dtype]:
                         failed += 1
                         print(f"{ranks} ranks, {backend}, {dtype}, {options}: {found:.1e}", flush=True)
             print(
@@ -130,7 +132,7 @@ def main() -> None:
             )
         turns.close()
     if given.backend is None and given.ranks is None:
-        _write(DOCUMENT, table(worst))
+        _write(DOCUMENT, _cells(worst))
     print(f"{len(worst)} combinations, {failed} above the limit")
     sys.exit(failed > 0)
 
@@ -148,7 +150,7 @@ def _note(results: Path | None, case: str, deviation: float) -> None:
 
 
 def _deviation(turns: Turns, ranks: int, options: str, dtype: str) -> float:
-    """The largest relative deviation of losses, and in float64 of weights and outputs; infinity if the training failed."""
+    """The largest relative deviation of losses, weights and outputs; infinity if the training failed."""
     # A pipeline's batch is cut into twice as many parts as it has stages: four ranks have four or eight.
     arguments = ["--dtype", dtype, "--batch-size", "16" if "--pp 4" in options else "8", *options.split()]
     done = turns(ranks, "parity", *arguments, timeout=300)
@@ -156,25 +158,31 @@ def _deviation(turns: Turns, ranks: int, options: str, dtype: str) -> float:
         print(done.stderr, file=sys.stderr)
         return float("inf")
     found = json.loads(done.stdout.partition("parity ")[2])
-    return float(max(found["loss"], found["weights"], found["outputs"]) if dtype == "float64" else found["loss"])
+    return float(max(found["loss"], found["weights"], found["outputs"]))
 
 
-def table(worst: dict[tuple[int, str, str, str], float]) -> str:
-    """The largest deviation of each combination, over the features that were tried, as Markdown."""
-    backends = list(dict.fromkeys(backend for _, _, backend, _ in worst))
-    lines = [
-        f"| ranks | combination | {' | '.join(f'{backend}, {dtype}' for backend in backends for dtype in LIMITS)} |",
-        "|---|---|" + "---|" * (len(backends) * len(LIMITS)),
-    ]
-    for ranks, layout in dict.fromkeys((ranks, layout) for ranks, layout, _, _ in worst):
-        cells = [f"{worst[ranks, layout, backend, dtype]:.0e}" for backend in backends for dtype in LIMITS]
-        lines.append(f"| {ranks} | `{layout}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def _cells(worst: dict[tuple[int, str, str, str], float]) -> dict[tuple[str, str], str]:
+    """By the beginning of a row (ranks and combination) and the name of a column: the largest deviation over the features."""
+    return {
+        (f"{ranks} | `{layout}`", f"{backend}, {dtype}"): f"{deviation:.0e}"
+        for (ranks, layout, backend, dtype), deviation in worst.items()
+    }
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, new: dict[tuple[str, str], str]) -> None:
+    """Write a table of these combinations; the columns that are not measured keep what they have."""
     before, _, rest = path.read_text().partition(BEGIN)
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
+    old, _, after = rest.partition(END)
+    columns = [f"{backend}, {dtype}" for backend in BACKENDS for dtype in LIMITS]
+    cells: dict[tuple[str, str], str] = {}
+    for line in old.strip().splitlines()[2:]:
+        ranks, combination, *values = line.strip("| ").split(" | ")
+        cells |= {(f"{ranks} | {combination}", column): value for column, value in zip(columns, values, strict=True)}
+    cells |= new
+    lines = [f"| ranks | combination | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
+    for row in dict.fromkeys(row for row, _ in new):
+        lines.append(f"| {row} | {' | '.join(cells.get((row, column), '') for column in columns)} |")
+    path.write_text(f"{before}{BEGIN}\n\n{chr(10).join(lines)}\n\n{END}{after}")
 
 
 if __name__ == "__main__":
