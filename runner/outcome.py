@@ -108,6 +108,8 @@ def end_worker(outcome: Outcome, lifeline: Lifeline, job: Job | None) -> NoRetur
         # From here on the guard bounds every wait.
         if job is None and not outcome.is_collective and "mpi4py.MPI" not in sys.modules:
             end_other_ranks(os.environ, outcome.code)
+    if outcome.code != EXIT_OK and not outcome.is_bounded:
+        lifeline.tell(Leaves(outcome.code))
     shutdown(outcome.code, collective=outcome.is_collective, before_leaving=lambda: lifeline.tell(Leaves(outcome.code)))
 
 

@@ -47,12 +47,16 @@ class Console:
     def say_ended(self, name: str, sender: int, *, after_rendezvous: bool) -> None:
         """Print who ends this rank, by which signal. If the launcher ends all ranks, only one of them prints it."""
         how_to_resume = f"; {self._words.how_to_resume}" if self._words.how_to_resume and after_rendezvous else ""
-        if self._launcher and sender in (os.getppid(), self._launcher):
+        if self.is_launchers(sender):
             if self._words.is_reporting:
                 text = "the job was ended, or another rank has failed (see its message)"
                 self.say(f"{name} from the launcher: {text}{how_to_resume}", last=True)
         else:
             self.say(f"{name} from {described(sender)}{how_to_resume}")
+
+    def is_launchers(self, sender: int) -> bool:
+        """Whether a signal comes from the launcher."""
+        return bool(self._launcher) and sender in (os.getppid(), self._launcher)
 
     def complain(self, text: str) -> None:
         """Print what has nothing to do with the end of the rank."""

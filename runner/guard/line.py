@@ -12,6 +12,7 @@ import queue
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -166,7 +167,7 @@ class _Middle:
         self._told: list[list[object]] = []  # for those that join later
         self.last_received: dict[int, float] = {}  # by rank: when it was last received; not those that have left
         self._left: set[int] = set()
-        self._returned = 0  # ranks of which was passed on that they have
+        self._returned: Counter[int] = Counter()  # ranks of which was passed on that they have, by attempt
 
     def serve(self) -> None:
         sent = looked = time.monotonic()
@@ -220,8 +221,8 @@ class _Middle:
     def _pass_on(self, rank: int, message: Message) -> None:
         whole = packed(rank, message)
         if isinstance(message, Returned):
-            self._returned += 1
-            if self._returned > MOST_ENDED:  # at the end of a job all ranks do, and some are enough
+            self._returned[message.attempt] += 1
+            if self._returned[message.attempt] > MOST_ENDED:  # at the end of a job all ranks do, and some are enough
                 return
         if isinstance(message, Failed | Gone):
             self._told.append(whole)

@@ -16,11 +16,12 @@ _INTERRUPTED = 5.0  # seconds that Ctrl-C gives a training: one that waits in C 
 class Signals:
     """What has been passed on, and what the worker gets time for."""
 
-    def __init__(self, console: Console, notice: Notice, before_telling: Callable[[], None]) -> None:
-        """``before_telling``: called before it is printed who ends this rank."""
+    def __init__(self, console: Console, notice: Notice, before_telling: Callable[[bool], None]) -> None:
+        """``before_telling``: called before it is printed who ends this rank, with whether that is the launcher."""
         self._console, self._notice, self._before_telling = console, notice, before_telling
         self._ignored = {number for number in ENDS if signal.getsignal(number) == signal.SIG_IGN}  # nohup
         self.passed_on: set[int] = set()
+        self.is_ended_by_launcher = False
 
     @property
     def has_ended_it(self) -> bool:
@@ -39,7 +40,8 @@ class Signals:
         elif is_new or number == signal.SIGUSR1:
             self._give_notice(worker)
         if is_new and number in ENDS and number not in self._ignored and worker.verdict is None:
-            self._before_telling()
+            self.is_ended_by_launcher = self._console.is_launchers(sender)
+            self._before_telling(self.is_ended_by_launcher)
             self._console.say_ended(name_of(number), sender, after_rendezvous=bool(worker.rendezvous_at))
             if number == signal.SIGTERM and is_notice:  # the worker has not got it yet
                 worker.let_save(number)

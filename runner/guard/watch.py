@@ -37,7 +37,7 @@ _AFTER_ANOTHER = 1.0
 # the start down.
 _SPARE_AFTER = 5.0
 _CAUSE = 0.5  # seconds in which another rank may say why this one has ended without a word: its MPI may have ended it
-_SILENTLY = "by os._exit() or a library, not by Python's own end"
+_SILENTLY = "without Python's own end: by os._exit(), os.exec…() or a library"
 _STOPPING = 0.3  # seconds in which all guards have stopped their workers, after a hang was reported
 _ROUND = 1.0  # seconds between two looks at the worker
 _LAST_STATES = 1.0  # seconds that rank 0's guard waits for the others' last states
@@ -106,9 +106,11 @@ class Guard:
             code, what = EXIT_HANG, ""
         if what:
             self._console.say(what, fix=fix)
-        elif worker.verdict is None and worker.rendezvous_at and not (worker.has_said or self._signals.passed_on):
+        elif worker.verdict is None and worker.rendezvous_at and not worker.has_said and self._words.size > 1:
             self._say_how_it_left(code)
         self._say_for_another()
+        if code == EXIT_OK and (self._follows or self._hang.is_reported):
+            return EXIT_HANG if self._hang.is_reported else EXIT_FAILURE
         while self._waits_for_others(code):
             self._events.wait(_ROUND)
             self._take_events()
@@ -195,6 +197,8 @@ class Guard:
             return False
         if not self.restarts.is_possible:
             assert self._line is not None
+            if not self._worker.has_said:  # only the end of this process lets an MPI's launcher see that it has left
+                return False
             return bool(self._line.present - {self._words.rank}) and not self._is_ended_from_outside
         if self.restarts.finish():
             self._tell(Done(self.restarts.attempt))
@@ -267,6 +271,8 @@ class Guard:
                 if message.attempt == self.restarts.attempt:
                     self._worker.board.note_end(rank)
                     self._others.has_returned(rank, message)
+                    if self._signals.is_ended_by_launcher and self._line:
+                        self._others.say_who_left(self._line.present)
             case Done():
                 if message.attempt == self.restarts.attempt:
                     self.restarts.done.add(rank)
@@ -294,10 +300,9 @@ class Guard:
         if not self._worker.is_everywhere:
             self._others.say_why()
 
-    def _say_before_a_signal(self) -> None:
-        """Print why the job may be ended, if another guard knows that: MPI's launchers do so when a rank leaves without MPI_Finalize()."""
-        self._receive_from_others()
-        if self._line:
+    def _say_before_a_signal(self, is_launchers: bool) -> None:
+        """Print why the job is ended, if another guard has told that."""
+        if is_launchers and self._line:
             self._others.say_who_left(self._line.present)
         self._say_for_another()
 
@@ -373,7 +378,7 @@ class Guard:
 
     def _say_how_it_left(self, code: int) -> None:
         """The worker has ended by an exit of which it has not told, after the ranks had met."""
-        if self._words.size == 1:
+        if self._signals.has_ended_it:
             return
         if code == EXIT_OK:  # well, unless others wait for it, or MPI's launcher ends the job for it
             self._tell(Returned(self.restarts.attempt, _SILENTLY))
@@ -381,8 +386,8 @@ class Guard:
         while not (has_cause := self._has_a_cause()) and (left := end - time.monotonic()) > 0:
             self._events.wait(left)
             self._take_events()
-        is_cause = self._signals.has_ended_it and not self._others.left if code == EXIT_OK else not has_cause
-        if is_cause:
+        is_ended_for_it = self._signals.is_ended_by_launcher and not self._others.have_left_before(self._words.rank)
+        if is_ended_for_it if code == EXIT_OK else not has_cause:
             self._console.say(f"ended with code {code}, {_SILENTLY}")
 
     def _has_a_cause(self) -> bool:

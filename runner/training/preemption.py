@@ -1,8 +1,8 @@
 """Preemption: a signal, or the end of the time limit, asks for a checkpoint at the next step and for the end of the job.
 
 SIGTERM and SIGUSR1 may reach the ranks in different steps, or only one rank, and clocks differ (``--save-every-seconds``). So the
-ranks agree in a collective, at steps, or batches of an evaluation, that all of them know: some ten times per second. Where metrics
-are gathered more often than that, their collective does for it.
+ranks agree in a collective, at steps, or batches of an evaluation, that all of them know: some ten times per second. Where all
+ranks are data-parallel, and metrics are gathered more often than that, their collective does for it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Preemption:
         if not sums:
             if self._count < self._next and not now:
                 return Wish()
-            sums = self._own_share()
+            sums = self._own_share(self._count)
             if self._run.size > 1:
                 sums = self._run.sum(*sums, dimension=None)
         *asking, saves, interval = sums
@@ -93,28 +93,31 @@ class Preemption:
 
     def share(self) -> list[float]:
         """This rank's numbers for a collective of the data-parallel ranks, which adds them: none if those are not all ranks."""
-        return self._own_share() if self._run.data_size == self._run.size else []
+        return self._own_share(self._count + 1) if self._run.data_size == self._run.size else []
 
     def take_sums(self, sums: list[float]) -> None:
         """The ranks' sums of their shares: the next ``wish`` needs no collective."""
         self._sums = sums
 
-    def _own_share(self) -> list[float]:
-        """For each reason whether this rank is asked for it; whether a checkpoint is due, and the calls until the next agreement."""
+    def _own_share(self, call: int) -> list[float]:
+        """For the agreement in this call: for each reason whether this rank is asked for it; whether a checkpoint is due, and the calls until the next agreement."""
         if self._run.is_main and self._end is not None and time.monotonic() > self._end and self._asked is None:
             self._asked = _TIME_LIMIT
         asked = [float(self._asked == reason) for reason in _REASONS]
-        return [*asked, *((float(self._save_is_due()), float(self._interval())) if self._run.is_main else (0.0, 0.0))]
+        return [
+            *asked,
+            *((float(self._save_is_due()), float(self._interval(call))) if self._run.is_main else (0.0, 0.0)),
+        ]
 
     def ends(self) -> bool:
         """Whether the training is to end. Collective, as ``wish``."""
         return self.wish().reason is not None
 
-    def _interval(self) -> int:
-        """Calls until the next agreement. It at most doubles, as the first steps take longer than others."""
+    def _interval(self, call: int) -> int:
+        """Calls from this one until the next agreement. It at most doubles, as the first steps take longer than others."""
         last, since = self._agreed
-        each = (time.monotonic() - since) / max(1, self._count - last)
-        return max(1, min(int(_BETWEEN / max(each, 1e-6)), 2 * (self._count - last)))
+        each = (time.monotonic() - since) / max(1, call - last)
+        return max(1, min(int(_BETWEEN / max(each, 1e-6)), 2 * (call - last)))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Ends as its arguments say: RANK and how (a code, "_" and a code for os._exit(), message, kill). The other ranks wait for it for ever, if the third argument says so."""
+"""One rank ends, the others at once, or never: ``exits.py RANK CODE|_CODE|message|kill [wait]``. _CODE: by os._exit()."""
 
 import os
 import sys

@@ -218,6 +218,20 @@ def test_where_metrics_are_gathered_the_ranks_agree_with_them() -> None:
     assert [rank.wish() for rank in ranks] == [Wish(saves=True, reason="SIGUSR1")] * 2
 
 
+@pytest.mark.parametrize("every", [1, 2, 5, 20, 50])
+def test_metrics_leave_few_collectives_to_be_made(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand steps of a millisecond, of which ten per second would have one."""
+    clock, own = Clock(monkeypatch), []
+    run: Any = SimpleNamespace(size=2, data_size=2, is_main=True, sum=lambda *sent, **_: own.append(1) or list(sent))
+    preemption = Preemption(run, None)
+    for step in range(1, 1001):
+        clock.now += 0.001
+        if step % every == 0:
+            preemption.take_sums(preemption.share())
+        preemption.wish()
+    assert len(own) <= 10
+
+
 def test_they_do_not_where_only_some_ranks_gather_them() -> None:
     run: Any = SimpleNamespace(size=4, data_size=2, is_main=False)
     assert Preemption(run, None).share() == []
