@@ -1,7 +1,7 @@
 """Preemption: a signal, or the end of the time limit, asks for a checkpoint at the next step and for the end of the job.
 
 SIGTERM and SIGUSR1 may reach the ranks in different steps, or only one rank, and clocks differ (``--save-every-seconds``). So the
-ranks agree in a collective, at steps, or batches of an evaluation, that all of them know: some ten times per second. Where all
+ranks agree in a collective, at steps, or batches of an evaluation, that all of them know: some five times per second. Where all
 ranks are data-parallel, and metrics are gathered more often than that, their collective does for it.
 """
 
@@ -25,7 +25,7 @@ from runner.training.run import Run
 from runner.training.slurm import requeue, time_left
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-_BETWEEN = 0.1  # seconds between two agreements
+_BETWEEN = 0.2  # seconds between two agreements
 _TIME_LIMIT = 0  # in place of a signal's number
 _REASONS = (_TIME_LIMIT, signal.SIGUSR1, signal.SIGTERM)  # of several the last one counts
 

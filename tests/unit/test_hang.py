@@ -220,7 +220,7 @@ def test_where_metrics_are_gathered_the_ranks_agree_with_them() -> None:
 
 @pytest.mark.parametrize("every", [1, 2, 5, 20, 50])
 def test_metrics_leave_few_collectives_to_be_made(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand steps of a millisecond, of which ten per second would have one."""
+    """A thousand steps of a millisecond, of which five per second would have one."""
     clock, own = Clock(monkeypatch), []
     run: Any = SimpleNamespace(size=2, data_size=2, is_main=True, sum=lambda *sent, **_: own.append(1) or list(sent))
     preemption = Preemption(run, None)
