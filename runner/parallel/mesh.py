@@ -12,7 +12,7 @@ import math
 import warnings
 from dataclasses import astuple, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.rendezvous.topology import Topology
@@ -20,6 +20,8 @@ from runner.rendezvous.topology import Topology
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +144,8 @@ class Layout:
 def lay_out(topology: Topology, degrees: Degrees) -> Layout:
     """Place the ranks in the mesh, so that each tensor-parallel group is on one host.
 
-    With data parallelism only, the data rank equals the rank.
+    So is each group of shards, and each pipeline stage with its replicas, where they divide the ranks of every host. With data
+    parallelism only, the data rank equals the rank.
 
     Raises:
         UsageError: the degrees do not fit the ranks, or a tensor-parallel group would be split across hosts. (A group that
@@ -162,15 +165,19 @@ def lay_out(topology: Topology, degrees: Degrees) -> Layout:
             fix=f"start a multiple of {degrees.tensor} ranks on each host",
         )
     by_host = [rank for host in topology.hosts for rank in sorted(host.ranks)]
-    tensor_groups = [
-        sorted(by_host[start : start + degrees.tensor]) for start in range(0, topology.size, degrees.tensor)
-    ]
-    # By host is best: neighbours in the mesh are near. The ranks of a host need not be consecutive numbers, though.
+    groups = [sorted(block) for block in _blocks(by_host, degrees.tensor)]
+    # By host is best: neighbours in the mesh are near. The ranks of a host need not be consecutive numbers, though: then what
+    # is divided stays near, from the largest part that can: a stage with its replicas, a replica's shards, a shard's parts.
+    sizes = len(groups), degrees.data, degrees.shard, 1  # in tensor groups
     layouts = [
-        Layout(degrees, tuple(rank for group in groups for rank in group))
-        for groups in (tensor_groups, sorted(tensor_groups))
+        Layout(degrees, tuple(rank for block in sorted(_blocks(groups, size)) for group in block for rank in group))
+        for size in sizes
     ]
     return next((layout for layout in layouts if layout.is_ascending), layouts[0])
+
+
+def _blocks(items: list[_Item], size: int) -> list[list[_Item]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def device_mesh(layout: Layout, device_type: str, backend: str | None = None) -> DeviceMesh:

@@ -66,6 +66,27 @@ def test_a_tensor_group_is_on_one_host_under_any_mapping(data: st.DataObject) ->
     assert sorted(shares) == sorted(list(range(degrees.data)) * tensor * pipeline)
 
 
+@given(st.data())
+def test_shards_and_stages_are_on_one_host_under_cyclic_mapping(data: st.DataObject) -> None:
+    """Hosts of unequal sizes, whose ranks are dealt out in turn: what communicates least goes across."""
+    tensor, shard, replicate = (data.draw(st.sampled_from([1, 2])) for _ in range(3))
+    counts = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))  # stages, or replicas, of each host
+    has_stages = data.draw(st.booleans())
+    near = tensor * shard * (replicate if has_stages else 1)
+    turns = range(max(counts) * near)
+    hosts = [host for turn in turns for host, count in enumerate(counts) if turn < count * near]
+    layout = lay_out(
+        topology(hosts),
+        Degrees.of(len(hosts), tensor=tensor, shard=shard, pipeline=sum(counts) if has_stages else 1),
+    )
+    assert layout.is_ascending
+    assert sorted(layout.ranks) == list(range(len(hosts)))
+    if layout.degrees.shard == layout.degrees.tensor == layout.degrees.pipeline == 1:
+        return  # replicas alone are numbered as the ranks are
+    for start in range(0, len(hosts), near):
+        assert len({hosts[rank] for rank in layout.ranks[start : start + near]}) == 1
+
+
 def test_a_tensor_group_across_hosts_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"tensor\(2\) does not divide the 3 ranks of host node0.*a multiple of 2 ranks"
