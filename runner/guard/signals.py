@@ -10,15 +10,23 @@ from runner.guard.events import ENDS, name_of
 from runner.guard.notice import Notice
 from runner.guard.worker import Worker
 
-_INTERRUPTED = 5.0  # seconds that Ctrl-C gives a training: one that waits in C does not notice it
+_INTERRUPTED = 5.0  # seconds that Ctrl-C gives ranks: one that waits for another in C does not notice it
 
 
 class Signals:
     """What has been passed on, and what the worker gets time for."""
 
-    def __init__(self, console: Console, notice: Notice, before_telling: Callable[[bool], None]) -> None:
-        """``before_telling``: called before it is printed who ends this rank, with whether that is the launcher."""
+    def __init__(
+        self, console: Console, notice: Notice, before_telling: Callable[[bool], None], *, is_alone: bool
+    ) -> None:
+        """Nothing has come yet.
+
+        Args:
+            before_telling: called before it is printed who ends this rank, with whether that is the launcher.
+            is_alone: this is the only rank.
+        """
         self._console, self._notice, self._before_telling = console, notice, before_telling
+        self._is_alone = is_alone
         self._ignored = {number for number in ENDS if signal.getsignal(number) == signal.SIG_IGN}  # nohup
         self.passed_on: set[int] = set()
         self.is_ended_by_launcher = False
@@ -49,6 +57,8 @@ class Signals:
                 worker.let_save()
             elif number == signal.SIGINT and worker.board.read().is_in_training:
                 worker.end(128 + signal.SIGINT, _INTERRUPTED)
+            elif number == signal.SIGINT and worker.rendezvous_at and not self._is_alone:
+                worker.let_end(128 + signal.SIGINT, _INTERRUPTED)
 
     def give_notice_when_due(self, worker: Worker) -> None:
         """Tell a script to save if its time limit is near."""

@@ -58,7 +58,8 @@ class Guard:
         self._report = Report(words, watched, self._files)
         self._line: Line | None = None
         self._early: list[tuple[int, Message]] = []  # of guards that have begun the next attempt
-        self._signals = Signals(self._console, notice, before_telling=self._say_before_a_signal)
+        is_alone = words.size == 1
+        self._signals = Signals(self._console, notice, self._say_before_a_signal, is_alone=is_alone)
         self.restarts = Restarts(watched.restarts, words.rank, words.size)
         self._states = States(watched, self._files) if self._files else None
 

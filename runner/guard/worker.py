@@ -48,6 +48,7 @@ class Worker:
         self.is_silent = False  # no process can tell anything more
         self._killed_before = killed_for_memory()
         self._saves = False  # on SIGTERM
+        self._late_code = 128 + signal.SIGTERM  # where it does not end in the time that it gets for it
         self._signals: list[int] = [signal.SIGKILL]  # that end it, one at each deadline
         self._deadline: float | None = time.monotonic() + rendezvous_timeout
         self._received = b""  # without the end of a message
@@ -82,6 +83,10 @@ class Worker:
         self._signals = [*signals, signal.SIGKILL]
         self._deadline = time.monotonic() + within
 
+    def let_end(self, code: int, within: float) -> None:
+        """Let it end as it will, or with this code if it has not after ``within`` seconds."""
+        self._late_code, self._deadline = code, time.monotonic() + within
+
     def let_save(self, *signals: int) -> None:
         """Give it time to save; then end it, by these signals first."""
         self._saves, self._deadline = True, time.monotonic() + _SAVING
@@ -102,8 +107,8 @@ class Worker:
 
     def send_next_signal(self) -> bool:
         """Send the next of the signals that end it. Returns False if there is none left: not even SIGKILL ends it, for example in a file system that hangs."""
-        if self.verdict is None:  # it was to save, and has not; or it has not met the others
-            self.verdict = 128 + signal.SIGTERM if self.rendezvous_at else EXIT_FAILURE
+        if self.verdict is None:  # it was to save or to end, and has not; or it has not met the others
+            self.verdict = self._late_code if self.rendezvous_at else EXIT_FAILURE
         if not self._signals:
             return False
         self.signal(self._signals.pop(0))

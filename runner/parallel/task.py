@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
     from runner.parallel.options import ParallelOptions
 
+_OR_NO_FACTORY = (
+    "give it one that fills its parameters and buffers, as torch's modules have, or give the task a model in place of a function"
+)
+_UNSET, _HEAD = 0xA5, 64  # a byte, and how many of them a tensor begins with that was not filled
+
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
@@ -139,6 +144,7 @@ def _matching(model: nn.Module, patterns: Iterable[str]) -> list[str]:
 
 
 @torch.no_grad()
+@raised_on_all_ranks()
 def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.device) -> None:
     """Allocate a model that is on ``meta``, and initialise its weights (``reset_parameters``).
 
@@ -150,7 +156,8 @@ def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.devic
         factory: makes such a model, undivided.
 
     Raises:
-        ValueError: a module with parameters or buffers of its own has no ``reset_parameters``.
+        UsageError: a module with parameters or buffers of its own has no ``reset_parameters``, or one that leaves some as
+            they were.
     """
     _allocate(model, device)
     places = dict(model.named_modules())
@@ -169,17 +176,27 @@ def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.devic
         }
         if not any(wanted.values()):  # it is in other stages
             continue
+        label = f"{name or 'the model'} ({type(module).__name__})"
         reset = getattr(module, "reset_parameters", None)
         if reset is None:
-            raise ValueError(f"{name or 'the model'} ({type(module).__name__}) has no reset_parameters()")
+            raise UsageError(f"{label} has no reset_parameters()", fix=_OR_NO_FACTORY)
         module.to_empty(device=device, recurse=False)
+        for tensor in _own_tensors(module).values():
+            _head_of(tensor).fill_(_UNSET)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(_seed_of(name))
             reset()
+        for key, tensor in _own_tensors(module).items():
+            if tensor.numel() and bool((_head_of(tensor) == _UNSET).all()):
+                raise UsageError(f"{label}: reset_parameters() does not fill {key}", fix=_OR_NO_FACTORY)
         for key, parts in wanted.items():
             for part in parts:
                 copy_part(getattr(module, key), part)
         module.to_empty(device=torch.device("meta"), recurse=False)
+
+
+def _head_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)[:_HEAD]
 
 
 def _own_tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ def checkpoint(job: Job, argv: list[str]) -> None:
         ("ls", _list, "list the checkpoints of a folder"),
         ("verify", _verify, "compare every file with its checksum; exit code 1 if one differs"),
         ("export", _export, "write the weights as one safetensors file"),
-        ("prune", _prune, "remove all but the newest"),
+        ("prune", _prune, "remove all but the newest that are intact"),
     ):
         command = commands.add_parser(name, help=title, description=title)
         command.add_argument("folder", type=Path, metavar="DIR", help="of a training, or one checkpoint in it")
@@ -38,7 +38,7 @@ def checkpoint(job: Job, argv: list[str]) -> None:
         if name == "export":
             command.add_argument("file", type=Path, metavar="FILE", help="to write")
         if name == "prune":
-            command.add_argument("--keep", type=positive, required=True, metavar="N", help="the newest N stay")
+            command.add_argument("--keep", type=positive, required=True, metavar="N", help="the newest N that are intact stay; what is damaged stays, too, uncounted, if it is newer")
     given = parser.parse_args(argv)
     if job.rank == 0:
         given.work(given)
@@ -67,14 +67,10 @@ def _list(given: argparse.Namespace) -> None:
 
 
 def _verify(given: argparse.Namespace) -> None:
-    from runner.training.checkpoint_folder import check_files, unseal
-
     rows = []
     for path in _found(given.folder, also_damaged=True):
         try:
-            _, sums = unseal(path)
-            check_files(path, sums)
-            rows.append(Row(path.name, "ok", f"{len(sums)} files are as they were written"))
+            rows.append(Row(path.name, "ok", f"{_checked(path)} files are as they were written"))
         except UsageError as error:
             rows.append(Row(path.name, "fail", error.message))
     print_rows(rows, "checkpoint", f"in {given.folder}")
@@ -95,9 +91,30 @@ def _export(given: argparse.Namespace) -> None:
 def _prune(given: argparse.Namespace) -> None:
     from runner.training.checkpoint_folder import remove
 
-    for path in _found(given.folder)[given.keep :]:
-        remove(path)
-        print(f"removed {path}")
+    kept = 0
+    for path in _found(given.folder):
+        if kept < given.keep:
+            try:
+                _checked(path)
+                kept += 1
+            except UsageError as error:
+                print(f"not counted: {error.message}", file=sys.stderr)
+        else:
+            remove(path)
+            print(f"removed {path}")
+
+
+def _checked(path: Path) -> int:
+    """The number of a checkpoint's files, all of which are as they were written.
+
+    Raises:
+        UsageError: one is not.
+    """
+    from runner.training.checkpoint_folder import check_files, unseal
+
+    _, sums = unseal(path)
+    check_files(path, sums)
+    return len(sums)
 
 
 def _found(folder: Path, *, also_damaged: bool = False) -> list[Path]:

@@ -57,17 +57,19 @@ def _load(
     """Load a checkpoint; nothing of it if it is damaged. Collective."""
     whole: dict[str, Tensor] = {}  # filled on rank 0
     here = trainer.shapes()
-    saved, shapes, sums = run.on_main(lambda: _open(path, trainer, whole, here, run.workload))
-    own = trainer.state().groups
-    changes = resume.check_settings(saved, settings, trainer.optimizer, own) if goes_on else None
-    room = room_for(trainer.model, shapes, here, trainer.copies)
-    if sums:  # sharded: every rank reads its part
+    saved, sums = run.on_main(lambda: _open(path, trainer, whole))
+    if sums:
         names = sorted(sums)[run.rank :: run.size]
         try:
             run.agree(_problem_of(path, {name: sums[name] for name in names}), DamagedError)
         except DamagedError as error:
             error.fix = checkpoint_folder.INSTEAD
             raise
+    shapes = run.on_main(lambda: _shapes_of(saved, whole, here, run.workload))
+    own = trainer.state().groups
+    changes = resume.check_settings(saved, settings, trainer.optimizer, own) if goes_on else None
+    room = room_for(trainer.model, shapes, here, trainer.copies)
+    if sums:  # sharded: every rank reads its part
         checkpoint_folder.read_shards(path, room)
     else:
         for name, (shape, dtype) in shapes.items():
@@ -133,35 +135,34 @@ def _find_in(path: Path, *, is_named: bool) -> Path | None:
     raise UsageError(f"--resume: {problem}{hint}")
 
 
-def _open(
-    path: Path, trainer: Trainer, whole: dict[str, Tensor], here: dict[str, tuple[int, ...]], workload: str
-) -> tuple[Saved, Shapes, Sums]:
-    """Read a checkpoint: its content, the shapes of its tensors, and sums of files. Called on rank 0.
+def _open(path: Path, trainer: Trainer, whole: dict[str, Tensor]) -> tuple[Saved, Sums]:
+    """Read a checkpoint: its content, and sums of files. Called on rank 0.
 
     The tensors are read into ``whole``, unless both checkpoint and trainer are sharded: then all ranks read them later,
-    and check the files by the sums that are returned. Otherwise there are no sums.
+    and before that check the files by the sums that are returned. Otherwise there are no sums.
     """
-    sums = Sums()
     if not path.is_dir():
         saved, tensors = checkpoint_file.read_file(path, trainer.model, trainer.optimizer)
         whole.update(tensors)
-    else:
-        saved, sums = checkpoint_folder.unseal(path)
-        by_all = trainer.is_sharded and checkpoint_folder.is_sharded(path)
-        if not by_all:
-            checkpoint_folder.check_files(path, sums)
-            whole.update(checkpoint_folder.read_whole(path))
-            sums = {}
-    if sums:
-        try:
-            shapes = checkpoint_folder.shapes_of_shards(path)
-        except Exception as error:  # the reader may raise anything for a damaged file
-            checkpoint_folder.check_files(path, sums)
-            raise checkpoint_folder.damaged(path, str(error)) from None
-    else:
+        return saved, {}
+    saved, sums = checkpoint_folder.unseal(path)
+    if trainer.is_sharded and checkpoint_folder.is_sharded(path):
+        return saved, sums
+    checkpoint_folder.check_files(path, sums)
+    whole.update(checkpoint_folder.read_whole(path))
+    return saved, {}
+
+
+def _shapes_of(
+    saved: Saved, whole: dict[str, Tensor], here: dict[str, tuple[int, ...]], workload: str
+) -> Shapes:
+    """The shapes of a checkpoint's tensors, which fit the model. Called on rank 0, when the files are known to be intact."""
+    if whole:
         shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in whole.items()}
+    else:
+        shapes = checkpoint_folder.shapes_of_shards(saved.path)
     resume.check_model(saved, shapes, workload, here)
-    return saved, shapes, sums
+    return shapes
 
 
 def _problem_of(path: Path, sums: Sums) -> str | None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from signal import SIGUSR1
 
 from tests.cluster.virtual import Cluster
-from tests.launching import ROOT, RUNNER, SCRIPTS, clean_environment, ok
+from tests.launching import ROOT, RUNNER, SCRIPTS, clean_environment
+from tests.results import refused
 
 
 def test_they_come_to_the_first_rank_s_host(vc: Cluster, tmp_path: Path) -> None:
@@ -30,8 +31,7 @@ def test_they_come_to_the_first_rank_s_host(vc: Cluster, tmp_path: Path) -> None
                 states = json.loads(done.stdout)["ranks"] if done.returncode == 0 else []
         assert [one["host"] for one in states] == ["node1", "node2"]
         elsewhere = vc.run("node2", [*RUNNER, "top", number, "--json"], **own)
-        statuses = {one["rank"]: one["status"] for one in json.loads(ok(elsewhere).stdout)["ranks"]}
-        assert statuses == {0: "missing", 1: "running"}
+        refused(elsewhere, "leaves its states in /dev/shm/log of host node1, which is not seen here; run top on node1")
         process.send_signal(SIGUSR1)
         assert process.wait(60) == 75
     finally:

@@ -285,18 +285,25 @@ def test_a_damaged_checkpoint_is_refused_and_kept(trained: Trained, tmp_path: Pa
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_the_newest_that_is_intact_is_taken(strategy: str, trained: Trained, tmp_path: Path) -> None:
     options = [*SHORT, "--strategy", strategy, "--keep", "9"]
-    ok(trained(2, tmp_path, *options, "--epochs", "4"))
-    cut, flipped = (sorted((tmp_path / step).glob("*.safetensors"))[-1] for step in ("step-6", "step-4"))
-    (tmp_path / "step-8" / "checkpoint.json").unlink()
+    ok(trained(2, tmp_path, *options, "--epochs", "6"))
+    steps = ("step-10", "step-8", "step-6", "step-4")
+    changed, lost, cut, flipped = (sorted((tmp_path / step).glob("*.safetensors"))[-1] for step in steps)
+    (tmp_path / "step-12" / "checkpoint.json").unlink()
+    content = changed.read_bytes()
+    begin = content.index(b'"shape":[') + len(b'"shape":[')  # a torch that reads it takes the model for another one
+    changed.write_bytes(content[:begin] + b"9" + content[begin + 1 :])
+    lost.unlink()
     size = cut.stat().st_size
     cut.write_bytes(cut.read_bytes()[:-8])
     content = bytearray(flipped.read_bytes())
     content[-3] ^= 16
     flipped.write_bytes(content)
     done = ok(trained(2, tmp_path, *options, "--resume", "auto"))
-    unsealed = f"passed over: {tmp_path}/step-8 is damaged, or no checkpoint (checkpoint.json: [Errno 2] No such file"
+    unsealed = f"passed over: {tmp_path}/step-12 is damaged, or no checkpoint (checkpoint.json: [Errno 2] No such file"
     assert done.stdout.splitlines()[0].startswith(unsealed)
-    assert done.stdout.splitlines()[1:4] == [
+    assert done.stdout.splitlines()[1:6] == [
+        f"passed over: {changed.parent} is damaged, or no checkpoint (the checksum of {changed.name} is wrong)",
+        f"passed over: {lost.parent} is damaged, or no checkpoint ({lost.name} is missing)",
         f"passed over: {cut.parent} is damaged, or no checkpoint ({cut.name} has {size - 8} bytes, not {size})",
         f"passed over: {flipped.parent} is damaged, or no checkpoint (the checksum of {flipped.name} is wrong)",
         f"going on from {tmp_path}/step-2, step 2, 1 of 4 epochs done",

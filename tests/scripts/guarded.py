@@ -1,6 +1,6 @@
-"""Starts a worker under guard, which runs a line of Python with the names of this file: ``guarded.py LINE [BEFORE [WATCHED]]``.
+"""Starts a worker under guard, which runs a line of Python with the names of this file: ``guarded.py LINE [BEFORE [WATCHED [WORDS]]]``.
 
-BEFORE is run before the guard starts; WATCHED are arguments of ``Watched``, as Python writes them.
+BEFORE is run before the guard starts; WATCHED and WORDS are arguments of ``Watched`` and ``Words``, as Python writes them.
 """
 
 import os
@@ -91,19 +91,20 @@ def count_files_around_the_end_of_a_spare() -> None:
     count_files()
 
 
-def main(line: str, before: str = "", watched: str = "") -> None:
+def main(line: str, before: str = "", watched: str = "", words: str = "") -> None:
     exec(before)
     from runner.guard.settings import Watched, Words
     from runner.guard.start import start_worker
     from runner.guard.worker_messages import Fails, Met
 
-    words = Words(
+    texts = Words(
         label="rank 0 of 1 on host here",
         no_rendezvous=lambda code: f"nobody came ({code})",
         is_reporting=True,
         how_to_resume="go on",
+        **eval(f"dict({words})"),
     )
-    lifeline = start_worker(words, Watched(**{"rendezvous_timeout": 60.0} | eval(f"dict({watched})")))
+    lifeline = start_worker(texts, Watched(**{"rendezvous_timeout": 60.0} | eval(f"dict({watched})")))
     print("worker", os.getpid(), flush=True)
     exec(line, globals() | {"lifeline": lifeline, "Met": Met, "Fails": Fails})
 

@@ -19,16 +19,16 @@ from tests.launching import SCRIPTS
 WITHOUT_TORCH = "sys.modules['torch'] = sys.modules['torch.distributed'] = None"
 
 
-def command(line: str, before: str = "", watched: str = "") -> list[str]:
+def command(line: str, before: str = "", watched: str = "", words: str = "") -> list[str]:
     """What starts a guard whose worker runs this line: see tests/scripts/guarded.py."""
-    return [sys.executable, str(SCRIPTS / "guarded.py"), line, before, watched]
+    return [sys.executable, str(SCRIPTS / "guarded.py"), line, before, watched, words]
 
 
 @contextmanager
-def guarded(line: str, before: str = "", watched: str = "") -> Iterator[subprocess.Popen[str]]:
+def guarded(line: str, before: str = "", watched: str = "", words: str = "") -> Iterator[subprocess.Popen[str]]:
     """A process under guard that runs this line as its worker; gone, with its worker, when the context ends."""
     process = subprocess.Popen(
-        command(line, before, watched),
+        command(line, before, watched, words),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from tests.unit.test_guard import guarded, worker_of
 
 
-def test_ctrl_c_ends_a_training_that_does_not_notice_it() -> None:
-    """It waits in C, for example: Hydra sends nothing more after SIGINT."""
-    line = "lifeline.tell(Met(None)); lifeline.board.enter('training'); ignore_interrupts()"
-    with guarded(line) as process:
+@pytest.mark.parametrize(
+    ("begin", "words"), [("lifeline.board.enter('training'); ", ""), ("", "size=2")], ids=["training", "script"]
+)
+def test_ctrl_c_ends_ranks_that_do_not_notice_it(begin: str, words: str) -> None:
+    """They wait in C, for example: Hydra sends nothing more after SIGINT."""
+    with guarded(f"lifeline.tell(Met(None)); {begin}ignore_interrupts()", words=words) as process:
         worker_of(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -76,14 +76,32 @@ def test_a_part_of_a_model_is_filled_as_the_whole_is() -> None:
         assert torch.equal(tensor, whole.state_dict()[name]), name
 
 
-def test_a_module_that_cannot_be_filled_is_named() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(1))
+class Scaled(nn.Module):
+    """Cannot be filled."""
 
-    with pytest.raises(ValueError, match=r"1 \(Scaled\) has no reset_parameters"):
-        task(lambda: nn.Sequential(nn.Linear(1, 1), Scaled())).build(CPU, torch.float32)
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+class Masked(nn.Linear):
+    """Has a buffer that its reset_parameters() knows nothing of."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+        self.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("module", "problem"),
+    [
+        (Scaled, r"1 \(Scaled\) has no reset_parameters\(\)"),
+        (Masked, r"1 \(Masked\): reset_parameters\(\) does not fill mask"),
+    ],
+)
+def test_a_module_that_cannot_be_filled_is_refused(module: type[nn.Module], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        task(lambda: nn.Sequential(nn.Linear(1, 1), module())).build(CPU, torch.float32)
 
 
 def test_tied_parameters_stay_tied() -> None:

@@ -87,7 +87,9 @@ def _folder_of_number(number: str) -> Path:
             f"there is no folder {Path(number) / FOLDER}, and no job {number} of yours runs with --log-dir", fix=_FIX
         )
     host, folder = known
-    if not os.path.isdir(folder / FOLDER):
+    # Where hosts share no folder, one of the same name may be here, with the states of this host's ranks.
+    is_other = host != os.uname().nodename and all(state.rank > 0 for state in read_states(folder))
+    if is_other or not os.path.isdir(folder / FOLDER):
         raise UsageError(
             f"job {number} leaves its states in {folder} of host {host}, which is not seen here",
             fix=f"run top on {host}",
