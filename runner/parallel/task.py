@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
     from runner.parallel.options import ParallelOptions
 
-_OR_NO_FACTORY = (
-    "give it one that fills its parameters and buffers, as torch's modules have, or give the task a model in place of a function"
-)
+_OR_NO_FACTORY = "give it one that fills its parameters and buffers, as torch's modules have, or give the task a model in place of a function"
 _UNSET, _HEAD = 0xA5, 64  # a byte, and how many of them a tensor begins with that was not filled
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -144,7 +142,6 @@ def _matching(model: nn.Module, patterns: Iterable[str]) -> list[str]:
 
 
 @torch.no_grad()
-@raised_on_all_ranks()
 def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.device) -> None:
     """Allocate a model that is on ``meta``, and initialise its weights (``reset_parameters``).
 
@@ -176,23 +173,29 @@ def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.devic
         }
         if not any(wanted.values()):  # it is in other stages
             continue
-        label = f"{name or 'the model'} ({type(module).__name__})"
-        reset = getattr(module, "reset_parameters", None)
-        if reset is None:
-            raise UsageError(f"{label} has no reset_parameters()", fix=_OR_NO_FACTORY)
-        module.to_empty(device=device, recurse=False)
-        for tensor in _own_tensors(module).values():
-            _head_of(tensor).fill_(_UNSET)
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(_seed_of(name))
-            reset()
-        for key, tensor in _own_tensors(module).items():
-            if tensor.numel() and bool((_head_of(tensor) == _UNSET).all()):
-                raise UsageError(f"{label}: reset_parameters() does not fill {key}", fix=_OR_NO_FACTORY)
+        _initialise(module, name, device)
         for key, parts in wanted.items():
             for part in parts:
                 copy_part(getattr(module, key), part)
         module.to_empty(device=torch.device("meta"), recurse=False)
+
+
+@raised_on_all_ranks()
+def _initialise(module: nn.Module, name: str, device: torch.device) -> None:
+    """Allocate the module's own tensors, and fill them."""
+    label = f"{name or 'the model'} ({type(module).__name__})"
+    reset = getattr(module, "reset_parameters", None)
+    if reset is None:
+        raise UsageError(f"{label} has no reset_parameters()", fix=_OR_NO_FACTORY)
+    module.to_empty(device=device, recurse=False)
+    for tensor in _own_tensors(module).values():
+        _head_of(tensor).fill_(_UNSET)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(_seed_of(name))
+        reset()
+    for key, tensor in _own_tensors(module).items():
+        if tensor.numel() and bool((_head_of(tensor) == _UNSET).all()):
+            raise UsageError(f"{label}: reset_parameters() does not fill {key}", fix=_OR_NO_FACTORY)
 
 
 def _head_of(tensor: Tensor) -> Tensor:

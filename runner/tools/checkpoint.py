@@ -38,7 +38,13 @@ def checkpoint(job: Job, argv: list[str]) -> None:
         if name == "export":
             command.add_argument("file", type=Path, metavar="FILE", help="to write")
         if name == "prune":
-            command.add_argument("--keep", type=positive, required=True, metavar="N", help="the newest N that are intact stay; what is damaged stays, too, uncounted, if it is newer")
+            command.add_argument(
+                "--keep",
+                type=positive,
+                required=True,
+                metavar="N",
+                help="the newest N that are intact stay; what is damaged stays, too, uncounted, if it is newer",
+            )
     given = parser.parse_args(argv)
     if job.rank == 0:
         given.work(given)

@@ -153,9 +153,7 @@ def _open(path: Path, trainer: Trainer, whole: dict[str, Tensor]) -> tuple[Saved
     return saved, {}
 
 
-def _shapes_of(
-    saved: Saved, whole: dict[str, Tensor], here: dict[str, tuple[int, ...]], workload: str
-) -> Shapes:
+def _shapes_of(saved: Saved, whole: dict[str, Tensor], here: dict[str, tuple[int, ...]], workload: str) -> Shapes:
     """The shapes of a checkpoint's tensors, which fit the model. Called on rank 0, when the files are known to be intact."""
     if whole:
         shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in whole.items()}

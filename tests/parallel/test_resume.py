@@ -85,6 +85,19 @@ def test_local_sgd_goes_on_from_the_average_of_all_ranks(trained: Trained, tmp_p
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
 
 
+def test_an_outer_optimizer_goes_on_with_its_momentum(trained: Trained, tmp_path: Path) -> None:
+    local = [*SHORT, "--strategy", "local-sgd", "--sync-every", "2", "--outer-optimizer", "nesterov"]
+    local += ["--save-every-steps", "4"]
+    ok(trained(2, tmp_path / "whole", *local))
+    ok(trained(2, tmp_path / "parts", *local, "--max-steps", "4"))
+    tensors = checkpoint_folder.read_whole(tmp_path / "parts" / "step-4")
+    momenta = [tensor for name, tensor in tensors.items() if name.startswith("outer.")]
+    assert momenta
+    assert all(momentum.abs().max() > 0 for momentum in momenta)
+    ok(trained(2, tmp_path / "parts", *local, "--resume"))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+
+
 def test_what_has_changed_is_said_and_obeyed_or_refused(trained: Trained, tmp_path: Path) -> None:
     ok(trained(2, tmp_path, *SHORT, "--max-steps", "3"))
     before = content_of(tmp_path / "step-3")
@@ -170,13 +183,13 @@ def test_checkpoints_by_steps_and_seconds_and_how_many_are_kept(trained: Trained
     assert steps_of(tmp_path / "steps") == [3, 6, 8]
     ok(trained(1, tmp_path / "steps", *options, "--save-every-steps", "1", "--epochs", "3", "--resume"))
     assert steps_of(tmp_path / "steps") == [10, 11, 12]
-    ok(trained(2, tmp_path / "seconds", *options, "--save-every-seconds", "1e-6"))
+    ok(trained(2, tmp_path / "seconds", *options, "--checkpoint-every-seconds", "1e-6"))
     *before, last = steps_of(tmp_path / "seconds")  # the ranks look at the clock now and then, not at each step
     assert before
     assert last == 4
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1", "local-sgd"])
 def test_a_checkpoint_that_is_written_during_the_next_steps_is_that_of_its_step(
     strategy: str, trained: Trained, tmp_path: Path
 ) -> None:

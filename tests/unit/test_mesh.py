@@ -76,8 +76,7 @@ def test_shards_and_stages_are_on_one_host_under_cyclic_mapping(data: st.DataObj
     turns = range(max(counts) * near)
     hosts = [host for turn in turns for host, count in enumerate(counts) if turn < count * near]
     layout = lay_out(
-        topology(hosts),
-        Degrees.of(len(hosts), tensor=tensor, shard=shard, pipeline=sum(counts) if has_stages else 1),
+        topology(hosts), Degrees.of(len(hosts), tensor=tensor, shard=shard, pipeline=sum(counts) if has_stages else 1)
     )
     assert layout.is_ascending
     assert sorted(layout.ranks) == list(range(len(hosts)))

@@ -74,11 +74,11 @@ def doctor(job: Job, argv: list[str]) -> None:
     start = time.monotonic()
     first = job.topology.records[0]
     found: list[tuple[Check, Verdict]] = []
-    with ControlChannel(job.rank, job.size, job.endpoint, f"doctor of {first.host_key}/{first.pid}") as exchange:
+    with ControlChannel(job.rank, job.size, job.endpoint, f"doctor of {first.host_key}/{first.pid}") as channel:
         for check in options.only:
             if job.rank == 0:
                 show_progress(f"checking {check.name} …")
-            verdict = examine(check, job, exchange)
+            verdict = examine(check, job, channel)
             if verdict is not None:
                 found.append((check, verdict))
         if job.rank == 0:
@@ -91,7 +91,7 @@ def doctor(job: Job, argv: list[str]) -> None:
                 size = f"{counted(job.size, 'rank')} on {counted(len(job.topology.hosts), 'host')}"
                 print_rows(rows, "check", f"{size}, {report['seconds']:.1f} s")
         # All ranks exit with the same code, after the report.
-        failed = exchange.gather("end", any(v.status == "fail" for _, v in found), 10.0, to_all=True)
+        failed = channel.gather("end", any(v.status == "fail" for _, v in found), 10.0, to_all=True)
     if failed[0]:
         sys.exit(1)
 

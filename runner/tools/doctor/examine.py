@@ -82,7 +82,7 @@ class Check:
     after: tuple[str, ...] = ()  # checks that must run before
 
 
-def examine(check: Check, job: Job, exchange: ControlChannel) -> Verdict | None:
+def examine(check: Check, job: Job, channel: ControlChannel) -> Verdict | None:
     """Run a check. Returns the verdict on rank 0, None on the others.
 
     The check runs in a thread of its own, so that a rank on which it hangs can still report that.
@@ -106,7 +106,7 @@ def examine(check: Check, job: Job, exchange: ControlChannel) -> Verdict | None:
             values[0] = [what, value]
         else:
             patience = max(0.0, deadline - time.monotonic()) + _SKEW
-            values = exchange.gather(f"{check.name}/{step}", [what, value], patience, to_all=what == "share")
+            values = channel.gather(f"{check.name}/{step}", [what, value], patience, to_all=what == "share")
         is_judging = job.rank == 0 and what == "gather"
         problems = _problems(values, job.topology)
         if job.rank == 0 and problems:

@@ -99,12 +99,20 @@ def test_the_tokens_are_those_of_one_rank(whole: Path, turns: Turns) -> None:
     assert text.startswith("a text")
     assert len(text) == len("a text") + 12 + len("\n")
     drawn = [
-        ok(turns(1, "workloads.llama", *options, "--temperature=2", f"--seed={seed}")).stdout for seed in (1, 1, 2)
+        ok(turns(ranks, "workloads.llama", *options, "--temperature=2", f"--seed={seed}", *layout)).stdout
+        for ranks, seed, *layout in ((1, 1), (1, 1), (1, 2), (2, 1, "--tp=2"), (2, 1, "--pp=2"))
     ]
-    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0] == drawn[1] == drawn[3] == drawn[4] != drawn[2]
 
 
-LAYOUTS = ((1, ""), (2, "--tp 2"), (2, "--pp 2"), (2, "--strategy fsdp"))
+LAYOUTS = (
+    (1, ""),
+    (2, "--tp 2"),
+    (2, "--pp 2"),
+    (2, "--strategy fsdp"),
+    (4, "--tp 2 --pp 2"),
+    (4, "--strategy fsdp --tp 2"),
+)
 
 
 def test_weights_go_out_and_come_in(whole: Path, turns: Turns, tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ COVERING = {
         "--strategy fsdp --pp 2 --schedule zbv --micro-batches 4",
         "--strategy fsdp --pp 2 --schedule interleaved-zero-bubble --micro-batches 4 --clip-norm 0.1 --meta --tied",
         "--pp 2 --tp 2 --schedule interleaved1f1b --micro-batches 4 --activation-checkpointing full",
+        "--strategy zero1 --order 0,2,1,3 --clip-norm 0.1",
+        "--strategy fsdp --replicate 2 --order 0,2,1,3 --clip-norm 0.1",
     ),
 }
 
@@ -82,14 +84,14 @@ def test_in_single_precision_losses_and_weights_stay_together(layout: str, turns
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_in_less_precision_losses_stay_near(precision: str, turns: Turns) -> None:
-    layouts = ["--strategy fsdp", "--strategy ddp", "--tp 2", "--pp 2 --micro-batches 2"]
+    layouts = ["--strategy fsdp", "--strategy ddp", "--strategy zero1", "--tp 2", "--pp 2 --micro-batches 2"]
     for options in [*layouts, "--pp 2 --micro-batches 4 --schedule zbv"]:
         done = ok(turns(2, "parity", "--batch-size", "8", *options.split(), "--precision", precision, "--steps", "5"))
         found = json.loads(done.stdout.partition("parity ")[2])
         assert 1e-7 < found["loss"] < 0.02, f"{options}: {found}"  # it is not the same, or nothing was cast
 
 
-@pytest.mark.parametrize("layout", ["--tp 2", "--strategy fsdp", "--pp 2 --micro-batches 2"])
+@pytest.mark.parametrize("layout", ["--tp 2", "--strategy fsdp", "--strategy zero1", "--pp 2 --micro-batches 2"])
 def test_a_step_that_overflows_on_one_rank_is_left_out_by_all(layout: str, turns: Turns) -> None:
     done = ok(turns(2, "overflows", "--precision", "fp16", *layout.split()))
     for found in json.loads(done.stdout.partition("found ")[2]):

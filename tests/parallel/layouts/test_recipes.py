@@ -34,13 +34,30 @@ def test_the_linear_network_on_four_ranks(turns: Turns, tmp_path: Path) -> None:
         "workloads.cifar10 --data fake --max-steps 2 --batch-size 4 --strategy fsdp",
         "workloads.cifar10 --data fake --max-steps 2 --batch-size 4 --strategy zero1",
         "workloads.linear --max-steps 2 --strategy zero1 --check-replicas 1",
-        "workloads.linear --max-steps 2 --comm-hook bf16",
-        "workloads.linear --max-steps 2 --comm-hook powersgd",
-        "workloads.linear --max-steps 2 --strategy local-sgd --sync-every 2 --outer-optimizer nesterov",
     ],
 )
 def test_a_workload_takes_what_all_take(job: str, turns: Turns, tmp_path: Path) -> None:
     assert "done: 2 steps" in ok(turns(2, *job.split(), cwd=tmp_path)).stdout
+
+
+@pytest.mark.parametrize("hook", ["bf16", "fp16", "powersgd"])
+def test_compressed_gradients_are_near_whole_ones(hook: str, turns: Turns, tmp_path: Path) -> None:
+    """And not the same: then nothing would be compressed. PowerSGD begins after ten steps."""
+    curves = []
+    for name in ("none", hook):
+        job = ["workloads.mnist", "--data", "digits", "--max-steps", "30", "--log-every", "1", "--comm-hook", name]
+        ok(turns(2, *job, "--global-batch-size", "64", "--checkpoint-dir", str(tmp_path / name)))
+        curves.append(losses(tmp_path / name))
+    whole, compressed = curves
+    assert compressed == pytest.approx(whole, rel=0.2)
+    assert compressed[:10] == whole[:10] if hook == "powersgd" else compressed != whole
+    assert compressed[12:] != whole[12:]
+
+
+def test_an_outer_optimizer_follows_what_the_ranks_have_moved(turns: Turns) -> None:
+    lines = ok(turns(2, "outer_steps")).stdout.splitlines()
+    assert len(lines) == 2
+    assert all(float(line.split()[2]) < 1e-12 for line in lines), lines
 
 
 def test_compiled_layers_train_as_others_do(turns: Turns, tmp_path: Path) -> None:
