@@ -124,26 +124,28 @@ class Line:
     def _talk(self, client: Client) -> bool:
         """Send and receive until one side leaves. Returns whether it has said so, or had not noticed that this guard has come."""
         received = sent = looked = time.monotonic()
-        has_joined = False
+        has_joined, is_heard = False, True
         while True:
             now = time.monotonic()
             if now - looked > _BEAT:  # this process was suspended, and perhaps the others, too
                 received = now
             looked = now
             try:
-                while True:
+                if now - sent > _BEAT:
+                    self._outbox.put(Alive())
+                    sent = now
+                while is_heard:
                     message = self._outbox.get_nowait()
                     if message is None:
                         return True
                     client.send(packed(self._address.rank, message), _SENDING)
             except queue.Empty:
                 pass
-            except OSError:
+            except TimeoutError:
                 return not has_joined
+            except OSError:
+                is_heard = False  # the other end is closed; it may have said before that it leaves
             try:
-                if now - sent > _BEAT:
-                    client.send(packed(self._address.rank, Alive()), _SENDING)
-                    sent = now
                 rank, told = unpacked(client.receive(2 * _ROUND))
                 received, has_joined = now, True
                 if isinstance(told, Left):

@@ -168,10 +168,10 @@ def lay_out(topology: Topology, degrees: Degrees) -> Layout:
     groups = [sorted(block) for block in _blocks(by_host, degrees.tensor)]
     # By host is best: neighbours in the mesh are near. The ranks of a host need not be consecutive numbers, though: then what
     # is divided stays near, from the largest part that can: a stage with its replicas, a replica's shards, a shard's parts.
-    sizes = len(groups), degrees.data, degrees.shard, 1  # in tensor groups
+    blocks = len(groups), degrees.data, degrees.shard, 1  # in tensor groups
     layouts = [
         Layout(degrees, tuple(rank for block in sorted(_blocks(groups, size)) for group in block for rank in group))
-        for size in sizes
+        for size in blocks
     ]
     return next((layout for layout in layouts if layout.is_ascending), layouts[0])
 

@@ -37,14 +37,20 @@ class Peer:
         self._sent_stream: Stream | None = None
 
     def send(self, message: Any, within: float) -> bool:
-        """Send a message to a rank that has proved itself. Returns whether it was sent within ``within`` seconds."""
+        """Send a message to a rank that has proved itself. Returns False if it does not take it within ``within`` seconds.
+
+        One that has closed its end gets nothing. That is seen when it is received from: what it had sent before comes first.
+        """
         assert self._sent_stream is not None
         try:
             self.connection.settimeout(within)
             self.connection.sendall(self._sent_stream.pack(message))
-            self.connection.setblocking(False)
-        except OSError:
+        except TimeoutError:
             return False
+        except OSError:
+            pass
+        finally:
+            self.connection.setblocking(False)
         return True
 
     def prove(self, key: bytes) -> bool:

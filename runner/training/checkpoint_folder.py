@@ -217,8 +217,7 @@ def unseal(folder: Path) -> tuple[Saved, Sums]:
         raise damaged(folder, f"the checksum of {SEAL} is wrong")
     if outer["format"] != _FORMAT:
         raise DamagedError(
-            f"--resume: {folder} is of format {outer['format']}, and this runner reads {_FORMAT}",
-            fix="update the runner",
+            f"{folder} is of format {outer['format']}, and this runner reads {_FORMAT}", fix="update the runner"
         )
     saved = Saved(
         path=folder,
@@ -246,7 +245,7 @@ def check_files(folder: Path, sums: Sums) -> None:
         except FileNotFoundError:
             raise damaged(folder, f"{name} is missing") from None
         except PermissionError as error:
-            raise UsageError(f"--resume: {path} cannot be read: {error.strerror}") from None
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from None
         except OSError as error:
             raise damaged(folder, f"{name} cannot be read: {error.strerror}") from None
         if found != size:
@@ -264,9 +263,7 @@ class DamagedError(UsageError):
 
 def damaged(path: Path, reason: str) -> DamagedError:
     """The error for a checkpoint that cannot be used."""
-    return DamagedError(
-        f"--resume: {path} is damaged, or no checkpoint ({' '.join(reason.split())[:120]})", fix=INSTEAD
-    )
+    return DamagedError(f"{path} is damaged, or no checkpoint ({' '.join(reason.split())[:120]})", fix=INSTEAD)
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Any]:

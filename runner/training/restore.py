@@ -48,7 +48,7 @@ def restore(
             path = run.on_main(lambda: next(candidates, None))
             if path is None:
                 raise
-            run.say(f"passed over: {error.message.removeprefix('--resume: ')}")
+            run.say(f"passed over: {error.message}")
 
 
 def _load(

@@ -134,25 +134,25 @@ def srun_torchrun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> 
         address=$(srun --nodes=1 --ntasks=1 -w "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)" hostname --ip-address)
         srun --kill-on-bad-exit {line}
     """
-    return _batch(vc, [f"--nodes={len(slots)}", "--ntasks-per-node=1", f"--cpus-per-task={slots[0]}"], script)
+    return batch(vc, [f"--nodes={len(slots)}", "--ntasks-per-node=1", f"--cpus-per-task={slots[0]}"], script)
 
 
 def sbatch_openmpi4(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """mpirun of Open MPI 4 inside sbatch, which takes hosts and slots from Slurm."""
     line = f"{DEBIAN_MPIRUN} --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 {shlex.join(program)}"
-    return _batch(vc, slurm_shape(vc, slots), line)
+    return batch(vc, slurm_shape(vc, slots), line)
 
 
 def sbatch_openmpi5(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """mpirun of Open MPI 5 inside sbatch."""
     options = "--prtemca prte_if_include eth0 --mca btl_tcp_if_include eth0 --bind-to none"
-    return _batch(vc, slurm_shape(vc, slots), f"{BIN / 'mpirun'} {options} -np {sum(slots)} {shlex.join(program)}")
+    return batch(vc, slurm_shape(vc, slots), f"{BIN / 'mpirun'} {options} -np {sum(slots)} {shlex.join(program)}")
 
 
 def sbatch_mpich(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """mpiexec of MPICH inside sbatch."""
     command = PREFIXES / "mpich" / "bin" / "mpiexec"
-    return _batch(vc, slurm_shape(vc, slots), f"{command} -iface eth0 -n {sum(slots)} {shlex.join(program)}")
+    return batch(vc, slurm_shape(vc, slots), f"{command} -iface eth0 -n {sum(slots)} {shlex.join(program)}")
 
 
 def sbatch_intelmpi(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -160,7 +160,7 @@ def sbatch_intelmpi(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -
     settings = INTEL | {"I_MPI_HYDRA_BOOTSTRAP": "slurm", "I_MPI_HYDRA_IFACE": "eth0"}
     exports = "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
     line = f"{INTEL_MPIRUN} -n {sum(slots)} {shlex.join(program)}"
-    return _batch(vc, slurm_shape(vc, slots), f"{exports}\n{line}")
+    return batch(vc, slurm_shape(vc, slots), f"{exports}\n{line}")
 
 
 def by_ssh(vc: Cluster) -> dict[str, str]:
@@ -235,7 +235,7 @@ def _without_python(program: Sequence[str]) -> list[str]:
     return list(program[1:]) if program[0] == sys.executable else ["--no-python", *program]
 
 
-def _batch(vc: Cluster, options: Sequence[str], script: str) -> subprocess.CompletedProcess[str]:
+def batch(vc: Cluster, options: Sequence[str], script: str) -> subprocess.CompletedProcess[str]:
     """Submit a job script, wait for it, and give what it printed. (sbatch --wait asks every ten seconds only.)"""
     job, ended = vc.folder / "job.sh", vc.folder / "job.code"
     files = [vc.folder / "job.out", vc.folder / "job.err"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.launchers import BIN, LAUNCHERS, PREFIXES, _batch
+from tests.cluster.launchers import BIN, LAUNCHERS, PREFIXES, batch
 from tests.cluster.virtual import Cluster, cluster
 from tests.launching import ROOT, RUNNER, SCRIPTS, clean_environment, ok, own_lines, run
 from tests.results import hosts, json_object, losses, metrics
@@ -108,8 +109,25 @@ def test_a_spare_host_has_no_ranks_at_first(vc: Cluster, launcher: str, tmp_path
 def test_the_hosts_of_a_slurm_job(vc: Cluster, launcher: str, tmp_path: Path) -> None:
     job = f"{launcher} {' '.join(RUNNER)} explain --json"
     line = f"{' '.join(RUNNER)} supervise --log-dir {tmp_path}/log --spares 1 -- {job}"
-    done = ok(_batch(vc, ["--nodes=2", "--ntasks-per-node=2"], line))
+    done = ok(batch(vc, ["--nodes=2", "--ntasks-per-node=2"], line))
     assert hosts(json_object(done.stdout)) == {"node1": [0, 1]}
+
+
+@pytest.mark.parametrize("launcher", ["srun", "openmpi5"])
+def test_a_spare_host_takes_the_place_of_one_that_has_failed(vc: Cluster, launcher: str, tmp_path: Path) -> None:
+    program = training(tmp_path / "run", "--fault", "guard", "--at", "31", "--once", str(tmp_path / "failed"))
+    job = supervised(vc, tmp_path, "--spares", "1")
+    if launcher == "srun":
+        line = shlex.join([*RUNNER, "supervise", *job.options, "--", "srun", *RUNNER, *program])
+        done = batch(Cluster(**vars(vc) | {"environment": job.environment}), ["--nodes=2", "--ntasks-per-node=2"], line)
+    else:
+        done = LAUNCHERS[launcher](job, [1, 1], [*RUNNER, *program])
+    ok(done)
+    first, second = (json.loads(line) for line in (tmp_path / "log" / "attempts.jsonl").read_text().splitlines())
+    assert (first["host"], first["is_lost"]) == ("node1", True)
+    assert first["next"].startswith("started again without node1, on node2")
+    assert (second["code"], second["next"]) == (0, "done")
+    assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 61))
 
 
 def test_hosts_that_are_not_known_are_refused(vc: Cluster, tmp_path: Path) -> None:

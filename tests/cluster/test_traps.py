@@ -13,8 +13,8 @@ import pytest
 
 from tests.cluster.launchers import BIN, LAUNCHERS, PREFIXES
 from tests.cluster.virtual import Cluster, cluster
-from tests.launching import BASE_PYTHON, RUNNER, SCRIPTS, ok, own_lines, packages_without
-from tests.results import hosts
+from tests.launching import BASE_PYTHON, RUNNER, SCRIPTS, ok, own_lines, packages_without, run
+from tests.results import hosts, losses
 
 SUM = str(SCRIPTS / "ddp_allreduce.py")  # "rank R of N: N" on each rank
 
@@ -43,6 +43,23 @@ def test_cyclic_mapping(vc: Cluster) -> None:
     found = json.loads(ok(vc.run("node1", [*command, "explain", "--json"])).stdout)
     assert hosts(found) == {"node1": [0, 2], "node2": [1, 3]}
     assert ok(vc.run("node1", [*command, SUM])).stdout.count("of 4: 4") == 4
+
+
+def test_a_divided_model_under_cyclic_mapping(vc: Cluster, tmp_path: Path) -> None:
+    """A stage's shards are on one host, so the ranks of a group are no neighbours; and the curve is that of one rank."""
+    command = ["srun", "--nodes=2", "--ntasks-per-node=2", "--distribution=cyclic", *RUNNER]
+    layout = ["--strategy", "fsdp", "--pp", "2", "--micro-batches", "2"]
+    found = json.loads(ok(vc.run("node1", [*command, "explain", *layout, "--json"])).stdout)
+    assert [(rank["mesh"]["pipeline"], rank["mesh"]["shard"]) for rank in found["ranks"]] == [
+        (0, 0), (1, 0), (0, 1), (1, 1)
+    ]  # fmt: skip
+    training = ["workloads.llama", f"--text={__file__}", "--length=32", "--global-batch-size=8", "--dtype=float64"]
+    training += ["--log-every=1", "--max-steps=3", "--save-every=0"]
+    ok(run(*RUNNER, *training, f"--checkpoint-dir={tmp_path}/one"))
+    for number, options in enumerate((layout, ["--strategy", "fsdp", "--replicate", "2"])):
+        folder = tmp_path / str(number)
+        ok(vc.run("node1", [*command, *training, *options, f"--checkpoint-dir={folder}"]))
+        assert losses(folder) == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["mpich", "srun"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import select
 import socket
 import struct
 import subprocess
@@ -255,3 +256,29 @@ def test_a_rank_that_takes_no_message_is_disconnected() -> None:
             server.send(1, "x" * (64 << 20), 0.5)
             assert 1 not in server.ranks
             server.send(1, "more", 0.5)  # to nobody
+
+
+def test_what_a_rank_sent_before_it_left_is_received() -> None:
+    """Also where the server has something for it meanwhile, which it cannot send any more."""
+    with listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool, Server(listener, KEY, 2, 1 << 16) as server:
+        client = pool.submit(connect, socket.AF_INET, listener.getsockname(), KEY, 1, 20.0)
+
+        def has_come() -> bool:
+            list(server.receive(0.05))
+            return 1 in server.ranks
+
+        poll_until(has_come, 20, "rank 1 is there")
+        with client.result() as rank:
+            server.send(1, "not read, so its end is a reset", 5.0)
+            select.select([rank.connection], [], [], 20)
+            rank.send("it leaves", 5.0)
+        for _ in range(3):
+            server.send(1, "to nobody", 5.0)
+        received: list[str] = []
+
+        def has_left() -> bool:
+            received.extend(message for _, message in server.receive(0.05))
+            return 1 not in server.ranks
+
+        poll_until(has_left, 20, "rank 1 has left")
+        assert received == ["it leaves"]
