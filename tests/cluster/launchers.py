@@ -237,10 +237,9 @@ def _without_python(program: Sequence[str]) -> list[str]:
 
 def batch(vc: Cluster, options: Sequence[str], script: str) -> subprocess.CompletedProcess[str]:
     """Submit a job script, wait for it, and give what it printed. (sbatch --wait asks every ten seconds only.)"""
-    job, ended = vc.folder / "job.sh", vc.folder / "job.code"
-    files = [vc.folder / "job.out", vc.folder / "job.err"]
-    for file in (*files, ended):
-        file.unlink(missing_ok=True)
+    own = Path(tempfile.mkdtemp(prefix="job-", dir=vc.folder))  # several may run at once
+    job, ended = own / "job.sh", own / "job.code"
+    files = [own / "job.out", own / "job.err"]
     job.write_text(f"#!/bin/bash\ntrap 'echo $? > {ended}.new; mv {ended}.new {ended}' EXIT\nset -e\n{script}\n")
     done = vc.run("node1", ["sbatch", f"--output={files[0]}", f"--error={files[1]}", *options, str(job)])
     deadline = time.monotonic() + 120
