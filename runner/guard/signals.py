@@ -10,7 +10,8 @@ from runner.guard.events import ENDS, name_of
 from runner.guard.notice import Notice
 from runner.guard.worker import Worker
 
-_INTERRUPTED = 5.0  # seconds that Ctrl-C gives ranks: one that waits for another in C does not notice it
+# Seconds that Ctrl-C gives ranks: one that waits for another in C does not notice it. A script may save by itself.
+_INTERRUPTED, _SCRIPT_INTERRUPTED = 5.0, 10.0
 
 
 class Signals:
@@ -57,8 +58,13 @@ class Signals:
                 worker.let_save()
             elif number == signal.SIGINT and worker.board.read().is_in_training:
                 worker.end(128 + signal.SIGINT, _INTERRUPTED)
-            elif number == signal.SIGINT and worker.rendezvous_at and not self._is_alone:
-                worker.let_end(128 + signal.SIGINT, _INTERRUPTED)
+            elif worker.rendezvous_at:
+                self.bound_interrupted(worker)
+
+    def bound_interrupted(self, worker: Worker) -> None:
+        """Bound the time of a worker that has met others, if SIGINT has come."""
+        if signal.SIGINT in self.passed_on - self._ignored and not self._is_alone:
+            worker.let_end(128 + signal.SIGINT, _SCRIPT_INTERRUPTED)
 
     def give_notice_when_due(self, worker: Worker) -> None:
         """Tell a script to save if its time limit is near."""

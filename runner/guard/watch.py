@@ -92,8 +92,10 @@ class Guard:
             if (spare := self._look()) is not None:
                 return spare
             if worker.is_late():
-                if worker.verdict is None and not worker.rendezvous_at:
-                    self._console.say(self._words.no_rendezvous(None))
+                if worker.verdict is None:
+                    self._console.say(
+                        "has not ended in time" if worker.rendezvous_at else self._words.no_rendezvous(None)
+                    )
                 if not worker.send_next_signal() and worker.verdict is not None:
                     return worker.verdict
             self._events.wait(worker.left(_ROUND), *([] if worker.is_silent else [worker.messages]))
@@ -220,6 +222,7 @@ class Guard:
             match message:
                 case Met():
                     worker.complete_rendezvous()
+                    self._signals.bound_interrupted(worker)
                     if message.address:
                         self._join(message.address)
                 case Computes():

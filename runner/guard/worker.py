@@ -84,8 +84,9 @@ class Worker:
         self._deadline = time.monotonic() + within
 
     def let_end(self, code: int, within: float) -> None:
-        """Let it end as it will, or with this code if it has not after ``within`` seconds."""
-        self._late_code, self._deadline = code, time.monotonic() + within
+        """Let it end as it will, or with this code if it has not after ``within`` seconds, unless it gets time to save."""
+        if not self._saves:
+            self._late_code, self._deadline = code, time.monotonic() + within
 
     def let_save(self, *signals: int) -> None:
         """Give it time to save; then end it, by these signals first."""

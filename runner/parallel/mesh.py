@@ -144,8 +144,8 @@ class Layout:
 def lay_out(topology: Topology, degrees: Degrees) -> Layout:
     """Place the ranks in the mesh, so that each tensor-parallel group is on one host.
 
-    So is each group of shards, and each pipeline stage with its replicas, where they divide the ranks of every host. With data
-    parallelism only, the data rank equals the rank.
+    So is each group of shards, and each pipeline stage with its replicas, where their number divides that of every host's ranks,
+    and these are mapped by blocks or in turn. With data parallelism only, the data rank equals the rank.
 
     Raises:
         UsageError: the degrees do not fit the ranks, or a tensor-parallel group would be split across hosts. (A group that
@@ -168,10 +168,10 @@ def lay_out(topology: Topology, degrees: Degrees) -> Layout:
     groups = [sorted(block) for block in _blocks(by_host, degrees.tensor)]
     # By host is best: neighbours in the mesh are near. The ranks of a host need not be consecutive numbers, though: then what
     # is divided stays near, from the largest part that can: a stage with its replicas, a replica's shards, a shard's parts.
-    blocks = len(groups), degrees.data, degrees.shard, 1  # in tensor groups
+    block_sizes = len(groups), degrees.data, degrees.shard, 1  # in tensor groups
     layouts = [
         Layout(degrees, tuple(rank for block in sorted(_blocks(groups, size)) for group in block for rank in group))
-        for size in blocks
+        for size in block_sizes
     ]
     return next((layout for layout in layouts if layout.is_ascending), layouts[0])
 

@@ -171,31 +171,32 @@ def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.devic
             for key, users in own.items()
             if users[0] == (name, key)
         }
+        label = f"{name or 'the model'} ({type(module).__name__})"
+        if wanted and not hasattr(module, "reset_parameters"):
+            with raised_on_all_ranks():  # also where the module is in another stage
+                raise UsageError(f"{label} has no reset_parameters()", fix=_OR_NO_FACTORY)
         if not any(wanted.values()):  # it is in other stages
             continue
-        _initialise(module, name, device)
+        if unfilled := _initialise(module, name, device):
+            error = UsageError(f"{label}: reset_parameters() does not fill {unfilled}", fix=_OR_NO_FACTORY)
+            error.on_all_ranks = not any(isinstance(place, PassedOn) for place in places.values())
+            raise error
         for key, parts in wanted.items():
             for part in parts:
                 copy_part(getattr(module, key), part)
         module.to_empty(device=torch.device("meta"), recurse=False)
 
 
-@raised_on_all_ranks()
-def _initialise(module: nn.Module, name: str, device: torch.device) -> None:
-    """Allocate the module's own tensors, and fill them."""
-    label = f"{name or 'the model'} ({type(module).__name__})"
-    reset = getattr(module, "reset_parameters", None)
-    if reset is None:
-        raise UsageError(f"{label} has no reset_parameters()", fix=_OR_NO_FACTORY)
+def _initialise(module: Any, name: str, device: torch.device) -> str | None:
+    """Allocate the module's own tensors, and fill them. Returns the name of one that is not filled."""
     module.to_empty(device=device, recurse=False)
     for tensor in _own_tensors(module).values():
         _head_of(tensor).fill_(_UNSET)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(_seed_of(name))
-        reset()
-    for key, tensor in _own_tensors(module).items():
-        if tensor.numel() and bool((_head_of(tensor) == _UNSET).all()):
-            raise UsageError(f"{label}: reset_parameters() does not fill {key}", fix=_OR_NO_FACTORY)
+        module.reset_parameters()
+    tensors = _own_tensors(module).items()
+    return next((key for key, tensor in tensors if tensor.numel() and bool((_head_of(tensor) == _UNSET).all())), None)
 
 
 def _head_of(tensor: Tensor) -> Tensor:

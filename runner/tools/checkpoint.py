@@ -3,7 +3,7 @@
     python -m runner checkpoint ls runs/mnist               step, size and age
     python -m runner checkpoint verify runs/mnist           compare checksums
     python -m runner checkpoint export runs/mnist FILE      the newest's weights
-    python -m runner checkpoint prune runs/mnist --keep 1   remove older ones
+    python -m runner checkpoint prune runs/mnist --keep 1   remove all but the newest that is intact
 
 A checkpoint that several ranks wrote is read by one process here. Exported weights come back with ``--weights FILE``.
 """
@@ -43,7 +43,7 @@ def checkpoint(job: Job, argv: list[str]) -> None:
                 type=positive,
                 required=True,
                 metavar="N",
-                help="the newest N that are intact stay; what is damaged stays, too, uncounted, if it is newer",
+                help="the newest N that are intact stay, and damaged ones that are newer than these",
             )
     given = parser.parse_args(argv)
     if job.rank == 0:

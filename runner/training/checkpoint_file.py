@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from runner.errors import UsageError
 from runner.parallel.state import State, state_by_name
-from runner.training.checkpoint_folder import Position, Saved, damaged
+from runner.training.checkpoint_folder import INSTEAD, Position, Saved, damaged
 
 NAME = "checkpoint.pt"
 
@@ -43,11 +43,11 @@ def read_file(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple[Saved
         _check_sums(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except PermissionError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+        raise UsageError(f"{path} cannot be read: {error.strerror}", fix=INSTEAD) from None
     except Exception as error:
         raise damaged(path, str(error) or type(error).__name__) from None
     if not _is_checkpoint(content):
-        raise UsageError(f"{path} is not a checkpoint of this runner")
+        raise UsageError(f"{path} is not a checkpoint of this runner", fix=INSTEAD)
     state: State = state_by_name(model, optimizer, content["model"], content["optimizer"])
     settings: dict[str, Any] | None = content.get("settings")
     saved = Saved(

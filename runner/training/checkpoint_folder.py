@@ -245,7 +245,7 @@ def check_files(folder: Path, sums: Sums) -> None:
         except FileNotFoundError:
             raise damaged(folder, f"{name} is missing") from None
         except PermissionError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+            raise UsageError(f"{path} cannot be read: {error.strerror}", fix=INSTEAD) from None
         except OSError as error:
             raise damaged(folder, f"{name} cannot be read: {error.strerror}") from None
         if found != size:

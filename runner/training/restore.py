@@ -65,7 +65,7 @@ def _load(
         except DamagedError as error:
             error.fix = checkpoint_folder.INSTEAD
             raise
-    shapes = run.on_main(lambda: _shapes_of(saved, whole, here, run.workload))
+    shapes = run.on_main(lambda: _shapes_of(saved, sums, whole, here, run.workload))
     own = trainer.state().groups
     changes = resume.check_settings(saved, settings, trainer.optimizer, own) if goes_on else None
     room = room_for(trainer.model, shapes, here, trainer.copies)
@@ -153,12 +153,17 @@ def _open(path: Path, trainer: Trainer, whole: dict[str, Tensor]) -> tuple[Saved
     return saved, {}
 
 
-def _shapes_of(saved: Saved, whole: dict[str, Tensor], here: dict[str, tuple[int, ...]], workload: str) -> Shapes:
+def _shapes_of(
+    saved: Saved, sums: Sums, whole: dict[str, Tensor], here: dict[str, tuple[int, ...]], workload: str
+) -> Shapes:
     """The shapes of a checkpoint's tensors, which fit the model. Called on rank 0, when the files are known to be intact."""
-    if whole:
-        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in whole.items()}
+    if sums:
+        try:
+            shapes = checkpoint_folder.shapes_of_shards(saved.path)
+        except Exception as error:  # the reader may raise anything for a file that does not belong there
+            raise checkpoint_folder.damaged(saved.path, str(error)) from None
     else:
-        shapes = checkpoint_folder.shapes_of_shards(saved.path)
+        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in whole.items()}
     resume.check_model(saved, shapes, workload, here)
     return shapes
 

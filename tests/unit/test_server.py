@@ -270,7 +270,7 @@ def test_what_a_rank_sent_before_it_left_is_received() -> None:
         poll_until(has_come, 20, "rank 1 is there")
         with client.result() as rank:
             server.send(1, "not read, so its end is a reset", 5.0)
-            select.select([rank.connection], [], [], 20)
+            assert select.select([rank.connection], [], [], 20)[0]
             rank.send("it leaves", 5.0)
         for _ in range(3):
             server.send(1, "to nobody", 5.0)

@@ -88,8 +88,9 @@ def _folder_of_number(number: str) -> Path:
         )
     host, folder = known
     # Where hosts share no folder, one of the same name may be here, with the states of this host's ranks.
-    ranks = {state.rank for state in read_states(folder)}
-    is_other = host != os.uname().nodename and ranks and 0 not in ranks
+    states = read_states(folder)
+    here = os.uname().nodename
+    is_other = host != here and {state.host for state in states} == {here} and all(state.rank for state in states)
     if is_other or not os.path.isdir(folder / FOLDER):
         raise UsageError(
             f"job {number} leaves its states in {folder} of host {host}, which is not seen here",

@@ -144,6 +144,13 @@ def test_what_a_plan_does_not_say_is_refused(workload: str, options: str, told: 
     refused(turns(2, workload, *options.split()), "this workload cannot be trained with", told)
 
 
+def test_a_module_that_cannot_be_filled_is_refused_also_where_it_is_in_one_stage_only(turns: Turns) -> None:
+    for layout in ("--pp=2", "--strategy=fsdp"):
+        refused(turns(2, "unfillable", layout), "runner: 1 (Scaled) has no reset_parameters(); give it one that fills")
+    refused(turns(2, "unfillable", "--buffer", "--strategy=fsdp"), "1 (Masked): reset_parameters() does not fill mask")
+    refused(turns(2, "unfillable", "--buffer", "--pp=2"), "rank 1 of 2", "does not fill mask")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the document's code is ``mymodel.py``."""
