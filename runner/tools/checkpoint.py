@@ -3,7 +3,7 @@
     python -m runner checkpoint ls runs/mnist               step, size and age
     python -m runner checkpoint verify runs/mnist           compare checksums
     python -m runner checkpoint export runs/mnist FILE      the newest's weights
-    python -m runner checkpoint prune runs/mnist --keep 1   remove all but the newest that is intact
+    python -m runner checkpoint prune runs/mnist --keep 1   remove the others
 
 A checkpoint that several ranks wrote is read by one process here. Exported weights come back with ``--weights FILE``.
 """

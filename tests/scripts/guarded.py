@@ -62,14 +62,24 @@ def fill_errors() -> None:
         os.set_blocking(2, True)
 
 
+def spares() -> list[psutil.Process]:
+    """The guard's other children in this session: spare processes, and for a moment the sweeper, which begins one of its own."""
+    found = []
+    for one in psutil.Process(os.getppid()).children():
+        with suppress(ProcessLookupError):  # it has just ended
+            if one.pid != os.getpid() and os.getsid(one.pid) == os.getsid(0):
+                found.append(one)
+    return found
+
+
 def wait_for_spare() -> psutil.Process:
     """The process that would be the next worker."""
     while True:
-        for one in psutil.Process(os.getppid()).children():
-            with suppress(ProcessLookupError):  # it has just ended
-                if one.pid != os.getpid() and os.getsid(one.pid) == os.getsid(0):
-                    return one
-        time.sleep(0.05)
+        before = spares()
+        time.sleep(0.5)
+        for one in spares():
+            if one in before:
+                return one
 
 
 def count_files() -> None:
