@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from runner.errors import RendezvousError, UsageError
 from runner.launch.detect import detect
-from runner.rendezvous.client import connect
+from runner.rendezvous.client import Client, connect
 from runner.rendezvous.endpoint import listen, port_of
 from runner.rendezvous.protocol import GREETING, ProtocolError, Stream, WrongJobError, greeting
 from runner.rendezvous.record import RankRecord
@@ -242,24 +242,9 @@ def test_a_home_that_cannot_be_written_does_not_end_a_job(tmp_path: Path) -> Non
     assert key_of("1", XDG_CONFIG_HOME=str(tmp_path / "file")) == key_of("1", RUNNER_SECRET="")
 
 
-def test_a_rank_that_takes_no_message_is_disconnected() -> None:
-    """What it has got of one would be the beginning of the next."""
-    with listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool, Server(listener, KEY, 2, 1 << 16) as server:
-        client = pool.submit(connect, socket.AF_INET, listener.getsockname(), KEY, 1, 20.0)
-
-        def has_come() -> bool:
-            list(server.receive(0.05))
-            return 1 in server.ranks
-
-        poll_until(has_come, 20, "rank 1 is there")
-        with client.result():
-            server.send(1, "x" * (64 << 20), 0.5)
-            assert 1 not in server.ranks
-            server.send(1, "more", 0.5)  # to nobody
-
-
-def test_what_a_rank_sent_before_it_left_is_received() -> None:
-    """Also where the server has something for it meanwhile, which it cannot send any more."""
+@contextlib.contextmanager
+def server_with_rank_1() -> Iterator[tuple[Server, Client]]:
+    """A server, and the connection of a rank that has proved itself."""
     with listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool, Server(listener, KEY, 2, 1 << 16) as server:
         client = pool.submit(connect, socket.AF_INET, listener.getsockname(), KEY, 1, 20.0)
 
@@ -269,9 +254,24 @@ def test_what_a_rank_sent_before_it_left_is_received() -> None:
 
         poll_until(has_come, 20, "rank 1 is there")
         with client.result() as rank:
-            server.send(1, "not read, so its end is a reset", 5.0)
-            assert select.select([rank.connection], [], [], 20)[0]
-            rank.send("it leaves", 5.0)
+            yield server, rank
+
+
+def test_a_rank_that_takes_no_message_is_disconnected() -> None:
+    """What it has got of one would be the beginning of the next."""
+    with server_with_rank_1() as (server, _):
+        server.send(1, "x" * (64 << 20), 0.5)
+        assert 1 not in server.ranks
+        server.send(1, "more", 0.5)  # to nobody
+
+
+def test_what_a_rank_sent_before_it_left_is_received() -> None:
+    """Also where the server has something for it meanwhile, which it cannot send any more."""
+    with server_with_rank_1() as (server, rank):
+        server.send(1, "not read, so its end is a reset", 5.0)
+        assert select.select([rank.connection], [], [], 20)[0]
+        rank.send("it leaves", 5.0)
+        rank.connection.close()
         for _ in range(3):
             server.send(1, "to nobody", 5.0)
         received: list[str] = []
