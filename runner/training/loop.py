@@ -31,7 +31,7 @@ from runner.training.preemption import end_early, listening
 from runner.training.profile import profiled
 from runner.training.progress import Show, show_progress
 from runner.training.random_numbers import seed_random_numbers
-from runner.training.replicas import check_option, check_replicas
+from runner.training.replicas import Replicas
 from runner.training.restore import restore
 from runner.training.run import Run
 from runner.training.speed import speeds
@@ -96,8 +96,7 @@ def fit(
         if _is_at_its_end(position, options):
             return _nothing_left(run, trainer, options, saved)
         run.say(_going_on(saved, options, changes))
-    if options.check_replicas:
-        check_option(run, trainer)
+    replicas = Replicas(run, trainer) if options.check_replicas else None
     state = State(trainer.model, trainer.optimizer, position)
     meter, pace = Meter(run, task, options.batch_size * run.data_size), Pace(run)
     last_step = _last_step(position, sampler.length, meter.global_batch, options)
@@ -135,8 +134,8 @@ def fit(
                 for hook in on_step:
                     hook(state)
                 show.step(position.epoch + 1, position.step, known)
-                if options.check_replicas and position.step % options.check_replicas == 0:
-                    check_replicas(run, trainer, position.step)
+                if replicas and options.check_replicas and position.step % options.check_replicas == 0:
+                    replicas.check(position.step)
                 if not left:
                     continue  # what follows is done below, after the evaluation
                 if len(meter) == options.logging.every:

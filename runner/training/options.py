@@ -99,8 +99,8 @@ def workload_parser(
         "--check-replicas",
         type=positive,
         metavar="N",
-        help="every N steps compare a digest of each parameter on all ranks, and end the job where one differs; buffers, "
-        "such as batch norm's statistics, may differ and are not compared",
+        help="every N steps compare a digest of each parameter, or part of one, on the ranks that have the same, and end the job "
+        "where one differs; buffers, such as batch norm's statistics, may differ and are not compared",
     )
     _add_step_options(group)
     add_parallel_options(parser)

@@ -6,7 +6,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import TensorDataset
 
 from runner.parallel.task import Plan
-from runner.training.loop import Task, fit
+from runner.training.loop import State, Task, fit
 from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
 
@@ -15,7 +15,10 @@ PLAN = Plan(shard=("*",), tensor={"0": ColwiseParallel(), "2": RowwiseParallel()
 
 def main(run: Run, argv: list[str]) -> None:
     run.say("began")
-    options, _ = read_options(run, workload_parser(run, None, data=("random",), plan=PLAN), argv)
+    parser = workload_parser(run, None, data=("random",), plan=PLAN)
+    parser.add_argument("--flip", metavar="NAME", help="the parameter of which a bit is flipped, after the second step")
+    parser.add_argument("--on", type=int, help="the rank where that happens")
+    options, given = read_options(run, parser, argv)
     torch.manual_seed(options.seed)
     task = Task(
         model=lambda: nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16), nn.Linear(16, 8), nn.Linear(8, 2)),
@@ -25,4 +28,11 @@ def main(run: Run, argv: list[str]) -> None:
         is_classification=False,
         plan=PLAN,
     )
-    fit(run, task, options)
+
+    def after(state: State) -> None:
+        if state.position.step == 2 and run.rank == given.on:
+            parameter = state.model.get_parameter(given.flip).data
+            local: torch.Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+            local.view(torch.int32)[0] ^= 1
+
+    fit(run, task, options, on_step=[after])

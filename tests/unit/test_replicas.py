@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from runner.errors import RunnerError
-from runner.training.replicas import check_replicas, digest_of
+from runner.training.replicas import Replicas, digest_of
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64)
 
@@ -54,10 +54,16 @@ def test_who_differs_from_the_majority_is_named(changes: list[int], said: str, m
             digests.copy_(own)
             digests[0] += change
 
+    def all_gather_object(everyone: list[Any], own: Any) -> None:
+        everyone[:] = [own] * len(everyone)
+
     monkeypatch.setattr(dist, "all_gather", all_gather)
+    monkeypatch.setattr(dist, "all_gather_object", all_gather_object)
     records = [SimpleNamespace(host=host) for host in "abcd"]
-    run: Any = SimpleNamespace(size=len(changes), job=SimpleNamespace(topology=SimpleNamespace(records=records)))
-    trainer: Any = SimpleNamespace(model=nn.Linear(2, 1))
+    job = SimpleNamespace(topology=SimpleNamespace(records=records))
+    run: Any = SimpleNamespace(size=len(changes), device="cpu", job=job)
+    trainer: Any = SimpleNamespace(model=nn.Linear(2, 1), period=1, copies={})
+    replicas = Replicas(run, trainer)
     with pytest.raises(RunnerError) as raised:
-        check_replicas(run, trainer, 7)
+        replicas.check(7)
     assert said in raised.value.message

@@ -1,0 +1,52 @@
+"""What is equal on several ranks is compared, however the model is divided."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launching import ok
+from tests.results import refused
+from tests.turns import Turns
+
+JOB = ("divisible", "--max-steps", "4", "--check-replicas", "1", "--save-every", "0", "--checkpoint-dir")
+
+
+@pytest.mark.parametrize(
+    ("layout", "flipped", "said"),
+    [
+        ("--strategy ddp", "0.weight on 2", "0.weight differs on rank 2 ("),
+        ("--strategy fsdp --replicate 2", "0.weight on 1", "0.weight differs on ranks 1, 3 ("),
+        ("--strategy ddp --tp 2", "0.weight on 1", "0.weight differs on ranks 1, 3 ("),
+        ("--strategy ddp --tp 2", "4.weight on 3", "4.weight differs on rank 3 ("),  # which is not divided
+        ("--strategy fsdp --tp 2", "4.weight on 2", "4.weight differs on ranks 2-3 ("),
+        ("--strategy ddp --pp 2 --schedule 1f1b", "4.weight on 3", "4.weight differs on ranks 2-3 ("),
+    ],
+)
+def test_a_bit_that_flips_is_found(layout: str, flipped: str, said: str, turns: Turns, tmp_path: Path) -> None:
+    """The step's number tells that there was nothing to find before."""
+    name, _, rank = flipped.split()
+    done = turns(4, *JOB, str(tmp_path), *layout.split(), "--flip", name, "--on", rank)
+    assert done.returncode == 1
+    assert f"--check-replicas: {said}" in done.stderr
+    assert "after step 2;" in done.stderr
+
+
+@pytest.mark.parametrize("layout", ["--strategy fsdp --tp 2", "--strategy ddp --pp 2 --schedule 1f1b"])
+def test_equal_ones_are_equal(layout: str, turns: Turns, tmp_path: Path) -> None:
+    assert "done: 4 steps" in ok(turns(4, *JOB, str(tmp_path), *layout.split())).stdout
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ("--strategy fsdp", "--check-replicas: no two ranks have the same part of the model here; leave it out"),
+        (
+            "--strategy local-sgd --sync-every 2",
+            "--check-replicas: the ranks' parameters differ here, but for one step in 2",
+        ),
+    ],
+)
+def test_it_is_refused_where_nothing_is_equal(layout: str, said: str, turns: Turns, tmp_path: Path) -> None:
+    refused(turns(2, *JOB, str(tmp_path), *layout.split()), said)
