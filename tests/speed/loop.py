@@ -56,6 +56,8 @@ def main(run: Run, argv: list[str]) -> None:
                 fit(run, alone, options, on_step=[lambda _: ends.append(clock())])
             return (ends[-1] - ends[0]) / (len(ends) - 1)
 
+        if given.fabric and options.parallel.strategy != "ddp":
+            run.agree("--fabric is by DDP", fix="leave it out, or take --strategy ddp")
         run.say(f"{options.parallel.strategy}, {run.size} ranks, {options.batch_size} samples per rank:")
         loops = {"runner": runner, "by hand": lambda: by_hand(run, task, options, clock)}
         if given.fabric:
