@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,14 +19,22 @@ _PIECE = 1 << 20  # elements
 # 2⁶⁴ ÷ the golden ratio, odd, as a signed number: multiples of it by consecutive places are far from each other.
 _MIXER = 0x9E3779B97F4A7C15 - (1 << 64)
 
-_Part = tuple[str, tuple[tuple[str, int], ...]]  # a parameter's name, and where this is in it, by dimension of the mesh
+
+class _Part(NamedTuple):
+    """What a rank has of a parameter. Parts that are equal in this are equal in their values, too."""
+
+    name: str
+    tensor: int  # the rank's index among the tensor-parallel ones: these do not exchange the gradients of what they all have
+    division: tuple[
+        tuple[str, int, str], ...
+    ]  # the dimensions of the mesh that divide it, the index there, and how they do
 
 
 class Replicas:
     """Which ranks have the same part of a parameter, and whether it is the same there.
 
-    With ddp, zero1 and horovod each rank has all parameters. With a sharded model only its copies (``--replicate``) have the same
-    parts, and with ``--tp`` and ``--pp`` what is not divided, and each part in as many data-parallel ranks as have it.
+    Under ddp, zero1 and horovod each rank has all parameters. Of a sharded model the copies (``--replicate``) have the same shards, and
+    with ``--tp`` and ``--pp`` data-parallel ranks the same layers or parts of them. Two stages may have a tied parameter.
     """
 
     @raised_on_all_ranks()
@@ -34,7 +42,7 @@ class Replicas:
         """Find who has what. Collective.
 
         Raises:
-            UsageError: no part of a parameter is on two ranks, or what is differs between the steps.
+            UsageError: the ranks' parameters are not equal after each step.
         """
         if trainer.period > 1:
             raise UsageError(
@@ -42,24 +50,27 @@ class Replicas:
                 fix="leave it out, or take --strategy ddp",
             )
         self._run, self._model = run, trainer.model
-        own = [_part(trainer.copies.get(name, name), parameter) for name, parameter in self._model.named_parameters()]
-        everyone: list[Any] = [None] * run.size
-        dist.all_gather_object(everyone, own)
-        self._most = max(map(len, everyone))
-        self._places: dict[_Part, dict[int, int]] = defaultdict(dict)  # by rank: which of its parameters that is
-        for rank, parts in enumerate(everyone):
-            for index, part in enumerate(parts):
-                self._places[part][rank] = index
-        if all(len(places) == 1 for places in self._places.values()):
-            raise UsageError(
-                "--check-replicas: no two ranks have the same part of the model here",
-                fix="leave it out, or take --replicate 2 or --strategy ddp",
-            )
+        tensor = run.layout.place(run.rank)["tensor"]
+        own = [
+            _Part(trainer.copies.get(name, name), tensor, _division(parameter))
+            for name, parameter in self._model.named_parameters()
+        ]
+        self._parts: list[list[_Part]] = [[] for _ in range(run.size)]
+        dist.all_gather_object(self._parts, own)
+        self._most = max(map(len, self._parts))
+        # By place in the ranks' digests, one after the other: the first place that has the same part.
+        first: dict[_Part, int] = {}
+        self._first = torch.arange(run.size * self._most)
+        for rank, parts in enumerate(self._parts):
+            for place, part in enumerate(parts, start=rank * self._most):
+                self._first[place] = first.setdefault(part, place)
+        if run.size > 1 and len(first) == sum(map(len, self._parts)):
+            run.say("--check-replicas: no two ranks have the same part of the model here, so nothing is compared")
 
     @raised_on_all_ranks()
     @torch.no_grad()
     def check(self, step: int) -> None:
-        """Compare digests of what is on several ranks. Collective.
+        """Compare digests of what several ranks have. Collective.
 
         Raises:
             RunnerError: a parameter differs; all ranks raise it. It names the ranks that most others differ from.
@@ -69,27 +80,36 @@ class Replicas:
             own[index] = digest_of(_local(parameter))
         everyone = [torch.empty_like(own) for _ in range(self._run.size)]
         dist.all_gather(everyone, own)
-        digests = [digests.tolist() for digests in everyone]
-        found = {part: {rank: digests[rank][index] for rank, index in at.items()} for part, at in self._places.items()}
-        differing = {part: values for part, values in found.items() if len(set(values.values())) > 1}
-        if differing:
-            (name, _), values = next(iter(differing.items()))
-            odd = _minority(values)
-            hosts = ", ".join(dict.fromkeys(self._run.job.topology.records[rank].host for rank in odd))
-            more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-            raise RunnerError(
-                f"--check-replicas: {name}{more} differs on {ranks_text(odd)} ({hosts}) after step {step}",
-                fix="go on from an earlier checkpoint; the same host again: have its memory tested",
-            )
+        digests = torch.cat(everyone).cpu()
+        if not torch.equal(digests, digests[self._first]):
+            raise self._error(digests.tolist(), step)
+
+    def _error(self, digests: list[int], step: int) -> RunnerError:
+        found: dict[_Part, list[tuple[int, int]]] = defaultdict(list)  # ranks and digests
+        for rank, parts in enumerate(self._parts):
+            for place, part in enumerate(parts, start=rank * self._most):
+                found[part].append((rank, digests[place]))
+        odd: dict[str, set[int]] = defaultdict(set)  # by parameter
+        for part, values in found.items():
+            if len({digest for _, digest in values}) > 1:
+                odd[part.name].update(_minority(values))
+        name, ranks = next(iter(odd.items()))
+        hosts = ", ".join(dict.fromkeys(self._run.job.topology.records[rank].host for rank in sorted(ranks)))
+        more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+        return RunnerError(
+            f"--check-replicas: {name}{more} differs on {ranks_text(sorted(ranks))} ({hosts}) after step {step}",
+            fix="go on from an earlier checkpoint; the same host again: have its memory tested",
+        )
 
 
-def _part(name: str, parameter: Any) -> _Part:
-    """What a rank has of a parameter; ranks that have the same have equal ones."""
+def _division(parameter: Any) -> tuple[tuple[str, int, str], ...]:
+    """Which part of a parameter this rank has; nothing if it has the whole."""
     if not hasattr(parameter, "placements"):
-        return name, ()
+        return ()
     mesh = parameter.device_mesh
-    at = zip(mesh.mesh_dim_names, mesh.get_coordinate(), parameter.placements, strict=True)
-    return name, tuple((dimension, index) for dimension, index, placement in at if not placement.is_replicate())
+    names = mesh.mesh_dim_names or map(str, range(mesh.ndim))
+    dimensions = zip(names, mesh.get_coordinate(), parameter.placements, strict=True)
+    return tuple((name, index, str(placement)) for name, index, placement in dimensions if not placement.is_replicate())
 
 
 def _local(parameter: Tensor) -> Tensor:
@@ -97,12 +117,12 @@ def _local(parameter: Tensor) -> Tensor:
     return local
 
 
-def _minority(values: dict[int, int]) -> list[int]:
-    """The ranks whose value most others do not have; all of them where no majority tells who is right."""
-    counts = list(values.values())
-    usual = max(counts, key=counts.count)
-    odd = [rank for rank, value in values.items() if value != usual]
-    return odd if 2 * len(odd) < len(values) else list(values)
+def _minority(values: list[tuple[int, int]]) -> list[int]:
+    """The ranks whose digest most others do not have; all of them where no majority tells who is right."""
+    digests = [digest for _, digest in values]
+    usual = max(digests, key=digests.count)
+    odd = [rank for rank, digest in values if digest != usual]
+    return odd if 2 * len(odd) < len(values) else [rank for rank, _ in values]
 
 
 def digest_of(parameter: Tensor) -> Tensor:

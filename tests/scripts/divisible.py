@@ -33,6 +33,6 @@ def main(run: Run, argv: list[str]) -> None:
         if state.position.step == 2 and run.rank == given.on:
             parameter = state.model.get_parameter(given.flip).data
             local: torch.Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-            local.view(torch.int32)[0] ^= 1
+            local.view(torch.int32).view(-1)[0] ^= 1
 
     fit(run, task, options, on_step=[after])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from runner.errors import RunnerError
+from runner.parallel.mesh import Degrees, Layout
 from runner.training.replicas import Replicas, digest_of
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64)
@@ -48,6 +49,27 @@ def test_a_flipped_bit_and_exchanged_elements_change_it(one: int, other: int, bi
 )
 def test_who_differs_from_the_majority_is_named(changes: list[int], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """``changes``: of each rank's digest of the first parameter. Where there is no majority all ranks are named."""
+    replicas = _replicas(changes, monkeypatch)
+    with pytest.raises(RunnerError) as raised:
+        replicas.check(7)
+    assert said in raised.value.message
+
+
+def test_a_stages_copy_of_a_parameter_is_compared_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = _replicas([0, 1], monkeypatch, copies={"weight": "embed.weight"})
+    with pytest.raises(RunnerError) as raised:
+        replicas.check(7)
+    assert raised.value.message.startswith("--check-replicas: embed.weight differs on ranks 0-1")
+
+
+def test_what_is_equal_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank has nobody to compare with, and that is no mistake: a job may have shrunk to it."""
+    for ranks in (1, 3):
+        _replicas([0] * ranks, monkeypatch).check(7)
+
+
+def _replicas(changes: list[int], monkeypatch: pytest.MonkeyPatch, **of_trainer: Any) -> Replicas:
+    """Those of as many ranks as there are changes."""
 
     def all_gather(everyone: list[Tensor], own: Tensor) -> None:
         for digests, change in zip(everyone, changes, strict=True):
@@ -59,11 +81,8 @@ def test_who_differs_from_the_majority_is_named(changes: list[int], said: str, m
 
     monkeypatch.setattr(dist, "all_gather", all_gather)
     monkeypatch.setattr(dist, "all_gather_object", all_gather_object)
-    records = [SimpleNamespace(host=host) for host in "abcd"]
-    job = SimpleNamespace(topology=SimpleNamespace(records=records))
-    run: Any = SimpleNamespace(size=len(changes), device="cpu", job=job)
-    trainer: Any = SimpleNamespace(model=nn.Linear(2, 1), period=1, copies={})
-    replicas = Replicas(run, trainer)
-    with pytest.raises(RunnerError) as raised:
-        replicas.check(7)
-    assert said in raised.value.message
+    layout = Layout(Degrees(replicate=len(changes)), tuple(range(len(changes))))
+    job = SimpleNamespace(topology=SimpleNamespace(records=[SimpleNamespace(host=host) for host in "abcd"]))
+    run: Any = SimpleNamespace(rank=0, size=len(changes), device="cpu", layout=layout, job=job)
+    trainer: Any = SimpleNamespace(**{"model": nn.Linear(2, 1), "period": 1, "copies": {}} | of_trainer)
+    return Replicas(run, trainer)
