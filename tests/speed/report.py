@@ -107,7 +107,8 @@ def page(found: Mapping[str, Found]) -> str:
         "# Performance",
         "",
         f"Written by `make compare` on {date.today()}: {_machine()}; {_versions()}. Ratios are of medians of runs taken in turn within "
-        'one launch; "mpi4py" is `--backend mpi4py`, faster where the number is larger than 1.',
+        'one launch; "mpi4py" is `--backend mpi4py`, faster where the number is larger than 1. The '
+        "commands are what each rank runs, after `mpirun -np 2` or `-np 4`; on the virtual hosts with OMP_NUM_THREADS=1.",
         "",
         *_table(("what", "against", "wanted"), ratios, found),
         "",
