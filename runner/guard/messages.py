@@ -94,6 +94,7 @@ class Reason(ToMiddle):
 
     text: str
     is_stopped: bool = False  # by a signal, wherever it was
+    attempt: int = 0
 
 
 @dataclass(frozen=True)

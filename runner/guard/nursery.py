@@ -119,7 +119,7 @@ class Nursery:
         """A child has ended: perhaps the spare one. Each time the next is made later: there may be no memory for it."""
         if self._spare is not None and process == self._spare.process:
             self._spare.close()
-            self._spare, self._spare_from = None, time.monotonic() + min(_TRYING, 2.0**self._lost)
+            self._spare, self._spare_from = None, time.monotonic() + min(_TRYING, 2.0 ** min(self._lost, 10))
             self._lost += 1
 
     def successor(self, attempt: int) -> Child | Lifeline:
@@ -143,7 +143,12 @@ class Nursery:
         requested, requests = os.pipe()
         board, stacks, answers = Board(), new_file(), new_file()
         board.began = self._began
-        process = os.fork()
+        try:
+            process = os.fork()
+        except OSError:
+            for end in (messages, pipe, requested, requests):
+                os.close(end)
+            raise
         if process:
             os.close(pipe)
             os.close(requested)
@@ -170,7 +175,7 @@ class Nursery:
 def import_ahead() -> None:
     """Import torch, for a target that is to start in this process later."""
     for module in _IMPORTED:
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(Exception):  # the target may not need it, and else raises it itself
             importlib.import_module(module)
 
 

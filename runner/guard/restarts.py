@@ -36,6 +36,6 @@ class Restarts:
         self.done.add(self._rank)
         return is_new
 
-    def is_waited_for(self) -> bool:
-        """Whether some ranks have not ended well."""
-        return len(self.done) < self._size
+    def is_waited_for(self, known: set[int] | None = None) -> bool:
+        """Whether some ranks have not ended well. ``known``: those of which the end would be told; None: all."""
+        return len(self.done) < self._size and (known is None or not known <= self.done)

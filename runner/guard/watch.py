@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 from runner.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_REQUEUE
 from runner.guard.collectives import Requests
@@ -18,7 +19,7 @@ from runner.guard.files import Files
 from runner.guard.gpu import Gpu
 from runner.guard.hang import Hang, Patience
 from runner.guard.line import Address, Line
-from runner.guard.messages import Apart, Done, Ends, Failed, Gone, Host, Hung, Message, Returned, State
+from runner.guard.messages import Apart, Done, Ends, Failed, Gone, Host, Hung, Message, Reason, Returned, State
 from runner.guard.notice import Notice
 from runner.guard.nursery import Child, Lifeline, Nursery
 from runner.guard.others import Others
@@ -36,6 +37,9 @@ _AFTER_ANOTHER = 1.0
 # A spare process is made when the training has begun, or so many seconds after the rendezvous: importing torch, too, it would slow
 # the start down.
 _SPARE_AFTER = 5.0
+_JOINING = (
+    15.0  # seconds after the rendezvous in which the guards join their line, or it is not known that they are there
+)
 _CAUSE = 0.5  # seconds in which another rank may say why this one has ended without a word: its MPI may have ended it
 _SILENTLY = "without Python's own end: by os._exit(), os.exec…() or a library"
 _STOPPING = 0.3  # seconds in which all guards have stopped their workers, after a hang was reported
@@ -205,7 +209,13 @@ class Guard:
             return bool(self._line.present - {self._words.rank}) and not self._is_ended_from_outside
         if self.restarts.finish():
             self._tell(Done(self.restarts.attempt))
-        return self.restarts.is_waited_for() and not self._is_ended_from_outside
+        return self.restarts.is_waited_for(self._known()) and not self._is_ended_from_outside
+
+    def _known(self) -> set[int] | None:
+        """The ranks whose guards are on the line, None for all: rank 0's guard knows it, when all have had the time to join."""
+        met_at = self._worker.rendezvous_at
+        has_had_time = met_at is not None and time.monotonic() - met_at > _JOINING
+        return self._line.present if self._line and self._nursery.listener and has_had_time else None
 
     def _take_events(self) -> None:
         for event in self._events.signals():
@@ -265,8 +275,10 @@ class Guard:
     def _take(self, rank: int, message: Message) -> None:
         """A message of another guard."""
         match message:
-            case Failed(again=True, attempt=attempt) if attempt < self.restarts.attempt:
+            case Failed(again=True, attempt=attempt) | Reason(attempt=attempt) if attempt < self.restarts.attempt:
                 pass  # of workers that are no longer there
+            case Hung(failure=Failure(attempt=attempt)) if attempt < self.restarts.attempt:
+                pass
             case Failed():
                 self._follow(rank, message.failure, again=message.again)
             case Gone():
@@ -337,6 +349,7 @@ class Guard:
             return None
         self._signals.give_notice_when_due(worker)
         if not self._hang.is_own and (reason := self._patience.lost()):
+            reason = replace(reason, attempt=self.restarts.attempt)
             self._hang.begin(reason)
             if not self._nursery.listener:
                 self._tell(reason)

@@ -22,8 +22,7 @@ from runner.guard.worker_messages import Fails, WorkerMessage, read_message
 GRACE = 2.0
 # Where all ranks fail alike: MPI_Finalize() waits for the others, and the first rank, which prints why, may come last.
 _TOGETHER = 15.0
-_SAVING = 30.0  # seconds that a worker which saves on SIGTERM gets for it, or as long as it says that it does, and is not hung
-_AGAIN = 1.0  # seconds until it is asked again whether it still saves
+_SAVING = 30.0  # seconds that a worker gets after SIGTERM to begin to save, and to end after it; saving it may take until it counts as hung
 
 
 class Worker:
@@ -99,12 +98,11 @@ class Worker:
 
     def is_late(self) -> bool:
         """Whether the next signal is to be sent."""
-        if self._deadline is None or time.monotonic() < self._deadline:
+        if self._deadline is None:
             return False
         if self._saves and self.verdict is None and self.board.read().phase == "saving":
-            self._deadline = time.monotonic() + _AGAIN
-            return False
-        return True
+            self._deadline = time.monotonic() + _SAVING
+        return time.monotonic() >= self._deadline
 
     def send_next_signal(self) -> bool:
         """Send the next of the signals that end it. Returns False if there is none left: not even SIGKILL ends it, for example in a file system that hangs."""

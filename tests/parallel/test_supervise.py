@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shlex
 import subprocess
@@ -187,5 +188,15 @@ def test_a_log_that_cannot_be_written_is_refused() -> None:
     done = run(*RUNNER, "supervise", "--log-dir", "/proc/nothing", "--", *RUNNER, "explain")
     assert done.returncode == 2
     assert done.stderr.startswith(
-        "runner: --log-dir: cannot write /proc/nothing/attempts.jsonl: No such file or directory;"
+        "runner: --log-dir: cannot write /proc/nothing: No such file or directory; name another folder\n"
     )
+
+
+def test_a_second_one_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    command = [*RUNNER, "supervise", "--log-dir", str(tmp_path), "--", *RUNNER, "explain"]
+    with open(tmp_path / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = run(*command)
+    assert done.returncode == 2
+    assert done.stderr == (f"runner: supervise: another one runs in {tmp_path}; name another folder by --log-dir\n")
+    assert run(*command).returncode == 0

@@ -100,6 +100,27 @@ def test_a_programs_own_error_at_the_same_step_ends_it(what: str, is_the_end: bo
     assert reason == ("the same error at the same step (7) as before" if is_the_end else "")
 
 
+@pytest.mark.parametrize(
+    ("launcher", "code_of_rank", "code", "reason"),
+    [
+        ("exit 255", 75, 75, "it asks to be queued again"),  # Intel MPI's mpirun
+        ("exit 1", 75, 75, "it asks to be queued again"),  # torchrun
+        ("exit 1", 2, 2, "the request is wrong, and a restart does not mend that"),
+        ("kill -9 $$", 75, 137, ""),  # the ranks have saved because of that
+        ("exit 137", 75, 137, ""),
+        ("exit 1", 1, 1, ""),
+    ],
+)
+def test_the_ranks_code_counts_where_the_launcher_gives_another(
+    launcher: str, code_of_rank: int, code: int, reason: str, tmp_path: Path
+) -> None:
+    write(tmp_path, 0, size=1, host="elsewhere", phase="ended", exit_code=code_of_rank)
+    attempt = run_attempt(1, ["bash", "-c", launcher], tmp_path, PassedOn(), None, lambda: None)
+    assert attempt.job_code == code
+    given = argparse.Namespace(min_uptime=0.0, max_restarts=3)
+    assert _reason_to_end(attempt, None, given, is_workload=True, is_last=False) == reason
+
+
 def test_a_log_that_cannot_be_written_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     for number in (1, 2):
         _note(Path("/dev/full"), Attempt(number=number, began=0.0, seconds=9.0, code=1))

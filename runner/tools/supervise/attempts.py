@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from runner.errors import UsageError
+from runner.errors import EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.tools.top.states import State, read_states
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -40,8 +40,15 @@ class Attempt:
     what: str = ""
     is_lost: bool = False  # the rank is gone with its guard, as with its host
     is_told: bool = False  # a signal to supervise was to end it
+    is_launcher_killed: bool = False  # and has not ended by itself
     left: str = ""  # ranks that still run
     next: str = ""  # what supervise did then
+
+    @property
+    def job_code(self) -> int:
+        """The job's exit code where the launcher has given another: its ranks' 2, or 75 unless they saved because it was killed."""
+        is_ranks = self.rank_code == EXIT_USAGE or (self.rank_code == EXIT_REQUEUE and not self.is_launcher_killed)
+        return self.rank_code if is_ranks and self.rank_code is not None else self.code
 
 
 def read_attempts(log: Path) -> list[Attempt]:
@@ -121,6 +128,7 @@ def run_attempt(
         seconds=seconds,
         code=code if code >= 0 else 128 - code,
         is_told=bool(signals.passed_on - {signal.SIGUSR1}),  # at which a script may only save
+        is_launcher_killed=is_killed,
         left=", ".join(f"rank {one.rank} on {one.host}" for one in left),
     )
     return _with_cause(ended, read_states(folder))
@@ -128,7 +136,7 @@ def run_attempt(
 
 def _is_killed(code: int, states: list[State]) -> bool:
     """Whether the launcher was killed, itself or below a shell that ends with 128 + n. After a rank that was killed it may end so, too."""
-    return code < 0 or (code >= 128 and all(one.exit_code != code for one in states))
+    return code < 0 or (128 < code <= 128 + signal.SIGRTMAX and all(one.exit_code != code for one in states))
 
 
 def _with_cause(attempt: Attempt, states: list[State]) -> Attempt:

@@ -21,13 +21,15 @@ row. mpirun, mpiexec and srun; hosts by their options, or those of the Slurm or 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import itertools
 import json
 import os
 import shutil
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -77,7 +79,7 @@ def supervise(job: Job, argv: list[str]) -> None:
     if given.standby:
         set_variables(_OVERLAP)
     standby = Standby()
-    with passing_signals_on() as signals:
+    with _only_one_in(given.log_dir), passing_signals_on() as signals:
         try:
             code = _start_until_done(given, place, hosts, signals, standby, is_workload=is_workload)
         finally:
@@ -128,7 +130,7 @@ def _start_until_done(
         if hosts is not None and not reason and (host := _host_to_leave(attempt, last, hosts)):
             left_out.append(host)
             reason, how = _without(hosts, left_out, given.min_ranks)
-        is_told = bool(signals.unsent) and attempt.code not in (EXIT_OK, EXIT_USAGE, EXIT_REQUEUE)
+        is_told = bool(signals.unsent) and attempt.job_code not in (EXIT_OK, EXIT_USAGE, EXIT_REQUEUE)
         if is_told:
             reason = f"{_name_of(signals.unsent)} came, so it is not started again"
         attempt = replace(attempt, next=reason or how)
@@ -139,7 +141,7 @@ def _start_until_done(
             f"attempt {number} ended with code {attempt.code} after {attempt.seconds:.0f} s{_cause(attempt)}: {attempt.next}"
         )
         if reason:
-            return _code_of(signals.unsent) if is_told else attempt.code
+            return _code_of(signals.unsent) if is_told else attempt.job_code
         last = attempt
     raise AssertionError  # count() does not end
 
@@ -171,14 +173,37 @@ def _nothing() -> None:
     """Done where nothing is to be prepared."""
 
 
+@contextmanager
+def _only_one_in(folder: Path) -> Iterator[None]:
+    """Make the folder, and keep another supervise out of it: it would take the same numbers, and remove what the ranks write.
+
+    Raises:
+        UsageError: it cannot be made, or another one runs in it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / "lock", "a")
+    except OSError as error:
+        raise UsageError(f"--log-dir: cannot write {folder}: {error.strerror}", fix="name another folder") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"supervise: another one runs in {folder}", fix="name another folder by --log-dir"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
 def _earlier_attempts(log: Path) -> int:
-    """The number of the last attempt in a log, 0 if there is none. Makes its folder.
+    """The number of the last attempt in a log, 0 if there is none.
 
     Raises:
         UsageError: the log cannot be written.
     """
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "a+") as file:
             file.seek(0)
             if not file.read().endswith("\n") and file.tell():
@@ -302,10 +327,8 @@ def _reason_to_end(
         EXIT_USAGE: "the request is wrong, and a restart does not mend that",
         EXIT_REQUEUE: "it asks to be queued again",
     }
-    # Some launchers give another code for a wrong request. A rank that saved (75) as its launcher was killed is started again.
-    code = EXIT_USAGE if attempt.rank_code == EXIT_USAGE else attempt.code
-    if code in fixed:
-        return fixed[code]
+    if attempt.job_code in fixed:
+        return fixed[attempt.job_code]
     is_programs = bool(attempt.what) and not attempt.is_lost and attempt.what not in _BY_OTHERS
     is_again = last is not None and is_programs and (attempt.what, attempt.step) == (last.what, last.step)
     if is_again and attempt.step:
