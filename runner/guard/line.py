@@ -215,10 +215,12 @@ class _Middle:
             elif now - received > _SILENT:
                 reason = f"its host has not answered for {_SILENT:.0f} s"
             if reason:
+                self._deliver(
+                    rank, Gone(reason)
+                )  # before it is absent: its guard's end is none of a rank that has done its work
                 del self.last_received[rank]
                 self._left.add(rank)
                 self._pass_on(rank, Gone(reason))
-                self._deliver(rank, Gone(reason))
 
     def _pass_on(self, rank: int, message: Message) -> None:
         whole = packed(rank, message)

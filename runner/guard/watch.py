@@ -127,7 +127,9 @@ class Guard:
                 return EXIT_HANG
             if self._follows:
                 return EXIT_FAILURE
-        return code
+        if self.restarts.most:  # what came as it was seen that nobody is waited for
+            self._receive_from_others()
+        return EXIT_FAILURE if code == EXIT_OK and self._follows else code
 
     def starts_again(self, code: int) -> bool:
         """Whether all ranks are started again after this one has ended. Tells the other guards."""

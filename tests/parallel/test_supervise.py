@@ -198,5 +198,8 @@ def test_a_second_one_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = run(*command)
     assert done.returncode == 2
-    assert done.stderr == (f"runner: supervise: another one runs in {tmp_path}; name another folder by --log-dir\n")
+    assert done.stderr == (
+        f"runner: supervise: another one runs in {tmp_path}; name another folder by --log-dir, "
+        f"or remove {tmp_path}/lock if none does\n"
+    )
     assert run(*command).returncode == 0

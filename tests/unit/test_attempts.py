@@ -101,20 +101,21 @@ def test_a_programs_own_error_at_the_same_step_ends_it(what: str, is_the_end: bo
 
 
 @pytest.mark.parametrize(
-    ("launcher", "code_of_rank", "code", "reason"),
+    ("launcher", "code_of_rank", "what", "code", "reason"),
     [
-        ("exit 255", 75, 75, "it asks to be queued again"),  # Intel MPI's mpirun
-        ("exit 1", 75, 75, "it asks to be queued again"),  # torchrun
-        ("exit 1", 2, 2, "the request is wrong, and a restart does not mend that"),
-        ("kill -9 $$", 75, 137, ""),  # the ranks have saved because of that
-        ("exit 137", 75, 137, ""),
-        ("exit 1", 1, 1, ""),
+        ("exit 255", 75, "the time limit is near: saved", 75, "it asks to be queued again"),  # Intel MPI's mpirun
+        ("exit 1", 75, "SIGUSR1: saved", 75, "it asks to be queued again"),  # torchrun
+        ("exit 1", 2, "no such file", 2, "the request is wrong, and a restart does not mend that"),
+        ("kill -9 $$", 75, "SIGTERM: saved", 137, ""),  # the ranks have saved because of that
+        ("exit 137", 75, "", 137, ""),
+        ("exit 1", 75, "SIGTERM: saved", 1, ""),  # of an Open MPI that has got a signal
+        ("exit 1", 1, "odd", 1, ""),
     ],
 )
 def test_the_ranks_code_counts_where_the_launcher_gives_another(
-    launcher: str, code_of_rank: int, code: int, reason: str, tmp_path: Path
+    launcher: str, code_of_rank: int, what: str, code: int, reason: str, tmp_path: Path
 ) -> None:
-    write(tmp_path, 0, size=1, host="elsewhere", phase="ended", exit_code=code_of_rank)
+    write(tmp_path, 0, size=1, host="elsewhere", phase="ended", exit_code=code_of_rank, what=what)
     attempt = run_attempt(1, ["bash", "-c", launcher], tmp_path, PassedOn(), None, lambda: None)
     assert attempt.job_code == code
     given = argparse.Namespace(min_uptime=0.0, max_restarts=3)

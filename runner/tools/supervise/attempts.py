@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from runner.errors import EXIT_REQUEUE, EXIT_USAGE, UsageError
+from runner.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.tools.top.states import State, read_states
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -22,6 +22,7 @@ _ROUND = 5.0  # seconds between two looks at a running job
 _SETTLING = 5.0  # seconds of an attempt until the next is prepared: importing torch, too, it would slow the start down
 _LEAVING = 120.0  # seconds that ranks without their launcher get to save and to end
 _IDLE = 6  # rounds in which a launcher whose ranks have all ended may do something else, such as a wrapper's copying of results
+_OF_MPIRUN = 255  # Intel MPI's mpirun gives it for most codes of its ranks, and ssh where the connection is lost
 _SILENT = 3  # intervals without a new state after which a rank counts as gone
 
 
@@ -40,15 +41,15 @@ class Attempt:
     what: str = ""
     is_lost: bool = False  # the rank is gone with its guard, as with its host
     is_told: bool = False  # a signal to supervise was to end it
-    is_launcher_killed: bool = False  # and has not ended by itself
+    is_broken_off: bool = False  # the launcher was killed, or has ended its ranks: what they saved then is to go on
     left: str = ""  # ranks that still run
     next: str = ""  # what supervise did then
 
     @property
     def job_code(self) -> int:
-        """The job's exit code where the launcher has given another: its ranks' 2, or 75 unless they saved because it was killed."""
-        is_ranks = self.rank_code == EXIT_USAGE or (self.rank_code == EXIT_REQUEUE and not self.is_launcher_killed)
-        return self.rank_code if is_ranks and self.rank_code is not None else self.code
+        """The job's exit code where the launcher has given another: its ranks' 2, or 75 unless the job was broken off."""
+        is_ranks = self.rank_code == EXIT_USAGE or (self.rank_code == EXIT_REQUEUE and not self.is_broken_off)
+        return self.rank_code if is_ranks and self.rank_code is not None and self.code != EXIT_OK else self.code
 
 
 def read_attempts(log: Path) -> list[Attempt]:
@@ -128,15 +129,17 @@ def run_attempt(
         seconds=seconds,
         code=code if code >= 0 else 128 - code,
         is_told=bool(signals.passed_on - {signal.SIGUSR1}),  # at which a script may only save
-        is_launcher_killed=is_killed,
         left=", ".join(f"rank {one.rank} on {one.host}" for one in left),
     )
-    return _with_cause(ended, read_states(folder))
+    ended = _with_cause(ended, read_states(folder))
+    by_signal = is_killed and code != _OF_MPIRUN
+    # The signals that supervise has passed on ask the ranks to save, whatever they do to the launcher.
+    return replace(ended, is_broken_off=not signals.passed_on and (by_signal or ended.what.startswith("SIGTERM:")))
 
 
 def _is_killed(code: int, states: list[State]) -> bool:
     """Whether the launcher was killed, itself or below a shell that ends with 128 + n. After a rank that was killed it may end so, too."""
-    return code < 0 or (128 < code <= 128 + signal.SIGRTMAX and all(one.exit_code != code for one in states))
+    return code < 0 or (code >= 128 and all(one.exit_code != code for one in states))
 
 
 def _with_cause(attempt: Attempt, states: list[State]) -> Attempt:

@@ -190,7 +190,8 @@ def _only_one_in(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(
-                f"supervise: another one runs in {folder}", fix="name another folder by --log-dir"
+                f"supervise: another one runs in {folder}",
+                fix=f"name another folder by --log-dir, or remove {lock.name} if none does",
             ) from None
         except OSError:  # a file system without locks
             pass
