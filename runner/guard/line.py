@@ -215,9 +215,8 @@ class _Middle:
             elif now - received > _SILENT:
                 reason = f"its host has not answered for {_SILENT:.0f} s"
             if reason:
-                self._deliver(
-                    rank, Gone(reason)
-                )  # before it is absent: its guard's end is none of a rank that has done its work
+                # First: a rank that is absent without a message counts as one that has done its work.
+                self._deliver(rank, Gone(reason))
                 del self.last_received[rank]
                 self._left.add(rank)
                 self._pass_on(rank, Gone(reason))

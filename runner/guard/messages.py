@@ -94,7 +94,7 @@ class Reason(ToMiddle):
 
     text: str
     is_stopped: bool = False  # by a signal, wherever it was
-    attempt: int = 0
+    attempt: int = 0  # how often the ranks had been started again
 
 
 @dataclass(frozen=True)

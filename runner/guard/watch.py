@@ -37,9 +37,7 @@ _AFTER_ANOTHER = 1.0
 # A spare process is made when the training has begun, or so many seconds after the rendezvous: importing torch, too, it would slow
 # the start down.
 _SPARE_AFTER = 5.0
-_JOINING = (
-    15.0  # seconds after the rendezvous in which the guards join their line, or it is not known that they are there
-)
+_JOINING = 15.0  # seconds after the rendezvous in which a guard joins the line, if it can reach rank 0's
 _CAUSE = 0.5  # seconds in which another rank may say why this one has ended without a word: its MPI may have ended it
 _SILENTLY = "without Python's own end: by os._exit(), os.exec…() or a library"
 _STOPPING = 0.3  # seconds in which all guards have stopped their workers, after a hang was reported
@@ -214,7 +212,7 @@ class Guard:
         return self.restarts.is_waited_for(self._known()) and not self._is_ended_from_outside
 
     def _known(self) -> set[int] | None:
-        """The ranks whose guards are on the line, None for all: rank 0's guard knows it, when all have had the time to join."""
+        """On rank 0 the ranks whose guards are on the line, once all have had the time to join it; otherwise None: all."""
         met_at = self._worker.rendezvous_at
         has_had_time = met_at is not None and time.monotonic() - met_at > _JOINING
         return self._line.present if self._line and self._nursery.listener and has_had_time else None

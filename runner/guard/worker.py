@@ -22,7 +22,8 @@ from runner.guard.worker_messages import Fails, WorkerMessage, read_message
 GRACE = 2.0
 # Where all ranks fail alike: MPI_Finalize() waits for the others, and the first rank, which prints why, may come last.
 _TOGETHER = 15.0
-_SAVING = 30.0  # seconds that a worker gets after SIGTERM to begin to save, and to end after it; saving it may take until it counts as hung
+# Seconds that a worker gets after SIGTERM until it saves, and then until it ends. How long it saves is bounded by Patience.
+_SAVING = 30.0
 
 
 class Worker:

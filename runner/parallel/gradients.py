@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from runner.parallel.state import whole_of
+from runner.parallel.state import part_of, whole_of
 
 
 @torch.no_grad()
@@ -52,8 +52,7 @@ def own_gradients(model: nn.Module) -> dict[str, Tensor]:
     parts = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            grad: Any = parameter.grad
-            part = grad.to_local() if hasattr(grad, "to_local") else grad
+            part: Any = part_of(parameter.grad)
             parts[name] = part._values() if part.is_sparse else part
     return parts
 

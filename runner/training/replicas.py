@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runner.errors import RunnerError, UsageError, raised_on_all_ranks
+from runner.parallel.state import part_of
 from runner.parallel.trainer import Trainer
 from runner.rendezvous.topology import ranks_text
 from runner.training.run import Run
@@ -77,7 +78,7 @@ class Replicas:
         """
         own = torch.zeros(self._most, dtype=torch.int64, device=self._run.device)
         for index, parameter in enumerate(self._model.parameters()):
-            own[index] = digest_of(_local(parameter))
+            own[index] = digest_of(part_of(parameter))
         everyone = [torch.empty_like(own) for _ in range(self._run.size)]
         dist.all_gather(everyone, own)
         digests = torch.cat(everyone).cpu()
@@ -110,11 +111,6 @@ def _division(parameter: Any) -> tuple[tuple[str, int, str], ...]:
     names = mesh.mesh_dim_names or map(str, range(mesh.ndim))
     dimensions = zip(names, mesh.get_coordinate(), parameter.placements, strict=True)
     return tuple((name, index, str(placement)) for name, index, placement in dimensions if not placement.is_replicate())
-
-
-def _local(parameter: Tensor) -> Tensor:
-    local: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-    return local
 
 
 def _minority(values: list[tuple[int, int]]) -> list[int]:

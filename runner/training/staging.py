@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from runner.parallel.state import part_of
+
 
 class Staging:
     """Copies tensors into the host's memory, and uses that memory again for the next copy."""
@@ -22,14 +24,8 @@ class Staging:
         layout = [*tensors, *((tensor.shape, tensor.dtype) for tensor in tensors.values())]
         if self._parts and layout == self._layout:
             # One call for all parts: for DTensors one by one the dispatcher takes longer than the copying.
-            torch._foreach_copy_(self._parts, [_part(tensor) for tensor in tensors.values()])
+            torch._foreach_copy_(self._parts, [part_of(tensor) for tensor in tensors.values()])
         else:
             self._copies = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
-            self._layout, self._parts = layout, [_part(copy) for copy in self._copies.values()]
+            self._layout, self._parts = layout, [part_of(copy) for copy in self._copies.values()]
         return self._copies
-
-
-def _part(tensor: Tensor) -> Tensor:
-    if type(tensor) is Tensor:  # the next line takes as long as copying a small one
-        return tensor
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

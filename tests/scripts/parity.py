@@ -108,9 +108,9 @@ def main(run: Run, argv: list[str]) -> None:
     def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         if given.sgd:
             return torch.optim.SGD(parameters, lr=1e-2)
-        # By the usual eps rounding decides which way the smallest of clipped gradients move their weights: docs/parallelism.md.
-        is_rounded = options.parallel.tp > 1 and options.parallel.clip_norm is not None
-        return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-5 if is_rounded else 1e-8)
+        # With torch's eps of 1e-8 the rounding of very small gradients counts as much as that of large ones: docs/parallelism.md.
+        has_small_gradients = options.parallel.tp > 1 and options.parallel.clip_norm is not None
+        return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-5 if has_small_gradients else 1e-8)
 
     torch.manual_seed(0)
     model: nn.Module | Callable[[], nn.Module] = make if given.meta else make()

@@ -22,7 +22,7 @@ _ROUND = 5.0  # seconds between two looks at a running job
 _SETTLING = 5.0  # seconds of an attempt until the next is prepared: importing torch, too, it would slow the start down
 _LEAVING = 120.0  # seconds that ranks without their launcher get to save and to end
 _IDLE = 6  # rounds in which a launcher whose ranks have all ended may do something else, such as a wrapper's copying of results
-_OF_MPIRUN = 255  # Intel MPI's mpirun gives it for most codes of its ranks, and ssh where the connection is lost
+_NO_SIGNAL = 255  # Intel MPI's mpirun gives it for most codes of its ranks, and ssh where the connection is lost
 _SILENT = 3  # intervals without a new state after which a rank counts as gone
 
 
@@ -48,8 +48,10 @@ class Attempt:
     @property
     def job_code(self) -> int:
         """The job's exit code where the launcher has given another: its ranks' 2, or 75 unless the job was broken off."""
-        is_ranks = self.rank_code == EXIT_USAGE or (self.rank_code == EXIT_REQUEUE and not self.is_broken_off)
-        return self.rank_code if is_ranks and self.rank_code is not None and self.code != EXIT_OK else self.code
+        counts = (EXIT_USAGE,) if self.is_broken_off else (EXIT_USAGE, EXIT_REQUEUE)
+        if self.rank_code is not None and self.rank_code in counts and self.code != EXIT_OK:
+            return self.rank_code
+        return self.code
 
 
 def read_attempts(log: Path) -> list[Attempt]:
@@ -132,7 +134,7 @@ def run_attempt(
         left=", ".join(f"rank {one.rank} on {one.host}" for one in left),
     )
     ended = _with_cause(ended, read_states(folder))
-    by_signal = is_killed and code != _OF_MPIRUN
+    by_signal = is_killed and code != _NO_SIGNAL
     # The signals that supervise has passed on ask the ranks to save, whatever they do to the launcher.
     return replace(ended, is_broken_off=not signals.passed_on and (by_signal or ended.what.startswith("SIGTERM:")))
 
