@@ -6,13 +6,17 @@ import contextlib
 import ctypes
 import os
 import signal
+import struct
 import sys
 import time
+from collections.abc import Sequence
 
 from runner.errors import EXIT_FAILURE
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_NUMBER = struct.Struct("=i")  # a process id
+_DONE = _NUMBER.pack(0)
 
 
 class Group:
@@ -22,28 +26,41 @@ class Group:
     only the guard would leave the group behind. (The kernel ends the worker itself, see ``die_with``.)
     """
 
-    def __init__(self, worker: int, *, is_own: bool, but: tuple[int, ...]) -> None:
-        """Call in the guard, right after the fork.
+    def __init__(self, *, is_own: bool, but: Sequence[int]) -> None:
+        """Call in the guard, right before the fork: the sweeper is there before the worker starts anything.
 
         Args:
             is_own: the worker leads a group of its own; otherwise it is in the guard's, on a terminal.
             but: file descriptors that only the guard may hold.
-        """
-        self._worker, self.is_own = worker, is_own
-        if is_own:
-            with contextlib.suppress(OSError):  # the worker does the same; one of the two is first
-                os.setpgid(worker, worker)
-            self._sweeper = _start_sweeper(worker, but)
 
-    def end(self, grace: float) -> None:
-        """After the worker's end: send SIGTERM to the remaining processes, and SIGKILL after ``grace`` seconds."""
-        if self.is_own:
-            _end_group(self._worker, grace)
-            with contextlib.suppress(OSError):
-                os.write(self._sweeper, b"done")
+        Raises:
+            OSError: there is no room for one more process.
+        """
+        self.is_own = is_own
+        self._sweeper = _start_sweeper(but) if is_own else None
+
+    def lead(self) -> None:
+        """Call in the worker: it leads a group of its own, and tells the sweeper."""
+        os.setpgid(0, 0)
+        if self._sweeper is not None:
+            os.write(self._sweeper, _NUMBER.pack(os.getpid()))
             os.close(self._sweeper)
+
+    def end(self, worker: int, grace: float) -> None:
+        """After the worker's end: send SIGTERM to the remaining processes, and SIGKILL after ``grace`` seconds."""
+        if self._sweeper is not None:
+            _end_group(worker, grace)
+            self.close()
         else:
             _end_children(grace)
+
+    def close(self) -> None:
+        """End the sweeper, after the group's end."""
+        if self._sweeper is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._sweeper, _DONE)
+            os.close(self._sweeper)
+            self._sweeper = None
 
 
 def adopt_orphans() -> None:
@@ -61,10 +78,20 @@ def die_with(parent: int, by: int = signal.SIGKILL) -> None:
         os._exit(EXIT_FAILURE)
 
 
-def _start_sweeper(group: int, but: tuple[int, ...]) -> int:
-    """Fork a process that kills the group if this one ends before it writes to the pipe. Returns the pipe."""
+def _start_sweeper(but: Sequence[int]) -> int:
+    """Fork a process that kills the worker's group if this one ends before it says that it has done so.
+
+    Returns:
+        The pipe on which the worker writes its process id, and then the guard that it is done.
+    """
     pipe_out, pipe_in = os.pipe()
-    if os.fork():
+    try:
+        process = os.fork()
+    except OSError:
+        os.close(pipe_out)
+        os.close(pipe_in)
+        raise
+    if process:
         os.close(pipe_out)
         return pipe_in
     os.setsid()  # so that signals to the guard's group do not reach it
@@ -72,9 +99,10 @@ def _start_sweeper(group: int, but: tuple[int, ...]) -> int:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2, *but):  # a launcher waits until no process holds its pipes
         os.dup2(nothing, descriptor)
-    if not os.read(pipe_out, 4):
+    group = os.read(pipe_out, _NUMBER.size)
+    if group not in (b"", _DONE) and os.read(pipe_out, _NUMBER.size) != _DONE:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
+            os.killpg(_NUMBER.unpack(group)[0], signal.SIGKILL)
     os._exit(0)
 
 

@@ -16,7 +16,7 @@ from runner.collector import freeze, paused_collector
 from runner.errors import EXIT_OK
 from runner.guard.board import Board
 from runner.guard.collectives import Call, answer
-from runner.guard.group import die_with
+from runner.guard.group import Group, die_with
 from runner.guard.stacks import let_show, new_file
 from runner.guard.worker_messages import Fails, WorkerMessage, written
 from runner.rendezvous.endpoint import port_of
@@ -53,6 +53,7 @@ class Child:
     """A worker, or a spare one, as its guard sees it."""
 
     process: int
+    group: Group
     messages: int  # the pipe from its lifeline
     board: Board
     stacks: IO[Any]
@@ -67,6 +68,7 @@ class Child:
 
     def close(self) -> None:
         """Close the guard's ends, after the process has ended."""
+        self.group.close()
         os.close(self.messages)
         os.close(self.requests)
         self.stacks.close()
@@ -139,6 +141,7 @@ class Nursery:
             attempt: how often the ranks were started again.
             but: further file descriptors that only the guard may hold.
         """
+        group = Group(is_own=self.has_own_group, but=(*self.own_ends(), *but))
         messages, pipe = os.pipe()
         requested, requests = os.pipe()
         board, stacks, answers = Board(), new_file(), new_file()
@@ -146,6 +149,7 @@ class Nursery:
         try:
             process = os.fork()
         except OSError:
+            group.close()
             for end in (messages, pipe, requested, requests):
                 os.close(end)
             raise
@@ -153,15 +157,21 @@ class Nursery:
             os.close(pipe)
             os.close(requested)
             return Child(
-                process=process, messages=messages, board=board, stacks=stacks, answers=answers, requests=requests
+                process=process,
+                group=group,
+                messages=messages,
+                board=board,
+                stacks=stacks,
+                answers=answers,
+                requests=requests,
             )
+        if self.has_own_group or is_spare:  # a spare one is not to end with the worker
+            group.lead()
         if self.listener is not None:
             self.listener.close()
         for end in (messages, requests, *self._output, *but):
             os.close(end)
         die_with(self._parent)
-        if self.has_own_group or is_spare:  # a spare one is not to end with the worker
-            os.setpgid(0, 0)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self._signals)
         let_show(stacks)
         board.process = os.getpid()

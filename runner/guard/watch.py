@@ -68,7 +68,7 @@ class Guard:
     def _begin(self, child: Child) -> Worker:
         """Turn to a new worker."""
         words = self._words
-        self._worker = Worker(child, self._nursery, self._watched.rendezvous_timeout)
+        self._worker = Worker(child, self._watched.rendezvous_timeout)
         if self._states:
             self._states.begin(child)
         requests = Requests(child.requests, child.answers)
@@ -142,7 +142,7 @@ class Guard:
         is_known = (self._follows or self._hang.is_reported) and (again or not restarts.most)
         if self._line and code != EXIT_OK and not (worker.is_everywhere or is_known):
             self._line.tell(Failed(attempt=restarts.attempt, again=again, failure=self._report.first))
-        worker.group.end(GRACE)
+        worker.group.end(worker.process, GRACE)
         if again:
             self._report.write(is_mended=True)
             restarts.next()

@@ -11,9 +11,8 @@ from collections.abc import Collection
 from runner.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE
 from runner.guard.advice import EVERY_STEP, MORE_MEMORY, after_signal
 from runner.guard.events import TELLS, name_of, read
-from runner.guard.group import Group
 from runner.guard.memory import killed_for_memory
-from runner.guard.nursery import Child, Nursery
+from runner.guard.nursery import Child
 from runner.guard.settings import Words
 from runner.guard.worker_messages import Fails, WorkerMessage, read_message
 
@@ -29,7 +28,7 @@ _SAVING = 30.0
 class Worker:
     """One worker process. It gets a ``verdict``, its exit code, where that is known before its end."""
 
-    def __init__(self, child: Child, nursery: Nursery, rendezvous_timeout: float) -> None:
+    def __init__(self, child: Child, rendezvous_timeout: float) -> None:
         """Call right after the fork.
 
         Args:
@@ -37,8 +36,7 @@ class Worker:
         """
         self._child, self.process, self.messages, self.board = child, child.process, child.messages, child.board
         os.set_blocking(self.messages, False)
-        but = (self.messages, *nursery.own_ends())
-        self.group = Group(self.process, is_own=nursery.has_own_group, but=but)
+        self.group = child.group
         self.rendezvous_at: float | None = None  # when it was complete
         self.verdict: int | None = None
         self.is_everywhere = False  # all ranks end with the verdict

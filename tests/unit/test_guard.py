@@ -161,6 +161,17 @@ def test_what_the_program_has_started_ends_with_it(end: str) -> None:
         staying.kill()
 
 
+def test_what_the_program_has_started_ends_also_with_a_guard_that_is_killed_at_once() -> None:
+    slow = "os.register_at_fork(after_in_parent=lambda: time.sleep(1))"
+    with guarded("start_children(); time.sleep(60)", before=slow) as process:
+        worker_of(process)
+        *ending, staying = children_of(process)
+        process.kill()
+        assert not psutil.wait_procs(ending, timeout=20)[1]
+        assert staying.is_running()
+        staying.kill()
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_the_program_receives_a_signal_before_what_it_has_started(name: str) -> None:
     """Else the end of its data loaders would spoil the checkpoint that it saves on SIGTERM."""
