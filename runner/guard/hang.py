@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from runner.guard import collectives, stacks
 from runner.guard.board import Board
 from runner.guard.collectives import Call
-from runner.guard.line import Line
 from runner.guard.messages import Message, Reason, Show, Stacks
+from runner.guard.peers import Peers
 from runner.rendezvous.topology import ranks_text
 
 _STOPPED = 10  # looks, one per second, in which a worker is stopped before it counts as frozen
@@ -89,10 +90,17 @@ class Hang:
     """What is known about a hang: why ranks count as hung, and the stacks of all of them."""
 
     def __init__(
-        self, worker: int, file: IO[Any], rank: int = 0, size: int = 1, calls: Callable[[], list[Call]] = list
+        self,
+        worker: int,
+        file: IO[Any],
+        rank: int = 0,
+        size: int = 1,
+        calls: Callable[[], list[Call]] = list,
+        attempt: int = 0,
     ) -> None:
         """``calls`` asks the worker what it has called last."""
         self._worker, self._file, self._rank, self._size, self._calls = worker, file, rank, size, calls
+        self._attempt = attempt
         self.reasons: dict[int, Reason] = {}  # by rank
         self.stacks: dict[int, str | None] = {}  # None: the worker has ended well
         self.calls: dict[int, list[Call]] = {}  # by rank; empty: it did not answer
@@ -108,10 +116,11 @@ class Hang:
         """Whether this worker counts as hung."""
         return self._rank in self.reasons
 
-    def begin(self, reason: Reason) -> None:
-        """This worker counts as hung."""
-        self.reasons[self._rank] = reason
+    def begin(self, reason: Reason) -> Reason:
+        """This worker counts as hung. Returns what rank 0's guard is to know."""
+        self.reasons[self._rank] = reason = replace(reason, attempt=self._attempt)
         self._reported_by = time.monotonic() + _REPORTING
+        return reason
 
     def fix(self, how_to_resume: str) -> str:
         """What to do about it.
@@ -138,10 +147,10 @@ class Hang:
                     self.calls[rank] = message.calls
             case Show():
                 self._look_at_own()
-                return Stacks(self.stacks[self._rank], self.calls.get(self._rank, []))
+                return Stacks(self._attempt, self.stacks[self._rank], self.calls.get(self._rank, []))
         return None
 
-    def look(self, line: Line | None, hosts: Mapping[int, str | None], *, is_middle: bool) -> str:
+    def look(self, peers: Peers, hosts: Mapping[int, str | None]) -> str:
         """If a rank makes no progress, find out with the other guards where each rank is. Returns the report, once it is made.
 
         Args:
@@ -149,15 +158,15 @@ class Hang:
         """
         if not self.reasons or self.is_reported:
             return ""
-        if line is None or not (is_middle or line.is_open):
+        if not peers.are_reached:
             self._look_at_own()
             return self.report([self._rank], hosts)
-        if is_middle and self._answers_by is None:
-            line.tell(Show())
+        if peers.is_middle and self._answers_by is None:
+            peers.tell(Show(self._attempt))
             self._look_at_own()
             self._answers_by = time.monotonic() + _ANSWERING
         elif self._answers_by and (len(self.stacks) == self._size or time.monotonic() > self._answers_by):
-            return self.report(range(self._size), hosts, line.present)
+            return self.report(range(self._size), hosts, peers.present)
         return ""
 
     def _look_at_own(self) -> None:

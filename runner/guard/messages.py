@@ -99,13 +99,16 @@ class Reason(ToMiddle):
 
 @dataclass(frozen=True)
 class Show:
-    """Rank 0's guard asks all others where their workers are."""
+    """Rank 0's guard asks all others where their workers of this attempt are."""
+
+    attempt: int
 
 
 @dataclass(frozen=True)
 class Stacks(ToMiddle):
     """The answer to ``Show``."""
 
+    attempt: int
     text: str | None  # None: the worker has ended well
     calls: list[Call]  # empty: it did not answer
 
@@ -122,6 +125,16 @@ Message: TypeAlias = (
 )
 
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
+
+
+def attempt_of(message: Message) -> int | None:
+    """The attempt that a message is about; None: the whole job."""
+    match message:
+        case Hung(failure):
+            return failure.attempt
+        case Failed() | Returned() | Done() | Reason() | Show() | Stacks():
+            return message.attempt
+    return None
 
 
 def packed(rank: int, message: Message) -> list[object]:

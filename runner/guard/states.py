@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from runner.guard.files import Files
 from runner.guard.gpu import Gpu
-from runner.guard.line import Address, Line
-from runner.guard.messages import State
+from runner.guard.line import Address
+from runner.guard.messages import Message, State
 from runner.guard.nursery import Child
 from runner.guard.settings import Watched
 from runner.guard.state import StateFile
@@ -26,7 +27,7 @@ class States:
         assert watched.log_folder
         self._watched, self._files, self._folder = watched, files, watched.log_folder
         self._own: StateFile | None = None
-        self._line: Line | None = None
+        self._tell: Callable[[Message], None] | None = None
         self._mark: Path | None = None  # a file that rank 0's guard makes: who sees it shares the folder
         self.come_by_line = False
         # Apart from the other files: the home folder may hang where the log folder does not.
@@ -41,9 +42,9 @@ class States:
         self._own = StateFile(self._folder, child.board, child.process, **self._watched.names)
         self._share()
 
-    def join(self, line: Line, address: Address) -> None:
-        """The guards' line is there."""
-        self._line = line
+    def join(self, tell: Callable[[Message], None], address: Address) -> None:
+        """The guards' line is there. ``tell``: its function."""
+        self._tell = tell
         start = f"{address.key} {address.port}"  # another start of the job has another port
         self._mark = self._folder / "state" / f".folder-{hashlib.sha256(start.encode()).hexdigest()[:16]}"
         self._share()
@@ -78,9 +79,9 @@ class States:
 
     def _share(self) -> None:
         """Mark the folder in which rank 0's guard sees states, or have this rank's sent to it if that is another one."""
-        if not (self._line and self._mark and self._own):
+        if not (self._tell and self._mark and self._own):
             return
         if self._watched.is_middle:
             self._files.put(self._mark, "")
         else:
-            self._own.send_by(self._line.tell, self._mark)
+            self._own.send_by(self._tell, self._mark)

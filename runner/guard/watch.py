@@ -7,8 +7,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import replace
 
 from runner.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_REQUEUE
 from runner.guard.collectives import Requests
@@ -18,12 +16,13 @@ from runner.guard.failure import Failure, Report
 from runner.guard.files import Files
 from runner.guard.gpu import Gpu
 from runner.guard.hang import Hang, Patience
-from runner.guard.line import Address, Line
-from runner.guard.messages import Apart, Done, Ends, Failed, Gone, Host, Hung, Message, Reason, Returned, State
+from runner.guard.line import Address
+from runner.guard.messages import Apart, Done, Ends, Failed, Gone, Host, Hung, Message, Returned, State
 from runner.guard.notice import Notice
 from runner.guard.nursery import Child, Lifeline, Nursery
 from runner.guard.others import Others
 from runner.guard.output import Output
+from runner.guard.peers import Peers
 from runner.guard.restarts import Restarts
 from runner.guard.settings import Watched, Words
 from runner.guard.signals import Signals
@@ -37,12 +36,10 @@ _AFTER_ANOTHER = 1.0
 # A spare process is made when the training has begun, or so many seconds after the rendezvous: importing torch, too, it would slow
 # the start down.
 _SPARE_AFTER = 5.0
-_JOINING = 15.0  # seconds after the rendezvous in which a guard joins the line, if it can reach rank 0's
 _CAUSE = 0.5  # seconds in which another rank may say why this one has ended without a word: its MPI may have ended it
 _SILENTLY = "without Python's own end: by os._exit(), os.exec…() or a library"
 _STOPPING = 0.3  # seconds in which all guards have stopped their workers, after a hang was reported
 _ROUND = 1.0  # seconds between two looks at the worker
-_LAST_STATES = 1.0  # seconds that rank 0's guard waits for the others' last states
 _WRITING = 2.0  # seconds for what is still to be written, at the end
 
 
@@ -58,11 +55,10 @@ class Guard:
         self._files = Files(complain) if watched.log_folder else None
         output.pass_on(self._files)
         self._report = Report(words, watched, self._files)
-        self._line: Line | None = None
-        self._early: list[tuple[int, Message]] = []  # of guards that have begun the next attempt
         is_alone = words.size == 1
         self._signals = Signals(self._console, notice, self._say_before_a_signal, is_alone=is_alone)
         self.restarts = Restarts(watched.restarts, words.rank, words.size)
+        self._peers = Peers(words.rank, nursery, self._events, self.restarts)
         self._states = States(watched, self._files) if self._files else None
 
     def _begin(self, child: Child) -> Worker:
@@ -76,7 +72,7 @@ class Guard:
         limits = self._watched.hang_after, self._watched.save_within
         self._patience = Patience(child.process, child.board, *limits, of_script)
         calls = requests.take if words.size > 1 else list
-        self._hang = Hang(child.process, child.stacks, words.rank, words.size, calls)
+        self._hang = Hang(child.process, child.stacks, words.rank, words.size, calls, self.restarts.attempt)
         self._report.start_again()
         self._console.said = ""
         self._follows = False  # another rank has failed
@@ -86,8 +82,7 @@ class Guard:
     def watch(self, child: Child) -> int | Lifeline:
         """Watch a worker until it has ended. Returns the exit code; in a spare process that was called, its lifeline."""
         worker = self._begin(child)
-        early, self._early = self._early, []
-        self._take_all(early)
+        self._receive_from_others()  # what they have said of this attempt before
         while (status := self._status()) is None:
             self._receive_from_worker()
             self._take_events()
@@ -137,11 +132,11 @@ class Guard:
             restarts.mends(code, after_rendezvous=worker.rendezvous_at is not None)
             and not worker.is_everywhere
             and not self._is_ended_from_outside
-            and (self._words.size == 1 or self._has_line)
+            and (self._words.size == 1 or self._peers.are_reached)
         )
         is_known = (self._follows or self._hang.is_reported) and (again or not restarts.most)
-        if self._line and code != EXIT_OK and not (worker.is_everywhere or is_known):
-            self._line.tell(Failed(attempt=restarts.attempt, again=again, failure=self._report.first))
+        if code != EXIT_OK and not (worker.is_everywhere or is_known):
+            self._peers.tell(Failed(attempt=restarts.attempt, again=again, failure=self._report.first))
         worker.group.end(worker.process, GRACE)
         if again:
             self._report.write(is_mended=True)
@@ -157,10 +152,10 @@ class Guard:
             self._states.end(code, self._console.said)
         if code != EXIT_OK:
             self._report.write()
-        if self._line and self._states and self._states.come_by_line:
-            self._take_last_states(self._line)
-        if self._line:
-            self._line.close()
+        if self._states and self._states.come_by_line:
+            for rank, state in self._peers.last_states():
+                self._states.take(rank, state)
+        self._peers.leave()
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -169,20 +164,6 @@ class Guard:
             self._states.close()
         if self._files:
             self._files.close(_WRITING)
-
-    def _take_last_states(self, line: Line) -> None:
-        """Wait a second for the others' ends, and note them."""
-        end = time.monotonic() + _LAST_STATES
-        while line.present - {self._words.rank} and time.monotonic() < end:
-            self._events.wait_for_messages(0.1)
-            self._events.has_messages()
-            for rank, message in line.received():
-                if isinstance(message, State):
-                    self._take(rank, message)
-
-    @property
-    def _has_line(self) -> bool:
-        return self._line is not None and self._line.is_open
 
     @property
     def _is_next_to_report(self) -> bool:
@@ -198,24 +179,20 @@ class Guard:
 
         Without restarts only rank 0 does: the others' messages go by its guard.
         """
-        if code == EXIT_HANG and self._hang.is_own and self._has_line:
+        if code == EXIT_HANG and self._hang.is_own and self._peers.are_reached:
             return self._hang.waits()
-        if code != EXIT_OK or not self._has_line or self._events.is_orphan:
+        if code != EXIT_OK or not self._peers.are_reached or self._events.is_orphan:
             return False
         if not self.restarts.is_possible:
-            assert self._line is not None
             if not self._worker.has_said:  # only the end of this process lets an MPI's launcher see that it has left
                 return False
-            return bool(self._line.present - {self._words.rank}) and not self._is_ended_from_outside
+            return bool(self._peers.others_present) and not self._is_ended_from_outside
         if self.restarts.finish():
-            self._tell(Done(self.restarts.attempt))
-        return self.restarts.is_waited_for(self._known()) and not self._is_ended_from_outside
-
-    def _known(self) -> set[int] | None:
-        """On rank 0 the ranks whose guards are on the line, once all have had the time to join it; otherwise None: all."""
-        met_at = self._worker.rendezvous_at
-        has_had_time = met_at is not None and time.monotonic() - met_at > _JOINING
-        return self._line.present if self._line and self._nursery.listener and has_had_time else None
+            self._peers.tell(Done(self.restarts.attempt))
+        return (
+            self.restarts.is_waited_for(self._peers.known(self._worker.rendezvous_at))
+            and not self._is_ended_from_outside
+        )
 
     def _take_events(self) -> None:
         for event in self._events.signals():
@@ -241,57 +218,38 @@ class Guard:
                 case Leaves():
                     worker.has_said = True
                     if message.code == EXIT_OK:
-                        self._tell(Returned(self.restarts.attempt, ""))
+                        self._peers.tell(Returned(self.restarts.attempt, ""))
                 case Fails():
                     self._console.said = message.why
                     worker.has_failed(message)
                     if message.everywhere:
-                        self._tell(Ends(message.code, message.why))
+                        self._peers.tell(Ends(message.code, message.why))
 
     def _join(self, address: Address) -> None:
         """Join the line of the guards: after the first rendezvous."""
-        if not self._line and (address.rank > 0 or self._nursery.listener):
-            self._line = Line(address, self._nursery.listener, self._events.wake)
+        if self._peers.join(address, self._watched.names.get("host")):
             self._report.hosts[0] = address.name
-            self._tell(Host(self._watched.names.get("host")))
             if self._states:
-                self._states.join(self._line, address)
-
-    def _tell(self, message: Message | None) -> None:
-        if self._line and message:
-            self._line.tell(message)
+                self._states.join(self._peers.tell, address)
 
     def _receive_from_others(self) -> None:
-        if self._events.has_messages() and self._line:
-            self._take_all(self._line.received())
-
-    def _take_all(self, messages: Iterable[tuple[int, Message]]) -> None:
-        for rank, message in messages:
-            if isinstance(message, Failed | Returned | Done) and message.attempt > self.restarts.attempt:
-                self._early.append((rank, message))
-            else:
-                self._take(rank, message)
+        for rank, message in self._peers.received():
+            self._take(rank, message)
 
     def _take(self, rank: int, message: Message) -> None:
         """A message of another guard."""
         match message:
-            case Failed(again=True, attempt=attempt) | Reason(attempt=attempt) if attempt < self.restarts.attempt:
-                pass  # of workers that are no longer there
-            case Hung(failure=Failure(attempt=attempt)) if attempt < self.restarts.attempt:
-                pass
             case Failed():
                 self._follow(rank, message.failure, again=message.again)
             case Gone():
                 self._follow(rank, self._failure(rank, None, message.why), gone=message.why)
             case Returned():
-                if message.attempt == self.restarts.attempt:
-                    self._worker.board.note_end(rank)
-                    self._others.has_returned(rank, message)
-                    if self._signals.is_ended_by_launcher and self._line:
-                        self._others.say_who_left(self._line.present)
+                self._worker.board.note_end(rank)
+                self._others.has_returned(rank, message)
+                if self._signals.is_ended_by_launcher:
+                    self._others.say_who_left(self._peers.present)
             case Done():
-                if message.attempt == self.restarts.attempt:
-                    self.restarts.done.add(rank)
+                self.restarts.done.add(rank)
             case Hung():
                 self._hang.is_reported = True
                 self._end_hung()
@@ -310,7 +268,7 @@ class Guard:
                 if self._states:
                     self._states.take(rank, message)
             case _:
-                self._tell(self._hang.take(rank, message))
+                self._peers.tell(self._hang.take(rank, message))
 
     def _say_for_another(self) -> None:
         if not self._worker.is_everywhere:
@@ -318,8 +276,8 @@ class Guard:
 
     def _say_before_a_signal(self, is_launchers: bool) -> None:
         """Print why the job is ended, if another guard has told that."""
-        if is_launchers and self._line:
-            self._others.say_who_left(self._line.present)
+        if is_launchers:
+            self._others.say_who_left(self._peers.present)
         self._say_for_another()
 
     def _follow(self, rank: int, failure: Failure | None, *, again: bool = False, gone: str = "") -> None:
@@ -349,10 +307,9 @@ class Guard:
             return None
         self._signals.give_notice_when_due(worker)
         if not self._hang.is_own and (reason := self._patience.lost()):
-            reason = replace(reason, attempt=self.restarts.attempt)
-            self._hang.begin(reason)
-            if not self._nursery.listener:
-                self._tell(reason)
+            reason = self._hang.begin(reason)
+            if not self._peers.is_middle:
+                self._peers.tell(reason)
         self._look_for_a_hang()
         has_begun = worker.board.read().step > 0 or time.monotonic() - worker.rendezvous_at > _SPARE_AFTER
         if self.restarts.is_last or not has_begun:
@@ -360,14 +317,13 @@ class Guard:
         return self._nursery.keep_spare((*self._events.own_ends, worker.messages))
 
     def _look_for_a_hang(self) -> None:
-        is_middle = self._nursery.listener is not None
-        text = self._hang.look(self._line, self._report.hosts, is_middle=is_middle)
+        text = self._hang.look(self._peers, self._report.hosts)
         if text:
             what, _, shown = text.partition("\n")
             failure = self._failure(self._hang.late[0], EXIT_HANG, what, stacks=shown)
             # First: what takes the output may be stopped, too.
-            if is_middle:
-                self._tell(Hung(failure))
+            if self._peers.is_middle:
+                self._peers.tell(Hung(failure))
             self._end_hung()
             step = self._worker.board.read().step
             self._console.say(text, fix=self._hang.fix(self._words.how_to_resume if step else ""), is_named=False)
@@ -385,7 +341,7 @@ class Guard:
         """Take the end of this rank for the job's failure, if no other is known. A job that was ended from outside has not failed."""
         is_asked_for = code in (EXIT_OK, EXIT_REQUEUE, 128 + signal.SIGINT) or self._signals.has_ended_it
         if not (is_asked_for or self._console.said) and self._files:
-            end = time.monotonic() + (_CAUSE if self._line else 0.0)
+            end = time.monotonic() + (_CAUSE if self._peers.present else 0.0)
             while not self._follows and (left := end - time.monotonic()) > 0:
                 self._events.wait_for_messages(left)
                 self._receive_from_others()
@@ -398,8 +354,8 @@ class Guard:
         if self._signals.has_ended_it:
             return
         if code == EXIT_OK:  # well, unless others wait for it, or MPI's launcher ends the job for it
-            self._tell(Returned(self.restarts.attempt, _SILENTLY))
-        end = time.monotonic() + (_CAUSE if self._has_line else 0.0)
+            self._peers.tell(Returned(self.restarts.attempt, _SILENTLY))
+        end = time.monotonic() + (_CAUSE if self._peers.are_reached else 0.0)
         while not (has_cause := self._has_a_cause()) and (left := end - time.monotonic()) > 0:
             self._events.wait(left)
             self._take_events()
@@ -418,7 +374,7 @@ class Guard:
     def _note(self, failure: Failure) -> None:
         """Take a failure, if it is the first."""
         if self._report.first is None:
-            present = self._line.present if self._line and not self._worker.is_everywhere else set()
+            present = set() if self._worker.is_everywhere else self._peers.present
             self._report.keep(failure, present - self.restarts.done - {failure.rank})
             if not self.restarts.is_possible:
                 self._report.write()  # at once: Open MPI 5 kills the guards half a second after the first has ended

@@ -68,9 +68,9 @@ def test_what_one_tells_all_others_receive(rank: int, ends: list[End]) -> None:
 
 
 def test_a_message_to_the_middle_goes_no_further(ends: list[End]) -> None:
-    ends[1].line.tell(Stacks("x", []))
+    ends[1].line.tell(Stacks(0, "x", []))
     ends[1].line.tell(FAILED)
-    assert ends[0].receive(Stacks) == (1, Stacks("x", []))
+    assert ends[0].receive(Stacks) == (1, Stacks(0, "x", []))
     assert ends[2].receive(object) == (1, FAILED)
 
 
@@ -96,7 +96,7 @@ def test_who_leaves_is_not_missed_and_who_is_gone_is(ends: list[End]) -> None:
 
 def test_the_middle_that_leaves_is_not_missed(ends: list[End]) -> None:
     for end in ends[1:]:
-        end.line.tell(Show())
+        end.line.tell(Show(0))
         assert ends[0].receive(Show)
     ends[0].line.close()
     poll_until(lambda: not ends[1].line.is_open and not ends[2].line.is_open, 20, "the line is closed")

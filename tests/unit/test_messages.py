@@ -27,9 +27,9 @@ MESSAGES: list[Message] = [
     messages.Returned(0, ""),
     messages.Done(1),
     messages.Reason("stopped by a signal", is_stopped=True),
-    messages.Show(),
-    messages.Stacks("Thread", [CALL]),
-    messages.Stacks(None, []),
+    messages.Show(1),
+    messages.Stacks(1, "Thread", [CALL]),
+    messages.Stacks(0, None, []),
     messages.Hung(FAILURE),
 ]
 
@@ -56,8 +56,8 @@ def test_all_messages_go_through_json() -> None:
         [1, "Done", {"attempt": 1, "rank": 2}],
         [1, "Hung", {"failure": {"rank": 3}}],
         [1, "Hung", {"failure": 3}],
-        [1, "Stacks", {"text": None, "calls": [{}]}],
-        [1, "Stacks", {"text": None, "calls": None}],
+        [1, "Stacks", {"attempt": 0, "text": None, "calls": [{}]}],
+        [1, "Stacks", {"attempt": 0, "text": None, "calls": None}],
     ],
 )
 def test_other_content_counts_as_a_sign_of_life(sent: object) -> None:

@@ -18,9 +18,8 @@ def test_after_a_save_it_has_as_long_to_end_as_before_it(monkeypatch: pytest.Mon
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     messages, _ = os.pipe()
-    child: Any = SimpleNamespace(process=0, messages=messages, board=Board())
-    nursery: Any = SimpleNamespace(has_own_group=False, own_ends=list)
-    worker = Worker(child, nursery, 60.0)
+    child: Any = SimpleNamespace(process=0, messages=messages, board=Board(), group=None)
+    worker = Worker(child, 60.0)
     worker.complete_rendezvous()
     worker.let_save()
     child.board.enter("saving")

@@ -1,0 +1,98 @@
+"""The guards of the other ranks: the line to them, and what they say of the attempt that runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from runner.guard.events import Events
+from runner.guard.line import Address, Line
+from runner.guard.messages import Failed, Host, Message, State, attempt_of
+from runner.guard.nursery import Nursery
+from runner.guard.restarts import Restarts
+
+_JOINING = 15.0  # seconds after the rendezvous in which a guard joins the line, if it can reach rank 0's
+_LAST_STATES = 1.0  # seconds that rank 0's guard waits for the others' last states
+
+
+class Peers:
+    """As one rank's guard sees them; nobody before the first rendezvous, or where rank 0's guard cannot be reached."""
+
+    def __init__(self, rank: int, nursery: Nursery, events: Events, restarts: Restarts) -> None:
+        self._rank, self._listener, self._events, self._restarts = rank, nursery.listener, events, restarts
+        self.is_middle = nursery.listener is not None  # whether this guard passes the others' messages on
+        self._line: Line | None = None
+        self._early: list[tuple[int, Message]] = []  # of guards that have begun the next attempt
+
+    @property
+    def are_reached(self) -> bool:
+        """Whether the line to them is open."""
+        return self._line is not None and self._line.is_open
+
+    @property
+    def present(self) -> set[int]:
+        """The ranks whose guards are on the line, with this one; none before it is there."""
+        return self._line.present if self._line else set()
+
+    @property
+    def others_present(self) -> set[int]:
+        """The same without this one."""
+        return self.present - {self._rank}
+
+    def known(self, met_at: float | None) -> set[int] | None:
+        """On rank 0 the ranks whose guards are on the line, once all have had the time to join it; otherwise None: all.
+
+        Args:
+            met_at: when the rendezvous was complete.
+        """
+        has_had_time = met_at is not None and time.monotonic() - met_at > _JOINING
+        return self.present if self._line and self.is_middle and has_had_time else None
+
+    def join(self, address: Address, host: str | None) -> bool:
+        """Join the line, after the first rendezvous. Returns whether that is new. ``host``: this one's name."""
+        if self._line or (address.rank == 0 and not self.is_middle):
+            return False
+        self._line = Line(address, self._listener, self._events.wake)
+        self.tell(Host(host))
+        return True
+
+    def tell(self, message: Message | None) -> None:
+        """Tell all of them, or rank 0's only: see the message."""
+        if self._line and message:
+            self._line.tell(message)
+
+    def received(self) -> list[tuple[int, Message]]:
+        """The messages since the last call, each after the rank that told it, without those of attempts that are over.
+
+        What is of the next attempt is kept until that begins here, too.
+        """
+        new = self._line.received() if self._events.has_messages() and self._line else []
+        known, self._early = [*self._early, *new], []
+        taken = []
+        for rank, message in known:
+            attempt = attempt_of(message)
+            if attempt is not None and attempt > self._restarts.attempt:
+                self._early.append((rank, message))
+            elif attempt in (None, self._restarts.attempt) or _is_final(message):
+                taken.append((rank, message))
+        return taken
+
+    def last_states(self) -> Iterator[tuple[int, State]]:
+        """Wait a second for the others' ends, and return their states, each after its rank."""
+        end = time.monotonic() + _LAST_STATES
+        while self._line and self.others_present and time.monotonic() < end:
+            self._events.wait_for_messages(0.1)
+            self._events.has_messages()
+            for rank, message in self._line.received():
+                if isinstance(message, State):
+                    yield rank, message
+
+    def leave(self) -> None:
+        """Leave the line, after all that was told is sent; within a second or two."""
+        if self._line:
+            self._line.close()
+
+
+def _is_final(message: Message) -> bool:
+    """Whether it ends the job, in whichever attempt: the rank will not be there in another."""
+    return isinstance(message, Failed) and not message.again
