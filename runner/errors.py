@@ -33,6 +33,7 @@ class RunnerError(Exception):
     """Base of all errors that the runner raises on purpose."""
 
     exit_code = EXIT_FAILURE
+    signal: str | None = None  # that has asked for it
 
     def __init__(self, message: str, *, fix: str = "") -> None:
         """``message`` says what is wrong, ``fix`` how to correct it ("" if that is not known)."""

@@ -53,6 +53,7 @@ class Outcome:
     code: int
     is_collective: bool  # all ranks end like this, so they can leave the process group and MPI together
     why: str = ""  # in a line
+    signal: str | None = None  # that has asked for it
     traceback: str = ""
     is_bounded: bool = True  # the guard kills a worker whose exit takes long; not after the program's sys.exit()
 
@@ -92,7 +93,7 @@ def outcome_of(error: BaseException, context: LaunchContext, job: Job | None) ->
     if isinstance(error, RunnerError):
         is_one_ranks = not error.on_all_ranks and context.size.value > 1
         _say_once(error, context.rank.value == 0, f"{context.label}: " if is_one_ranks else "")
-        return Outcome(code=error.exit_code, is_collective=error.on_all_ranks, why=str(error))
+        return Outcome(code=error.exit_code, is_collective=error.on_all_ranks, why=str(error), signal=error.signal)
     cause = _tell_failure(error, context, job)
     trace = "".join(traceback.format_exception(error))
     return Outcome(code=EXIT_FAILURE, is_collective=False, why=cause, traceback=trace)
@@ -103,8 +104,15 @@ def end_worker(outcome: Outcome, lifeline: Lifeline, job: Job | None) -> NoRetur
     if os.getpid() != lifeline.worker:
         shutdown(outcome.code, collective=False)  # a forked child: process group and MPI belong to its parent
     if outcome.code != EXIT_OK and outcome.is_bounded:
-        everywhere = outcome.is_collective
-        lifeline.tell(Fails(code=outcome.code, everywhere=everywhere, why=outcome.why, traceback=outcome.traceback))
+        lifeline.tell(
+            Fails(
+                code=outcome.code,
+                everywhere=outcome.is_collective,
+                why=outcome.why,
+                traceback=outcome.traceback,
+                signal=outcome.signal,
+            )
+        )
         # From here on the guard bounds every wait.
         if job is None and not outcome.is_collective and "mpi4py.MPI" not in sys.modules:
             end_other_ranks(os.environ, outcome.code)

@@ -64,9 +64,9 @@ class StateFile:
         self._facts["lost"] = rank
         self._soon.set()
 
-    def end(self, code: int, what: str) -> None:
-        """Write how the rank has ended; within two seconds."""
-        self._end = {"phase": "ended", "exit_code": code, "what": what}
+    def end(self, code: int, what: str, ended_by: str | None = None) -> None:
+        """Write how the rank has ended, and by which signal; within two seconds."""
+        self._end = {"phase": "ended", "exit_code": code, "what": what, "ended_by": ended_by}
         self.stop()
 
     def _work(self) -> None:

@@ -64,10 +64,10 @@ class States:
         if self._own:
             self._own.lost(rank)
 
-    def end(self, code: int, what: str) -> None:
+    def end(self, code: int, what: str, ended_by: str | None) -> None:
         """Write how this rank has ended; within two seconds."""
         if self._own:
-            self._own.end(code, what)
+            self._own.end(code, what, ended_by)
 
     def close(self) -> None:
         """Remove the job's entry and the folder's mark; within two seconds."""

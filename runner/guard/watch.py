@@ -149,7 +149,7 @@ class Guard:
     def leave(self, code: int) -> None:
         """Tell the others how this rank has ended, leave their line, and write what is left; within a few seconds."""
         if self._states:
-            self._states.end(code, self._console.said)
+            self._states.end(code, self._console.said, self._worker.ended_by)
         if code != EXIT_OK:
             self._report.write()
         if self._states and self._states.come_by_line:

@@ -41,6 +41,7 @@ class Worker:
         self.verdict: int | None = None
         self.is_everywhere = False  # all ranks end with the verdict
         self.traceback = ""
+        self.ended_by: str | None = None  # the signal, unless the kernel has sent it for lack of memory
         self.has_said = False  # that it ends
         self.has_ended = False
         self.is_silent = False  # no process can tell anything more
@@ -67,6 +68,7 @@ class Worker:
         """It is about to end by itself."""
         self.has_said = True
         self.verdict, self.is_everywhere, self.traceback = message.code, message.everywhere, message.traceback
+        self.ended_by = message.signal
         self._deadline = time.monotonic() + (_TOGETHER if message.everywhere else GRACE)
 
     def signal(self, number: int) -> None:
@@ -142,6 +144,8 @@ class Worker:
         what, fix = f"killed by {name_of(number)}", after_signal(number, words.size)
         if number == signal.SIGKILL and killed_for_memory() > self._killed_before:
             what, fix = f"{what} for lack of memory", MORE_MEMORY
+        else:
+            self.ended_by = name_of(number)
         return what, "; ".join(filter(None, (fix, words.how_to_resume if self.board.read().step else "")))
 
     def close(self) -> None:

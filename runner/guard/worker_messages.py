@@ -31,6 +31,7 @@ class Fails:
     everywhere: bool  # all ranks do
     why: str = ""  # the cause, in a line
     traceback: str = ""
+    signal: str | None = None  # that has asked for it
 
 
 @dataclass(frozen=True)

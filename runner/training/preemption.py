@@ -35,6 +35,11 @@ class Preempted(RunnerError):
 
     exit_code = EXIT_REQUEUE
 
+    def __init__(self, reason: str, what: str) -> None:
+        """``reason``: the name of a signal, or a text."""
+        super().__init__(f"{reason}: {what}", fix="go on with --resume")
+        self.signal = reason if reason in signal.Signals.__members__ else None
+
 
 @dataclass(frozen=True)
 class Wish:
@@ -159,4 +164,4 @@ def end_early(run: Run, checkpoints: Checkpoints, position: Position, reason: st
         run.on_main(lambda: requeue(where))
         where += ", back in Slurm's queue"
     with raised_on_all_ranks():
-        raise Preempted(f"{reason}: {where}", fix="go on with --resume")
+        raise Preempted(reason, where)

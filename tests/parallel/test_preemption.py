@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from signal import SIGTERM, SIGUSR1, Signals
 from subprocess import PIPE
@@ -11,6 +12,7 @@ from subprocess import PIPE
 import psutil
 import pytest
 
+from runner.tools.top.states import read_states
 from runner.training.checkpoint_folder import unseal
 from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok, run, runner
 from tests.polling import poll_until
@@ -20,9 +22,9 @@ from tests.turns import Turns
 LONG = ["resumable", "--epochs", "2000", "--batch-size", "4", "--save-every", "0", "--log-every", "1"]
 
 
-def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def started(folder: Path, *arguments: str, of_runner: Sequence[str] = ()) -> subprocess.Popen[str]:
     """A training on two ranks, in its first steps."""
-    command = [mpirun_path(), "-np", "2", *RUNNER, *LONG, "--checkpoint-dir", str(folder), *arguments]
+    command = [mpirun_path(), "-np", "2", *RUNNER, *of_runner, *LONG, "--checkpoint-dir", str(folder), *arguments]
     process = subprocess.Popen(command, cwd=SCRIPTS, env=clean_environment(), stdout=PIPE, stderr=PIPE, text=True)
     file = folder / "metrics.jsonl"
     poll_until(lambda: file.exists() and metrics(folder), 60, "metrics of the first steps", process)
@@ -61,12 +63,13 @@ def test_the_time_limit_does_so_before_it_is_over(arguments: list[str], turns: T
 
 
 def test_a_rank_that_alone_gets_sigterm_takes_the_others_with_it(tmp_path: Path) -> None:
-    process = started(tmp_path)
+    process = started(tmp_path, of_runner=["--log-dir", str(tmp_path / "log")])
     worker = max(psutil.Process(process.pid).children(recursive=True), key=lambda one: one.memory_info().rss)
     worker.send_signal(SIGTERM)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 75, stderr
     assert f"SIGTERM: saved {tmp_path}/step-{saved_step(tmp_path)}" in stderr
+    assert [state.ended_by for state in read_states(tmp_path / "log")] == ["SIGTERM", "SIGTERM"]
 
 
 def test_a_warning_before_the_training_begins_is_received(tmp_path: Path) -> None:

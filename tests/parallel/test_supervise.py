@@ -41,6 +41,7 @@ def test_a_killed_job_goes_on_and_the_same_failure_twice_ends_it(tmp_path: Path)
         "killed by SIGKILL",
         "started again",
     )
+    assert first["ended_by"] == "SIGKILL"
     assert (second["code"], second["next"]) == (0, "done")
     assert f"going on from {tmp_path}/run/step-20" in done.stdout
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 61))

@@ -85,37 +85,48 @@ def test_ranks_on_other_hosts_are_waited_for_after_a_launcher_that_was_killed(
 
 
 @pytest.mark.parametrize(
-    ("what", "is_the_end"),
+    ("what", "ended_by", "is_the_end"),
     [
-        ("ValueError: odd", True),
-        ("killed by SIGSEGV", True),
-        ("killed by SIGKILL for lack of memory", True),
-        ("killed by SIGKILL", False),
+        ("ValueError: odd", None, True),
+        ("killed by SIGSEGV", "SIGSEGV", True),
+        ("killed by SIGKILL for lack of memory", None, True),
+        ("killed by SIGKILL", "SIGKILL", False),
     ],
 )
-def test_a_programs_own_error_at_the_same_step_ends_it(what: str, is_the_end: bool) -> None:
+def test_a_programs_own_error_at_the_same_step_ends_it(what: str, ended_by: str | None, is_the_end: bool) -> None:
     given = argparse.Namespace(min_uptime=0.0, max_restarts=3)
-    one = Attempt(number=1, began=0.0, seconds=9.0, code=137, rank=1, rank_code=137, host="a", step=7, what=what)
+    one = Attempt(
+        number=1,
+        began=0.0,
+        seconds=9.0,
+        code=137,
+        rank=1,
+        rank_code=137,
+        host="a",
+        step=7,
+        what=what,
+        ended_by=ended_by,
+    )
     reason = _reason_to_end(one, one, given, is_workload=True, is_last=False)
     assert reason == ("the same error at the same step (7) as before" if is_the_end else "")
 
 
 @pytest.mark.parametrize(
-    ("launcher", "code_of_rank", "what", "code", "reason"),
+    ("launcher", "code_of_rank", "ended_by", "code", "reason"),
     [
-        ("exit 255", 75, "the time limit is near: saved", 75, "it asks to be queued again"),  # Intel MPI's mpirun
-        ("exit 1", 75, "SIGUSR1: saved", 75, "it asks to be queued again"),  # torchrun
-        ("exit 1", 2, "no such file", 2, "the request is wrong, and a restart does not mend that"),
-        ("kill -9 $$", 75, "SIGTERM: saved", 137, ""),  # the ranks have saved because of that
-        ("exit 137", 75, "", 137, ""),
-        ("exit 1", 75, "SIGTERM: saved", 1, ""),  # of an Open MPI that has got a signal
-        ("exit 1", 1, "odd", 1, ""),
+        ("exit 255", 75, None, 75, "it asks to be queued again"),  # Intel MPI's mpirun
+        ("exit 1", 75, "SIGUSR1", 75, "it asks to be queued again"),  # torchrun
+        ("exit 1", 2, None, 2, "the request is wrong, and a restart does not mend that"),
+        ("kill -9 $$", 75, "SIGTERM", 137, ""),  # the ranks have saved because of that
+        ("exit 137", 75, None, 137, ""),
+        ("exit 1", 75, "SIGTERM", 1, ""),  # of an Open MPI that has got a signal
+        ("exit 1", 1, None, 1, ""),
     ],
 )
 def test_the_ranks_code_counts_where_the_launcher_gives_another(
-    launcher: str, code_of_rank: int, what: str, code: int, reason: str, tmp_path: Path
+    launcher: str, code_of_rank: int, ended_by: str | None, code: int, reason: str, tmp_path: Path
 ) -> None:
-    write(tmp_path, 0, size=1, host="elsewhere", phase="ended", exit_code=code_of_rank, what=what)
+    write(tmp_path, 0, size=1, host="elsewhere", phase="ended", exit_code=code_of_rank, ended_by=ended_by)
     attempt = run_attempt(1, ["bash", "-c", launcher], tmp_path, PassedOn(), None, lambda: None)
     assert attempt.job_code == code
     given = argparse.Namespace(min_uptime=0.0, max_restarts=3)

@@ -37,6 +37,7 @@ def test_the_worker_is_measured_while_it_runs(tmp_path: Path) -> None:
     path = tmp_path / "state" / "rank-00000.json"
     poll_until(path.exists, 20, "the guard writes the state")
     assert json.loads(path.read_text())["memory"] > 1 << 20
-    state.end(7, "why")
+    state.end(7, "why", "SIGSEGV")
     found = json.loads(path.read_text())
     assert (found["phase"], found["exit_code"], found["what"]) == ("ended", 7, "why")
+    assert found["ended_by"] == "SIGSEGV"

@@ -39,6 +39,7 @@ class Attempt:
     host: str | None = None
     step: int | None = None
     what: str = ""
+    ended_by: str | None = None  # a signal to this rank, or by which it was asked to save
     is_lost: bool = False  # the rank is gone with its guard, as with its host
     is_told: bool = False  # a signal to supervise was to end it
     is_broken_off: bool = False  # the launcher was killed, or has ended its ranks: what they saved then is to go on
@@ -135,8 +136,9 @@ def run_attempt(
     )
     ended = _with_cause(ended, read_states(folder))
     by_signal = is_killed and code != _NO_SIGNAL
+    has_saved_for_it = ended.rank_code == EXIT_REQUEUE and ended.ended_by == "SIGTERM"
     # The signals that supervise has passed on ask the ranks to save, whatever they do to the launcher.
-    return replace(ended, is_broken_off=not signals.passed_on and (by_signal or ended.what.startswith("SIGTERM:")))
+    return replace(ended, is_broken_off=not signals.passed_on and (by_signal or has_saved_for_it))
 
 
 def _is_killed(code: int, states: list[State]) -> bool:
@@ -159,6 +161,7 @@ def _with_cause(attempt: Attempt, states: list[State]) -> Attempt:
         host=first.host,
         step=max((one.step for one in states if one.step is not None), default=None),
         what="gone with its guard" if lost is not None else first.what or "",
+        ended_by=first.ended_by,
         is_lost=lost is not None,
     )
 

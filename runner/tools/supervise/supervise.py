@@ -47,8 +47,7 @@ from runner.tools.supervise.report import print_report
 from runner.tools.supervise.standby import Standby
 
 _LOG = "attempts.jsonl"
-# Where memory was lacking that is said, too, and counts as the program's error.
-_BY_OTHERS = ("killed by SIGKILL", "killed by SIGTERM")
+_BY_OTHERS = ("SIGKILL", "SIGTERM")  # the other signals come of the program's errors
 # Else in an allocation of Slurm's a second srun, of mpirun too, waits until the first has ended.
 _OVERLAP = {"SLURM_OVERLAP": "1"}
 
@@ -330,7 +329,7 @@ def _reason_to_end(
     }
     if attempt.job_code in fixed:
         return fixed[attempt.job_code]
-    is_programs = bool(attempt.what) and not attempt.is_lost and attempt.what not in _BY_OTHERS
+    is_programs = bool(attempt.what) and not attempt.is_lost and attempt.ended_by not in _BY_OTHERS
     is_again = last is not None and is_programs and (attempt.what, attempt.step) == (last.what, last.step)
     if is_again and attempt.step:
         return f"the same error at the same step ({attempt.step}) as before"

@@ -47,6 +47,7 @@ class State:
     gpu_memory: int | None = None  # bytes
     exit_code: int | None = None
     what: str | None = None  # is wrong
+    ended_by: str | None = None  # the signal that has ended it, or has asked for it; not where memory was lacking
     lost: int | None = None  # the rank whose guard went first
 
     @property
@@ -160,7 +161,7 @@ def _fields(read: Callable[[object], Any], *names: str) -> dict[str, Callable[[o
 
 
 _FIELDS = {
-    **_fields(_text, "host", "phase", "what"),
+    **_fields(_text, "host", "phase", "what", "ended_by"),
     **_fields(_whole, "size", "local_rank", "pid", "step", "steps", "epoch", "epochs", "memory", "gpu_memory"),
     **_fields(_whole, "exit_code", "lost"),
     **_fields(_number, "time", "started", "interval", "step_seconds", "own_seconds", "progress", "cpu", "gpu"),
