@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import Counter
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -159,6 +160,8 @@ def _missing_backend() -> str:
 
 
 def _missing_mpi() -> str:
+    if not (own := Path(sys.executable).with_name("mpirun")).exists():
+        return f"{own} is not there, as with MPIRUN=… make takes another: make without it"
     wanted = [
         Path("/usr/bin/mpirun.openmpi"),
         *(ROOT / ".venv" / "mpi" / name / "bin" for name in ("mpich", "intelmpi")),
