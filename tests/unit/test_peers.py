@@ -1,0 +1,95 @@
+"""What the other guards say counts for the attempt that it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from runner.guard import events
+from runner.guard.events import Events
+from runner.guard.failure import Failure
+from runner.guard.line import Address
+from runner.guard.messages import Done, Failed, Gone, Host, Hung, Message, Reason, Returned, Show, Stacks, State
+from runner.guard.nursery import Nursery
+from runner.guard.peers import Peers
+from runner.guard.restarts import Restarts
+from runner.rendezvous.endpoint import listen, port_of
+from tests.polling import poll_until
+
+
+class Peer:
+    """A guard's view of the others, which begins attempts when it is told to."""
+
+    def __init__(self, rank: int, nursery: Nursery, port: int) -> None:
+        self.restarts, self.events = Restarts(9, rank, 2), Events(0)
+        self.peers = Peers(rank, nursery, self.events, self.restarts)
+        assert not self.peers.are_reached
+        assert self.peers.join(Address(host="127.0.0.1", port=port, key="00" * 32, rank=rank, size=2), f"host {rank}")
+        self.heard: list[Message] = []
+
+    def hears(self, message: Message) -> bool:
+        """Whether this message is taken now. (Asleep until there is one, as a guard.)"""
+        self.events.wait_for_messages(0.1)
+        self.heard += [message for _, message in self.peers.received()]
+        return message in self.heard
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Peer, Peer]]:
+    """Rank 0's and rank 1's."""
+    monkeypatch.setattr(events, "_take_signals", lambda _: None)  # this process's are not for them
+    listener = listen(loopback=True)
+    middle = Peer(0, Nursery(listener=listener, signals=()), port_of(listener))
+    other = Peer(1, Nursery(listener=None, signals=()), port_of(listener))
+    poll_until(lambda: middle.hears(Host("host 1")), 20, "rank 1 joins")
+    assert middle.peers.others_present == {1}
+    yield middle, other
+    other.peers.leave()
+    middle.peers.leave()
+    listener.close()
+
+
+def of(attempt: int) -> list[Message]:
+    """What may be said of an attempt, but that its ranks are not started again."""
+    failure = Failure(rank=1, host="b", exit_code=70, what="hung", step=7, time=0.5, attempt=attempt)
+    return [
+        Failed(attempt=attempt, again=True, failure=failure),
+        Returned(attempt, ""),
+        Done(attempt),
+        Reason("stopped", attempt=attempt),
+        Show(attempt),
+        Stacks(attempt, None, []),
+        Hung(failure),
+    ]
+
+
+def test_of_another_attempt_nothing_is_taken_and_what_is_early_is_kept(pair: tuple[Peer, Peer]) -> None:
+    """Such as a hang that is noticed as the ranks fail for another reason: it would end the next attempt."""
+    middle, other = pair
+    middle.restarts.next()
+    for attempt in (0, 1, 2):
+        for message in of(attempt):
+            other.peers.tell(message)
+    other.peers.tell(last := State({"loss": 1.0}))
+    poll_until(lambda: middle.hears(last), 20, "all is received")
+    assert [message for message in middle.heard if message in of(0) + of(2)] == []
+    assert [message for message in middle.heard if message in of(1)] == of(1)
+    middle.restarts.next()
+    assert [message for _, message in middle.peers.received()] == of(2)
+    assert middle.peers.received() == []
+
+
+def test_a_rank_that_is_not_started_again_counts_in_any_attempt(pair: tuple[Peer, Peer]) -> None:
+    middle, other = pair
+    middle.restarts.next()
+    other.peers.tell(ends := Failed(attempt=0, again=False, failure=None))
+    poll_until(lambda: middle.hears(ends), 20, "that a rank ends")
+
+
+def test_a_guard_that_leaves_is_not_present_and_one_that_was_is_not_gone(pair: tuple[Peer, Peer]) -> None:
+    middle, other = pair
+    other.peers.leave()
+    poll_until(lambda: not middle.peers.others_present, 20, "rank 1 leaves")
+    middle.hears(Done(0))
+    assert not [message for message in middle.heard if isinstance(message, Gone)]
