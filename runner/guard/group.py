@@ -43,19 +43,20 @@ class Group:
         """Call in the worker: it leads a group of its own, and tells the sweeper."""
         os.setpgid(0, 0)
         if self._sweeper is not None:
-            os.write(self._sweeper, _NUMBER.pack(os.getpid()))
+            with contextlib.suppress(OSError):  # it was killed: no reason to end the job
+                os.write(self._sweeper, _NUMBER.pack(os.getpid()))
             os.close(self._sweeper)
 
     def end(self, worker: int, grace: float) -> None:
         """After the worker's end: send SIGTERM to the remaining processes, and SIGKILL after ``grace`` seconds."""
-        if self._sweeper is not None:
+        if self.is_own:
             _end_group(worker, grace)
-            self.close()
         else:
             _end_children(grace)
+        self.close()
 
     def close(self) -> None:
-        """End the sweeper, after the group's end."""
+        """End the sweeper: the group has ended, or there is none."""
         if self._sweeper is not None:
             with contextlib.suppress(OSError):
                 os.write(self._sweeper, _DONE)
@@ -94,16 +95,22 @@ def _start_sweeper(but: Sequence[int]) -> int:
     if process:
         os.close(pipe_out)
         return pipe_in
+    try:
+        os.close(pipe_in)
+        _sweep(pipe_out, but)
+    finally:  # whatever it raises: this process must not go on as a guard
+        os._exit(0)
+
+
+def _sweep(pipe: int, but: Sequence[int]) -> None:
     os.setsid()  # so that signals to the guard's group do not reach it
-    os.close(pipe_in)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2, *but):  # a launcher waits until no process holds its pipes
+    # A launcher waits until no process holds its pipes. One that it has closed may have given its number to this pipe.
+    for descriptor in {0, 1, 2, *but} - {pipe}:
         os.dup2(nothing, descriptor)
-    group = os.read(pipe_out, _NUMBER.size)
-    if group not in (b"", _DONE) and os.read(pipe_out, _NUMBER.size) != _DONE:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(_NUMBER.unpack(group)[0], signal.SIGKILL)
-    os._exit(0)
+    group = os.read(pipe, _NUMBER.size)
+    if group not in (b"", _DONE) and os.read(pipe, _NUMBER.size) != _DONE:
+        os.killpg(_NUMBER.unpack(group)[0], signal.SIGKILL)
 
 
 def _end_group(group: int, grace: float) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from runner.collector import freeze, paused_collector
-from runner.errors import EXIT_OK
+from runner.errors import EXIT_FAILURE, EXIT_OK
 from runner.guard.board import Board
 from runner.guard.collectives import Call, answer
 from runner.guard.group import Group, die_with
@@ -110,6 +110,8 @@ class Nursery:
         try:
             child = self.fork(is_spare=True, but=but)
         except OSError:  # no room for one more process: no reason to end the job
+            if os.getpid() != self._parent:  # in that process, which must not go on as a guard
+                os._exit(EXIT_FAILURE)
             self._spare_from = time.monotonic() + _TRYING
             return None
         if isinstance(child, Lifeline):
@@ -140,19 +142,20 @@ class Nursery:
         Args:
             attempt: how often the ranks were started again.
             but: further file descriptors that only the guard may hold.
+
+        Raises:
+            OSError: there is no room for one more process, or for its files.
         """
-        group = Group(is_own=self.has_own_group, but=(*self.own_ends(), *but))
-        messages, pipe = os.pipe()
-        requested, requests = os.pipe()
-        board, stacks, answers = Board(), new_file(), new_file()
+        board = Board()
         board.began = self._began
-        try:
+        with contextlib.ExitStack() as opened:  # closed where there is no room for all of it
+            group = Group(is_own=self.has_own_group, but=(*self.own_ends(), *but))
+            opened.callback(group.close)
+            messages, pipe = _pipe(opened)
+            requested, requests = _pipe(opened)
+            stacks, answers = opened.enter_context(new_file()), opened.enter_context(new_file())
             process = os.fork()
-        except OSError:
-            group.close()
-            for end in (messages, pipe, requested, requests):
-                os.close(end)
-            raise
+            opened.pop_all()
         if process:
             os.close(pipe)
             os.close(requested)
@@ -187,6 +190,13 @@ def import_ahead() -> None:
     for module in _IMPORTED:
         with contextlib.suppress(Exception):  # the target may not need it, and else raises it itself
             importlib.import_module(module)
+
+
+def _pipe(opened: contextlib.ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        opened.callback(os.close, end)
+    return ends
 
 
 def _wait(requested: int) -> int:

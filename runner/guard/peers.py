@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 
 from runner.guard.events import Events
 from runner.guard.line import Address, Line
 from runner.guard.messages import Failed, Host, Message, State, attempt_of
-from runner.guard.nursery import Nursery
 from runner.guard.restarts import Restarts
 
 _JOINING = 15.0  # seconds after the rendezvous in which a guard joins the line, if it can reach rank 0's
@@ -18,9 +18,10 @@ _LAST_STATES = 1.0  # seconds that rank 0's guard waits for the others' last sta
 class Peers:
     """As one rank's guard sees them; nobody before the first rendezvous, or where rank 0's guard cannot be reached."""
 
-    def __init__(self, rank: int, nursery: Nursery, events: Events, restarts: Restarts) -> None:
-        self._rank, self._listener, self._events, self._restarts = rank, nursery.listener, events, restarts
-        self.is_middle = nursery.listener is not None  # whether this guard passes the others' messages on
+    def __init__(self, rank: int, listener: socket.socket | None, events: Events, restarts: Restarts) -> None:
+        """``listener``: of the line, on rank 0."""
+        self._rank, self._listener, self._events, self._restarts = rank, listener, events, restarts
+        self.is_middle = listener is not None  # whether this guard passes the others' messages on
         self._line: Line | None = None
         self._early: list[tuple[int, Message]] = []  # of guards that have begun the next attempt
 
@@ -94,5 +95,5 @@ class Peers:
 
 
 def _is_final(message: Message) -> bool:
-    """Whether it ends the job, in whichever attempt: the rank will not be there in another."""
+    """Whether it ends the job also in a later attempt: the rank will not be there."""
     return isinstance(message, Failed) and not message.again

@@ -58,7 +58,7 @@ class Guard:
         is_alone = words.size == 1
         self._signals = Signals(self._console, notice, self._say_before_a_signal, is_alone=is_alone)
         self.restarts = Restarts(watched.restarts, words.rank, words.size)
-        self._peers = Peers(words.rank, nursery, self._events, self.restarts)
+        self._peers = Peers(words.rank, nursery.listener, self._events, self.restarts)
         self._states = States(watched, self._files) if self._files else None
 
     def _begin(self, child: Child) -> Worker:
@@ -103,7 +103,7 @@ class Guard:
             # All ranks end with that code; the launcher was faster. srun shows the largest code.
             code = self._others.ends_with
         if worker.verdict is None and self._hang.is_own:  # showing its stack has let a stopped worker go on to its end
-            code, what = EXIT_HANG, ""
+            code, what, worker.ended_by = EXIT_HANG, "", None
         if what:
             self._console.say(what, fix=fix)
         elif worker.verdict is None and worker.rendezvous_at and not worker.has_said and self._words.size > 1:

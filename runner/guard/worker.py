@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Collection
 
-from runner.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE
+from runner.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
 from runner.guard.advice import EVERY_STEP, MORE_MEMORY, after_signal
 from runner.guard.events import TELLS, name_of, read
 from runner.guard.memory import killed_for_memory
@@ -29,11 +29,7 @@ class Worker:
     """One worker process. It gets a ``verdict``, its exit code, where that is known before its end."""
 
     def __init__(self, child: Child, rendezvous_timeout: float) -> None:
-        """Call right after the fork.
-
-        Args:
-            rendezvous_timeout: seconds until its rendezvous must be complete.
-        """
+        """``rendezvous_timeout``: seconds until its rendezvous must be complete."""
         self._child, self.process, self.messages, self.board = child, child.process, child.messages, child.board
         os.set_blocking(self.messages, False)
         self.group = child.group
@@ -41,7 +37,7 @@ class Worker:
         self.verdict: int | None = None
         self.is_everywhere = False  # all ranks end with the verdict
         self.traceback = ""
-        self.ended_by: str | None = None  # the signal, unless the kernel has sent it for lack of memory
+        self.ended_by: str | None = None  # the signal; none where memory was lacking
         self.has_said = False  # that it ends
         self.has_ended = False
         self.is_silent = False  # no process can tell anything more
@@ -125,6 +121,8 @@ class Worker:
         if self.verdict is not None:
             return self.verdict, "", ""
         code = os.waitstatus_to_exitcode(status)
+        has_saved = code == EXIT_REQUEUE and signal.SIGTERM in passed_on  # a script
+        self.ended_by = "SIGTERM" if has_saved else name_of(-code) if code < 0 else None
         if code == -signal.SIGTERM and signal.SIGTERM in passed_on and not self.rendezvous_at:
             # Another rank may have failed before they met: srun shows the largest code, and 143 says nothing.
             return EXIT_FAILURE, "", ""
@@ -143,9 +141,7 @@ class Worker:
         """What is to be said of its end by a signal, and what to do about it."""
         what, fix = f"killed by {name_of(number)}", after_signal(number, words.size)
         if number == signal.SIGKILL and killed_for_memory() > self._killed_before:
-            what, fix = f"{what} for lack of memory", MORE_MEMORY
-        else:
-            self.ended_by = name_of(number)
+            what, fix, self.ended_by = f"{what} for lack of memory", MORE_MEMORY, None
         return what, "; ".join(filter(None, (fix, words.how_to_resume if self.board.read().step else "")))
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ import psutil
 children: list[subprocess.Popen[bytes]] = []
 
 
-def start_children() -> None:
+def start_children(*, waits: bool = True) -> None:
     """One that SIGTERM ends, one that ignores it, and one in a session of its own. Prints their ids, and waits for a line."""
     deaf = ["sh", "-c", "trap '' TERM; echo; exec sleep 300"]
     children.append(subprocess.Popen(["sleep", "300"]))
@@ -23,7 +23,8 @@ def start_children() -> None:
     children.append(subprocess.Popen(["sleep", "301"], start_new_session=True))
     children[1].stdout.readline()
     print(*(child.pid for child in children), flush=True)
-    sys.stdin.readline()
+    if waits:
+        sys.stdin.readline()
 
 
 def tell_and_leave(*_: object) -> None:

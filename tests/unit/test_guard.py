@@ -188,6 +188,26 @@ def test_the_program_receives_a_signal_before_what_it_has_started(name: str) -> 
         children[2].kill()
 
 
+def test_without_standard_input_what_the_program_has_started_ends_with_its_guard_too() -> None:
+    """The number of standard input goes to the first file that the guard opens."""
+    closed = ["bash", "-c", 'exec "$@" 0<&-', "bash", *command("start_children(waits=False); time.sleep(60)")]
+    with subprocess.Popen(closed, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        worker_of(process)
+        assert process.stdout is not None
+        *ending, staying = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+        process.kill()
+        assert not psutil.wait_procs(ending, timeout=20)[1]
+        staying.kill()
+
+
+def test_a_child_for_which_there_is_no_room_leaves_nothing() -> None:
+    done = subprocess.run([sys.executable, SCRIPTS / "few_files.py"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    failures = done.stdout.splitlines()
+    assert len(failures) > 5  # it opens some files one after the other
+    assert set(failures) == {"left: 0 files, 0 processes"}
+
+
 def test_a_rank_that_fails_as_all_do_waits_for_the_one_that_says_why() -> None:
     line = "lifeline.tell(Met(None)); lifeline.tell(Fails(code=2, everywhere=True)); time.sleep(4); print('left', flush=True); os._exit(2)"
     with guarded(line) as process:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +12,6 @@ from runner.guard.events import Events
 from runner.guard.failure import Failure
 from runner.guard.line import Address
 from runner.guard.messages import Done, Failed, Gone, Host, Hung, Message, Reason, Returned, Show, Stacks, State
-from runner.guard.nursery import Nursery
 from runner.guard.peers import Peers
 from runner.guard.restarts import Restarts
 from runner.rendezvous.endpoint import listen, port_of
@@ -21,9 +21,9 @@ from tests.polling import poll_until
 class Peer:
     """A guard's view of the others, which begins attempts when it is told to."""
 
-    def __init__(self, rank: int, nursery: Nursery, port: int) -> None:
+    def __init__(self, rank: int, listener: socket.socket | None, port: int) -> None:
         self.restarts, self.events = Restarts(9, rank, 2), Events(0)
-        self.peers = Peers(rank, nursery, self.events, self.restarts)
+        self.peers = Peers(rank, listener, self.events, self.restarts)
         assert not self.peers.are_reached
         assert self.peers.join(Address(host="127.0.0.1", port=port, key="00" * 32, rank=rank, size=2), f"host {rank}")
         self.heard: list[Message] = []
@@ -40,8 +40,8 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Peer, Peer]]:
     """Rank 0's and rank 1's."""
     monkeypatch.setattr(events, "_take_signals", lambda _: None)  # this process's are not for them
     listener = listen(loopback=True)
-    middle = Peer(0, Nursery(listener=listener, signals=()), port_of(listener))
-    other = Peer(1, Nursery(listener=None, signals=()), port_of(listener))
+    middle = Peer(0, listener, port_of(listener))
+    other = Peer(1, None, port_of(listener))
     poll_until(lambda: middle.hears(Host("host 1")), 20, "rank 1 joins")
     assert middle.peers.others_present == {1}
     yield middle, other

@@ -1,8 +1,9 @@
-"""How long a worker gets that is to save and to end."""
+"""How long a worker gets that is to save and to end, and what is known of its end."""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -10,23 +11,50 @@ from typing import Any
 import pytest
 
 from runner.guard.board import Board
+from runner.guard.settings import Words
 from runner.guard.worker import Worker
+
+
+def worker_with(board: Board) -> Worker:
+    messages, _ = os.pipe()
+    child: Any = SimpleNamespace(process=0, messages=messages, board=board, group=None)
+    return Worker(child, 60.0)
 
 
 def test_after_a_save_it_has_as_long_to_end_as_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last words come up to two seconds after a save, and later where it puts the job back into a queue."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    messages, _ = os.pipe()
-    child: Any = SimpleNamespace(process=0, messages=messages, board=Board(), group=None)
-    worker = Worker(child, 60.0)
+    board = Board()
+    worker = worker_with(board)
     worker.complete_rendezvous()
     worker.let_save()
-    child.board.enter("saving")
+    board.enter("saving")
     for now[0] in range(40):
         assert not worker.is_late()
-    child.board.enter("done")
+    board.enter("done")
     for now[0] in range(40, 69):
         assert not worker.is_late()
     now[0] = 70.0
     assert worker.is_late()
+
+
+@pytest.mark.parametrize(
+    ("status", "passed_on", "ended_by"),
+    [
+        (signal.SIGKILL, set(), "SIGKILL"),
+        (signal.SIGTERM, {signal.SIGTERM}, "SIGTERM"),
+        (75 << 8, {signal.SIGTERM}, "SIGTERM"),  # a script that was asked to save
+        (75 << 8, {signal.SIGUSR1}, None),
+        (1 << 8, {signal.SIGTERM}, None),
+    ],
+)
+@pytest.mark.parametrize("has_met", [False, True])
+def test_the_signal_that_has_ended_it_is_known(
+    status: int, passed_on: set[int], ended_by: str | None, has_met: bool
+) -> None:
+    worker = worker_with(Board())
+    if has_met:
+        worker.complete_rendezvous()
+    worker.outcome(status, passed_on, Words(label="rank 0", no_rendezvous=str, is_reporting=True, how_to_resume=""))
+    assert worker.ended_by == ended_by

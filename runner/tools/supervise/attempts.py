@@ -39,7 +39,7 @@ class Attempt:
     host: str | None = None
     step: int | None = None
     what: str = ""
-    ended_by: str | None = None  # a signal to this rank, or by which it was asked to save
+    ended_by: str | None = None  # the signal that has ended this rank, or by which it was asked to save
     is_lost: bool = False  # the rank is gone with its guard, as with its host
     is_told: bool = False  # a signal to supervise was to end it
     is_broken_off: bool = False  # the launcher was killed, or has ended its ranks: what they saved then is to go on

@@ -47,7 +47,7 @@ class State:
     gpu_memory: int | None = None  # bytes
     exit_code: int | None = None
     what: str | None = None  # is wrong
-    ended_by: str | None = None  # the signal that has ended it, or has asked for it; not where memory was lacking
+    ended_by: str | None = None  # the signal, or that by which it was asked to save; none where memory was lacking
     lost: int | None = None  # the rank whose guard went first
 
     @property
