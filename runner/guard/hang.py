@@ -50,12 +50,12 @@ class Patience:
         self._waiting: tuple[Call, ...] | None = None  # the collectives that the worker waits in
         self._idle, self._stopped = 0.0, 0
 
-    def lost(self) -> Reason | None:
-        """Why the worker counts as hung; None if it does not."""
+    def lost(self, *, has_met: bool = True) -> Reason | None:
+        """Why the worker counts as hung; None if it does not. Before it has met the others only a stopped one does."""
         now, progress = time.monotonic(), self._board.read()
         passed, self._looked = min(now - self._looked, _LONGEST), now
         allowed = self._allowed(progress.phase)
-        mark = progress.at if allowed else self._collectives(now)
+        mark = progress.at if allowed else self._collectives(now) if has_met else None
         self._idle = self._idle + passed if mark is not None and mark == self._mark else 0.0
         self._mark = mark
         if now - self._looked_at_process >= _BETWEEN:
@@ -149,6 +149,10 @@ class Hang:
                 self._look_at_own()
                 return Stacks(self._attempt, self.stacks[self._rank], self.calls.get(self._rank, []))
         return None
+
+    def place(self) -> str:
+        """Where this worker is now."""
+        return stacks.place(stacks.main_thread(stacks.take(self._worker, self._file)))
 
     def look(self, peers: Peers, hosts: Mapping[int, str | None]) -> str:
         """If a rank makes no progress, find out with the other guards where each rank is. Returns the report, once it is made.

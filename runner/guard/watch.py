@@ -90,9 +90,7 @@ class Guard:
                 return spare
             if worker.is_late():
                 if worker.verdict is None:
-                    self._console.say(
-                        "has not ended in time" if worker.rendezvous_at else self._words.no_rendezvous(None)
-                    )
+                    self._console.say("has not ended in time" if worker.rendezvous_at else self._why_not_met())
                 if not worker.send_next_signal() and worker.verdict is not None:
                     return worker.verdict
             self._events.wait(worker.left(_ROUND), *([] if worker.is_silent else [worker.messages]))
@@ -303,18 +301,24 @@ class Guard:
     def _look(self) -> Lifeline | None:
         """See how the worker does, and keep a spare one. Returns a lifeline in a spare process that was called."""
         worker = self._worker
-        if worker.verdict is not None or worker.rendezvous_at is None:
+        if worker.verdict is not None:
             return None
-        self._signals.give_notice_when_due(worker)
-        if not self._hang.is_own and (reason := self._patience.lost()):
+        has_met = worker.rendezvous_at is not None
+        if has_met:
+            self._signals.give_notice_when_due(worker)
+        if not self._hang.is_own and (reason := self._patience.lost(has_met=has_met)):
             reason = self._hang.begin(reason)
             if not self._peers.is_middle:
                 self._peers.tell(reason)
         self._look_for_a_hang()
-        has_begun = worker.board.read().step > 0 or time.monotonic() - worker.rendezvous_at > _SPARE_AFTER
-        if self.restarts.is_last or not has_begun:
+        if worker.rendezvous_at is None or self.restarts.is_last:
+            return None
+        if worker.board.read().step == 0 and time.monotonic() - worker.rendezvous_at < _SPARE_AFTER:
             return None
         return self._nursery.keep_spare((*self._events.own_ends, worker.messages))
+
+    def _why_not_met(self) -> str:
+        return f"{self._words.no_rendezvous(None)}; this process is in {self._hang.place()}"
 
     def _look_for_a_hang(self) -> None:
         text = self._hang.look(self._peers, self._report.hosts)

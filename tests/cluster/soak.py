@@ -76,9 +76,22 @@ class Soak:
         end = time.monotonic() + PATIENCE
         while (last := newest(self.folder / "faulted")) <= step:
             if self.process.poll() is not None or time.monotonic() > end:
-                raise AssertionError(f"no checkpoint after step {step}:\n{self.log.read_text()[-3000:]}")
+                raise AssertionError(
+                    f"no checkpoint after step {step}:\n{self.log.read_text()[-3000:]}\n{self.below()}"
+                )
             time.sleep(0.05)
         return last
+
+    def below(self) -> str:
+        """The processes of the job, and where in the kernel each waits."""
+        lines = []
+        for one in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.Error, OSError):
+                where = Path(f"/proc/{one.pid}/wchan").read_text()
+                lines.append(
+                    f"{one.pid} below {one.ppid()}: {one.status()} in {where}: {' '.join(one.cmdline())[-80:]}"
+                )
+        return "\n".join(lines)
 
     def one_of(self, kind: str) -> psutil.Process:
         """One of the processes of this kind, as ``tests.kills`` knows them, when there is one."""

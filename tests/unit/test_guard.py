@@ -94,6 +94,20 @@ def test_a_wait_that_the_worker_cannot_bound_is_bounded() -> None:
         assert time.monotonic() - start < 15
 
 
+def test_where_a_worker_is_that_does_not_meet_the_others_is_told() -> None:
+    with guarded("time.sleep(60)", watched="rendezvous_timeout=3") as process:
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 1
+        assert "nobody came (None); this process is in <module> (<string>:1)" in errors
+
+
+def test_a_worker_that_is_stopped_before_it_has_met_the_others_counts_as_hung() -> None:
+    with guarded("os.kill(os.getpid(), signal.SIGSTOP)") as process:
+        _, errors = process.communicate(timeout=50)
+        assert process.returncode == 70
+        assert "stopped by a signal (SIGSTOP) for 10 s: rank 0 in <module> (<string>:1)" in errors
+
+
 def test_the_clock_stops_when_the_ranks_have_met() -> None:
     line = "lifeline.tell(Met(None)); time.sleep(4); sys.exit(5)"
     with guarded(line, watched="rendezvous_timeout=3") as process:
