@@ -17,7 +17,7 @@ from runner.errors import Policy, RunnerError, UsageError, raised_on_all_ranks
 from runner.guard.board import Board
 from runner.guard.nursery import Lifeline
 from runner.guard.start import start_worker
-from runner.guard.worker_messages import Computes, Met
+from runner.guard.worker_messages import Computes, Met, Seeks
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect
@@ -57,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _prepare_process()
         policy = Policy.DIAGNOSTIC if examines(request.tool) else Policy.STRICT
         target, record = _find(request, context, lifeline)
+        lifeline.tell(Seeks())
         result = rendezvous(context, record, way=way, timeout=request.timeout, policy=policy)
         topology = compare_ranks(result.records, policy)
         lifeline.tell(Met(guards_address(context, result)))

@@ -28,7 +28,7 @@ from runner.guard.settings import Watched, Words
 from runner.guard.signals import Signals
 from runner.guard.states import States
 from runner.guard.worker import GRACE, Worker
-from runner.guard.worker_messages import Computes, Fails, Leaves, Met
+from runner.guard.worker_messages import Computes, Fails, Leaves, Met, Seeks
 
 _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended
 # Seconds that a worker gets after another rank has failed: before SIGTERM, or SIGKILL in a training.
@@ -205,6 +205,8 @@ class Guard:
         worker = self._worker
         for message in worker.received():
             match message:
+                case Seeks():
+                    worker.seeks = True
                 case Met():
                     worker.complete_rendezvous()
                     self._signals.bound_interrupted(worker)
@@ -304,6 +306,8 @@ class Guard:
         if worker.verdict is not None:
             return None
         has_met = worker.rendezvous_at is not None
+        if worker.is_slow():  # a file system may hang: the others wait, and know only that this rank is absent
+            self._console.complain(f"does not look for the other ranks yet: it is in {self._hang.place()}")
         if has_met:
             self._signals.give_notice_when_due(worker)
         if not self._hang.is_own and (reason := self._patience.lost(has_met=has_met)):

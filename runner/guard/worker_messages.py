@@ -10,6 +10,11 @@ from runner.guard.line import Address
 
 
 @dataclass(frozen=True)
+class Seeks:
+    """The worker begins to look for the other ranks."""
+
+
+@dataclass(frozen=True)
 class Met:
     """The rendezvous is complete: its time limit ends."""
 
@@ -41,7 +46,7 @@ class Leaves:
     code: int
 
 
-WorkerMessage: TypeAlias = Met | Computes | Fails | Leaves
+WorkerMessage: TypeAlias = Seeks | Met | Computes | Fails | Leaves
 
 _KINDS: dict[str, type[WorkerMessage]] = {kind.__name__: kind for kind in get_args(WorkerMessage)}
 

@@ -106,7 +106,7 @@ def main(line: str, before: str = "", watched: str = "", words: str = "") -> Non
     exec(before)
     from runner.guard.settings import Watched, Words
     from runner.guard.start import start_worker
-    from runner.guard.worker_messages import Fails, Met
+    from runner.guard.worker_messages import Fails, Met, Seeks
 
     texts = Words(
         label="rank 0 of 1 on host here",
@@ -117,7 +117,7 @@ def main(line: str, before: str = "", watched: str = "", words: str = "") -> Non
     )
     lifeline = start_worker(texts, Watched(**{"rendezvous_timeout": 60.0} | eval(f"dict({watched})")))
     print("worker", os.getpid(), flush=True)
-    exec(line, globals() | {"lifeline": lifeline, "Met": Met, "Fails": Fails})
+    exec(line, globals() | {"lifeline": lifeline, "Seeks": Seeks, "Met": Met, "Fails": Fails})
 
 
 if __name__ == "__main__":

@@ -101,6 +101,17 @@ def test_where_a_worker_is_that_does_not_meet_the_others_is_told() -> None:
         assert "nobody came (None); this process is in <module> (<string>:1)" in errors
 
 
+def test_a_worker_that_does_not_come_to_look_for_the_others_is_told_early() -> None:
+    """Its file system may hang. The others wait for it."""
+    slow = "does not look for the other ranks yet: it is in <module> (<string>:1)"
+    with guarded("time.sleep(4); lifeline.tell(Met(None))", watched="rendezvous_timeout=5") as process:
+        _, errors = process.communicate(timeout=30)
+        assert (process.returncode, errors.count(slow)) == (0, 1)
+    with guarded("lifeline.tell(Seeks()); time.sleep(4)", watched="rendezvous_timeout=5") as process:
+        _, errors = process.communicate(timeout=30)
+        assert (process.returncode, errors) == (0, "")
+
+
 def test_a_worker_that_is_stopped_before_it_has_met_the_others_counts_as_hung() -> None:
     with guarded("os.kill(os.getpid(), signal.SIGSTOP)") as process:
         _, errors = process.communicate(timeout=50)
