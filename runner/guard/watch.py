@@ -322,6 +322,8 @@ class Guard:
         return self._nursery.keep_spare((*self._events.own_ends, worker.messages))
 
     def _why_not_met(self) -> str:
+        if not self._worker.seeks:
+            return f"has not come to look for the other ranks in time: it is in {self._hang.place()}"
         return f"{self._words.no_rendezvous(None)}; this process is in {self._hang.place()}"
 
     def _look_for_a_hang(self) -> None:
