@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import psutil
@@ -84,13 +85,29 @@ def test_an_interface_that_leads_nowhere() -> None:
 
 def test_ipv6_only() -> None:
     with cluster(2, family=6) as vc:
-        ranks, port = [], vc.free_port("node1")
-        for rank, host in enumerate(vc.hosts):
-            by_hand = [f"RANK={rank}", "WORLD_SIZE=2", "LOCAL_RANK=0", "MASTER_ADDR=node1", f"MASTER_PORT={port}"]
-            ranks.append((host, ["env", *by_hand, *RUNNER, SUM]))
-        with ThreadPoolExecutor(2) as pool:
-            for done in pool.map(lambda rank: vc.run(*rank), ranks):
-                assert "of 2: 2" in ok(done).stdout
+        for done in started_by_hand(vc, vc.free_port("node1"), *RUNNER, SUM):
+            assert "of 2: 2" in ok(done).stdout
+
+
+def test_guards_that_a_firewall_keeps_apart() -> None:
+    """It lets only MASTER_PORT through. Ranks that may start again in place wait for one another's ends, and here never hear of them."""
+    with cluster(2) as vc:
+        vc.network("-n", "node1", "rule", "add", "blackhole", "ipproto", "tcp", "sport", "32768-60999")
+        program = [*RUNNER, "--restart-in-place", "1", str(SCRIPTS / "says_its_rank.py")]
+        first, second = started_by_hand(vc, 29500, *program)
+        assert (ok(first).stdout, ok(second).stdout) == ("rank 0\n", "rank 1\n")
+        assert "the ranks of this host do not reach rank 0's host at node1:" in second.stderr
+        assert "a firewall may block it" in second.stderr
+
+
+def started_by_hand(vc: Cluster, port: int, *program: str) -> list[CompletedProcess[str]]:
+    """A rank on each host."""
+    ranks = []
+    for rank, host in enumerate(vc.hosts):
+        by_hand = [f"RANK={rank}", "WORLD_SIZE=2", "LOCAL_RANK=0", "MASTER_ADDR=node1", f"MASTER_PORT={port}"]
+        ranks.append((host, ["env", *by_hand, *program]))
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda rank: vc.run(*rank), ranks))
 
 
 def test_the_users_interface_is_kept(vc: Cluster) -> None:
