@@ -36,7 +36,7 @@ class Group:
         Raises:
             OSError: there is no room for one more process.
         """
-        self.is_own = is_own
+        self.is_own, self._is_over = is_own, False
         self._sweeper = _start_sweeper(but) if is_own else None
 
     def lead(self) -> None:
@@ -47,12 +47,21 @@ class Group:
                 os.write(self._sweeper, _NUMBER.pack(os.getpid()))
             os.close(self._sweeper)
 
+    def end_if_empty(self, worker: int) -> None:
+        """After the worker's end: there is nothing to end if no process is left. The kernel may then use the number again, for another's."""
+        if self.is_own and not self._is_over:
+            try:
+                os.killpg(worker, 0)
+            except (ProcessLookupError, PermissionError):
+                self._is_over = True
+                self.close()
+
     def end(self, worker: int, grace: float) -> None:
         """After the worker's end: send SIGTERM to the remaining processes, and SIGKILL after ``grace`` seconds."""
-        if self.is_own:
-            _end_group(worker, grace)
-        else:
+        if not self.is_own:
             _end_children(grace)
+        elif not self._is_over:
+            _end_group(worker, grace)
         self.close()
 
     def close(self) -> None:

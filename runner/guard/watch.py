@@ -96,6 +96,7 @@ class Guard:
             self._events.wait(worker.left(_ROUND), *([] if worker.is_silent else [worker.messages]))
         self._receive_from_worker()  # its last words
         worker.has_ended = self._hang.has_ended = True
+        worker.group.end_if_empty(worker.process)
         code, what, fix = worker.outcome(status, self._signals.passed_on, self._words)
         if code == 128 + signal.SIGTERM and self._others.ends_with is not None:
             # All ranks end with that code; the launcher was faster. srun shows the largest code.
@@ -111,6 +112,7 @@ class Guard:
             return EXIT_HANG if self._hang.is_reported else EXIT_FAILURE
         while self._waits_for_others(code):
             self._events.wait(_ROUND)
+            worker.group.end_if_empty(worker.process)
             self._take_events()
             self._say_for_another()
             self._look_for_a_hang()
