@@ -49,11 +49,18 @@ class Patience:
         self._mark: object = None  # changes with every progress; None: no progress is expected
         self._waiting: tuple[Call, ...] | None = None  # the collectives that the worker waits in
         self._idle, self._stopped = 0.0, 0
+        self.watched = 0.0  # seconds since the beginning, without those in which the job was suspended
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the worker was stopped by a signal when it was last looked at."""
+        return self._stopped > 0
 
     def lost(self, *, has_met: bool = True) -> Reason | None:
         """Why the worker counts as hung; None if it does not. Before it has met the others only a stopped one does."""
         now, progress = time.monotonic(), self._board.read()
         passed, self._looked = min(now - self._looked, _LONGEST), now
+        self.watched += passed
         allowed = self._allowed(progress.phase)
         mark = progress.at if allowed else self._collectives(now) if has_met else None
         self._idle = self._idle + passed if mark is not None and mark == self._mark else 0.0
@@ -152,7 +159,9 @@ class Hang:
 
     def place(self) -> str:
         """Where this worker is now."""
-        return stacks.place(stacks.main_thread(stacks.take(self._worker, self._file)))
+        frames = stacks.main_thread(stacks.take(self._worker, self._file))
+        in_kernel = "" if frames else stacks.place_in_kernel(self._worker)
+        return stacks.place(frames) + (f" ({in_kernel})" if in_kernel else "")
 
     def look(self, peers: Peers, hosts: Mapping[int, str | None]) -> str:
         """If a rank makes no progress, find out with the other guards where each rank is. Returns the report, once it is made.
@@ -197,7 +206,7 @@ class Hang:
         found = {rank: stacks.main_thread(text) for rank, text in shown.items() if text is not None}
         frozen = {rank: reason for rank, reason in self.reasons.items() if reason.is_stopped}
         late = {rank: frames for rank, frames in found.items() if rank in frozen or not stacks.waits(frames)}
-        self.late = self.silent or [*late] or [*self.reasons]
+        self.late = self.silent or [*frozen] or [*late] or [*self.reasons]
         waiting = {rank: frames for rank, frames in found.items() if rank not in late}
         reason = next(iter((frozen or self.reasons).values()))
         hosts = hosts or {}

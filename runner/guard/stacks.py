@@ -12,7 +12,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
+
+from runner.guard.launcher import catches
 
 # A signal that no library is known to use. faulthandler's handler is C, so it needs no GIL.
 _SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + 9
@@ -23,7 +26,14 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/runner/", "/lib/python")
 _BELOW = ("/runner/dispatch.py", "/runner/cli.py", "/runner/__main__.py", "<frozen runpy>")
 # A rank whose innermost frames are of these waits for other ranks: torch's collectives, the runner's, DDP's in backward().
-_COLLECTIVES = ("/torch/distributed/", "/runner/comm/", "/horovod/", "/mpi4py/", "/torch/autograd/graph.py")
+_COLLECTIVES = (
+    "/torch/distributed/",
+    "/runner/comm/",
+    "/runner/rendezvous/",
+    "/horovod/",
+    "/mpi4py/",
+    "/torch/autograd/graph.py",
+)
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,8 @@ def take(worker: int, file: IO[Any]) -> str:
     descriptor = file.fileno()
     os.ftruncate(descriptor, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)  # the worker has the same position
+    if not catches(worker, _SIGNAL):  # it has just been forked, and the signal would end it
+        return ""
     with contextlib.suppress(ProcessLookupError):
         _signal_main_thread(worker)
         os.kill(worker, signal.SIGCONT)
@@ -92,12 +104,21 @@ def place(frames: Sequence[Frame]) -> str:
     """Where a rank is: the collective and the program's line that called it, or the innermost line."""
     if not frames:
         return "a place that it does not show"
-    if not waits(frames):
-        return str(frames[0])
+    if not waits(frames):  # Python's own frames of an import do not say of what
+        return str(next((frame for frame in frames if not frame.file.startswith("<frozen ")), frames[0]))
     called = [frame for frame in frames if _is_of(frame, _COLLECTIVES)]
     inner = next((frame for frame in called if frame.file.endswith("distributed_c10d.py")), called[0])
     caller = next((frame for frame in frames if not _is_of(frame, _LIBRARIES)), None)
     return f"{inner.function}, called in {caller}" if caller is not None else str(inner)
+
+
+def place_in_kernel(worker: int) -> str:
+    """Where a process waits that shows no stack, as one does for a file system that hangs; "" where that is not known (Linux)."""
+    with contextlib.suppress(OSError):
+        state = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0]
+        where = Path(f"/proc/{worker}/wchan").read_text()
+        return f"state {state}, in the kernel's {where}" if where not in ("", "0") else f"state {state}"
+    return ""
 
 
 def of_program(frames: Sequence[Frame]) -> list[Frame]:

@@ -29,6 +29,7 @@ from runner.guard.signals import Signals
 from runner.guard.states import States
 from runner.guard.worker import GRACE, Worker
 from runner.guard.worker_messages import Computes, Fails, Leaves, Met, Seeks
+from runner.launch.hydra import end_other_ranks
 
 _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended
 # Seconds that a worker gets after another rank has failed: before SIGTERM, or SIGKILL in a training.
@@ -39,6 +40,9 @@ _SPARE_AFTER = 5.0
 _CAUSE = 0.5  # seconds in which another rank may say why this one has ended without a word: its MPI may have ended it
 _SILENTLY = "without Python's own end: by os._exit(), os.exec…() or a library"
 _STOPPING = 0.3  # seconds in which all guards have stopped their workers, after a hang was reported
+_STARTING = (
+    20.0  # seconds after which a worker that does not look for the others is slow; it only reads a few files before
+)
 _ROUND = 1.0  # seconds between two looks at the worker
 _WRITING = 2.0  # seconds for what is still to be written, at the end
 
@@ -76,6 +80,8 @@ class Guard:
         self._report.start_again()
         self._console.said = ""
         self._follows = False  # another rank has failed
+        self._is_slow = False  # that it starts slowly was said
+        self._is_lost_early = False  # it was stopped before it had met the others; it may have met them since
         self._others = Others(words, self._report.hosts, self._console)
         return self._worker
 
@@ -89,8 +95,10 @@ class Guard:
             if (spare := self._look()) is not None:
                 return spare
             if worker.is_late():
-                if worker.verdict is None:
-                    self._console.say("has not ended in time" if worker.rendezvous_at else self._why_not_met())
+                if worker.verdict is None and worker.rendezvous_at:
+                    self._console.say("has not ended in time")
+                elif worker.verdict is None:
+                    self._say_that_it_has_not_met_the_others()
                 if not worker.send_next_signal() and worker.verdict is not None:
                     return worker.verdict
             self._events.wait(worker.left(_ROUND), *([] if worker.is_silent else [worker.messages]))
@@ -100,7 +108,7 @@ class Guard:
         code, what, fix = worker.outcome(status, self._signals.passed_on, self._words)
         if code == 128 + signal.SIGTERM and self._others.ends_with is not None:
             # All ranks end with that code; the launcher was faster. srun shows the largest code.
-            code = self._others.ends_with
+            code, worker.ended_by = self._others.ends_with, None
         if worker.verdict is None and self._hang.is_own:  # showing its stack has let a stopped worker go on to its end
             code, what, worker.ended_by = EXIT_HANG, "", None
         if what:
@@ -148,6 +156,9 @@ class Guard:
 
     def leave(self, code: int) -> None:
         """Tell the others how this rank has ended, leave their line, and write what is left; within a few seconds."""
+        has_met = self._worker.rendezvous_at is not None and not self._is_lost_early
+        if code != EXIT_OK and not (has_met or self._worker.has_said):
+            end_other_ranks(os.environ, code)  # Hydra has them wait for a rank that has not called MPI_Init()
         if self._states:
             self._states.end(code, self._console.said, self._worker.ended_by)
         if code != EXIT_OK:
@@ -208,7 +219,7 @@ class Guard:
         for message in worker.received():
             match message:
                 case Seeks():
-                    worker.seeks = True
+                    worker.has_started = True
                 case Met():
                     worker.complete_rendezvous()
                     self._signals.bound_interrupted(worker)
@@ -308,25 +319,36 @@ class Guard:
         if worker.verdict is not None:
             return None
         has_met = worker.rendezvous_at is not None
-        if worker.is_slow():  # a file system may hang: the others wait, and know only that this rank is absent
-            self._console.complain(f"does not look for the other ranks yet: it is in {self._hang.place()}")
         if has_met:
             self._signals.give_notice_when_due(worker)
         if not self._hang.is_own and (reason := self._patience.lost(has_met=has_met)):
             reason = self._hang.begin(reason)
+            self._is_lost_early = not has_met
             if not self._peers.is_middle:
                 self._peers.tell(reason)
         self._look_for_a_hang()
+        self._look_for_a_slow_start()
         if worker.rendezvous_at is None or self.restarts.is_last:
             return None
         if worker.board.read().step == 0 and time.monotonic() - worker.rendezvous_at < _SPARE_AFTER:
             return None
         return self._nursery.keep_spare((*self._events.own_ends, worker.messages))
 
-    def _why_not_met(self) -> str:
-        if not self._worker.seeks:
-            return f"has not come to look for the other ranks in time: it is in {self._hang.place()}"
-        return f"{self._words.no_rendezvous(None)}; this process is in {self._hang.place()}"
+    def _look_for_a_slow_start(self) -> None:
+        """Say where the worker is that does not look for the other ranks: they know only that it is absent."""
+        if self._is_slow or self._worker.has_started or self._patience.is_stopped:
+            return
+        if self._patience.watched > min(_STARTING, self._watched.rendezvous_timeout / 2):
+            self._is_slow = True
+            self._console.complain(f"has not started yet: it is in {self._hang.place()}")
+
+    def _say_that_it_has_not_met_the_others(self) -> None:
+        if self._worker.has_started:
+            self._console.say(self._words.no_rendezvous(None))
+        else:
+            self._console.say("has not started in time", fix="allow more with --timeout")
+        # Last: it may take two seconds, and the launcher may end this guard.
+        self._console.complain(f"it was in {self._hang.place()}")
 
     def _look_for_a_hang(self) -> None:
         text = self._hang.look(self._peers, self._report.hosts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import time
@@ -20,9 +19,6 @@ from runner.guard.worker_messages import Fails, WorkerMessage, read_message
 # Seconds that a failed worker's exit handlers get before it is killed, and that its child processes get between
 # SIGTERM and SIGKILL.
 GRACE = 2.0
-_SLOW = (
-    20.0  # seconds after which a worker is slow that does not look for the other ranks yet; it reads a few files before
-)
 # Where all ranks fail alike: MPI_Finalize() waits for the others, and the first rank, which prints why, may come last.
 _TOGETHER = 15.0
 # Seconds that a worker gets after SIGTERM until it saves, and then until it ends. How long it saves is bounded by Patience.
@@ -38,8 +34,7 @@ class Worker:
         os.set_blocking(self.messages, False)
         self.group = child.group
         self.rendezvous_at: float | None = None  # when it was complete
-        self.seeks = False  # it has begun to look for the other ranks
-        self._slow_at = time.monotonic() + min(_SLOW, rendezvous_timeout - 2)
+        self.has_started = False  # and looks for the other ranks
         self.verdict: int | None = None
         self.is_everywhere = False  # all ranks end with the verdict
         self.traceback = ""
@@ -64,14 +59,9 @@ class Worker:
 
     def complete_rendezvous(self) -> None:
         """The rendezvous is complete: the time limit ends."""
-        self._deadline, self.rendezvous_at = None, time.monotonic()
-
-    def is_slow(self) -> bool:
-        """Whether it should look for the others by now, and does not. True once."""
-        is_slow = not self.seeks and self.rendezvous_at is None and time.monotonic() > self._slow_at
-        if is_slow:
-            self._slow_at = math.inf
-        return is_slow
+        self.rendezvous_at = time.monotonic()
+        if self.verdict is None:  # else it is to end, and has come as far as this meanwhile
+            self._deadline = None
 
     def has_failed(self, message: Fails) -> None:
         """It is about to end by itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -98,6 +99,24 @@ def test_guards_that_a_firewall_keeps_apart() -> None:
         assert (ok(first).stdout, ok(second).stdout) == ("rank 0\n", "rank 1\n")
         assert "the ranks of this host do not reach rank 0's host at node1:" in second.stderr
         assert "a firewall may block it" in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "what"),
+    [
+        ("mpich", "SIGKILL", "killed by SIGKILL"),
+        ("intelmpi", "SIGKILL", "killed by SIGKILL"),
+        ("srun", "SIGKILL", "killed by SIGKILL"),
+        ("mpich", "SIGSTOP", "stopped by a signal (SIGSTOP) for 10 s: rank 1 on host node2 in find_and_kill"),
+        ("openmpi5", "SIGSTOP", "stopped by a signal (SIGSTOP) for 10 s: rank 1 on host node2 in find_and_kill"),
+    ],
+)
+def test_a_rank_that_is_lost_before_mpi_begins(vc: Cluster, name: str, number: str, what: str) -> None:
+    """Hydra does not end the others for it, and they would wait for it in MPI_Init()."""
+    program = [sys.executable, str(SCRIPTS / "killed_before_mpi.py"), number, "--timeout", "200", SUM]
+    done = LAUNCHERS[name](vc, (1, 1), program)  # which allows less than that time
+    assert done.returncode != 0
+    assert what in done.stderr
 
 
 def started_by_hand(vc: Cluster, port: int, *program: str) -> list[CompletedProcess[str]]:

@@ -58,3 +58,11 @@ def test_the_signal_that_has_ended_it_is_known(
         worker.complete_rendezvous()
     worker.outcome(status, passed_on, Words(label="rank 0", no_rendezvous=str, is_reporting=True, how_to_resume=""))
     assert worker.ended_by == ended_by
+
+
+def test_a_worker_that_is_to_end_is_late_also_if_it_meets_the_others_meanwhile() -> None:
+    """One that was stopped goes on as its stack is taken."""
+    worker = worker_with(Board())
+    worker.end(70, 0.0)
+    worker.complete_rendezvous()
+    assert worker.is_late()

@@ -1,0 +1,22 @@
+"""The runner, in which a rank is killed, or stopped, before it looks for the others: ``killed_before_mpi.py SIGNAL [ARGUMENT …]``."""
+
+import os
+import signal
+import sys
+from typing import Any
+
+from runner import cli
+
+number = signal.Signals[sys.argv.pop(1)]
+find_target = cli.find_target
+
+
+def find_and_kill(*arguments: Any, **options: Any) -> Any:
+    ranks = (os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"))
+    if "1" in ranks:
+        os.kill(os.getpid(), number)
+    return find_target(*arguments, **options)
+
+
+cli.find_target = find_and_kill
+cli.main()
