@@ -48,7 +48,7 @@ class Group:
             os.close(self._sweeper)
 
     def end_if_empty(self, worker: int) -> None:
-        """After the worker's end: there is nothing to end if no process is left. The kernel may then use the number again, for another's."""
+        """After the worker's end: take the group as ended if no process is left. The kernel may give its number to another group then."""
         if self.is_own and not self._is_over:
             try:
                 os.killpg(worker, 0)
@@ -112,6 +112,7 @@ def _start_sweeper(but: Sequence[int]) -> int:
 
 
 def _sweep(pipe: int, but: Sequence[int]) -> None:
+    """Wait for the worker's process id, then for the guard; kill the group if the guard ends without a word."""
     os.setsid()  # so that signals to the guard's group do not reach it
     nothing = os.open(os.devnull, os.O_RDWR)
     # A launcher waits until no process holds its pipes. One that it has closed may have given its number to this pipe.

@@ -40,9 +40,8 @@ _SPARE_AFTER = 5.0
 _CAUSE = 0.5  # seconds in which another rank may say why this one has ended without a word: its MPI may have ended it
 _SILENTLY = "without Python's own end: by os._exit(), os.exec…() or a library"
 _STOPPING = 0.3  # seconds in which all guards have stopped their workers, after a hang was reported
-_STARTING = (
-    20.0  # seconds after which a worker that does not look for the others is slow; it only reads a few files before
-)
+# Seconds after which a worker that does not look for the others is slow: it only reads a few files before.
+_STARTING = 20.0
 _ROUND = 1.0  # seconds between two looks at the worker
 _WRITING = 2.0  # seconds for what is still to be written, at the end
 

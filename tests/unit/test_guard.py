@@ -99,10 +99,10 @@ def test_a_wait_that_the_worker_cannot_bound_is_bounded_and_its_place_is_told() 
 def test_a_worker_that_does_not_come_to_look_for_the_others_is_told_early() -> None:
     """Its file system may hang. The others wait for it."""
     slow = "has not started yet: it is in <module> (<string>:1)"
-    with guarded("time.sleep(4); lifeline.tell(Met(None))", watched="rendezvous_timeout=5") as process:
+    with guarded("time.sleep(9); lifeline.tell(Met(None))", watched="rendezvous_timeout=14") as process:
         _, errors = process.communicate(timeout=30)
         assert (process.returncode, errors.count(slow)) == (0, 1)
-    with guarded("lifeline.tell(Seeks()); time.sleep(4)", watched="rendezvous_timeout=5") as process:
+    with guarded("lifeline.tell(Seeks()); time.sleep(9)", watched="rendezvous_timeout=14") as process:
         _, errors = process.communicate(timeout=30)
         assert (process.returncode, errors) == (0, "")
 
