@@ -206,7 +206,8 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="end the job if a workload finishes no training step and no evaluation batch for this long (default: "
         f"{HANG_TIMEOUT:.0f}), or a script is in one collective for this long (default: no limit), and show where each rank is; "
-        "saving may take five sixths of --collective-timeout (25 minutes), or this long if that is more",
+        "saving, and a collective outside of the training, may take five sixths of --collective-timeout (25 minutes), or this long if "
+        "that is more",
     )
     group.add_argument(
         "--collective-timeout",

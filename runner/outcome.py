@@ -137,11 +137,13 @@ def guard_words(context: LaunchContext, request: Request, way: Way) -> Words:
 def guard_watched(context: LaunchContext, request: Request) -> Watched:
     """What the guard watches."""
     passed = 0.0 if request.began is None else max(0.0, time.time() - request.began)
+    hang_after = HANG_TIMEOUT if request.hang_timeout is None else request.hang_timeout
+    save_within = _OF_LIMIT * (request.collective_timeout or Job.collective_timeout)
     return Watched(
         rendezvous_timeout=request.timeout + 10,
-        hang_after=HANG_TIMEOUT if request.hang_timeout is None else request.hang_timeout,
-        save_within=_OF_LIMIT * (request.collective_timeout or Job.collective_timeout),
-        is_script=request.hang_timeout is not None and not request.may_be_workload,
+        hang_after=hang_after,
+        save_within=save_within,
+        in_collective=max(hang_after, save_within) if request.may_be_workload else request.hang_timeout or 0.0,
         launcher=lambda: launcher_of(context),
         is_middle=context.rank.value == 0 and context.size.value > 1,
         log_folder=request.log_folder,

@@ -80,20 +80,18 @@ class Requests:
         with contextlib.suppress(OSError):
             os.write(self.pipe, b"?")
 
-    def answered(self) -> list[Call]:
-        """The worker's calls, none if it has not answered yet."""
-        try:
-            return [Call(**call) for call in json.loads(_content(self.file))]
-        except ValueError:  # it is not there, or cut off
-            return []
+    def answered(self) -> list[Call] | None:
+        """The worker's calls; None if it has not answered yet."""
+        text = _content(self.file)
+        return [Call(**call) for call in json.loads(text)] if text.endswith(b"\n") else None
 
     def take(self) -> list[Call]:
         """Ask, and wait for the answer."""
         self.ask()
         end = time.monotonic() + _WITHIN
-        while not _content(self.file).endswith(b"\n") and time.monotonic() < end:
+        while (calls := self.answered()) is None and time.monotonic() < end:
             time.sleep(0.02)
-        return self.answered()
+        return calls or []
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ _STOPPED = 10  # looks, one per second, in which a worker is stopped before it c
 _ANSWERING = 6.0  # seconds that the other guards get to show their workers' calls and stacks
 _REPORTING = 10.0  # seconds until rank 0's guard has reported a hang
 _HOSTS = 3  # that are named per place
-_ASKING = 10.0  # seconds between two questions to a script, or a fifth of --hang-timeout
+_ASKING = 10.0  # seconds between two questions about collectives, or a twentieth of what is allowed in one
 _FRAMES = 12  # of a stack, in the report
 _BETWEEN = 0.9  # seconds between two looks at least
 _LONGEST = 3.0  # seconds that count between two looks: a job that was suspended has not hung
@@ -34,17 +34,19 @@ class Patience:
         board: Board,
         hang_after: float,
         save_within: float = 0.0,
-        of_script: collectives.Requests | None = None,
+        in_collective: float = 0.0,
+        requests: collectives.Requests | None = None,
     ) -> None:
         """Begin to watch.
 
         Args:
             hang_after: seconds without progress, 0 for any number.
             save_within: seconds in which a checkpoint is written, or ``hang_after`` if that is more.
-            of_script: by which the worker is asked in which collectives it waits, as a script reports no steps.
+            in_collective: seconds in one collective where no steps are reported, as outside of a training; 0 for any number.
+            requests: by which the worker is asked in which collectives it waits.
         """
         self._worker, self._board, self._hang_after, self._save_within = worker, board, hang_after, save_within
-        self._of_script = of_script
+        self._in_collective, self._requests = in_collective, requests
         self._looked = self._looked_at_process = self._asked = time.monotonic()
         self._mark: object = None  # changes with every progress; None: no progress is expected
         self._waiting: tuple[Call, ...] | None = None  # the collectives that the worker waits in
@@ -70,7 +72,7 @@ class Patience:
             self._stopped = self._stopped + 1 if _is_stopped(self._worker) else 0
         if self._stopped >= _STOPPED:
             return Reason(f"stopped by a signal (SIGSTOP) for {_STOPPED} s", is_stopped=True)
-        if mark is not None and self._idle > (limit := allowed or self._hang_after):
+        if mark is not None and self._idle > (limit := allowed or self._in_collective):
             if not allowed:
                 return Reason(f"no progress for {limit:.0f} s, in a collective")
             where = f"after step {progress.step}" if progress.step else "before the first step"
@@ -79,10 +81,14 @@ class Patience:
         return None
 
     def _collectives(self, now: float) -> tuple[Call, ...] | None:
-        """The collectives in which a script waits; None if there are none."""
-        if self._of_script is not None and now - self._asked > min(_ASKING, self._hang_after / 5):
-            self._waiting = tuple(call for call in self._of_script.answered() if not call.is_over) or None
-            self._of_script.ask()
+        """The collectives in which the worker waits; None if there are none."""
+        if self._requests is None or not self._in_collective:
+            return None
+        calls, is_due = self._requests.answered(), now - self._asked > min(_ASKING, self._in_collective / 20)
+        if calls is not None or is_due:  # one that does not answer waits in no collective
+            self._waiting = tuple(call for call in calls or () if not call.is_over) or None
+        if is_due:
+            self._requests.ask()
             self._asked = now
         return self._waiting
 

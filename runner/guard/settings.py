@@ -30,7 +30,7 @@ class Watched:
     rendezvous_timeout: float  # seconds
     hang_after: float = 0.0  # seconds without progress; 0: forever
     save_within: float = 0.0  # seconds in which a checkpoint is written, or hang_after if that is more
-    is_script: bool = False  # its progress is that of its collectives; otherwise of its training
+    in_collective: float = 0.0  # seconds in one collective where no steps are reported; 0: forever
     launcher: Callable[[], int] = lambda: 0  # the id of the process whose end also ends the ranks, 0 for none
     is_middle: bool = False  # of the line between the guards
     log_folder: Path | None = None  # where the rank's state and output are written

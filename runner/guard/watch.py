@@ -71,9 +71,8 @@ class Guard:
         if self._states:
             self._states.begin(child)
         requests = Requests(child.requests, child.answers)
-        of_script = requests if self._watched.is_script and words.size > 1 else None
-        limits = self._watched.hang_after, self._watched.save_within
-        self._patience = Patience(child.process, child.board, *limits, of_script)
+        limits = self._watched.hang_after, self._watched.save_within, self._watched.in_collective
+        self._patience = Patience(child.process, child.board, *limits, requests if words.size > 1 else None)
         calls = requests.take if words.size > 1 else list
         self._hang = Hang(child.process, child.stacks, words.rank, words.size, calls, self.restarts.attempt)
         self._report.start_again()

@@ -89,6 +89,17 @@ def test_a_script_that_hangs_in_a_collective_shows_it_too() -> None:
     assert any(re.match(r"process group default_pg: rank 0 in collective 1 .*missing: rank 1$", line) for line in more)
 
 
+def test_a_workload_that_hangs_before_its_training_does_so_too() -> None:
+    """After five sixths of the time that a collective may take."""
+    timeouts = ["--hang-timeout", "2", "--collective-timeout", "30"]
+    done = runner(2, *timeouts, "late_for_its_training", cwd=SCRIPTS, timeout=90)
+    assert done.returncode == 70
+    first, *more = done.stderr[done.stderr.index("runner: no progress") :].splitlines()
+    assert first.startswith("runner: no progress for 25 s, in a collective: rank 1 on host ")
+    assert "in main (late_for_its_training.py:" in first
+    assert any(re.match(r"process group default_pg: rank 0 in collective .*missing: rank 1$", line) for line in more)
+
+
 def test_a_failure_in_a_workloads_own_code() -> None:
     done = runner(2, "fails_in_its_own_code", cwd=SCRIPTS, timeout=60)
     assert done.returncode == 1
