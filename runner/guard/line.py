@@ -114,7 +114,9 @@ class Line:
         one, end = self._address, time.monotonic() + _JOINING
         while True:
             try:
-                family = socket.getaddrinfo(one.host, one.port, type=socket.SOCK_STREAM)[0][0]
+                # Bytes: for a str Python imports a codec, here in a thread. A process that the guard forks meanwhile would wait
+                # without end for the lock of that import.
+                family = socket.getaddrinfo(one.host.encode(), one.port, type=socket.SOCK_STREAM)[0][0]
                 return connect(family, (one.host, one.port), bytes.fromhex(one.key), one.rank, _JOINING)
             except (OSError, ProtocolError):
                 if time.monotonic() > end:

@@ -21,11 +21,19 @@ def test_a_script_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_training_goes_on_also_after_a_hang(tmp_path: Path) -> None:
-    """A rank that has finished waits for the others: here rank 0, which makes no collective after the last step."""
+    """A rank that has finished waits for the others: here rank 0, which makes no collective after the last step.
+
+    No thread of a guard imports anything: a process that is forked meanwhile would wait for the import's lock without end.
+    """
+    imports = tmp_path / "imports"
+    environment = {"PYTHONPATH": str(SCRIPTS / "imports_by_threads"), "IMPORTS_BY_THREADS": str(imports)}
     job = ["faulty", "--resume", "auto", "--checkpoint-dir", str(tmp_path), "--save-every", "0", "--max-steps", "60"]
     job += ["--save-every-steps", "20", "--hang-timeout", "3", "--milliseconds", "1"]
     options = ["--fault", "sleep", "--at", "31", "--once", str(tmp_path / "once")]
-    done = ok(mpirun(2, *RUNNER, *IN_PLACE, *job, *options, cwd=SCRIPTS))
+    done = ok(
+        mpirun(2, *RUNNER, "--log-dir", str(tmp_path / "log"), *IN_PLACE, *job, *options, cwd=SCRIPTS, **environment)
+    )
+    assert not imports.exists(), imports.read_text()
     assert "no progress for 3 s, after step 31: rank 1 on host " in done.stderr
     assert f"going on from {tmp_path}/step-20" in done.stdout
     assert [line["step"] for line in metrics(tmp_path)] == list(range(1, 61))
