@@ -27,7 +27,7 @@ class Events:
         self._messages, self.wake = os.pipe()  # wake: where a byte is written for each message
         for end in (self._signals, self._messages):
             os.set_blocking(end, False)
-        self.own_ends = (self._signals, self._messages, self.wake)  # that only the guard may hold
+        self.own_ends = (self._signals, events, self._messages, self.wake)  # that only the guard may hold
         self._end_of_launcher = end_of(launcher)
         self.is_orphan = False  # the launcher has ended
         self._ready: list[int] = []

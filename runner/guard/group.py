@@ -39,6 +39,11 @@ class Group:
         self.is_own, self._is_over = is_own, False
         self._sweeper = _start_sweeper(but) if is_own else None
 
+    @property
+    def own_ends(self) -> list[int]:
+        """The file descriptors that only the guard may hold."""
+        return [] if self._sweeper is None else [self._sweeper]
+
     def lead(self) -> None:
         """Call in the worker: it leads a group of its own, and tells the sweeper."""
         os.setpgid(0, 0)

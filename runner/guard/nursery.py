@@ -60,6 +60,11 @@ class Child:
     answers: IO[Any]  # to what the guard asks
     requests: int  # the pipe on which a spare one waits, and a worker is asked
 
+    @property
+    def own_ends(self) -> list[int]:
+        """The file descriptors that only the guard may hold."""
+        return [self.messages, self.requests, *self.group.own_ends]
+
     def call(self, attempt: int) -> None:
         """Have a spare process become the worker."""
         with contextlib.suppress(ProcessLookupError):

@@ -330,7 +330,7 @@ class Guard:
             return None
         if worker.board.read().step == 0 and time.monotonic() - worker.rendezvous_at < _SPARE_AFTER:
             return None
-        return self._nursery.keep_spare((*self._events.own_ends, worker.messages))
+        return self._nursery.keep_spare((*self._events.own_ends, *worker.own_ends))
 
     def _look_for_a_slow_start(self) -> None:
         """Say where the worker is that does not look for the other ranks: they know only that it is absent."""

@@ -33,6 +33,7 @@ class Worker:
         self._child, self.process, self.messages, self.board = child, child.process, child.messages, child.board
         os.set_blocking(self.messages, False)
         self.group = child.group
+        self.own_ends = child.own_ends  # the file descriptors that only the guard may hold
         self.rendezvous_at: float | None = None  # when it was complete
         self.has_started = False  # and looks for the other ranks
         self.verdict: int | None = None

@@ -83,6 +83,23 @@ def wait_for_spare() -> psutil.Process:
                 return one
 
 
+def ends_of_pipes(process: int) -> set[tuple[str, str]]:
+    """The pipes that a process holds, and on which side."""
+    ends = set()
+    for number in os.listdir(f"/proc/{process}/fd"):
+        with suppress(OSError):
+            target = os.readlink(f"/proc/{process}/fd/{number}")
+            if target.startswith("pipe:") and int(number) > 2:
+                ends.add((target, open(f"/proc/{process}/fdinfo/{number}").read().split()[3][-1]))
+    return ends
+
+
+def shared_with_a_spare() -> None:
+    """Print how many ends of pipes the guard holds, and how many of them a spare process does, too."""
+    guard, spare = ends_of_pipes(os.getppid()), ends_of_pipes(wait_for_spare().pid)
+    print("ends", len(guard), len(guard & spare), flush=True)
+
+
 def count_files() -> None:
     """Print how many files the guard holds open with a spare process: the least of some counts, as it opens others for a moment."""
     wait_for_spare()

@@ -280,6 +280,15 @@ def test_a_guard_holds_no_more_files_after_restarts() -> None:
         assert len(set(counts)) == 1, counts
 
 
+def test_a_spare_process_holds_none_of_the_guards_ends() -> None:
+    """If one hangs in the kernel, the end of the guard would not be seen."""
+    with guarded("lifeline.tell(Met(None)); shared_with_a_spare()", WITHOUT_TORCH, "restarts=1") as process:
+        output, _ = process.communicate(timeout=60)
+        held, shared = (int(number) for number in output.splitlines()[-1].split()[1:])
+        assert held > 4
+        assert shared == 0
+
+
 def test_a_script_that_was_started_again_is_told_to_save_too() -> None:
     line = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(40 + lifeline.attempt)); lifeline.tell(Met(None)); time.sleep(20)"
     with guarded(line, watched="restarts=1, notice=signal.SIGUSR1, notice_within=0.0") as process:
