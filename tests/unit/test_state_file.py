@@ -6,6 +6,8 @@ import json
 import os
 import sys
 from pathlib import Path
+from threading import Event, Thread
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +32,35 @@ def test_without_nvml_or_a_driver_nothing_is_said_of_a_gpu(
     assert (found["rank"], found["exit_code"]) == (3, 0)
     assert "gpu" not in found
     assert "gpu_memory" not in found
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_no_process_is_forked_while_a_thread_is_in_the_driver(hangs: bool) -> None:
+    """There is no driver here: what takes its place takes 0.1 s, or hangs, which is waited for a second."""
+    is_inside, is_over = Event(), Event()
+
+    def call() -> None:
+        is_inside.set()
+        is_over.wait(20 if hangs else 0.1)
+        is_inside.clear()
+
+    gpu = Gpu("GPU-00000000-0000-0000-0000-000000000000")
+    gpu._nvml = SimpleNamespace(nvmlInit=call)
+    thread = Thread(target=gpu.usage)
+    thread.start()
+    is_inside.wait()
+    process = os.fork()
+    if process == 0:
+        try:
+            found = is_inside.is_set()
+            gpu._nvml = None
+            gpu.usage()  # the child's own lock is free
+        finally:
+            os._exit(20 + found)
+    is_over.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 20 + hangs
+    assert gpu.usage() == {}
 
 
 def test_the_worker_is_measured_while_it_runs(tmp_path: Path) -> None:
