@@ -33,7 +33,6 @@ class Worker:
         self._child, self.process, self.messages, self.board = child, child.process, child.messages, child.board
         os.set_blocking(self.messages, False)
         self.group = child.group
-        self.own_ends = child.own_ends  # the file descriptors that only the guard may hold
         self.rendezvous_at: float | None = None  # when it was complete
         self.has_started = False  # and looks for the other ranks
         self.verdict: int | None = None
@@ -49,6 +48,11 @@ class Worker:
         self._signals: list[int] = [signal.SIGKILL]  # that end it, one at each deadline
         self._deadline: float | None = time.monotonic() + rendezvous_timeout
         self._received = b""  # without the end of a message
+
+    @property
+    def own_ends(self) -> list[int]:
+        """The file descriptors that only the guard may hold."""
+        return self._child.own_ends
 
     def received(self) -> list[WorkerMessage]:
         """What it has told since the last call."""

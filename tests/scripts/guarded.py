@@ -95,8 +95,12 @@ def ends_of_pipes(process: int) -> set[tuple[str, str]]:
 
 
 def shared_with_a_spare() -> None:
-    """Print how many ends of pipes the guard holds, and how many of them a spare process does, too."""
-    guard, spare = ends_of_pipes(os.getppid()), ends_of_pipes(wait_for_spare().pid)
+    """Print how many ends of pipes the guard holds, and how many of them a spare process does, too, once it has closed some."""
+    end = time.monotonic() + 30
+    while True:
+        guard, spare = ends_of_pipes(os.getppid()), ends_of_pipes(wait_for_spare().pid)
+        if not guard & spare or time.monotonic() > end:
+            break
     print("ends", len(guard), len(guard & spare), flush=True)
 
 
