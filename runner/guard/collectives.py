@@ -83,7 +83,10 @@ class Requests:
     def answered(self) -> list[Call] | None:
         """The worker's calls; None if it has not answered yet."""
         text = _content(self.file)
-        return [Call(**call) for call in json.loads(text)] if text.endswith(b"\n") else None
+        try:
+            return [Call(**call) for call in json.loads(text)] if text.endswith(b"\n") else None
+        except ValueError:  # it is torn
+            return None
 
     def take(self) -> list[Call]:
         """Ask, and wait for the answer."""

@@ -50,7 +50,8 @@ class Patience:
         self._looked = self._looked_at_process = self._asked = time.monotonic()
         self._mark: object = None  # changes with every progress; None: no progress is expected
         self._waiting: tuple[Call, ...] | None = None  # the collectives that the worker waits in
-        self._idle, self._stopped = 0.0, 0
+        self._is_asked, self._is_known = False, True  # whether it is to answer, and whether where it waits is known
+        self._idle, self._unknown, self._stopped = 0.0, 0.0, 0  # unknown: seconds since the mark was known
         self.watched = 0.0  # seconds since the beginning, without those in which the job was suspended
 
     @property
@@ -65,31 +66,36 @@ class Patience:
         self.watched += passed
         allowed = self._allowed(progress.phase)
         mark = progress.at if allowed else self._collectives(now) if has_met else None
-        self._idle = self._idle + passed if mark is not None and mark == self._mark else 0.0
-        self._mark = mark
+        self._unknown += passed
+        if allowed or self._is_known:  # else it counts when the worker has answered
+            self._idle = self._idle + self._unknown if mark is not None and mark == self._mark else 0.0
+            self._mark, self._unknown = mark, 0.0
         if now - self._looked_at_process >= _BETWEEN:
             self._looked_at_process = now
             self._stopped = self._stopped + 1 if _is_stopped(self._worker) else 0
         if self._stopped >= _STOPPED:
             return Reason(f"stopped by a signal (SIGSTOP) for {_STOPPED} s", is_stopped=True)
         if mark is not None and self._idle > (limit := allowed or self._in_collective):
-            if not allowed:
-                return Reason(f"no progress for {limit:.0f} s, in a collective")
             where = f"after step {progress.step}" if progress.step else "before the first step"
             saving = ", while it saves" if progress.phase == "saving" else ""
-            return Reason(f"no progress for {limit:.0f} s, {where}{saving}")
+            is_by_collective = limit == self._save_within and limit > self._hang_after
+            return Reason(
+                f"no progress for {limit:.0f} s, {where + saving if allowed else 'in a collective'}",
+                option="--collective-timeout" if is_by_collective else Reason.option,
+            )
         return None
 
     def _collectives(self, now: float) -> tuple[Call, ...] | None:
-        """The collectives in which the worker waits; None if there are none."""
+        """The collectives in which the worker waits, as far as it has answered; None if there are none."""
         if self._requests is None or not self._in_collective:
             return None
-        calls, is_due = self._requests.answered(), now - self._asked > min(_ASKING, self._in_collective / 20)
-        if calls is not None or is_due:  # one that does not answer waits in no collective
-            self._waiting = tuple(call for call in calls or () if not call.is_over) or None
-        if is_due:
+        if (calls := self._requests.answered()) is not None:
+            self._waiting = tuple(call for call in calls if not call.is_over) or None
+            self._is_asked = False
+        self._is_known = not self._is_asked
+        if not self._is_asked and now - self._asked > min(_ASKING, self._in_collective / 20):
             self._requests.ask()
-            self._asked = now
+            self._asked, self._is_asked = now, True
         return self._waiting
 
     def _allowed(self, phase: str) -> float:
@@ -142,7 +148,8 @@ class Hang:
             how_to_resume: "" if that is not known.
         """
         is_slow = not self.silent and not any(reason.is_stopped for reason in self.reasons.values())
-        slow = "if it is only slow, allow more with --hang-timeout" if is_slow else ""
+        option = next((reason.option for reason in self.reasons.values()), Reason.option)
+        slow = f"if it is only slow, allow more with {option}" if is_slow else ""
         return "; ".join(filter(None, (slow, how_to_resume)))
 
     def waits(self) -> bool:

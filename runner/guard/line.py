@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from runner.errors import RunnerError
 from runner.guard.board import MOST_ENDED
+from runner.guard.libraries import in_library
 from runner.guard.messages import Alive, Apart, Failed, Gone, Left, Message, Returned, ToMiddle, packed, unpacked
 from runner.rendezvous.client import Client, UnreachableError, connect
 from runner.rendezvous.protocol import ProtocolError
@@ -116,7 +117,8 @@ class Line:
             try:
                 # Bytes: for a str Python imports a codec, here in a thread. A process that the guard forks meanwhile would wait
                 # without end for the lock of that import.
-                family = socket.getaddrinfo(one.host.encode(), one.port, type=socket.SOCK_STREAM)[0][0]
+                with in_library():
+                    family = socket.getaddrinfo(one.host.encode(), one.port, type=socket.SOCK_STREAM)[0][0]
                 return connect(family, (one.host, one.port), bytes.fromhex(one.key), one.rank, _JOINING)
             except (OSError, ProtocolError):
                 if time.monotonic() > end:

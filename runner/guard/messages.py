@@ -94,6 +94,7 @@ class Reason(ToMiddle):
 
     text: str
     is_stopped: bool = False  # by a signal, wherever it was
+    option: str = "--hang-timeout"  # that allows more
     attempt: int = 0  # how often the ranks had been started again
 
 

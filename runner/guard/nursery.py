@@ -17,6 +17,7 @@ from runner.errors import EXIT_FAILURE, EXIT_OK
 from runner.guard.board import Board
 from runner.guard.collectives import Call, answer
 from runner.guard.group import Group, die_with
+from runner.guard.libraries import outside_of_libraries
 from runner.guard.stacks import let_show, new_file
 from runner.guard.worker_messages import Fails, WorkerMessage, written
 from runner.rendezvous.endpoint import port_of
@@ -153,7 +154,7 @@ class Nursery:
         """
         board = Board()
         board.began = self._began
-        with contextlib.ExitStack() as opened:  # closed where there is no room for all of it
+        with contextlib.ExitStack() as opened, outside_of_libraries():  # closed where there is no room for all of it
             group = Group(is_own=self.has_own_group, but=(*self.own_ends(), *but))
             opened.callback(group.close)
             messages, pipe = _pipe(opened)
@@ -164,6 +165,7 @@ class Nursery:
         if process:
             os.close(pipe)
             os.close(requested)
+            os.set_blocking(requests, False)  # a worker that reads no more does not hold the guard up
             return Child(
                 process=process,
                 group=group,

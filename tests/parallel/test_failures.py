@@ -91,11 +91,12 @@ def test_a_script_that_hangs_in_a_collective_shows_it_too() -> None:
 
 def test_a_workload_that_hangs_before_its_training_does_so_too() -> None:
     """After five sixths of the time that a collective may take."""
-    timeouts = ["--hang-timeout", "2", "--collective-timeout", "30"]
-    done = runner(2, *timeouts, "late_for_its_training", cwd=SCRIPTS, timeout=90)
+    timeouts = ["--hang-timeout", "2", "--collective-timeout", "60"]
+    done = runner(2, *timeouts, "late_for_its_training", cwd=SCRIPTS, timeout=120)
     assert done.returncode == 70
     first, *more = done.stderr[done.stderr.index("runner: no progress") :].splitlines()
-    assert first.startswith("runner: no progress for 25 s, in a collective: rank 1 on host ")
+    assert first.startswith("runner: no progress for 50 s, in a collective: rank 1 on host ")
+    assert "allow more with --collective-timeout" in first
     assert "in main (late_for_its_training.py:" in first
     assert any(re.match(r"process group default_pg: rank 0 in collective .*missing: rank 1$", line) for line in more)
 

@@ -7,5 +7,5 @@ from runner.training.run import Run
 
 def main(run: Run, argv: list[str]) -> None:
     if run.rank == 1:
-        time.sleep(100)
+        time.sleep(200)
     run.sum(1)

@@ -71,6 +71,8 @@ def test_the_rank_that_others_wait_for_is_named(file: IO[Any]) -> None:
         "called in <module> (train.py:31)"
     )
     assert hang.fix("go on with --resume") == "if it is only slow, allow more with --hang-timeout; go on with --resume"
+    hang.reasons = {2: Reason("no progress for 1500 s, while it saves", option="--collective-timeout")}
+    assert hang.fix("") == "if it is only slow, allow more with --collective-timeout"
     assert lines[1] == "ranks 0, 2-3, most recent call first:"
     assert lines[5:] == [
         "rank 1, most recent call first:",
@@ -162,7 +164,8 @@ def test_a_checkpoint_may_take_25_minutes(monkeypatch: pytest.MonkeyPatch) -> No
             assert patience.lost() is None
             now[0] += 1
         now[0] += 2
-        assert patience.lost() == Reason("no progress for 1500 s, after step 7, while it saves")
+        slow = "no progress for 1500 s, after step 7, while it saves"
+        assert patience.lost() == Reason(slow, option="--collective-timeout")
         assert patient.lost() is None
 
 
@@ -182,7 +185,10 @@ def test_the_first_step_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_script_makes_progress_by_its_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, asked = Clock(monkeypatch), [0]
     calls: list[Call] = []
-    requests: Any = SimpleNamespace(ask=lambda: asked.append(1), answered=lambda: calls)
+    is_silent = [False]
+    requests: Any = SimpleNamespace(
+        ask=lambda: asked.append(1), answered=lambda: None if is_silent[0] or len(asked) == 1 else calls
+    )
     patience = Patience(os.getpid(), Board(), 600.0, in_collective=60.0, requests=requests)
     assert not any(clock.watch(patience, 200))  # it computes
     for number in range(1, 9):  # each collective takes a while
@@ -191,7 +197,15 @@ def test_a_script_makes_progress_by_its_collectives(monkeypatch: pytest.MonkeyPa
     calls[:] = [Call(group="0", number=8, name="all_reduce")]
     assert not any(clock.watch(patience, 200))  # it computes again
     calls[:] = [Call(group="0", number=9, name="all_reduce", is_over=False)]
-    assert clock.watch(patience, 66)[-1] == Reason("no progress for 60 s, in a collective")
+    assert not any(clock.watch(patience, 40))
+    is_silent[0] = True  # as one that holds the GIL
+    assert not any(clock.watch(patience, 200))
+    is_silent[0], calls[:] = False, [Call(group="0", number=10, name="all_reduce", is_over=False)]
+    assert not any(clock.watch(patience, 40))
+    is_silent[0] = True  # only late
+    assert not any(clock.watch(patience, 10))
+    is_silent[0] = False
+    assert clock.watch(patience, 16)[-1] == Reason("no progress for 60 s, in a collective")
     assert len(asked) < 300  # not at each look
 
 

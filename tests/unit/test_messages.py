@@ -27,6 +27,7 @@ MESSAGES: list[Message] = [
     messages.Returned(0, ""),
     messages.Done(1),
     messages.Reason("stopped by a signal", is_stopped=True),
+    messages.Reason("no progress", option="--collective-timeout"),
     messages.Show(1),
     messages.Stacks(1, "Thread", [CALL]),
     messages.Stacks(0, None, []),

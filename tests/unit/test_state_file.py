@@ -11,8 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from runner.guard import libraries
 from runner.guard.board import Board
 from runner.guard.gpu import Gpu
+from runner.guard.nursery import Lifeline, Nursery
 from runner.guard.state import StateFile
 from tests.polling import poll_until
 
@@ -35,13 +37,14 @@ def test_without_nvml_or_a_driver_nothing_is_said_of_a_gpu(
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_no_process_is_forked_while_a_thread_is_in_the_driver(hangs: bool) -> None:
-    """There is no driver here: what takes its place takes 0.1 s, or hangs, which is waited for a second."""
+def test_no_process_is_forked_while_a_thread_is_in_the_driver(monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
+    """There is no driver here: what takes its place takes 0.1 s, or hangs, which is not waited for."""
+    monkeypatch.setattr(libraries, "WAITING", 0.1 if hangs else 30.0)
     is_inside, is_over = Event(), Event()
 
     def call() -> None:
         is_inside.set()
-        is_over.wait(20 if hangs else 0.1)
+        is_over.wait(30 if hangs else 0.1)
         is_inside.clear()
 
     gpu = Gpu("GPU-00000000-0000-0000-0000-000000000000")
@@ -49,17 +52,13 @@ def test_no_process_is_forked_while_a_thread_is_in_the_driver(hangs: bool) -> No
     thread = Thread(target=gpu.usage)
     thread.start()
     is_inside.wait()
-    process = os.fork()
-    if process == 0:
-        try:
-            found = is_inside.is_set()
-            gpu._nvml = None
-            gpu.usage()  # the child's own lock is free
-        finally:
-            os._exit(20 + found)
+    child = Nursery(listener=None, signals=()).fork()
+    if isinstance(child, Lifeline):
+        os._exit(20 + is_inside.is_set())
     is_over.set()
     thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 20 + hangs
+    assert os.waitstatus_to_exitcode(os.waitpid(child.process, 0)[1]) == 20 + hangs
+    child.close()
     assert gpu.usage() == {}
 
 

@@ -14,3 +14,4 @@ def _note(event: str, arguments: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(_note)
+open(os.environ["IMPORTS_BY_THREADS"], "a").close()  # it is loaded
