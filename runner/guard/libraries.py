@@ -6,24 +6,28 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-WAITING = 1.0  # seconds that a fork waits for such a call: not longer for one that hangs
+WAITING = 1.0  # seconds that a fork waits for such calls: not longer for one that hangs
 
-_LOCK = threading.Lock()
+_CHANGE = threading.Condition()
+_inside: set[int] = set()  # the threads that are in such a call: one that hangs does not keep another from its own
 
 
 @contextmanager
 def in_library() -> Iterator[None]:
     """For a thread: around a call into a library that has locks, such as NVML or the resolver."""
-    with _LOCK:
+    with _CHANGE:
+        _inside.add(threading.get_ident())
+    try:
         yield
+    finally:
+        with _CHANGE:
+            _inside.remove(threading.get_ident())
+            _CHANGE.notify_all()
 
 
 @contextmanager
 def outside_of_libraries() -> Iterator[None]:
-    """Around a fork: no thread is in such a call, or it has hung."""
-    is_held = _LOCK.acquire(timeout=WAITING)
-    try:
+    """Around a fork: no thread is in such a call, or it has hung; and none begins one."""
+    with _CHANGE:
+        _CHANGE.wait_for(lambda: not _inside, WAITING)
         yield
-    finally:
-        if is_held:
-            _LOCK.release()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -90,7 +91,7 @@ def ends_of_pipes(process: int) -> set[tuple[str, str]]:
         with suppress(OSError):
             target = os.readlink(f"/proc/{process}/fd/{number}")
             if target.startswith("pipe:") and int(number) > 2:
-                ends.add((target, open(f"/proc/{process}/fdinfo/{number}").read().split()[3][-1]))
+                ends.add((target, Path(f"/proc/{process}/fdinfo/{number}").read_text().split()[3][-1]))
     return ends
 
 
