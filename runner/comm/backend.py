@@ -111,6 +111,10 @@ class Backend:
         """Why the job cannot use it, or an empty string; the same on all ranks. Does not import torch."""
         return ""
 
+    def unproven_reason(self, job: Job) -> str:
+        """Why a job gets it only by asking for it, though it can be used; or an empty string. The same on all ranks."""
+        return ""
+
     def remark(self, job: Job) -> str:
         """What the user should know if it is used because ``--backend`` asked for it; "" for nothing."""
         return ""

@@ -47,7 +47,7 @@ def _chosen(job: Job, wanted: str) -> tuple[str, str]:
     network, *faster = [b for b in backends().values() if job.placement.device in b.chosen_on]
     problems = []
     for backend in faster if job.size > 1 else ():
-        problem = backend.unavailable_reason(job)
+        problem = backend.unavailable_reason(job) or backend.unproven_reason(job)
         if not problem:
             return backend.name, backend.why_chosen
         problems.append(f"{backend.name} is faster, but {problem}")

@@ -47,8 +47,8 @@ def test_workloads_get_it_where_the_ranks_met_by_mpi() -> None:
 def test_a_script_that_asks_for_gloo_gets_it() -> None:
     limit = ["--collective-timeout", "600"]  # which is also set when the script imports torch
     done = ok(runner(2, *limit, "--replace-backend", "gloo=mpi4py", str(SCRIPTS / "backend_names.py"), "gloo"))
-    assert sorted(done.stdout.splitlines()) == ["rank 0: mpi4py 2.0", "rank 1: mpi4py 2.0"]
-    assert ok(runner(1, str(SCRIPTS / "backend_names.py"), "cpu:mpi4py")).stdout == "rank 0: mpi4py 1.0\n"
+    assert sorted(done.stdout.splitlines()) == ["rank 0: mpi4py 2.0 [0, 1]", "rank 1: mpi4py 2.0 [0, 1]"]
+    assert ok(runner(1, str(SCRIPTS / "backend_names.py"), "cpu:mpi4py")).stdout == "rank 0: mpi4py 1.0 [0]\n"
 
 
 def test_ranks_that_wait_for_a_late_one_are_told() -> None:

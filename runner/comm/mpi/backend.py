@@ -64,9 +64,12 @@ class MPIBackend(Backend):
         """Its own name, also if it replaces another backend: torch's C++ treats a backend named gloo as gloo itself."""
         return "mpi4py"
 
-    # torch looks each of these up in Python; where it finds its own definition it recurses without end.
-    supports_splitting = supports_coalescing = supports_time_estimate = False
-    supports_shrinking = supports_reconfigure = supports_window = False
+    @property
+    def options(self) -> Backend.Options:
+        """The group's time limit and ranks. torch 2.15's flight recorder asks for them."""
+        options = Backend.Options(self.getBackendName(), timedelta(seconds=self._timeout))
+        options.global_ranks_in_group = list(self._members.ranks)
+        return options
 
     def _set_sequence_number_for_group(self) -> None:
         """Does nothing: the number begins at 0 on all ranks."""
@@ -243,6 +246,13 @@ class MPIBackend(Backend):
         self._engine.begin(task)
         self._engine.carry_on_later()
         return MPIWork(self._engine, task, [tensor], sender)
+
+
+# torch's C++ looks up what a backend supports, and its options, in Python. Where it finds its own property there, which asks C++,
+# it recurses until the stack is full: MPIBackend.options, and these, which each version of torch has more of.
+for _name, _value in vars(Backend).items():
+    if isinstance(_value, property) and _name.lstrip("_").startswith("supports_"):
+        setattr(MPIBackend, _name, False)
 
 
 def _last_calls() -> dict[str, Call]:

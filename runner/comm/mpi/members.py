@@ -35,7 +35,7 @@ class Members:
     """
 
     def __init__(self, store: Any, ranks: Sequence[int], own: int) -> None:
-        self._groups_store, self._ranks, self._own = store, ranks, own
+        self._groups_store, self.ranks, self._own = store, ranks, own
         self._handle: Any = None
         self._asking = threading.Lock()
         self._told = 0  # the last collective in which this rank has reported that it waits
@@ -47,14 +47,14 @@ class Members:
         made = order.number - (order.broken is not None)  # if broken, the last one was given up
         with contextlib.suppress(RuntimeError):
             place = self._groups_store.add("left", 1)
-            self._groups_store.set(f"left/{place}", f"{self._ranks[self._own]} {made}")
+            self._groups_store.set(f"left/{place}", f"{self.ranks[self._own]} {made}")
 
     def say_that_this_rank_waits(self, task: Task) -> None:
         order = task.order
         if order is not None and order.under_way is task and order.number != self._told:
             self._told = order.number
             with contextlib.suppress(RuntimeError):
-                self._store.set(f"waits/{self._ranks[self._own]}", str(self._told))
+                self._store.set(f"waits/{self.ranks[self._own]}", str(self._told))
 
     def noticed(self, task: Task) -> float:
         """When it was noticed that a rank that a task needs has left (time.monotonic()); infinity if none has."""
@@ -81,15 +81,15 @@ class Members:
         """Ranks that a task needs and that have left before they took part in it."""
         if task.order is not None:
             return [rank for rank, (number, _) in self._left.items() if number < task.order.number]
-        return [rank for rank in self._left if task.peer >= 0 and self._ranks[task.peer] == rank]
+        return [rank for rank in self._left if task.peer >= 0 and self.ranks[task.peer] == rank]
 
     def _missing(self, task: Task) -> str:
         """The ranks that have not reported that they wait in the same call, as text."""
         if task.order is None:
-            return "any rank" if task.peer < 0 else f"rank {self._ranks[task.peer]}"
-        if len(self._ranks) <= _NAMED:
+            return "any rank" if task.peer < 0 else f"rank {self.ranks[task.peer]}"
+        if len(self.ranks) <= _NAMED:
             with contextlib.suppress(RuntimeError):
-                others = [rank for place, rank in enumerate(self._ranks) if place != self._own]
+                others = [rank for place, rank in enumerate(self.ranks) if place != self._own]
                 if missing := [rank for rank in others if self._waits_in(rank) < task.order.number]:
                     return f"rank {_listed(missing)}"
         return "the other ranks"
