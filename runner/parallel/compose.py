@@ -177,12 +177,15 @@ def _shares_parameters(unit: nn.Module, model: nn.Module) -> bool:
 
 @contextmanager
 def _no_sync(parts: Iterable[nn.Module]) -> Iterator[None]:
-    """The context of a backward pass that does not exchange the gradients yet."""
+    """The context of a backward pass whose gradients are not summed over replicas yet.
+
+    Shards are summed after each: to sum them once, a rank would have to keep whole gradients, in single precision.
+    """
     sharded = [part for part in parts if isinstance(part, FSDPModule)]
     for part in sharded:
-        part.set_requires_gradient_sync(False)
+        part.set_requires_all_reduce(False)
     try:
         yield
     finally:
         for part in sharded:
-            part.set_requires_gradient_sync(True)
+            part.set_requires_all_reduce(True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,7 +77,7 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(number: int, n: int
 
 @given(sizes, ranks)
 def test_sharding_sends_half_as_much_again_as_replicas(number: int, n: int) -> None:
-    assert traffic.sharded(number, number, n, 2) == pytest.approx(1.5 * traffic.replicated(number, n))
+    assert traffic.sharded(number, number, n, 2, 1) == pytest.approx(1.5 * traffic.replicated(number, n))
     assert traffic.optimizer_sharded(number, number, n) == pytest.approx(1.5 * traffic.replicated(number, n))
 
 
@@ -166,6 +167,33 @@ def test_activations_are_what_autograd_saves() -> None:
     assert kept is not None
     assert kept[1].kept == outer
     assert kept[1].temporary >= inner
+
+
+def kept(layers: list[nn.Module], checkpointing: str = "none") -> list[int]:
+    """Bytes that each of the layers keeps of eight samples of 16 numbers each."""
+    plan = Plan(shard=("*",), pipeline=("*",))
+    options = ParallelOptions(activation_checkpointing=checkpointing)
+    tracer = Tracer(replace(task(nn.Sequential(*layers)), plan=plan), options, torch.float32)
+    passes = tracer.trace(options, 8, casts_parameters=False).passes
+    assert passes is not None
+    return [one.kept for one in passes]
+
+
+OUTPUT = 4 * 8 * 16  # bytes of a layer's output
+
+
+def test_a_norm_and_dropout_keep_what_a_gpus_fused_kernels_keep() -> None:
+    unit = nn.Sequential(nn.RMSNorm(16), nn.Dropout(0.1))
+    assert (
+        kept([nn.Linear(16, 16), unit, nn.Linear(16, 16)])[1] == 8 * 4 + 8 * 16 + OUTPUT
+    )  # a number per row, a byte per element
+
+
+def test_selective_recomputation_keeps_every_second_linear_layers_result() -> None:
+    """As torchtitan. What follows is computed again: the nonlinear function's result, and of four products the even ones."""
+    unit = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(16, 16), nn.Tanh())))
+    unit_kept = kept([nn.Linear(16, 16), unit, nn.Linear(16, 16)], "selective")[1]
+    assert unit_kept == 2 * OUTPUT + OUTPUT  # its own output is the last function's
 
 
 @pytest.mark.usefixtures("eight_ranks")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -77,21 +78,24 @@ def is_wrapped(candidate: Candidate) -> bool:
 
 
 def _gathered(candidate: Candidate, parameters: Sequence[Parameter]) -> int:
-    """What fully_shard has whole at a time, in the precision of computing.
+    """What fully_shard has whole at a time.
 
-    The parameters of two units (the next is gathered while one computes) and one unit's gradients; in a pipeline all of the
-    stage's, as it keeps them for the next micro-batch; and all gradients where they are accumulated over micro-batches.
+    In the precision of computing, the parameters of two units (the next is gathered while one computes) and one unit's gradients;
+    in that of the parameters the same gradients once more, as they are summed. In a pipeline the parameters of all of the
+    stage's units, as it keeps them for the next micro-batch, and the gradients of all, which it sums over its micro-batches.
     """
     if not is_wrapped(candidate):
         return 0
     options = candidate.options
     item = 2 if options.precision != "fp32" else None
-    sizes: dict[int, int] = {}
-    trained: dict[int, int] = {}
+    sizes: Counter[int] = Counter()
+    computed: Counter[int] = Counter()  # gradients
+    summed: Counter[int] = Counter()
     for one in parameters:
-        sizes[one.unit] = sizes.get(one.unit, 0) + one.count * (item or one.item)
-        trained[one.unit] = trained.get(one.unit, 0) + one.count * (item or one.item) * one.is_trained
+        sizes[one.unit] += one.count * (item or one.item)
+        if one.is_trained:
+            computed[one.unit] += one.count * (item or one.item)
+            summed[one.unit] += one.bytes
     if options.pp > 1:
-        return sum(sizes.values()) + sum(trained.values())
-    gradients = sum(trained.values()) if options.micro_batches > 1 else max(trained.values(), default=0)
-    return sum(sorted(sizes.values())[-2:]) + gradients
+        return sum(sizes.values()) + max(computed.values(), default=0) + sum(summed.values())
+    return sum(sorted(sizes.values())[-2:]) + max((computed[unit] + summed[unit] for unit in computed), default=0)

@@ -147,8 +147,8 @@ def _traffic(
 
     if options.is_sharded:
         dimension = "shard" if "shard" in layout.dimensions else "data"
-        gathers = 1 if options.pp > 1 else 2 * micro_batches
-        number = sharded(gradients, narrow * weights, degrees.shard, gathers)
+        gathers, scatters = (1, 1) if options.pp > 1 else (2 * micro_batches, micro_batches)
+        number = sharded(gradients, narrow * weights, degrees.shard, gathers, scatters)
         traffic.add(options.strategy, number, spans_hosts=crosses(dimension))
         copies = replicated(gradients / degrees.shard, degrees.replicate)
         traffic.add("replicas", copies, spans_hosts=crosses("replicate" if degrees.shard > 1 else "data"))

@@ -30,6 +30,7 @@ from runner.parallel.layers import prepare
 from runner.parallel.options import ParallelOptions
 from runner.parallel.stages import part_of, segments
 from runner.parallel.task import Task, to_device
+from runner.tools.plan.as_on_gpu import as_on_gpu
 from runner.tools.plan.traffic import all_gather, all_reduce, all_to_all, reduce_scatter
 
 _COLLECTIVES = {
@@ -205,7 +206,7 @@ def _drop_gradient(parameter: Tensor) -> None:
 def _contexts(options: ParallelOptions, *, casts: bool) -> Callable[[], AbstractContextManager[None]]:
     @contextmanager
     def context() -> Iterator[None]:
-        with loss_context(options), precision.autocast("fp32" if casts else options.precision, "cpu"):
+        with as_on_gpu(), loss_context(options), precision.autocast("fp32" if casts else options.precision, "cpu"):
             yield
 
     return context

@@ -72,13 +72,13 @@ def optimizer_sharded(gradients: float, parameters: float, ranks: int) -> float:
     return all_reduce(gradients, ranks) + (ranks - 1) / ranks * parameters
 
 
-def sharded(gradients: float, parameters: float, ranks: int, gathers: int) -> float:
-    """FSDP: ``gathers`` all-gathers of the parameters, one reduce-scatter of the gradients.
+def sharded(gradients: float, parameters: float, ranks: int, gathers: int, scatters: int) -> float:
+    """FSDP: ``gathers`` all-gathers of the parameters, ``scatters`` reduce-scatters of the gradients.
 
-    Two, as forward and backward pass each gather (Zhao et al., "PyTorch FSDP", arXiv:2304.11277), of each micro-batch; one
-    for all micro-batches in a pipeline, where a stage keeps what it has gathered.
+    Two and one for each micro-batch, as forward and backward pass each gather (Zhao et al., "PyTorch FSDP", arXiv:2304.11277);
+    in a pipeline one each for all micro-batches, as a stage keeps what it has gathered and summed.
     """
-    return gathers * (ranks - 1) / ranks * parameters + reduce_scatter(gradients, ranks)
+    return gathers * (ranks - 1) / ranks * parameters + scatters * reduce_scatter(gradients, ranks)
 
 
 def handed_on(outputs: float, micro_batches: int) -> float:

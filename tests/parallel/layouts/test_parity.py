@@ -34,7 +34,7 @@ COVERING = {
         "--strategy local-sgd --sync-every 1 --sgd",
     ),
     4: (
-        "--strategy fsdp --replicate 2 --clip-norm 0.1 --meta",
+        "--strategy fsdp --replicate 2 --clip-norm 0.1 --meta --micro-batches 4",
         "--strategy fsdp --tp 2 --order 0,3,2,1 --meta",
         "--pp 2 --meta --clip-norm 0.1",
         "--pp 4 --micro-batches 8 --schedule dualpipev",

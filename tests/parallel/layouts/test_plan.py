@@ -98,3 +98,28 @@ def test_a_model_that_cannot_be_followed_gets_an_estimate(tmp_path: Path) -> Non
     found = planned(tmp_path, *WORKLOAD, "--needs-data", "--gpus", "1", "--memory", "1GB")
     (layout,) = found["layouts"]
     assert layout["memory"]["activations"] == 8 * found["parameters"]
+
+
+# torchtitan's docs/performance.md: peak memory of Llama 3.1 8B on H100 of 96 GB, in GiB, by GPUs; by fsdp with bf16 over fp32 shards,
+# 8,192 tokens, two samples per GPU, selective recomputation.
+PUBLISHED = {8: 82.4, 128: 67.0}
+
+
+def test_memory_is_what_torchtitan_has_published(tmp_path: Path) -> None:
+    model = ["workloads.llama", "--size", "8b", "--length", "8192", "--batch-size", "2"]
+    layout = [
+        "--strategy",
+        "fsdp",
+        "--tp",
+        "1",
+        "--pp",
+        "1",
+        "--precision",
+        "bf16",
+        "--activation-checkpointing",
+        "selective",
+    ]
+    for gpus, measured in PUBLISHED.items():
+        found = planned(tmp_path, *model, *layout, "--gpus", str(gpus), "--hosts", str(gpus // 8), "--memory", "96GB")
+        (whole,) = (one for one in found["layouts"] if one["name"] == f"fsdp {gpus}")
+        assert whole["memory"]["total"] / 2**30 == pytest.approx(measured, rel=0.15)

@@ -54,6 +54,12 @@ def test_compressed_gradients_are_near_whole_ones(hook: str, turns: Turns, tmp_p
     assert compressed[12:] != whole[12:]
 
 
+def test_accumulated_gradients_are_shards(turns: Turns) -> None:
+    """A rank never has them whole between two micro-batches: half of 2 × (8 × 8 + 8) numbers."""
+    lines = ok(turns(2, "accumulates")).stdout.splitlines()
+    assert sorted(lines) == ["rank 0: [0, 72, 72]", "rank 1: [0, 72, 72]"]
+
+
 def test_an_outer_optimizer_follows_what_the_ranks_have_moved(turns: Turns) -> None:
     lines = ok(turns(2, "outer_steps")).stdout.splitlines()
     assert len(lines) == 2

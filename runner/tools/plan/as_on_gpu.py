@@ -1,0 +1,67 @@
+"""Functions of which a GPU has a fused kernel and a CPU has none, replaced by what keeps for the backward pass what the kernel keeps.
+
+A pass is followed with tensors that are said to be on a CPU: torch's autograd does not go backward through tensors that are said
+to be on a GPU where there is none. Only shapes and dtypes count, so nothing is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+
+@contextmanager
+def as_on_gpu() -> Iterator[None]:
+    """The context of a forward and of a backward pass, in which checkpointed layers are computed again."""
+    replacements = [
+        (functional, "rms_norm", _rms_norm),
+        (torch, "rms_norm", _rms_norm),
+        (functional, "dropout", _dropout),
+    ]
+    own = [getattr(module, name) for module, name, _ in replacements]
+    for module, name, replacement in replacements:
+        setattr(module, name, replacement)
+    try:
+        yield
+    finally:
+        for (module, name, _), function in zip(replacements, own, strict=True):
+            setattr(module, name, function)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """Keeps its input, its weight and a number per row, as ``aten::_fused_rms_norm`` does."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weight: Tensor | None, dimensions: int) -> Tensor:
+        rows = values.shape[: values.ndim - dimensions]
+        ctx.save_for_backward(values, weight, values.new_empty((*rows, 1), dtype=torch.float32))
+        return torch.empty_like(values)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        values, weight, _rows = ctx.saved_tensors
+        return torch.empty_like(values), None if weight is None else torch.empty_like(weight), None
+
+
+def _rms_norm(values: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    local, local_weight = (one.to_local() if isinstance(one, DTensor) else one for one in (values, weight))
+    result: Tensor = _RMSNorm.apply(local, local_weight, len(normalized_shape))
+    if isinstance(values, DTensor):  # divided along another dimension than those that are normalised
+        return DTensor.from_local(result, values.device_mesh, values.placements, run_check=False)
+    return result
+
+
+_own_dropout = functional.dropout
+
+
+def _dropout(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """With a mask of one byte per element; that of a CPU has the elements' type."""
+    if not training or p == 0 or inplace or isinstance(values, DTensor):
+        return _own_dropout(values, p, training, inplace)
+    return torch.native_dropout(values, p, training)[0]
