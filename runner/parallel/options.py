@@ -206,8 +206,8 @@ def _add_step_options(group: argparse._ArgumentGroup) -> None:
         choices=CHECKPOINTED,
         default="none",
         metavar="HOW",
-        help="compute a layer's activations again in the backward pass: full, or selective, which keeps matrix products "
-        "(default: %(default)s)",
+        help="compute a layer's activations again in the backward pass: full, or selective, which keeps attention's results and "
+        "every second linear layer's (default: %(default)s)",
     )
     group.add_argument(
         "--offload",

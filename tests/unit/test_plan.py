@@ -222,6 +222,55 @@ def test_layouts_use_all_gpus_and_divide_layers_within_hosts(gpus: int, hosts: i
         assert not Cluster(gpus=gpus, hosts=hosts).spans_hosts(one.layout, "tensor")
 
 
+@pytest.mark.parametrize(("gpus", "hosts"), [(1, 1), (6, 1), (8, 1), (12, 2), (11, 11), (64, 8)])
+def test_a_host_has_up_to_eight_gpus_unless_it_is_said(gpus: int, hosts: int) -> None:
+    assert Cluster.of(gpus).hosts == hosts
+    assert Cluster.of(gpus, gpus).hosts == 1
+
+
+@pytest.mark.parametrize(("dimension", "links"), [("data", 4), ("tensor", 0)])
+def test_a_group_on_two_hosts_uses_the_links_of_all_its_gpus(dimension: str, links: int) -> None:
+    (one,) = every(Cluster(gpus=8, hosts=2), strategy="ddp", tp=1 if dimension == "data" else 4, pp=1)
+    assert Cluster(gpus=8, hosts=2).links(one.layout, dimension) == links
+
+
+class Heads(nn.Module):
+    """A layer that has four heads, of four numbers each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.Unflatten(-1, (-1, 4)), nn.Flatten(-2))])
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.layers[0](values)
+
+
+@pytest.mark.usefixtures("eight_ranks")
+def test_a_layout_in_which_the_model_does_not_run_is_none() -> None:
+    plan = Plan(tensor={"layers.*.0": ColwiseParallel(use_local_output=True)})
+    loss = nn.Module()
+    loss.forward = lambda outputs, targets: outputs.sum()  # type: ignore[method-assign]
+    made = replace(task(Heads), plan=plan, loss=loss)
+    cluster, tracer = Cluster(gpus=8, hosts=1), Tracer(made, ParallelOptions(), torch.float32)
+    rule = state_rule(torch.optim.AdamW, tracer.model, torch.float32)
+    found = candidates(cluster, plan, ParallelOptions(), {"strategy": "ddp"}, batch=8)[0]
+    for one in found:
+        if one.options.tp < 8:
+            assert plan_layout(one, cluster, tracer, rule, [1.0]).problem == ""
+        else:
+            with pytest.raises(UsageError, match="--tp 8: the model does not run with its layers divided so"):
+                plan_layout(one, cluster, tracer, rule, [1.0])
+
+
+@pytest.mark.usefixtures("eight_ranks")
+def test_a_rank_computes_its_part_of_a_divided_layer() -> None:
+    tracer = Tracer(task(), ParallelOptions(), torch.float32)
+    passes = [tracer.trace(ParallelOptions(tp=tp), 8, casts_parameters=False).passes for tp in (1, 4)]
+    whole, part = (sum(one.operations for one in of_pieces or []) for of_pieces in passes)
+    assert whole == 4 * 2 * 2 * 8 * 16 * 32
+    assert part == whole / 4
+
+
 def test_what_is_given_restricts_the_layouts() -> None:
     cluster = Cluster(gpus=8, hosts=2)
     assert {one.options.tp for one in every(cluster, tp=2)} == {2}
@@ -269,7 +318,8 @@ def test_a_strategy_of_another_package_is_planned_as_whole_or_with_copies_as_sha
 
 def planned(one: Candidate, total: int, across: float = 0.0) -> Planned:
     memory = Memory(parameters=total, gradients=0, optimizer=0, activations=0, gathered=0)
-    return Planned(candidate=one, by_stage=(memory,), idle=0.0, traffic=Traffic(across={"all": across}), operations=1.0)
+    traffic = Traffic(across={"all": across}, per_link=across)
+    return Planned(candidate=one, by_stage=(memory,), idle=0.0, traffic=traffic, operations=1.0)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +353,7 @@ def test_the_simplest_that_fits_is_recommended(too_large: list[str], recommended
     plans = [planned(one, 200 if one.name in too_large else 50, across=len(one.name)) for one in every(cluster)]
     wanted = [one for one in plans if one.candidate.name == recommended]
     for one in wanted:
-        one.traffic.across.clear()
+        one.traffic.per_link = 0.0
     advice = advise(ranked(plans, cluster, 100), cluster, 100)
     assert advice.planned is wanted[0]
     assert why in advice.reason

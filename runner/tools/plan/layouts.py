@@ -6,18 +6,19 @@ import argparse
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from runner.errors import UsageError
 from runner.parallel.mesh import Degrees, Layout, lay_out
-from runner.parallel.options import ParallelOptions, read_parallel_options, traits_of
+from runner.parallel.options import SCHEDULES, ParallelOptions, read_parallel_options, traits_of
 from runner.rendezvous.topology import Host, Topology
 
 if TYPE_CHECKING:
     from runner.parallel.task import Plan
 
 _STRATEGIES = ("ddp", "zero1", "fsdp")  # of the others the user asks for one
+_PER_HOST = 8  # GPUs of a DGX or HGX system, and of most hosts like it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,12 @@ class Cluster:
 
     gpus: int
     hosts: int
+
+    @classmethod
+    def of(cls, gpus: int, per_host: int | None = None) -> Cluster:
+        """As many hosts as it takes; ``per_host``: the largest number up to 8 that divides the GPUs, as most hosts have."""
+        each = per_host or max(number for number in _divisors(gpus) if number <= _PER_HOST)
+        return cls(gpus=gpus, hosts=gpus // each)
 
     @property
     def per_host(self) -> int:
@@ -39,9 +46,14 @@ class Cluster:
 
     def spans_hosts(self, layout: Layout, dimension: str) -> bool:
         """Whether a group of ranks along a dimension of the mesh is on more than one host."""
+        return self.links(layout, dimension) > 0
+
+    def links(self, layout: Layout, dimension: str) -> int:
+        """By how many GPUs of a host a group of ranks along a dimension reaches another host; 0 if it is on one host."""
         if dimension not in layout.dimensions:
-            return False
-        return any(len({rank // self.per_host for rank in group}) > 1 for group in layout.groups(dimension))
+            return 0
+        on_hosts = [Counter(rank // self.per_host for rank in group) for group in layout.groups(dimension)]
+        return min((min(counts.values()) for counts in on_hosts if len(counts) > 1), default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +67,10 @@ class Candidate:
     @property
     def degrees(self) -> Degrees:
         return self.layout.degrees
+
+    @property
+    def gpus(self) -> int:
+        return len(self.layout.ranks)
 
     @property
     def is_divided(self) -> bool:
@@ -76,6 +92,12 @@ class Candidate:
         parts = [f"{options.strategy} {data}"] if degrees.data > 1 or not self.is_divided else []
         parts += [f"{kind} {degree}" for kind, degree in (("tp", options.tp), ("pp", options.pp)) if degree > 1]
         return ", ".join(parts)
+
+    def recomputing(self) -> Iterator[Candidate]:
+        """The same with more and more that is computed again, the fastest first: none, selective, full."""
+        splits = self.options.pp > 1 and SCHEDULES[self.options.schedule].splits_backward
+        for how in ("none", "full") if splits else ("none", "selective", "full"):
+            yield replace(self, options=replace(self.options, activation_checkpointing=how))
 
 
 def candidates(

@@ -12,10 +12,9 @@ from runner.tools.plan.layouts import Candidate
 from runner.tools.plan.optimizers import StateRule
 from runner.tools.plan.tracing import Parameter
 
-PER_PARAMETER = (
-    24  # the slides' table for Adam in fp32: weights 4, gradients 4, optimizer 8, activations and temporary 8
-)
-PER_PARAMETER_ACTIVATIONS = 8  # "high-end estimate"
+# Where a model cannot be followed: the "high-end estimate" of the course's 24 bytes per parameter, of which weights, gradients and
+# Adam's state take the other 16.
+PER_PARAMETER_ACTIVATIONS = 8
 
 
 @dataclass(frozen=True, kw_only=True)

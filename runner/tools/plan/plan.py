@@ -6,12 +6,13 @@
 
 It needs no GPU and no memory for the model: the model is made on torch's meta device, and a batch goes through it as
 shapes. --batch-size and all other options of the workload count as in a run. A layout is a strategy (ddp, zero1,
-fsdp) with tensor (--tp) and pipeline parallelism (--pp); those options, if given, restrict the list.
+fsdp) with tensor (--tp) and pipeline parallelism (--pp); those options, if given, restrict the list. Each is planned with
+bf16, and with as little recomputation as lets it fit: --precision and --activation-checkpointing decide it otherwise.
 
 Memory is that of the rank that needs most: its parameters, gradients, optimizer state, the activations and temporary
 tensors of its passes, and what fsdp gathers from other ranks for the time being. What allocators and libraries take
-comes on top: leave a tenth. "sent" is per rank and step, in collectives counted as rings; a group of ranks on several
-hosts counts as across hosts. "idle" is a pipeline's bubble.
+comes on top: --reserve leaves a tenth. "sent" is per rank and step, in collectives counted as rings; a group of ranks on
+several hosts counts as across hosts. "idle" is a pipeline's bubble. "samples/s" is an estimate, for the order of the list.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from runner.numbers import positive
 from runner.options import Parser
 from runner.parallel.options import ParallelOptions, add_parallel_options
 from runner.tools.output import check_output
-from runner.tools.plan.layouts import Cluster, candidates
+from runner.tools.plan.layouts import Candidate, Cluster, candidates
 from runner.tools.plan.sizes import size, size_text
 from runner.tools.table import console, show_progress
 
-_LAYOUT = ("strategy", "tp", "pp", "replicate")
+_MOST = 4096  # GPUs among which it is looked for what fits
 
 
 def plan(job: Job, argv: list[str]) -> None:
@@ -47,33 +48,39 @@ def plan(job: Job, argv: list[str]) -> None:
     given, rest = parser.parse_known_args(argv)
     if given.target.startswith("-"):
         parser.error("name the workload first")
-    if given.gpus % given.hosts:
+    if given.hosts and given.gpus % given.hosts:
         raise UsageError(
             f"--hosts {given.hosts} does not divide --gpus {given.gpus}", fix="give --gpus a multiple of --hosts"
         )
     check_output(given.json, given.plot)
-    cluster = Cluster(gpus=given.gpus, hosts=given.hosts)
+    cluster = Cluster.of(given.gpus, given.gpus // given.hosts if given.hosts else None)
+    limit = given.memory * (1 - given.reserve / 100)
     wanted = {name: value for name, value in _parallel(given).items() if value is not None}
     from runner.tools.plan.report import facts, print_table
 
-    plans, left_out, counts = _plans(job, given, wanted, rest, cluster)
-    from runner.tools.plan.memory import PER_PARAMETER
+    planner = _Planner(job, given, wanted, rest)
+    from runner.tools.plan.capturing import fake_process_group
     from runner.tools.plan.ranking import advise, ranked
 
-    plans = ranked(plans, cluster, given.memory)
-    advice = advise(plans, cluster, given.memory)
-    hosts = f" on {cluster.hosts} hosts" if cluster.hosts > 1 else ""
-    title = f"{given.target}: {counts[0]:,} parameters, {cluster.gpus} GPUs{hosts} with {size_text(given.memory)} each"
-    print_table(title, plans, advice, given.memory)
-    _print_remarks(counts[0], plans[0].problem, left_out)
+    with fake_process_group(max(cluster.gpus, _MOST)):
+        plans, left_out = planner.plans(cluster, limit)
+        plans = ranked(plans, cluster, limit)
+        enough = planner.enough(cluster, limit) if plans[0].memory.total > limit else None
+    advice = advise(plans, cluster, limit, enough=enough)
+    count, trained = planner.counts()
+    hosts = f" ({cluster.per_host} on each of {cluster.hosts} hosts)" if cluster.hosts > 1 else ""
+    usable = f"{size_text(limit)} of {size_text(given.memory)} each" if given.reserve else f"{size_text(limit)} each"
+    title = f"{given.target}: {count:,} parameters, {cluster.gpus} GPUs{hosts} with {usable}"
+    print_table(title, plans, advice, limit)
+    _print_remarks(plans[0].problem, left_out)
     if given.json:
-        found = facts(plans, advice, limit=given.memory, count=counts[0], trained=counts[1], left_out=dict(left_out))
+        found = facts(plans, advice, limit=limit, count=count, trained=trained, left_out=dict(left_out))
         about = {"workload": given.target, "arguments": rest, "gpus": cluster.gpus, "hosts": cluster.hosts}
-        Path(given.json).write_text(json.dumps(about | found, indent=1) + "\n")
+        Path(given.json).write_text(json.dumps(about | {"memory": given.memory} | found, indent=1) + "\n")
     if given.plot:
         from runner.tools.plan.plot import plot
 
-        plot(title, plans, given.memory, PER_PARAMETER * counts[0], given.plot)
+        plot(title, plans, limit, given.plot)
     for path in filter(None, (given.json, given.plot)):
         print(f"wrote {path}")
 
@@ -86,7 +93,14 @@ def _parser() -> Parser:
         "--memory", type=size, required=True, metavar="SIZE", help="of each GPU: 80GB (10⁹), 80GiB (2³⁰), 24G"
     )
     parser.add_argument(
-        "--hosts", type=positive, default=1, metavar="N", help="among which the GPUs are divided (default: 1)"
+        "--hosts", type=positive, metavar="N", help="among which the GPUs are divided (default: up to 8 GPUs on each)"
+    )
+    parser.add_argument(
+        "--reserve",
+        type=_percent,
+        default=10.0,
+        metavar="PERCENT",
+        help="of each GPU's memory, for allocators and libraries (default: %(default)g)",
     )
     parser.add_argument("--json", metavar="FILE", help="write all layouts and figures as one JSON object")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the memory of each layout (needs matplotlib)")
@@ -103,39 +117,104 @@ def _parallel(given: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(given, name) for name in _names()}
 
 
-def _plans(
-    job: Job, given: argparse.Namespace, wanted: dict[str, Any], rest: Sequence[str], cluster: Cluster
-) -> tuple[list[Any], Counter[str], tuple[int, int]]:
-    """The plans, the reasons why layouts are left out, and how many parameters there are: all, and trained."""
-    import torch
+def _percent(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to below 100 percent")
+    return number
 
-    from runner.tools.plan.capturing import capture, fake_process_group
-    from runner.tools.plan.optimizers import state_rule
-    from runner.tools.plan.planning import plan_layout
-    from runner.tools.plan.tracing import Tracer
 
-    captured = capture(job, given.target, [*rest, *_shaping(wanted)])
-    task, options = captured.task, captured.options
-    dtype = getattr(torch, options.dtype)
-    found, left_out = candidates(
-        cluster, task.plan, options.parallel, wanted, batch=options.batch_size, global_batch=_global_batch(rest)
-    )
-    tracer = Tracer(task, options.parallel, dtype)
-    rule = state_rule(task.optimizer, tracer.model, dtype)
-    costs = tracer.costs() if any(one.options.pp > 1 for one in found) else [1.0] * len(tracer.pieces)
-    plans = []
-    with fake_process_group(cluster.gpus):
+class _Planner:
+    """Plans the layouts of any cluster for one workload, whose model is followed once for each way that matters."""
+
+    def __init__(self, job: Job, given: argparse.Namespace, wanted: Mapping[str, Any], rest: Sequence[str]) -> None:
+        import torch
+
+        from runner.tools.plan.capturing import capture
+        from runner.tools.plan.optimizers import state_rule
+        from runner.tools.plan.tracing import Tracer
+
+        captured = capture(job, given.target, [*rest, *_shaping(wanted)])
+        self._task, self._options = captured.task, captured.options
+        own, dtype = self._options.parallel, getattr(torch, self._options.dtype)
+        self._wanted = dict(wanted)
+        if "precision" not in wanted and own.precision == "fp32" and dtype == torch.float32:
+            self._wanted["precision"] = "bf16"
+        units = self._task.plan.units(self._task.outline(dtype)) if self._task.plan.shard else []
+        is_free = "activation_checkpointing" not in wanted and own.activation_checkpointing == "none"
+        self._may_recompute = is_free and bool(units)
+        self._global_batch = _global_batch(rest)
+        self._tracer = Tracer(self._task, own, dtype)
+        self._rule = state_rule(self._task.optimizer, self._tracer.model, dtype)
+
+    def counts(self) -> tuple[int, int]:
+        """How many parameters there are: all, and trained."""
+        parameters = list(self._tracer.model.parameters())
+        return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
+
+    def plans(self, cluster: Cluster, limit: float) -> tuple[list[Any], Counter[str]]:
+        """The plans, and the reasons why layouts are left out.
+
+        Raises:
+            UsageError: no layout is possible.
+        """
+        own = self._options
+        found, left_out = candidates(
+            cluster, self._task.plan, own.parallel, self._wanted, batch=own.batch_size, global_batch=self._global_batch
+        )
+        plans = []
         for number, candidate in enumerate(found, 1):
-            show_progress(f"{number} of {len(found)}: {candidate.name}")
+            show_progress(f"{cluster.gpus} GPUs, {number} of {len(found)}: {candidate.name}")
             try:
-                plans.append(plan_layout(candidate, cluster, tracer, rule, costs))
+                plans.append(self._plan(candidate, cluster, limit))
             except UsageError as error:
                 left_out[str(error)] += 1
-    show_progress("")
-    if not plans:
-        raise UsageError(next(iter(left_out)))
-    parameters = list(tracer.model.parameters())
-    return plans, left_out, (sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad))
+        show_progress("")
+        if not plans:
+            raise UsageError(next(iter(left_out)))
+        return plans, left_out
+
+    def _plan(self, candidate: Candidate, cluster: Cluster, limit: float) -> Any:
+        """With as little recomputation as lets it fit, or with the most."""
+        from runner.tools.plan.planning import plan_layout
+
+        for one in candidate.recomputing() if self._may_recompute else [candidate]:
+            found = plan_layout(one, cluster, self._tracer, self._rule, self._costs(one))
+            if found.memory.total <= limit:
+                break
+        return found
+
+    def _costs(self, candidate: Candidate) -> list[float]:
+        return self._tracer.costs() if candidate.options.pp > 1 else [1.0] * len(self._tracer.pieces)
+
+    def enough(self, cluster: Cluster, limit: float) -> Any:
+        """What fits on the smallest number of GPUs above the cluster's, with as many on each host; None if none is found."""
+        low, high = cluster.gpus, cluster.gpus
+        best = None
+        while best is None and high < _MOST:
+            low, high = high, 2 * high
+            best = self._fitting(high, cluster, limit)
+        step = cluster.per_host if cluster.hosts > 1 else 1
+        while best is not None and high - low > step:
+            middle = (low + high) // 2 // step * step
+            if (found := self._fitting(middle, cluster, limit)) is not None:
+                best, high = found, middle
+            else:
+                low = middle
+        return best
+
+    def _fitting(self, gpus: int, cluster: Cluster, limit: float) -> Any:
+        from runner.tools.plan.ranking import ranked
+
+        wider = Cluster.of(gpus, cluster.per_host if cluster.hosts > 1 else None)
+        try:
+            best = ranked(self.plans(wider, limit)[0], wider, limit)[0]
+        except UsageError:
+            return None
+        return best if best.memory.total <= limit else None
 
 
 def _shaping(wanted: Mapping[str, Any]) -> list[str]:
@@ -151,17 +230,13 @@ def _global_batch(arguments: Sequence[str]) -> int | None:
     return number
 
 
-def _print_remarks(parameters: int, problem: str, left_out: Counter[str]) -> None:
-    from runner.tools.plan.memory import PER_PARAMETER
-
+def _print_remarks(problem: str, left_out: Counter[str]) -> None:
     out = console()
-    whole = size_text(PER_PARAMETER * parameters)
-    out.print(
-        f"\nby the rule of {PER_PARAMETER} bytes per parameter (Adam, fp32), the whole takes {whole}", markup=False
-    )
+    if problem or left_out:
+        out.print()
     if problem:
         out.print(
-            f"activations are that rule's 8 bytes per parameter, as the model cannot be followed ({problem})",
+            f"activations are estimated as 8 bytes per parameter, as the model cannot be followed ({problem})",
             markup=False,
         )
     for reason, number in left_out.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runner.errors import UsageError
 from runner.parallel.options import traits_of
@@ -15,9 +15,25 @@ from runner.tools.plan.schedules import timeline
 from runner.tools.plan.tracing import Parameter, Pass, Traced, Tracer
 from runner.tools.plan.traffic import Traffic, handed_on, optimizer_sharded, replicated, sharded, total
 
-# What the ranking assumes, not what the plan needs: an H100 SXM's links (NVIDIA's datasheet: NVLink 900 GB/s both ways; NDR
-# InfiniBand 400 Gb/s per GPU) and 40 % of its 989 TFLOP/s in bf16 (torchtitan reports 33 to 39 % on 8).
-_WITHIN, _ACROSS, _OPERATIONS = 450e9, 50e9, 0.4 * 989e12
+# What the estimate of a step's time assumes: an H100 SXM by NVIDIA's data sheet (NVLink 900 GB/s both ways; NDR InfiniBand 400 Gb/s
+# per GPU), and 40 % of its peak (torchtitan reports 33 to 39 % of that in bf16 on 8).
+_WITHIN, _ACROSS, _SHARE = 450e9, 50e9, 0.4
+_PEAK = {"bf16": 989e12, "fp16": 989e12, "fp32": 67e12}  # operations per second; torch's default takes no TF32
+# Forward passes that a step takes: the backward pass takes two, and what is computed again one more, or half of its products.
+_PASSES = {"none": 3.0, "selective": 3.5, "full": 4.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The estimated seconds of a step: each GPU computes, waits for others of its pipeline, and sends, one after the other."""
+
+    computing: float
+    idle: float
+    sending: float
+
+    @property
+    def seconds(self) -> float:
+        return self.computing + self.idle + self.sending
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +61,18 @@ class Planned:
         return max(self.by_stage, key=lambda memory: memory.total)
 
     @property
+    def step(self) -> Step:
+        computing = self.operations / (_SHARE * _PEAK[self.candidate.options.precision])
+        return Step(
+            computing=computing,
+            idle=computing * self.idle / (1 - self.idle),
+            sending=total(self.traffic.within) / _WITHIN + self.traffic.per_link / _ACROSS,
+        )
+
+    @property
     def seconds_per_sample(self) -> float:
-        """For ranking only: computing and communicating one after the other, at the speeds above."""
-        computing = self.operations / _OPERATIONS / (1 - self.idle)
-        sending = total(self.traffic.within) / _WITHIN + total(self.traffic.across) / _ACROSS
-        return (computing + sending) / (self.candidate.batch * self.candidate.degrees.data)
+        """Of all GPUs together."""
+        return self.step.seconds / (self.candidate.batch * self.candidate.degrees.data)
 
 
 def plan_layout(
@@ -58,10 +81,14 @@ def plan_layout(
     """Plan one layout.
 
     Raises:
-        UsageError: the model cannot be cut into so many stages.
+        UsageError: the model cannot be cut into so many stages, or does not run with its layers divided so.
     """
     options = candidate.options
     traced = tracer.trace(options, candidate.micro_batch, casts_parameters=is_wrapped(candidate))
+    if traced.problem and options.tp > 1:
+        whole = replace(options, tp=1, sequence_parallel=False, loss_parallel=False)
+        if not tracer.trace(whole, candidate.micro_batch, casts_parameters=is_wrapped(candidate)).problem:
+            raise UsageError(f"--tp {options.tp}: the model does not run with its layers divided so ({traced.problem})")
     owners = options.stage_owners
     cuts = balanced(costs, len(owners))
     stages = [_distinct([one for piece in cut for one in traced.parameters[piece]]) for cut in cuts]
@@ -76,9 +103,8 @@ def plan_layout(
         activations = times.largest(rank, kept) + max(one.temporary if (one := passes[number]) else 0 for number in own)
         memories.append(memory_of(candidate, parameters, rule, activations))
         traffics.append(_traffic(candidate, cluster, parameters, passes, own, tied))
-        again = 4 if options.activation_checkpointing == "full" else 3  # forward; backward takes two; and forward again
         done = sum(one.operations for number in own if (one := passes[number]))
-        operations.append(float(again * options.micro_batches * done))
+        operations.append(_PASSES[options.activation_checkpointing] * options.micro_batches * done)
     return Planned(
         candidate=candidate,
         by_stage=tuple(memories),
@@ -142,16 +168,18 @@ def _traffic(
     gradients = float(sum(one.bytes for one in parameters if one.is_trained))
     narrow = 0.5 if options.precision != "fp32" and parameters[0].item == 4 else 1.0  # what fully_shard gathers
 
-    def crosses(dimension: str) -> bool:
-        return cluster.spans_hosts(layout, dimension)
+    def links(dimension: str) -> int:
+        return cluster.links(layout, dimension)
+
+    between_stages = min(1, links("pipeline"))  # from one rank to one
 
     if options.is_sharded:
         dimension = "shard" if "shard" in layout.dimensions else "data"
         gathers, scatters = (1, 1) if options.pp > 1 else (2 * micro_batches, micro_batches)
         number = sharded(gradients, narrow * weights, degrees.shard, gathers, scatters)
-        traffic.add(options.strategy, number, spans_hosts=crosses(dimension))
+        traffic.add(options.strategy, number, links=links(dimension))
         copies = replicated(gradients / degrees.shard, degrees.replicate)
-        traffic.add("replicas", copies, spans_hosts=crosses("replicate" if degrees.shard > 1 else "data"))
+        traffic.add("replicas", copies, links=links("replicate" if degrees.shard > 1 else "data"))
     else:
         traits = traits_of(options.strategy)
         # powerSGD's first steps exchange all; what it sends later depends on the shapes.
@@ -162,17 +190,17 @@ def _traffic(
         if traits.shards_optimizer:
             number = optimizer_sharded(exchanged, weights, degrees.data)
         every = options.sync_every if traits.is_local else 1
-        traffic.add(options.strategy, number / every, spans_hosts=crosses(dimension))
+        traffic.add(options.strategy, number / every, links=links(dimension))
     copied = sum(one.bytes for one in parameters if one.identity in tied and one.is_trained)
     if copied:  # their gradients, to the other stage
-        traffic.add("pp", copied / degrees.shard, spans_hosts=crosses("pipeline"))
+        traffic.add("pp", copied / degrees.shard, links=between_stages)
     for number in own:
         if one := passes[number]:
-            traffic.add("tp", micro_batches * one.sent, spans_hosts=crosses("tensor"))
+            traffic.add("tp", micro_batches * one.sent, links=links("tensor"))
         for other, sender in (
             (number + 1, number),
             (number - 1, number - 1),
         ):  # outputs forward, inputs' gradients back
             if 0 <= other < len(passes) and other not in own and (one := passes[sender]):
-                traffic.add("pp", handed_on(one.output, micro_batches), spans_hosts=crosses("pipeline"))
+                traffic.add("pp", handed_on(one.output, micro_batches), links=between_stages)
     return traffic

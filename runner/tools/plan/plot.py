@@ -21,8 +21,8 @@ _PARTS = {
 _BARS = 24
 
 
-def plot(title: str, plans: Sequence[Planned], limit: int, estimate: float, path: str) -> None:
-    """Draw the best layouts, the best on the left. ``estimate``: bytes of the whole model by the slides' 24 per parameter."""
+def plot(title: str, plans: Sequence[Planned], limit: float, path: str) -> None:
+    """Draw the best layouts, the best on the left."""
     shown = plans[:_BARS]
     unit, name = (1e9, "GB") if max(one.memory.total for one in shown) >= 1e8 else (1e6, "MB")
     figure, axes = new_figure(1, 1, inches=(max(8.0, 2.5 + 0.45 * len(shown)), 5.5))
@@ -34,8 +34,6 @@ def plot(title: str, plans: Sequence[Planned], limit: int, estimate: float, path
             axis.bar(places, heights, bottom=below, color=color, alpha=0.85, label=part)
         below = [low + height for low, height in zip(below, heights, strict=True)]
     axis.axhline(limit / unit, color="black", linestyle="--", linewidth=1, label=f"limit: {size_text(limit)}")
-    if estimate / unit <= 1.5 * max(*below, limit / unit):
-        axis.axhline(estimate / unit, color="gray", linestyle=":", linewidth=1, label="24 bytes per parameter, whole")
     axis.margins(y=0.05)
     axis.set(title=title.replace(": ", "\n", 1), ylabel=f"memory per GPU ({name})")
     axis.set_xticks(places, [one.candidate.name for one in shown], rotation=60, ha="right", rotation_mode="anchor")

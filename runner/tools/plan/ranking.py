@@ -1,8 +1,8 @@
-"""Which layout to take: the slides' "which strategy to use when", as an order and a sentence.
+"""Which layout to take: of those that fit, the fastest by the estimate in planning.py, in which links across hosts are slow.
 
-The model fits whole on a GPU: DDP. It does without the whole optimizer state: ZeRO-1. It does not fit: FSDP, sharded within a
-host. That does not fit either: FSDP across hosts, tensor parallelism within a host, pipeline stages across hosts; of these the
-one that is fastest by the estimate in planning.py, in which links across hosts are slow.
+Where several are about as fast, the one that is simplest by the slides' "which strategy to use when": DDP, where the model fits
+whole on a GPU; ZeRO-1, where it does without the whole optimizer state; FSDP, sharded within a host; FSDP across hosts, tensor
+parallelism within a host, or pipeline stages across hosts.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from runner.tools.plan.planning import Planned
 from runner.tools.plan.sizes import size_text
 
 _WHOLE, _ZERO1, _SHARDED, _OTHERS = range(4)
+_ABOUT = 1.1  # times as long is about as fast: the estimate is no better
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,17 @@ class Advice:
     reason: str
 
 
-def ranked(plans: Sequence[Planned], cluster: Cluster, limit: int) -> list[Planned]:
+def ranked(plans: Sequence[Planned], cluster: Cluster, limit: float) -> list[Planned]:
     """All of them, the best first; those that do not fit come last, the smallest first."""
+    times = [one.seconds_per_sample for one in plans if one.memory.total <= limit]
+    fast = _ABOUT * min(times, default=0.0)
 
-    def key(one: Planned) -> tuple[bool, float, float]:
+    def key(one: Planned) -> tuple[float, ...]:
         if one.memory.total > limit:
-            return True, one.memory.total, one.seconds_per_sample
-        return False, _level(one, cluster), one.seconds_per_sample
+            return 2, one.memory.total, one.seconds_per_sample
+        if one.seconds_per_sample > fast:
+            return 1, one.seconds_per_sample, one.memory.total
+        return 0, _level(one, cluster), one.seconds_per_sample
 
     return sorted(plans, key=key)
 
@@ -47,14 +52,18 @@ def _level(one: Planned, cluster: Cluster) -> int:
     return _OTHERS if cluster.spans_hosts(candidate.layout, dimension) else _SHARDED
 
 
-def advise(best_first: Sequence[Planned], cluster: Cluster, limit: int) -> Advice:
-    """The first, and its reason."""
+def advise(best_first: Sequence[Planned], cluster: Cluster, limit: float, *, enough: Planned | None = None) -> Advice:
+    """The first, and its reason.
+
+    Args:
+        enough: what fits on the smallest number of GPUs, if none of these does.
+    """
     best = best_first[0]
     need, room = size_text(best.memory.total), size_text(limit)
     if best.memory.total > limit:
         options = best.candidate.options
         remedies = [
-            "more GPUs",
+            *([_on_more(enough)] if enough else []),
             "a smaller batch",
             *(["--activation-checkpointing full"] if options.activation_checkpointing != "full" else []),
             *(["--strategy fsdp --offload cpu"] if options.offload == "none" else []),
@@ -62,21 +71,30 @@ def advise(best_first: Sequence[Planned], cluster: Cluster, limit: int) -> Advic
         return Advice(
             None,
             f"no layout fits {room}: the smallest, {best.candidate.name}, needs {need} per GPU; take "
-            f"{', '.join(remedies[:-1])} or {remedies[-1]}",
+            f"{', '.join(remedies[:-1])}{' or ' if remedies[:-1] else ''}{remedies[-1]}",
         )
     level = _level(best, cluster)
-    lesser = [_of(best_first, cluster, below) for below in range(level)]
-    failed = ", ".join(f"{one.candidate.name} {size_text(one.memory.total)}" for one in lesser if one is not None)
+    lesser = [one for below in range(level) if (one := _of(best_first, cluster, below)) and one.memory.total > limit]
+    failed = ", ".join(f"{one.candidate.name} {size_text(one.memory.total)}" for one in lesser)
     whys = {
         _WHOLE: "the model fits whole on each GPU, and nothing is simpler",
         _ZERO1: "the model fits whole on each GPU once the optimizer's state is divided",
-        _SHARDED: "the model does not fit whole, and its shards do"
-        + (", with all gathering inside a host" if cluster.hosts > 1 else ""),
+        _SHARDED: "the model's shards fit" + (", with all gathering inside a host" if cluster.hosts > 1 else ""),
         _OTHERS: _others(best, cluster),
     }
     return Advice(
         best, f"{whys[level]}: it needs {need} of {room} per GPU" + (f" (too much: {failed})" if failed else "")
     )
+
+
+def _on_more(enough: Planned) -> str:
+    one = enough.candidate
+    how = (
+        ""
+        if one.options.activation_checkpointing == "none"
+        else f", {one.options.activation_checkpointing} recomputation"
+    )
+    return f"{one.gpus} GPUs ({one.name}{how}: {size_text(enough.memory.total)})"
 
 
 def _others(best: Planned, cluster: Cluster) -> str:
@@ -86,7 +104,7 @@ def _others(best: Planned, cluster: Cluster) -> str:
         (options.tp > 1 and is_within, "layers are divided within a host, where links are fast"),
         (options.tp > 1 and not is_within, "layers are divided across hosts, as --tp says"),
         (options.pp > 1, f"stages send little{' across hosts' if cluster.hosts > 1 else ''}"),
-        (options.tp == options.pp == 1, "shards within a host are too large, so they go across hosts"),
+        (options.tp == options.pp == 1, "shards go across hosts"),
     ]
     return " and ".join(text for applies, text in parts if applies) + ", which is the fastest estimate of what fits"
 

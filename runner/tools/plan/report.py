@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from runner.tools.plan.memory import PER_PARAMETER
 from runner.tools.plan.planning import Planned
 from runner.tools.plan.ranking import Advice
 from runner.tools.plan.sizes import size_text
@@ -28,11 +27,12 @@ def flags(one: Planned) -> str:
     return " ".join(parts)
 
 
-def print_table(title: str, plans: Sequence[Planned], advice: Advice, limit: int) -> None:
-    """Print the layouts, the best first, and the advice."""
+def print_table(title: str, plans: Sequence[Planned], advice: Advice, limit: float) -> None:
+    """Print the layouts, the best first, and the advice. ``limit``: bytes of a GPU that may be used."""
     shown = plans[:_ROWS]
     memories = [one.memory for one in shown]
     marks = ["fits" if one.memory.total <= limit else "no" for one in shown]
+    again = [one.candidate.options.activation_checkpointing for one in shown]
     has_pipeline = any(one.idle for one in shown)
     has_links = any(one.traffic.across for one in shown)
 
@@ -42,6 +42,7 @@ def print_table(title: str, plans: Sequence[Planned], advice: Advice, limit: int
     columns = [
         Column(title="layout\n", cells=[one.candidate.name for one in shown], justify="left"),
         Column(title="\n", cells=marks, justify="left"),
+        Column(title="samples\n/s", cells=[_rate(one) for one in shown], spared=7),
         sizes("memory\nper GPU", [memory.total for memory in memories]),
         sizes("para-\nmeters", [memory.parameters for memory in memories], 4),
         sizes("gradi-\nents", [memory.gradients for memory in memories], 5),
@@ -49,6 +50,8 @@ def print_table(title: str, plans: Sequence[Planned], advice: Advice, limit: int
         sizes("activa-\ntions", [memory.activations for memory in memories], 2),
         sizes("gath-\nered", [memory.gathered for memory in memories], 6),
     ]
+    if set(again) != {"none"}:
+        columns.insert(2, Column(title="computed\nagain", cells=["" if how == "none" else how for how in again]))
     if any(memory.host for memory in memories):
         columns.append(sizes("in host\nmemory", [memory.host for memory in memories]))
     if has_pipeline:
@@ -66,9 +69,27 @@ def print_table(title: str, plans: Sequence[Planned], advice: Advice, limit: int
     else:
         out.print(f"take {flags(advice.planned)}", style="bold", markup=False)
         out.print(f"because {advice.reason}", markup=False)
+        if advice.planned.operations:
+            out.print(_estimate(advice.planned), markup=False)
 
 
-def as_json(one: Planned, limit: int) -> dict[str, Any]:
+def _estimate(one: Planned) -> str:
+    step = one.step
+    parts = {"computing": step.computing, "waiting in the pipeline": step.idle, "sending": step.sending}
+    made_of = ", ".join(f"{_milliseconds(seconds)} {what}" for what, seconds in parts.items() if seconds)
+    return f"estimated: {_rate(one)} samples/s, {_milliseconds(step.seconds)} per step: {made_of} (an H100's data sheet, nothing overlaps)"
+
+
+def _rate(one: Planned) -> str:
+    """Samples per second of all GPUs; nothing where the operations are not known."""
+    return f"{1 / one.seconds_per_sample:.3g}" if one.operations else ""
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.2g} ms"
+
+
+def as_json(one: Planned, limit: float) -> dict[str, Any]:
     """One layout."""
     candidate = one.candidate
     return {
@@ -84,20 +105,20 @@ def as_json(one: Planned, limit: int) -> dict[str, Any]:
         "sent_within": one.traffic.within,
         "sent_across": one.traffic.across,
         "operations": one.operations,
+        "step": asdict(one.step),
         "seconds_per_sample": one.seconds_per_sample,
     }
 
 
 def facts(
-    plans: Sequence[Planned], advice: Advice, *, limit: int, count: int, trained: int, left_out: dict[str, int]
+    plans: Sequence[Planned], advice: Advice, *, limit: float, count: int, trained: int, left_out: dict[str, int]
 ) -> dict[str, Any]:
-    """What ``--json`` writes: sizes in bytes, the layouts best first."""
+    """What ``--json`` writes: sizes in bytes, seconds, the layouts best first."""
     best = advice.planned
     return {
-        "memory": limit,
+        "usable": limit,
         "parameters": count,
         "trained": trained,
-        "by_24_bytes": PER_PARAMETER * count,
         "recommended": as_json(best, limit) if best else None,
         "reason": advice.reason,
         "layouts": [as_json(one, limit) for one in plans],

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
 
 from runner.parallel import precision
 from runner.parallel.compose import loss_context
@@ -39,6 +39,16 @@ _COLLECTIVES = {
     "reduce_scatter_tensor": reduce_scatter,
     "all_to_all_single": all_to_all,
 }
+
+
+_of_attention: Callable[..., int] = sdpa_flop_count
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    return _of_attention(query.shape, key.shape, value.shape)
+
+
+_OPERATIONS = {**flop_registry, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
 _COST_SAMPLES = 2  # with which a run measures where to cut (parallel/pipeline.py)
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -72,7 +82,7 @@ class Pass:
         temporary: bytes that are used for the time being, forward or backward; with checkpointing a unit's activations, too.
         output: bytes of the outputs.
         sent: bytes that tensor parallelism sends, forward and backward.
-        operations: floating-point operations of the forward pass.
+        operations: floating-point operations of the forward pass; attention's without regard to a mask, as in a model's MFU.
     """
 
     kept: int
@@ -91,8 +101,18 @@ class Traced:
     problem: str = ""  # why
 
 
+@dataclass(frozen=True)
+class _Divided:
+    """A rank's part of a model under tensor parallelism, in fake tensors of a mode."""
+
+    mode: FakeTensorMode
+    model: nn.Module
+    units: list[nn.Module]
+    parameters: list[list[Parameter]]
+
+
 class Tracer:
-    """Follows a task's model, once for each way that matters."""
+    """Follows a task's model, once for each way that matters; in one process group, to which divided models belong."""
 
     def __init__(self, task: Task, options: ParallelOptions, dtype: torch.dtype) -> None:
         """Make the model on ``meta``.
@@ -105,6 +125,7 @@ class Tracer:
         self.model = _copied(whole, torch.device("meta"))
         self.pieces = segments(self.model, task.plan.cuts(self.model))
         self._names = [name for piece in self.pieces for name in piece]
+        self._models: dict[tuple[Any, ...], _Divided] = {}
         self._traced: dict[tuple[Any, ...], Traced] = {}
 
     def costs(self) -> list[float]:
@@ -125,27 +146,47 @@ class Tracer:
             casts_parameters: how a smaller precision is had: by fully_shard, or by autocast.
         """
         casts = casts_parameters and options.precision != "fp32"
-        key = (options.tp, options.sequence_parallel, options.loss_parallel, samples, casts)
+        kinds = options.sequence_parallel, options.loss_parallel, options.activation_checkpointing, options.precision
+        key = (options.tp, *kinds, samples, casts)
         if key not in self._traced:
             self._traced[key] = self._trace(options, samples, casts=casts)
         return self._traced[key]
 
     def _trace(self, options: ParallelOptions, samples: int, *, casts: bool) -> Traced:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        model = _copied(self.model, torch.device("cpu"), _DTYPES[options.precision] if casts else None, mode)
-        units = self._task.plan.units(model)
-        if options.tp > 1:
-            mesh = DeviceMesh("cpu", list(range(options.tp)), mesh_dim_names=("tensor",))
-            styles = self._task.plan.styles(model, sequence=options.sequence_parallel)
-            with mode:
-                parallelize_module(model, mesh, styles, src_data_rank=None)
-        prepare(model, units, ParallelOptions(activation_checkpointing=options.activation_checkpointing))
-        parameters = self._parameters(model, units)
+        divided = self._divided(options, casts=casts)
+        own = [vars(unit).get("forward") for unit in divided.units]  # prepare() gives each one another
+        prepare(
+            divided.model, divided.units, ParallelOptions(activation_checkpointing=options.activation_checkpointing)
+        )
         try:
-            with mode:
-                return Traced(parameters, self._passes(model, options, samples, casts=casts))
+            with divided.mode:
+                return Traced(divided.parameters, self._passes(divided.model, options, samples, casts=casts))
         except Exception as error:  # of the model: what it does may depend on data
-            return Traced(parameters, None, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+            return Traced(
+                divided.parameters, None, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+            )
+        finally:
+            for unit, forward in zip(divided.units, own, strict=True):
+                vars(unit).pop("forward", None)
+                if forward is not None:
+                    unit.forward = forward
+
+    def _divided(self, options: ParallelOptions, *, casts: bool) -> _Divided:
+        key = (options.tp, options.sequence_parallel, options.loss_parallel, options.precision if casts else "")
+        if key not in self._models:
+            mode = FakeTensorMode(allow_non_fake_inputs=True)
+            model = _copied(self.model, torch.device("cpu"), _DTYPES[options.precision] if casts else None, mode)
+            units = self._task.plan.units(model)
+            if options.tp > 1:
+                mesh = DeviceMesh("cpu", list(range(options.tp)), mesh_dim_names=("tensor",))
+                styles = self._task.plan.styles(model, sequence=options.sequence_parallel)
+                with mode:
+                    parallelize_module(model, mesh, styles, src_data_rank=None)
+            trained: list[Any] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            for parameter in trained:  # gradients are no activations
+                parameter.register_post_accumulate_grad_hook(_drop_gradient)
+            self._models[key] = _Divided(mode, model, units, self._parameters(model, units))
+        return self._models[key]
 
     def _parameters(self, model: nn.Module, units: Sequence[nn.Module]) -> list[list[Parameter]]:
         unit_of = {id(parameter): number for number, unit in enumerate(units, 1) for parameter in unit.parameters()}
@@ -165,9 +206,6 @@ class Tracer:
         context = _contexts(options, casts=casts)
         cast = _DTYPES[options.precision] if casts else None
         ledger = _Ledger(options.tp, [_local(t) for t in [*model.parameters(), *model.buffers()]])
-        trained: list[Any] = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        for parameter in trained:  # gradients are no activations
-            parameter.register_post_accumulate_grad_hook(_drop_gradient)
         found: list[Pass] = []
         known: dict[Any, tuple[Pass, Tensor]] = {}
         with ledger:
@@ -179,24 +217,43 @@ class Tracer:
                 part = part_of(model, self._names, piece)
                 key = _signature(model, piece, part, values) if number and not is_last else number
                 if key not in known:
-                    sent, ledger.peak = ledger.sent, ledger.now
-                    received = values.detach().requires_grad_(values.is_floating_point() and number > 0)
-                    with FlopCounterMode(display=False) as counter, context():
-                        outputs = part(received)
-                        if is_last:
-                            outputs = self._task.loss(outputs.to(self._dtype) if casts else outputs, targets)
-                        kept = ledger.now - start
-                    operations = counter.get_total_flops()
-                    if outputs.requires_grad:
-                        with context():
-                            torch.autograd.backward(outputs, torch.ones_like(outputs))
-                    one = Pass(kept, ledger.peak - start - kept, _bytes(outputs), ledger.sent - sent, operations)
-                    known[key] = one, outputs.detach()
-                    del outputs, received
+                    loss = self._loss(targets, casts=casts) if is_last else None
+                    if options.tp > 1:  # DTensor tries each new operation on tensors of the whole's shape first
+                        _follow(part, loss, values, ledger, context, start, is_first=not number)
+                    known[key] = _follow(part, loss, values, ledger, context, start, is_first=not number)
                 one, values = known[key]
                 found.append(one)
                 start = ledger.now
         return found
+
+    def _loss(self, targets: Tensor, *, casts: bool) -> Callable[[Tensor], Tensor]:
+        return lambda outputs: self._task.loss(outputs.to(self._dtype) if casts else outputs, targets)
+
+
+def _follow(
+    part: nn.Module,
+    loss: Callable[[Tensor], Tensor] | None,
+    values: Tensor,
+    ledger: _Ledger,
+    context: Callable[[], AbstractContextManager[None]],
+    start: int,
+    *,
+    is_first: bool,
+) -> tuple[Pass, Tensor]:
+    """A piece's pass, forward and backward, and its outputs. ``start``: bytes in use that are not this piece's."""
+    sent, done, ledger.peak = ledger.sent, ledger.operations, ledger.now
+    received = values.detach().requires_grad_(values.is_floating_point() and not is_first)
+    with context():
+        outputs = part(received)
+        if loss is not None:
+            outputs = loss(outputs)
+        kept = ledger.now - start
+    operations = ledger.operations - done
+    if outputs.requires_grad:
+        with context():
+            torch.autograd.backward(outputs, torch.ones_like(outputs))
+    one = Pass(kept, ledger.peak - start - kept, _bytes(outputs), ledger.sent - sent, operations)
+    return one, outputs.detach()
 
 
 def _drop_gradient(parameter: Tensor) -> None:
@@ -260,12 +317,13 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         now: bytes of all storages that operations have made and that are still there.
         peak: the most that ``now`` has been since this was set.
         sent: bytes.
+        operations: floating-point operations of products, on local tensors: torch's FlopCounterMode counts a divided one as whole.
     """
 
     def __init__(self, ranks: int, known: Sequence[Tensor]) -> None:
         """Args: ranks: of tensor parallelism. known: tensors that do not count."""
         super().__init__()  # type: ignore[no-untyped-call]  # as above
-        self.now, self.peak, self.sent = 0, 0, 0.0
+        self.now, self.peak, self.sent, self.operations = 0, 0, 0.0, 0
         self._ranks = ranks
         self._storages: dict[int, Any] = {t.untyped_storage()._cdata: t for t in known}
 
@@ -275,6 +333,8 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         result = func(*args, **(kwargs or {}))
         if func.namespace == "_c10d_functional" and (rule := _COLLECTIVES.get(func._opname)):
             self.sent += rule(_bytes(args[0]), self._ranks)
+        if (formula := _OPERATIONS.get(func._overloadpacket)) is not None:
+            self.operations += formula(*args, **(kwargs or {}), out_val=result)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 self._add(tensor)

@@ -38,16 +38,19 @@ class Traffic:
     Attributes:
         within: over links within a host.
         across: over links between hosts.
+        per_link: of these, over the link of one GPU: NCCL uses those of all GPUs that a group has on a host.
     """
 
     within: dict[str, float] = field(default_factory=dict)
     across: dict[str, float] = field(default_factory=dict)
+    per_link: float = 0.0
 
-    def add(self, purpose: str, number: float, *, spans_hosts: bool) -> None:
-        """Count some bytes."""
-        link = self.across if spans_hosts else self.within
+    def add(self, purpose: str, number: float, *, links: int) -> None:
+        """Count some bytes. ``links``: by how many GPUs of a host their group reaches another; 0: it is on one host."""
+        kind = self.across if links else self.within
         if number:
-            link[purpose] = link.get(purpose, 0.0) + number
+            kind[purpose] = kind.get(purpose, 0.0) + number
+            self.per_link += number / links if links else 0.0
 
     @property
     def total(self) -> float:

@@ -59,6 +59,7 @@ def test_memory_is_that_of_a_run(turns: Turns, tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (["planned_llama", "--gpus", "8", "--memory", "80XB"], "'80XB' is not a size of memory such as 80GB, 80GiB or 24G"),
+        (["planned_llama", "--gpus", "8", "--memory", "1G", "--reserve", "100"], "'100' is not a share from 0 to below 100 percent"),
         (["planned_llama", "--gpus", "0", "--memory", "1G"], "--gpus: '0' is not a whole number above 0"),
         (["planned_llama", "--memory", "1G"], "the following arguments are required: --gpus"),
         (["--gpus", "8", "--memory", "1G"], "the following arguments are required: WORKLOAD"),
@@ -82,16 +83,32 @@ def test_a_terminal_gets_a_table_and_files_the_rest(tmp_path: Path) -> None:
     seen = on_terminal(80, *RUNNER, "plan", *WORKLOAD, *options, cwd=SCRIPTS)
     assert max(len(line) for line in seen if str(tmp_path) not in line) <= 80
     found = json.loads((tmp_path / "p.json").read_text())
-    assert found["parameters"] * 24 == found["by_24_bytes"]
+    assert (found["memory"], found["usable"]) == (4_000_000, 3_600_000)  # a tenth is left
     layouts = found["layouts"]
     assert len({layout["name"] for layout in layouts}) == len(layouts)
     assert any(layout["degrees"]["tensor"] == 4 for layout in layouts)
     assert not any(layout["degrees"]["tensor"] == 8 for layout in layouts)  # it would go across hosts
+    assert {layout["options"]["precision"] for layout in layouts} == {"bf16"}
+    again = {layout["options"]["activation_checkpointing"] for layout in layouts if not layout["fits"]}
+    assert again == {"full"}  # nothing less is left untried
     fitting = [layout["fits"] for layout in layouts]
     assert fitting == sorted(fitting, reverse=True)
     assert found["recommended"] == layouts[0]
     assert f"take {layouts[0]['flags']}" in " ".join(seen)
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_where_nothing_fits_the_number_of_gpus_that_it_takes_is_said(tmp_path: Path) -> None:
+    model = [*WORKLOAD, "--precision", "fp32", "--activation-checkpointing", "none", "--strategy", "fsdp", "--tp", "1"]
+    model += ["--pp", "1"]
+    usable = {n: planned(tmp_path, *model, "--gpus", str(n), "--memory", "1GB")["layouts"] for n in (4, 5)}
+    smallest = {n: min(layout["memory"]["total"] for layout in layouts) for n, layouts in usable.items()}
+    assert smallest[5] < smallest[4]
+    memory = str((smallest[4] + smallest[5]) // 2)
+    file = tmp_path / "p.json"
+    done = ok(plan(*model, "--gpus", "2", "--memory", memory, "--reserve", "0", "--json", str(file)))
+    assert "take 5 GPUs (" in done.stdout
+    assert json.loads(file.read_text())["recommended"] is None
 
 
 def test_a_model_that_cannot_be_followed_gets_an_estimate(tmp_path: Path) -> None:
