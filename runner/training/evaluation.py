@@ -17,7 +17,6 @@ from runner.training.run import Run
 Evaluation = tuple[float, float | None]
 
 
-@torch.no_grad()
 def evaluate(
     run: Run, trainer: Trainer, options: TrainingOptions, is_over: Callable[[], bool] = lambda: False
 ) -> Evaluation | None:
@@ -29,6 +28,14 @@ def evaluate(
     Args:
         is_over: whether to leave the evaluation, and return None. Called after batches that all ranks have.
     """
+    with run.job.board.during(
+        "evaluating"
+    ):  # after it a program may end: it is in no training, if it was in none before
+        return _evaluate(run, trainer, options, is_over)
+
+
+@torch.no_grad()
+def _evaluate(run: Run, trainer: Trainer, options: TrainingOptions, is_over: Callable[[], bool]) -> Evaluation | None:
     task = trainer.task
     if task.test_data is None:
         return None

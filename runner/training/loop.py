@@ -264,7 +264,9 @@ def _last_step(position: Position, length: int, global_batch: int, options: Trai
 
 
 def _nothing_left(run: Run, trainer: Trainer, options: TrainingOptions, saved: Saved) -> Result:
-    position, evaluation = saved.position, evaluate(run, trainer, options)
+    position = saved.position
+    with run.job.board.training():
+        evaluation = evaluate(run, trainer, options)
     result = Result(position.step, 0.0, *(evaluation or (None, None)))
     texts = ", ".join(_evaluation_texts(result, trainer.task))
     at, option = f"epoch {position.epoch} of {options.epochs}", "--epochs"

@@ -356,3 +356,24 @@ def test_a_loss_that_is_no_number_is_said_once_and_ends_the_job_where_asked(trai
     for strategy in ("ddp", "fsdp"):
         done = trained(2, tmp_path, *SHORT, "--nan-gradient", "--check-finite", "--strategy", strategy)
         refused(done, "--check-finite: the gradient of ", " is not finite at step 1, in epoch 1", code=1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_job_that_has_nothing_left_to_do_ends_well(ranks: int, trained: Trained, tmp_path: Path) -> None:
+    """Each in a job of its own: what the runner says of the end of a job is not seen in one that takes turns."""
+    ok(trained(1, tmp_path, *SHORT, "--net", "linear", "--epochs", "1"))
+    folder = ["--checkpoint-dir", str(tmp_path), "--resume", "auto"]
+    done = ok(runner(ranks, "resumable", *folder, *SHORT, "--net", "linear", "--epochs", "1", cwd=SCRIPTS))
+    assert done.stdout.startswith(f"nothing left to do: {tmp_path}/step-4 is at epoch 1 of 1 (test loss ")
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "said"), [([], "evaluated: ("), (["--no-epoch", "--batch-size", "8"], "done: 0 steps")]
+)
+def test_a_workload_without_a_step_ends_well(asked_for: list[str], said: str, trained: Trained, tmp_path: Path) -> None:
+    ok(trained(1, tmp_path, *SHORT, "--net", "linear", "--epochs", "1"))
+    place = ["--checkpoint-dir", str(tmp_path if not asked_for else tmp_path / "new"), "--resume"]
+    done = ok(runner(1, "only_evaluates", *place, *asked_for, cwd=SCRIPTS))
+    assert said in done.stdout
+    assert done.stderr == ""
