@@ -13,6 +13,7 @@ on the disk, so a folder named ``step-N`` that has its ``checkpoint.json`` is co
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -34,6 +35,7 @@ SEAL = "checkpoint.json"
 _FORMAT = 2  # 1 was a single file, see checkpoint_file.py
 _WHOLE = "model-00001-of-00001.safetensors"
 _PIECE = 1 << 22
+_NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.ENOSYS)
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 Sums = dict[str, list[Any]]  # per file: its size in bytes and its SHA-256 sum
@@ -315,8 +317,12 @@ def _sha256(path: Path) -> str:
 
 
 def _sync(folder: Path) -> None:
+    """Flush a folder's names to disk, on a file system that can. Others keep them by themselves, as some network file systems do."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC_OF_FOLDERS:
+            raise
     finally:
         os.close(descriptor)

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,9 @@ class Checkpoints:
     def __init__(self, run: Run, trainer: Trainer, options: CheckpointOptions, settings: dict[str, Any]) -> None:
         self._run, self._trainer, self.options, self.settings = run, trainer, options, settings
         self._aside: tuple[Path, list[Path]] | None = None
-        self._step, self._saved_at = -1, time.monotonic()  # of the last checkpoint
+        self._step, self._saved_at = -1, time.monotonic()  # of the last checkpoint that was begun
         self._has_saved = False
+        self._newest: Path | None = None  # the last that is complete, or that this run has begun with
         self._unfinished: Callable[[], None] | None = None
         self._group: Any = None
         self._staging = Staging()
@@ -50,6 +52,18 @@ class Checkpoints:
     def keep_aside(self, folder: Path, paths: list[Path]) -> None:
         """Move other runs' checkpoints to a folder, but only when this run writes its first."""
         self._aside = folder, paths
+
+    def go_on_from(self, saved: Saved) -> None:
+        """The run begins with this checkpoint. One in its own folder is not written again before the next step."""
+        self._newest = saved.path
+        own = self.options.folder / checkpoint_folder.name_of(saved.position.step)
+        if saved.path.resolve() == own.resolve():
+            self._step = saved.position.step
+
+    @property
+    def newest(self) -> Path | None:
+        """The last checkpoint of this run that is complete; before its first the one that it has begun with."""
+        return self._newest
 
     def is_due(self, position: Position) -> bool:
         """Whether ``--save-every-steps`` asks for a checkpoint at this step."""
@@ -83,6 +97,7 @@ class Checkpoints:
         if unfinished is not None:
             with self._run.job.board.during("saving"):
                 unfinished()
+            self._newest = self.options.folder / checkpoint_folder.name_of(self._step)
 
     def _save(self, position: Position) -> None:
         run, trainer, is_async = self._run, self._trainer, self.options.is_async
@@ -116,7 +131,7 @@ class Checkpoints:
         draft = _draft_of(saved)
         self._begin(draft)
         try:
-            with writing(saved.path):
+            with self._writing(saved.path):
                 checkpoint_folder.write_whole(draft, tensors)
                 sums = checkpoint_folder.sums_of(draft.iterdir())
         except BaseException:
@@ -130,7 +145,7 @@ class Checkpoints:
         problem: RunnerError | None = None
         run.on_main(lambda: self._begin(draft), group)
         try:
-            with writing(draft.parent):
+            with self._writing(draft.parent):
                 checkpoint_folder.write_shards(draft, tensors, group)
                 sums = checkpoint_folder.sums_of(checkpoint_folder.shards_of(draft, run.rank))
         except RunnerError as error:
@@ -164,7 +179,7 @@ class Checkpoints:
 
     def _begin(self, draft: Path) -> None:
         """Make the draft's folder. Called on rank 0."""
-        with writing(draft.parent):
+        with self._writing(draft.parent):
             if not self._has_saved:
                 for left in draft.parent.glob(".step-*"):  # drafts of a run that was killed
                     shutil.rmtree(left, ignore_errors=True)
@@ -174,16 +189,20 @@ class Checkpoints:
 
     def _end(self, draft: Path, saved: Saved, sums: Sums) -> None:
         try:
-            with writing(saved.path):
+            with self._writing(saved.path):
                 checkpoint_folder.seal(draft, saved, sums)
                 self._move_aside()  # only now: another run's checkpoint stays where it is until this run has one
                 checkpoint_folder.put_in_place(draft, saved.path)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        with writing(saved.path.parent):
+        with self._writing(saved.path.parent):
             for _, path in checkpoint_folder.steps_in(saved.path.parent)[self.options.keep :]:
                 checkpoint_folder.remove(path)
+
+    def _writing(self, path: Path) -> AbstractContextManager[None]:
+        then = "; nothing was saved before" if self._newest is None else ", then go on by --resume"
+        return writing(path, then)
 
     def _move_aside(self) -> None:
         if self._aside is not None:

@@ -95,6 +95,7 @@ def fit(
     if saved:
         if _is_at_its_end(position, options):
             return _nothing_left(run, trainer, options, saved)
+        checkpoints.go_on_from(saved)
         run.say(_going_on(saved, options, changes))
     replicas = Replicas(run, trainer) if options.check_replicas else None
     state = State(trainer.model, trainer.optimizer, position)

@@ -137,6 +137,22 @@ def test_what_is_evaluated_is_what_is_saved(trained: Trained, tmp_path: Path) ->
     assert f"(test loss {reported:.4g})" in done.stdout
 
 
+def test_a_run_does_not_write_its_own_checkpoint_again_before_its_next_step(trained: Trained, tmp_path: Path) -> None:
+    ok(trained(2, tmp_path, *SHORT, "--max-steps", "1"))
+    checkpoint = tmp_path / "step-1"
+    before = content_of(checkpoint), checkpoint.stat().st_ino
+    # 32 samples are left of the first epoch, which are no batch of 64, so that it ends at once
+    ok(trained(1, tmp_path, "--batch-size", "64", "--epochs", "2", "--resume"))
+    assert (content_of(checkpoint), checkpoint.stat().st_ino) == before
+    assert steps_of(tmp_path) == [1, 2]
+    ok(
+        trained(
+            1, tmp_path, "--resume", str(checkpoint), "--checkpoint-dir", str(tmp_path / "other"), "--max-steps", "2"
+        )
+    )
+    assert steps_of(tmp_path / "other") == [2]
+
+
 def test_a_second_run_keeps_the_first(trained: Trained, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     first = ok(trained(1, folder, *SHORT, "--epochs", "1"))
@@ -274,12 +290,12 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoint_is_kept(trained: Trained
     ok(trained(1, tmp_path, *SHORT, "--epochs", "1"))
     before = content_of(tmp_path / "step-4")
     full = trained(2, tmp_path, *SHORT, "--resume", "--net", "dropout", "--largest-file", "1000")
-    refused(full, f"runner: cannot write {tmp_path}/step-6: File too large", code=1)
+    refused(full, f"runner: cannot write {tmp_path}/step-6: File too large", ", then go on by --resume", code=1)
     assert content_of(tmp_path / "step-4") == before
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     # another run's checkpoint stays where it is until there is one of this run
     full = trained(1, tmp_path, *SHORT, "--epochs", "3", "--largest-file", "1000")
-    refused(full, f"cannot write {tmp_path}/step-4: File too large", code=1)
+    refused(full, f"cannot write {tmp_path}/step-4: File too large", "; nothing was saved before", code=1)
     assert content_of(tmp_path / "step-4") == before
     full = trained_alone(tmp_path, *SHORT, "--metrics", "/dev/full")
     refused(full, "rank 0 of 2 on host", "cannot write /dev/full: No space left on device", code=1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -113,6 +116,32 @@ def test_one_of_the_same_step_is_deleted_when_the_new_one_is_in_place(
     written(tmp_path, 3)
     assert steps
     assert all(found == [3] for found in steps)
+
+
+def sync_of_folders_fails(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """As on some network file systems."""
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EBADF])
+def test_a_file_system_that_cannot_flush_a_folder_has_the_checkpoint(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync_of_folders_fails(monkeypatch, number)
+    assert read(written(tmp_path, 3))[1].keys() == TENSORS.keys()
+
+
+def test_a_disk_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync_of_folders_fails(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        written(tmp_path, 3)
 
 
 @pytest.fixture(scope="module")

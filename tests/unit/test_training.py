@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import random
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +18,7 @@ from runner.errors import RunnerError
 from runner.training.metrics import MetricsFile, StepRecord, lines_until
 from runner.training.progress import Lines
 from runner.training.random_numbers import seed_random_numbers
+from runner.training.writing import writing
 
 
 def record(step: int, loss: float = 1.0) -> StepRecord:
@@ -71,6 +74,30 @@ def test_a_full_disk_is_one_line() -> None:
         with pytest.raises(RunnerError, match=r"^cannot write /dev/full: No space left on device; make room") as caught:
             file.write([record(1)])
     assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "make room there"),
+        (errno.EDQUOT, "have the quota raised"),
+        (errno.EFBIG, "ulimit -f"),
+        (errno.EROFS, "mounted for writing"),
+        (errno.EACCES, "permissions changed"),
+        (errno.ENAMETOOLONG, "a shorter path"),
+        (errno.ENOENT, "removed its folder"),
+        (errno.EIO, "dmesg"),
+        (errno.ESTALE, "mounted on this host"),
+        (errno.EXDEV, "name another place"),
+    ],
+)
+def test_what_to_do_where_nothing_can_be_written_follows_from_the_cause(number: int, advice: str) -> None:
+    with pytest.raises(RunnerError) as caught, writing(Path("runs/step-4"), ", then go on by --resume"):
+        raise OSError(number, os.strerror(number))
+    assert caught.value.message == f"cannot write runs/step-4: {os.strerror(number)}"
+    assert advice in caught.value.fix
+    assert caught.value.fix.endswith(", then go on by --resume")
+    assert ("make room" in caught.value.fix) == (number in (errno.ENOSPC, errno.EDQUOT))
 
 
 def test_lines_about_progress_keep_to_their_beat(capsys: pytest.CaptureFixture[str]) -> None:
