@@ -7,21 +7,23 @@ import functools
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch import Tensor
 
-from runner.errors import RunnerError
+from runner.errors import RunnerError, raised_on_all_ranks
 from runner.parallel.trainer import Trainer
 from runner.training import checkpoint_folder
 from runner.training.checkpoint_folder import Position, Saved, Sums
 from runner.training.checkpoint_options import CheckpointOptions
+from runner.training.finite import Finite
+from runner.training.metrics import StepRecord
 from runner.training.run import Run
 from runner.training.staging import Staging
 from runner.training.writing import writing
@@ -39,7 +41,11 @@ class Checkpoints:
         self._aside: tuple[Path, list[Path]] | None = None
         self._step, self._saved_at = -1, time.monotonic()  # of the last checkpoint that was begun
         self._has_saved = False
-        self._newest: Path | None = None  # the last that is complete, or that this run has begun with
+        self._good: Path | None = (
+            None  # the last that is complete and of a finite loss; at first what this run begins with
+        )
+        self._odd: set[Path] = set()  # those since then
+        self._finite: Finite
         self._unfinished: Callable[[], None] | None = None
         self._group: Any = None
         self._staging = Staging()
@@ -53,17 +59,35 @@ class Checkpoints:
         """Move other runs' checkpoints to a folder, but only when this run writes its first."""
         self._aside = folder, paths
 
-    def go_on_from(self, saved: Saved) -> None:
-        """The run begins with this checkpoint. One in its own folder is not written again before the next step."""
-        self._newest = saved.path
-        own = self.options.folder / checkpoint_folder.name_of(saved.position.step)
-        if saved.path.resolve() == own.resolve():
+    def begin(self, saved: Saved | None) -> None:
+        """The training begins, with this checkpoint. One in its own folder is not written again before the next step."""
+        self._finite = Finite(self._trainer.model)
+        if saved is None:
+            return
+        self._good = saved.path
+        if saved.path.resolve() == self._path_of(saved.position.step).resolve():
             self._step = saved.position.step
 
-    @property
-    def newest(self) -> Path | None:
-        """The last checkpoint of this run that is complete; before its first the one that it has begun with."""
-        return self._newest
+    def see(self, records: Sequence[StepRecord]) -> None:
+        """Take the records of the newest steps. Collective, with the same records on all ranks.
+
+        Raises:
+            RunnerError: a loss is not finite, and weights are not any more either.
+        """
+        self._finite.take(records)
+        if records and self._finite.what_is_odd():
+            self._check_weights(records[-1].step)
+
+    def end(self, position: Position) -> None:
+        """Write the last checkpoint of a training. Collective.
+
+        Raises:
+            RunnerError: it cannot be written, or the newest loss or test loss is not finite.
+        """
+        self.save(position)
+        self.finish()
+        if what := self._finite.what_is_odd():
+            self._give_up(what)
 
     def is_due(self, position: Position) -> bool:
         """Whether ``--save-every-steps`` asks for a checkpoint at this step."""
@@ -78,12 +102,13 @@ class Checkpoints:
     def save(self, position: Position) -> None:
         """Write a checkpoint, and remove the oldest beyond ``--keep``; with ``--save-async`` while the training goes on.
 
-        Does nothing if this step's was the last that was written.
+        Does nothing if this step's was the last that was written. One after a loss that is not finite removes none that is good.
 
         Raises:
-            RunnerError: this one, or the one before, cannot be written; the older ones are kept.
+            RunnerError: weights are not finite; or this one, or the one before, cannot be written. The older ones are kept.
         """
         if position.step != self._step:
+            self._check_weights(position.step)
             with self._run.job.board.during("saving"):
                 self._save(position)
 
@@ -97,7 +122,30 @@ class Checkpoints:
         if unfinished is not None:
             with self._run.job.board.during("saving"):
                 unfinished()
-            self._newest = self.options.folder / checkpoint_folder.name_of(self._step)
+            path = self._path_of(self._step)
+            self._good = self._good if path in self._odd else path
+
+    def _check_weights(self, step: int) -> None:
+        """See that the weights are finite. Collective.
+
+        Raises:
+            RunnerError: they are not, so that nothing can come of them.
+        """
+        (odd,) = self._run.sum(float(self._finite.has_odd_weights()), dimension=None)
+        if odd:
+            self.finish()
+            what = self._finite.what_is_odd()
+            self._give_up(f"{what}, and weights are not finite" if what else f"weights are not finite at step {step}")
+
+    @raised_on_all_ranks()
+    def _give_up(self, what: str) -> NoReturn:
+        where = "--check-finite tells where it begins"
+        if self._good is None:
+            raise RunnerError(f"{what}; nothing good was saved before", fix=where)
+        raise RunnerError(
+            f"{what}; the last good checkpoint is {self._good}",
+            fix=f"go on with --resume {self._good} and a smaller --lr, or other data; {where}",
+        )
 
     def _save(self, position: Position) -> None:
         run, trainer, is_async = self._run, self._trainer, self.options.is_async
@@ -105,7 +153,7 @@ class Checkpoints:
         trainer.share_buffers()
         state = trainer.state()
         saved = Saved(
-            path=self.options.folder / checkpoint_folder.name_of(position.step),
+            path=self._path_of(position.step),
             workload=run.workload,
             position=replace(position),  # the loop counts on in its own
             settings=self.settings,
@@ -113,6 +161,10 @@ class Checkpoints:
             values=state.values,
         )
         self._step, self._saved_at = position.step, time.monotonic()
+        if self._finite.what_is_odd():
+            self._odd.add(saved.path)
+        else:
+            self._odd.clear()
         here = trainer.is_sharded or run.is_main
         tensors: Mapping[str, Tensor] = state.tensors if here else {}
         if is_async:  # the next step changes the originals
@@ -197,11 +249,17 @@ class Checkpoints:
             shutil.rmtree(draft, ignore_errors=True)
             raise
         with self._writing(saved.path.parent):
-            for _, path in checkpoint_folder.steps_in(saved.path.parent)[self.options.keep :]:
+            there = [path for _, path in checkpoint_folder.steps_in(saved.path.parent)]
+            odd = [path for path in there if path in self._odd]
+            good = [path for path in there if path not in self._odd]
+            for path in good[self.options.keep :] + odd[self.options.keep :]:
                 checkpoint_folder.remove(path)
 
+    def _path_of(self, step: int) -> Path:
+        return self.options.folder / checkpoint_folder.name_of(step)
+
     def _writing(self, path: Path) -> AbstractContextManager[None]:
-        then = "; nothing was saved before" if self._newest is None else ", then go on by --resume"
+        then = "; nothing was saved before" if self._good is None else ", then go on by --resume"
         return writing(path, then)
 
     def _move_aside(self) -> None:

@@ -78,7 +78,7 @@ def fit(
 
     Raises:
         UsageError: the data is too small for the batch, or the checkpoint is damaged or does not fit.
-        RunnerError: a file cannot be written, or loss or gradients are not finite and ``--check-finite`` is set.
+        RunnerError: a file cannot be written; or loss and weights are not finite, with ``--check-finite`` loss or gradients.
         Preempted: a signal or the time limit has ended the training early; it is saved.
     """
     if run.train_by is not None:
@@ -95,8 +95,8 @@ def fit(
     if saved:
         if _is_at_its_end(position, options):
             return _nothing_left(run, trainer, options, saved)
-        checkpoints.go_on_from(saved)
         run.say(_going_on(saved, options, changes))
+    checkpoints.begin(saved)
     replicas = Replicas(run, trainer) if options.check_replicas else None
     state = State(trainer.model, trainer.optimizer, position)
     meter, pace = Meter(run, task, options.batch_size * run.data_size), Pace(run)
@@ -110,7 +110,7 @@ def fit(
         show = stack.enter_context(
             show_progress(visible=run.is_main, epochs=options.epochs, steps=last_step, done=position.step)
         )
-        log = _Log(sinks, show, pace)
+        log = _Log(sinks, show, pace, checkpoints)
         preemption = stack.enter_context(listening(run, checkpoints))
         trainer.model.train()
         while position.epoch < options.epochs and position.step < last_step:
@@ -175,8 +175,7 @@ def fit(
             if wish.reason and (position.step < last_step or not is_evaluated):
                 end_early(run, checkpoints, position, wish.reason)
             trainer.model.train()
-        checkpoints.save(position)
-        checkpoints.finish()
+        checkpoints.end(position)
     result = Result(position.step, meter.overall(), *(evaluation or (None, None)))
     run.say(_summary(run, result, task, options, options.checkpoint.folder / name_of(position.step)))
     return result
@@ -228,12 +227,16 @@ def _prepare(run: Run, task: Task, options: TrainingOptions) -> tuple[Trainer, C
 class _Log:
     """Writes records to the sinks, and prints a line about a slow rank, and the first time that the loss is not finite."""
 
-    def __init__(self, sinks: Sequence[Sink], show: Show, pace: Pace) -> None:
-        self._sinks, self._show, self._pace = sinks, show, pace
+    def __init__(self, sinks: Sequence[Sink], show: Show, pace: Pace, checkpoints: Checkpoints) -> None:
+        self._sinks, self._show, self._pace, self._checkpoints = sinks, show, pace, checkpoints
         self._told = False
 
     def write(self, records: list[StepRecord]) -> list[StepRecord]:
-        """Write the records, and return them."""
+        """Write the records, and return them. Collective.
+
+        Raises:
+            RunnerError: they cannot be written, or losses and weights are not finite.
+        """
         for sink in self._sinks:
             sink.write(records)
         odd = next((record for record in records if not math.isfinite(record.loss)), None)
@@ -244,6 +247,7 @@ class _Log:
             )
         if slow := self._pace.line():
             self._show.line(slow)
+        self._checkpoints.see(records)
         return records
 
 

@@ -1,0 +1,51 @@
+"""Whether a training still makes sense: its losses and its weights are finite numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from runner.parallel.state import part_of
+from runner.training.metrics import StepRecord
+
+
+class Finite:
+    """Watches the losses that are written anyway, and looks at the weights when it is asked."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Call it before the first step. A weight that is not finite then is left out: memory that nothing initialises or uses."""
+        self._model = model
+        self._left_out = set(_odd_weights(model))
+        self._since: dict[str, StepRecord] = {}  # the first of the records up to now in which this loss is not finite
+
+    def take(self, records: Iterable[StepRecord]) -> None:
+        """Take the records of the newest steps."""
+        for record in records:
+            for name, loss in (("loss", record.loss), ("test loss", record.val_loss)):
+                if loss is not None and math.isfinite(loss):
+                    self._since.pop(name, None)
+                elif loss is not None:
+                    self._since.setdefault(name, record)
+
+    def what_is_odd(self) -> str:
+        """Which loss is not finite, since when; "" if the newest are. The same on all ranks with the same records."""
+        for name, record in self._since.items():
+            loss = record.loss if name == "loss" else record.val_loss
+            return f"the {name} is {loss} since step {record.step}, in epoch {record.epoch}"
+        return ""
+
+    def has_odd_weights(self) -> bool:
+        """Whether a weight that is trained, or this rank's part of one, is no longer finite."""
+        return any(name not in self._left_out for name in _odd_weights(self._model))
+
+
+@torch.no_grad()
+def _odd_weights(model: nn.Module) -> list[str]:
+    """The parameters that are trained and not finite, by name, as far as they are on this rank."""
+    parts = {name: part_of(one) for name, one in model.named_parameters() if one.requires_grad}
+    parts = {name: part for name, part in parts.items() if part.numel() and part.layout == torch.strided}
+    largest = torch._foreach_norm(list(parts.values()), math.inf) if parts else []  # a sum of squares may overflow
+    return [name for name, one in zip(parts, largest, strict=True) if not math.isfinite(one)]
