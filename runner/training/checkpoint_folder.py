@@ -95,19 +95,7 @@ def write_whole(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         OSError: they cannot be written.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file  # which copies nothing, unlike save()
-
-    path = folder / _WHOLE
-    try:
-        save_file(_separate(tensors), path, metadata={"format": "pt"})
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))  # the system's error is in the text alone
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+    _write(_separate(tensors), folder / _WHOLE, {"format": "pt"})
 
 
 def read_whole(folder: Path) -> dict[str, Tensor]:
@@ -127,12 +115,12 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: Any = None)
     Raises:
         OSError: a rank cannot write.
     """
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
+    from runner.training.shard_writer import ShardWriter
+
     with _by_torch():
-        storage = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-        save(_separate(tensors), storage_writer=storage, process_group=group)
+        save(_separate(tensors), storage_writer=ShardWriter(folder, _write), process_group=group)
 
 
 def read_shards(folder: Path, into: dict[str, Tensor]) -> None:
@@ -266,6 +254,21 @@ class DamagedError(UsageError):
 def damaged(path: Path, reason: str) -> DamagedError:
     """The error for a checkpoint that cannot be used."""
     return DamagedError(f"{path} is damaged, or no checkpoint ({' '.join(reason.split())[:120]})", fix=INSTEAD)
+
+
+def _write(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file  # which copies nothing, unlike save()
+
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))  # the system's error is in the text alone
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +22,7 @@ from torch import Tensor
 from runner.errors import UsageError
 from runner.training import checkpoint_folder
 from runner.training.checkpoint_folder import Position, Saved
+from tests.launching import ROOT, ok, run
 
 TENSORS = {
     "model.weight": torch.arange(6.0).reshape(2, 3),
@@ -116,6 +118,29 @@ def test_one_of_the_same_step_is_deleted_when_the_new_one_is_in_place(
     written(tmp_path, 3)
     assert steps
     assert all(found == [3] for found in steps)
+
+
+PEAK = """
+import resource, sys, torch
+from pathlib import Path
+from runner.training import checkpoint_folder
+small, large = Path(sys.argv[1], "small"), Path(sys.argv[1], "large")
+tensors = {"model.weight": torch.ones(64 << 20), "model.steps": torch.tensor(7)}  # 256 MiB
+for folder, of in ((small, {"model.steps": torch.tensor(7)}), (large, tensors)):
+    folder.mkdir()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    checkpoint_folder.write_shards(folder, of)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+assert checkpoint_folder.read_whole(large)["model.weight"].equal(tensors["model.weight"])
+"""
+
+
+def test_a_part_is_written_without_another_copy_in_memory(tmp_path: Path) -> None:
+    done = ok(run(sys.executable, "-c", PEAK, str(tmp_path), cwd=ROOT))
+    assert int(done.stdout) < 100 << 10, "KiB more than before"
+    assert [path.name for path in checkpoint_folder.shards_of(tmp_path / "large", 0)] == [
+        "shard-00001-model-00001-of-00001.safetensors"
+    ]
 
 
 def sync_of_folders_fails(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
