@@ -144,6 +144,8 @@ def _job(
         replaced_backends=dict([request.replace_backend.split("=")]) if request.replace_backend else {},
         collective_timeout=request.collective_timeout or Job.collective_timeout,
         is_standby=bool(request.standby),
+        supervised=f"{request.log_folder.parent} {request.began:.0f}" if request.log_folder and request.began else "",
+        attempt=request.log_folder.name if request.log_folder else "",
         timeout_is_asked_for=request.collective_timeout is not None,
     )
     job = with_backend(job, request.backend or "auto")

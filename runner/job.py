@@ -28,6 +28,8 @@ class Job:
     collective_timeout: float = 1800.0  # seconds
     board: Board = field(default_factory=Board, compare=False, repr=False)  # where the worker reports its progress
     is_standby: bool = False  # it waits until it is needed
+    supervised: str = ""  # what all attempts of a supervised job have in common, of which one runs at a time
+    attempt: str = ""  # which of them this is
     timeout_is_asked_for: bool = False  # if not, scripts have torch's own default
 
     @property

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ PHASES = ("starting", "standby", "training", "evaluating", "saving", "done")
 _FORM = struct.Struct("=dqqqqqddd")  # of Progress
 MOST_ENDED = 8  # ranks that are named
 _ENDED = struct.Struct(f"={1 + MOST_ENDED}q")  # their number, then the ranks
+_LOCKS = struct.Struct("16384s")  # their paths as JSON, with zeros behind
 _SHARE = 0.1  # of the last step in the mean of the step times
 
 
@@ -43,7 +45,7 @@ class Board:
     """Made before the fork; the worker writes, the guard reads. Of the ranks that have ended it is the other way round."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _FORM.size + _ENDED.size)
+        self._memory = mmap.mmap(-1, _FORM.size + _ENDED.size + _LOCKS.size)
         self.process = 0  # the worker's
         self.began = time.monotonic()  # when the job did, also where this worker has taken another's place
         self._last = Progress()
@@ -117,6 +119,18 @@ class Board:
         """The first ranks that have ended well, at most 8, as far as the guard knows."""
         number, *ranks = _ENDED.unpack_from(self._memory, _FORM.size)
         return sorted(ranks[:number])
+
+    def hold(self, locks: Sequence[str]) -> None:
+        """The worker holds these locks (runner/locks.py), which its guard removes if it cannot do so itself."""
+        text = json.dumps(locks).encode()
+        if len(text) <= _LOCKS.size:
+            _LOCKS.pack_into(self._memory, _FORM.size + _ENDED.size, text)
+
+    def locks(self) -> list[str]:
+        """The locks that the worker has held."""
+        (text,) = _LOCKS.unpack_from(self._memory, _FORM.size + _ENDED.size)
+        found: list[str] = json.loads(text.rstrip(b"\0") or b"[]")
+        return found
 
     def _write(self, new: Progress) -> None:
         self._last = new

@@ -9,35 +9,39 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from runner.errors import EXIT_FAILURE
+from runner.locks import remove_left
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _NUMBER = struct.Struct("=i")  # a process id
 _DONE = _NUMBER.pack(0)
+_DYING = 10.0  # seconds that a killed worker may take to its end
 
 
 class Group:
     """The worker and the processes that it has started.
 
     If the worker has a process group of its own, a second process (the sweeper) watches the guard: a launcher that kills
-    only the guard would leave the group behind. (The kernel ends the worker itself, see ``die_with``.)
+    only the guard would leave the group behind, and the worker's locks. (The kernel ends the worker itself, see ``die_with``.)
     """
 
-    def __init__(self, *, is_own: bool, but: Sequence[int]) -> None:
+    def __init__(self, *, is_own: bool, but: Sequence[int], locks: Callable[[], list[str]] = list) -> None:
         """Call in the guard, right before the fork: the sweeper is there before the worker starts anything.
 
         Args:
             is_own: the worker leads a group of its own; otherwise it is in the guard's, on a terminal.
             but: file descriptors that only the guard may hold.
+            locks: those that the worker has held (runner/locks.py).
 
         Raises:
             OSError: there is no room for one more process.
         """
         self.is_own, self._is_over = is_own, False
-        self._sweeper = _start_sweeper(but) if is_own else None
+        self._sweeper = _start_sweeper(but, locks) if is_own else None
 
     @property
     def own_ends(self) -> list[int]:
@@ -93,7 +97,7 @@ def die_with(parent: int, by: int = signal.SIGKILL) -> None:
         os._exit(EXIT_FAILURE)
 
 
-def _start_sweeper(but: Sequence[int]) -> int:
+def _start_sweeper(but: Sequence[int], locks: Callable[[], list[str]]) -> int:
     """Fork a process that kills the worker's group if this one ends before it says that it has done so.
 
     Returns:
@@ -111,13 +115,13 @@ def _start_sweeper(but: Sequence[int]) -> int:
         return pipe_in
     try:
         os.close(pipe_in)
-        _sweep(pipe_out, but)
+        _sweep(pipe_out, but, locks)
     finally:  # whatever it raises: this process must not go on as a guard
         os._exit(0)
 
 
-def _sweep(pipe: int, but: Sequence[int]) -> None:
-    """Wait for the worker's process id, then for the guard; kill the group if the guard ends without a word."""
+def _sweep(pipe: int, but: Sequence[int], locks: Callable[[], list[str]]) -> None:
+    """Wait for the worker's process id, then for the guard; kill the group, and remove the locks, if the guard ends without a word."""
     os.setsid()  # so that signals to the guard's group do not reach it
     nothing = os.open(os.devnull, os.O_RDWR)
     # A launcher waits until no process holds its pipes. One that it has closed may have given its number to this pipe.
@@ -125,7 +129,10 @@ def _sweep(pipe: int, but: Sequence[int]) -> None:
         os.dup2(nothing, descriptor)
     group = os.read(pipe, _NUMBER.size)
     if group not in (b"", _DONE) and os.read(pipe, _NUMBER.size) != _DONE:
-        os.killpg(_NUMBER.unpack(group)[0], signal.SIGKILL)
+        (worker,) = _NUMBER.unpack(group)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker, signal.SIGKILL)
+        remove_left([Path(lock) for lock in locks()], worker, _DYING)
 
 
 def _end_group(group: int, grace: float) -> None:

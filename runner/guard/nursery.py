@@ -155,7 +155,7 @@ class Nursery:
         board = Board()
         board.began = self._began
         with contextlib.ExitStack() as opened, outside_of_libraries():  # closed where there is no room for all of it
-            group = Group(is_own=self.has_own_group, but=(*self.own_ends(), *but))
+            group = Group(is_own=self.has_own_group, but=(*self.own_ends(), *but), locks=board.locks)
             opened.callback(group.close)
             messages, pipe = _pipe(opened)
             requested, requests = _pipe(opened)

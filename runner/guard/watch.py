@@ -6,7 +6,9 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
+from pathlib import Path
 
 from runner.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_REQUEUE
 from runner.guard.collectives import Requests
@@ -30,6 +32,7 @@ from runner.guard.states import States
 from runner.guard.worker import GRACE, Worker
 from runner.guard.worker_messages import Computes, Fails, Leaves, Met, Seeks
 from runner.launch.hydra import end_other_ranks
+from runner.locks import remove_left
 
 _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended
 # Seconds that a worker gets after another rank has failed: before SIGTERM, or SIGKILL in a training.
@@ -102,6 +105,7 @@ class Guard:
             self._events.wait(worker.left(_ROUND), *([] if worker.is_silent else [worker.messages]))
         self._receive_from_worker()  # its last words
         worker.has_ended = self._hang.has_ended = True
+        self._remove_locks(worker)
         worker.group.end_if_empty(worker.process)
         code, what, fix = worker.outcome(status, self._signals.passed_on, self._words)
         if code == 128 + signal.SIGTERM and self._others.ends_with is not None:
@@ -410,6 +414,13 @@ class Guard:
             self._report.keep(failure, present - self.restarts.done - {failure.rank})
             if not self.restarts.is_possible:
                 self._report.write()  # at once: Open MPI 5 kills the guards half a second after the first has ended
+
+    def _remove_locks(self, worker: Worker) -> None:
+        """Remove the locks that a worker has left which was killed. In a thread: a file system may hang."""
+        if left := [Path(lock) for lock in worker.board.locks()]:
+            thread = threading.Thread(target=remove_left, args=(left, worker.process), daemon=True)
+            thread.start()
+            thread.join(_WRITING)
 
     def _status(self) -> int | None:
         """The worker's exit status, if it has ended. Reaps the orphans that the guard has adopted."""

@@ -16,11 +16,16 @@ from runner.launch.table import SCHEDULER_JOBS
 _KEPT = 365 * 86400.0  # seconds
 
 
+def number_of_job(environment: Mapping[str, str]) -> str | None:
+    """The number of the scheduler's job that this process is part of."""
+    if array := environment.get("SLURM_ARRAY_JOB_ID"):
+        return f"{array}_{environment.get('SLURM_ARRAY_TASK_ID', '')}"  # as squeue shows it
+    return next((environment[name] for name in SCHEDULER_JOBS if environment.get(name)), None)
+
+
 def entry_of_job(environment: Mapping[str, str]) -> Path | None:
     """The file about this start, in the scheduler's job that it is part of; None if there is no such job, or no home."""
-    number = next((environment[name] for name in SCHEDULER_JOBS if environment.get(name)), None)
-    if array := environment.get("SLURM_ARRAY_JOB_ID"):
-        number = f"{array}_{environment.get('SLURM_ARRAY_TASK_ID', '')}"  # as squeue shows it
+    number = number_of_job(environment)
     folder = _folder()
     if number is None or folder is None or (name := _name_of(number)) is None:
         return None

@@ -38,6 +38,7 @@ class Checkpoints:
 
     def __init__(self, run: Run, trainer: Trainer, options: CheckpointOptions, settings: dict[str, Any]) -> None:
         self._run, self._trainer, self.options, self.settings = run, trainer, options, settings
+        self._folder = options.folder.absolute()  # also if the program changes its working folder
         self._aside: tuple[Path, list[Path]] | None = None
         self._step, self._saved_at = -1, time.monotonic()  # of the last checkpoint that was begun
         self._has_saved = False
@@ -46,6 +47,7 @@ class Checkpoints:
         )
         self._odd: set[Path] = set()  # those since then
         self._finite: Finite
+        self._see_that_own: Callable[[], None]
         self._unfinished: Callable[[], None] | None = None
         self._group: Any = None
         self._staging = Staging()
@@ -57,11 +59,15 @@ class Checkpoints:
 
     def keep_aside(self, folder: Path, paths: list[Path]) -> None:
         """Move other runs' checkpoints to a folder, but only when this run writes its first."""
-        self._aside = folder, paths
+        self._aside = folder.absolute(), [path.absolute() for path in paths]
 
-    def begin(self, saved: Saved | None) -> None:
-        """The training begins, with this checkpoint. One in its own folder is not written again before the next step."""
-        self._finite = Finite(self._trainer.model)
+    def begin(self, saved: Saved | None, see_that_own: Callable[[], None]) -> None:
+        """The training begins, with this checkpoint. One in its own folder is not written again before the next step.
+
+        Args:
+            see_that_own: called on rank 0 before anything is written; raises a RunnerError if the folder is another run's now.
+        """
+        self._finite, self._see_that_own = Finite(self._trainer.model), see_that_own
         if saved is None:
             return
         self._good = saved.path
@@ -219,7 +225,7 @@ class Checkpoints:
         Raises:
             UsageError: on some host it is another one.
         """
-        run, folder = self._run, self.options.folder
+        run, folder = self._run, self._folder
         marker = folder / run.on_main(lambda: f".shared-{os.urandom(4).hex()}")
         if run.is_main:
             marker.touch()
@@ -231,6 +237,7 @@ class Checkpoints:
 
     def _begin(self, draft: Path) -> None:
         """Make the draft's folder. Called on rank 0."""
+        self._see_that_own()
         with self._writing(draft.parent):
             if not self._has_saved:
                 for left in draft.parent.glob(".step-*"):  # drafts of a run that was killed
@@ -256,7 +263,7 @@ class Checkpoints:
                 checkpoint_folder.remove(path)
 
     def _path_of(self, step: int) -> Path:
-        return self.options.folder / checkpoint_folder.name_of(step)
+        return self._folder / checkpoint_folder.name_of(step)
 
     def _writing(self, path: Path) -> AbstractContextManager[None]:
         then = "; nothing was saved before" if self._good is None else ", then go on by --resume"

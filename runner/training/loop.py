@@ -27,6 +27,7 @@ from runner.training.meter import Meter
 from runner.training.metrics import StepRecord
 from runner.training.options import TrainingOptions
 from runner.training.output import Sink, open_output
+from runner.training.owning import owning
 from runner.training.preemption import end_early, listening
 from runner.training.profile import profiled
 from runner.training.progress import Show, show_progress
@@ -77,13 +78,25 @@ def fit(
         on_epoch: called on every rank after each epoch and its evaluation.
 
     Raises:
-        UsageError: the data is too small for the batch, or the checkpoint is damaged or does not fit.
+        UsageError: the data is too small for the batch, the checkpoint is damaged or does not fit, or another run writes to the same place.
         RunnerError: a file cannot be written; or loss and weights are not finite, with ``--check-finite`` loss or gradients.
         Preempted: a signal or the time limit has ended the training early; it is saved.
     """
     if run.train_by is not None:
         taken: Result = run.train_by(run, task, options)
         return taken
+    with owning(run, options) as see_that_own:
+        return _train(run, task, options, on_step, on_epoch, see_that_own)
+
+
+def _train(
+    run: Run,
+    task: Task,
+    options: TrainingOptions,
+    on_step: Sequence[Hook],
+    on_epoch: Sequence[Hook],
+    see_that_own: Callable[[], None],
+) -> Result:
     device, dtype = run.device, getattr(torch, options.dtype)
     sampler = ShardSampler.over(task.train_data, run.data_rank, run.data_size, options.seed)
     loader = train_loader(task.train_data, sampler, options.batch_size, options.workers)
@@ -96,7 +109,7 @@ def fit(
         if _is_at_its_end(position, options):
             return _nothing_left(run, trainer, options, saved)
         run.say(_going_on(saved, options, changes))
-    checkpoints.begin(saved)
+    checkpoints.begin(saved, see_that_own)
     replicas = Replicas(run, trainer) if options.check_replicas else None
     state = State(trainer.model, trainer.optimizer, position)
     meter, pace = Meter(run, task, options.batch_size * run.data_size), Pace(run)

@@ -150,6 +150,15 @@ def test_a_run_does_not_write_its_own_checkpoint_again_before_its_next_step(trai
     assert steps_of(tmp_path / "other") == [1]
 
 
+def test_a_program_may_change_its_working_folder(trained: Trained, tmp_path: Path) -> None:
+    folder = Path(os.path.relpath(tmp_path / "runs", SCRIPTS))
+    for _ in range(2):
+        ok(trained(1, folder, *SHORT, "--epochs", "2", "--then-in", str(tmp_path)))
+        assert steps_of(tmp_path / "runs") == [4, 8]
+    assert steps_of(tmp_path / "runs" / "earlier.1") == [4, 8]
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
 def test_a_second_run_keeps_the_first(trained: Trained, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     first = ok(trained(1, folder, *SHORT, "--epochs", "1"))

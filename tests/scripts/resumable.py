@@ -1,5 +1,6 @@
 """A workload that draws random numbers of every kind, in its data and its model, and has buffers."""
 
+import os
 import random
 import resource
 import time
@@ -59,6 +60,7 @@ def main(run: Run, argv: list[str]) -> None:
     parser.add_argument("--nan-at", type=int, help="the sample whose target is no number")
     parser.add_argument("--nan-gradient", action="store_true", help="the loss is finite, and its gradient is not")
     parser.add_argument("--slow-writing", type=float, default=0.0, help="seconds before tensors are written")
+    parser.add_argument("--then-in", help="the folder in which the program is after its first step")
     parser.add_argument("--largest-file", type=int, help="bytes: the disk is as good as full")
     options, given = read_options(run, parser, argv)
     generator = torch.Generator().manual_seed(1)
@@ -81,7 +83,7 @@ def main(run: Run, argv: list[str]) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (given.largest_file or before[0], before[1]))
     try:
-        fit(run, task, options)
+        fit(run, task, options, on_step=[lambda _: os.chdir(given.then_in or ".")])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)  # for the next turn
         checkpoint_folder.write_whole, checkpoint_folder.write_shards = writes

@@ -57,7 +57,7 @@ def _measure(run: Run, task: Task, options: TrainingOptions, folder: Path, round
         "in the background": Checkpoints(run, trainer, replace(at_once, is_async=True), {}),
     }
     for writer in filter(None, checkpoints.values()):
-        writer.begin(None)
+        writer.begin(None, lambda: None)
     stops: dict[str, list[float]] = {name: [] for name in checkpoints}
     takes: dict[str, list[float]] = {name: [] for name in checkpoints}
     for turn in range(rounds + 1):

@@ -19,7 +19,8 @@ TABLE: dict[str, set[str]] = {
     "early_signals": set(),
     "extensions": {"errors"},
     "launch": {"errors", "extensions"},
-    "guard": {"errors", "collector", "launch", "rendezvous"},
+    "locks": {"errors"},
+    "guard": {"errors", "collector", "launch", "locks", "rendezvous"},
     "rendezvous": {"errors", "environment", "launch"},
     "placement": {"errors", "launch"},
     "job": {"launch", "guard", "placement", "rendezvous"},
@@ -29,7 +30,7 @@ TABLE: dict[str, set[str]] = {
     "comm": {"errors", "environment", "collector", "extensions", "launch", "guard", "placement", "rendezvous", "job"},
     "parallel": {"errors", "extensions", "numbers", "rendezvous", "comm"},
     "training": {
-        *("errors", "early_signals", "rendezvous", "environment", "numbers", "launch", "job", "options"),
+        *("errors", "early_signals", "rendezvous", "environment", "numbers", "launch", "locks", "job", "options"),
         *("comm", "parallel"),
     },
     "tools": {

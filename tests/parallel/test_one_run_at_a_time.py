@@ -1,0 +1,43 @@
+"""Two jobs in one folder: the second is refused before it touches anything, and the first leaves no lock however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from tests.launching import RUNNER, clean_environment, finish, mpirun_path, run
+from tests.polling import poll_until
+from tests.results import metrics, refused, wait_for_phase
+
+ENDLESS = ["workloads.linear", "--epochs", "1000000", "--save-every", "0", "--save-every-steps", "20"]
+
+
+def test_the_second_is_refused_and_the_first_goes_on_until_it_fails(tmp_path: Path) -> None:
+    place = ["--checkpoint-dir", str(tmp_path / "runs"), "--log-dir", str(tmp_path / "log")]
+    first = subprocess.Popen(
+        [mpirun_path(), "-np", "2", *RUNNER, *ENDLESS, *place],
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        lost = wait_for_phase(first, tmp_path / "log", 1, "training")["pid"]
+        poll_until(lambda: [*(tmp_path / "runs").glob("step-*")] or None, 200, "there is a checkpoint", first)
+        second = run(*RUNNER, *ENDLESS, *place[:2])
+        refused(second, "--checkpoint-dir: process ", f" writes to {tmp_path}/runs; wait for its end, or name another")
+        elsewhere = ["--checkpoint-dir", str(tmp_path / "other"), "--metrics", str(tmp_path / "runs" / "metrics.jsonl")]
+        refused(run(*RUNNER, *ENDLESS, *elsewhere), "--metrics: process ")
+        assert first.poll() is None
+        os.kill(lost, signal.SIGKILL)  # rank 0 waits for it, and is killed by its guard
+        finish(first, 120)
+    finally:
+        first.kill()
+    steps = [line["step"] for line in metrics(tmp_path / "runs")]
+    assert steps == list(range(1, len(steps) + 1))
+    # Open MPI kills rank 0's guard, too; a process of the guard's removes the locks then.
+    poll_until(lambda: not [*(tmp_path / "runs").glob(".*in-use")], 60, "the locks are removed")
+    assert not [path for path in (tmp_path / "runs").iterdir() if ".1" in path.name]
