@@ -129,7 +129,10 @@ class Board:
     def locks(self) -> list[str]:
         """The locks that the worker has held."""
         (text,) = _LOCKS.unpack_from(self._memory, _FORM.size + _ENDED.size)
-        found: list[str] = json.loads(text.rstrip(b"\0") or b"[]")
+        try:
+            found: list[str] = json.loads(text.rstrip(b"\0"))
+        except ValueError:  # none; or the worker was killed while it wrote
+            return []
         return found
 
     def _write(self, new: Progress) -> None:

@@ -105,8 +105,8 @@ class Guard:
             self._events.wait(worker.left(_ROUND), *([] if worker.is_silent else [worker.messages]))
         self._receive_from_worker()  # its last words
         worker.has_ended = self._hang.has_ended = True
-        self._remove_locks(worker)
         worker.group.end_if_empty(worker.process)
+        self._remove_locks(worker)
         code, what, fix = worker.outcome(status, self._signals.passed_on, self._words)
         if code == 128 + signal.SIGTERM and self._others.ends_with is not None:
             # All ranks end with that code; the launcher was faster. srun shows the largest code.

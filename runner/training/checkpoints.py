@@ -42,9 +42,7 @@ class Checkpoints:
         self._aside: tuple[Path, list[Path]] | None = None
         self._step, self._saved_at = -1, time.monotonic()  # of the last checkpoint that was begun
         self._has_saved = False
-        self._good: Path | None = (
-            None  # the last that is complete and of a finite loss; at first what this run begins with
-        )
+        self._good: Path | None = None  # the last complete one of a finite loss; at first what this run begins with
         self._odd: set[Path] = set()  # those since then
         self._finite: Finite
         self._see_that_own: Callable[[], None]
