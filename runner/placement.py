@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
+from runner.control_groups import cpu_quota
 from runner.errors import Policy, RefusedError, UsageError
 from runner.launch.table import Launcher
 
@@ -73,7 +73,7 @@ def resources(environment: Mapping[str, str]) -> Resources:
     return Resources(
         cores=cores_text(affinity),
         host_cores=min(host_cores, int(allotted)) if allotted.isdecimal() and int(allotted) > 0 else host_cores,
-        quota=_cpu_quota(),
+        quota=cpu_quota(),
         gpus=_visible_gpus(environment),
         user_threads=int(threads) if threads.isdecimal() and int(threads) > 0 else None,
     )
@@ -215,29 +215,6 @@ def _binding_problem(launcher: Launcher, own: Resources, on_host: int) -> tuple[
         f"have {fair} each",
         f"start with {launcher.unbind.format(cores=fair)}",
     )
-
-
-def control_groups() -> list[Path]:
-    """The folders of this process's control group (version 2) and of those above it; empty if it has none."""
-    try:
-        group = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
-    except OSError:
-        return []
-    folder = Path("/sys/fs/cgroup") / group.lstrip("/")
-    return [folder, *folder.parents]
-
-
-def _cpu_quota() -> float | None:
-    """The CPU time that control groups allow this process, in cores; None for no limit."""
-    limits = []
-    for level in control_groups():
-        try:
-            limit, period = (level / "cpu.max").read_text().split()
-            if limit != "max":
-                limits.append(int(limit) / int(period))
-        except (OSError, ValueError):
-            continue
-    return min(limits, default=None)
 
 
 def _visible_gpus(environment: Mapping[str, str]) -> list[str]:

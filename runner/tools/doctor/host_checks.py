@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.control_groups import control_groups
 from runner.job import Job
 from runner.launch.slurm_lists import expand_hosts
-from runner.placement import control_groups, cores_of
+from runner.placement import cores_of
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, ok, warn, where
 
 GIB = 1 << 30
@@ -20,6 +21,11 @@ MIB = 1 << 20
 _MEMORY_FAIL, _MEMORY_WARN = GIB // 2, 2 * GIB  # bytes per rank
 # A container's /dev/shm is 64 MiB by default. Data loader workers pass batches through it, and NCCL passes messages.
 _SHARED_FAIL, _SHARED_WARN = 8 * MIB, 256 * MIB  # bytes per rank
+# Of control groups version 2 and 1: the limit, what is used, and its part in memory.stat that is cached files.
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def cores(job: Job, team: Team) -> Verdict:
@@ -89,20 +95,21 @@ def memory(job: Job, team: Team) -> Verdict:
 
 
 def _free_memory() -> int:
-    """Available bytes: of the host, or less if control groups (version 2) limit them."""
+    """Available bytes: of the host, or less if control groups limit them."""
     import psutil
 
     free = [psutil.virtual_memory().available]
-    for level in control_groups():
-        try:
-            limit = (level / "memory.max").read_text().strip()
-            if limit != "max":
-                used = int((level / "memory.current").read_text())
-                stat = dict(line.split() for line in (level / "memory.stat").read_text().splitlines())
-                # Cached files that can be dropped count as used there.
-                free.append(max(0, int(limit) - used + int(stat.get("inactive_file", 0))))
-        except (OSError, ValueError):
-            continue
+    for level in control_groups("memory"):
+        for limit_file, used_file, cached in _MEMORY_FILES:
+            try:
+                limit = (level / limit_file).read_text().strip()
+                if limit != "max":
+                    used = int((level / used_file).read_text())
+                    stat = dict(line.split() for line in (level / "memory.stat").read_text().splitlines())
+                    # Cached files that can be dropped count as used there.
+                    free.append(max(0, int(limit) - used + int(stat.get(cached, 0))))
+            except (OSError, ValueError):
+                continue
     return min(free)
 
 
