@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         result = rendezvous(context, record, way=way, timeout=request.timeout, policy=policy)
         topology = compare_ranks(result.records, policy)
         lifeline.tell(Met(guards_address(context, result)))
-        placements = place(context, topology, request.device, policy)
+        # A tool that works alone may be started anywhere, also where a job's GPUs are not.
+        placements = place(context, topology, "cpu" if works_alone(request.tool) else request.device, policy)
         if (gpu := placements[context.rank.value].device_index) is not None:
             lifeline.tell(Computes(record.resources["gpus"][gpu]))
         if context.size.value > 1:
@@ -153,7 +154,7 @@ def _job(
 
 
 def _warn_of_host(job: Job, target: Target) -> None:
-    warnings = [job.placement.warning]
+    warnings = [job.placement.warning, job.placement.gpu_warning]
     if (
         job.size > 1
         and target.kind in ("script", "module")

@@ -135,13 +135,16 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
     names = [row.name for row in launchers()] + [SINGLE.name]
     group = parser.add_argument_group("runner", "how the job runs")
     group.add_argument(
-        "--device", choices=DEVICES, default="auto", help="what to compute on (auto: GPUs where there are any)"
+        "--device",
+        choices=DEVICES,
+        default="auto",
+        help="what all ranks compute on (auto: GPUs where there are any; cuda: also AMD's)",
     )
     group.add_argument(
         "--backend",
         choices=("auto", *process_groups()),
         help="of a workload's process group: gloo, nccl, mpi4py (over the MPI that started the job; torch 2.14 or newer), or "
-        "mpi where torch was built with it (auto: nccl on GPUs; on CPUs mpi4py where it can be used, else gloo)",
+        "mpi where torch was built with it (auto: nccl on GPUs, xccl on Intel's; on CPUs mpi4py where it can be used, else gloo)",
     )
     group.add_argument(
         "--replace-backend",

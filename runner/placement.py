@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -13,9 +12,11 @@ from typing import Any
 
 from runner.control_groups import cpu_quota
 from runner.errors import Policy, RefusedError, UsageError
+from runner.gpus import device_type, visible_gpus
 from runner.launch.table import Launcher
+from runner.torch_build import torch_build
 
-DEVICES = ("auto", "cpu", "cuda")
+DEVICES = ("auto", "cpu", "cuda", "xpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,8 @@ class Resources:
     """What one rank may use, as it sees it itself: plain data, part of its record.
 
     ``cores`` are the cores it may run on, as Linux lists them (``0-3,8``); ``host_cores`` how many the host has; ``quota`` the CPU time a
-    container allows, in cores; ``gpus`` one name per visible GPU, the same name for the same GPU;
+    container allows, in cores; ``gpus`` one name per visible GPU, the same name for the same GPU; ``gpu_device`` torch's
+    device type for them; the other fields of GPUs are those of ``runner.gpus.Gpus``;
     ``user_threads`` what the user's ``OMP_NUM_THREADS`` says.
     """
 
@@ -31,6 +33,11 @@ class Resources:
     host_cores: int
     quota: float | None
     gpus: list[str]
+    gpu_device: str = "cuda"
+    gpu_problem: str = ""
+    gpus_allotted: str = ""
+    gpu_mask: str = ""
+    gpus_hidden: bool = False
     user_threads: int | None = None
 
     @cached_property
@@ -43,7 +50,7 @@ class Resources:
 class Placement:
     """What a rank uses."""
 
-    device: str  # cpu, cuda
+    device: str  # cpu, cuda, xpu
     device_index: int | None  # among the GPUs that this rank sees
     cores: int
     threads: int
@@ -51,6 +58,7 @@ class Placement:
     is_crowded: bool = False  # more ranks than cores, where this one runs
     problem: str = ""  # cores that the launcher keeps from this rank
     fix: str = ""  # of the problem
+    gpu_warning: str = ""  # GPUs of this host that are promised or broken, and not used
 
     @property
     def warning(self) -> str:
@@ -70,11 +78,18 @@ def resources(environment: Mapping[str, str]) -> Resources:
     # In a Slurm job only the job's share of the host counts.
     allotted = environment.get("SLURM_CPUS_ON_NODE", "")
     host_cores = os.cpu_count() or len(affinity)
+    torch = torch_build()
+    gpus = visible_gpus(environment, torch)
     return Resources(
         cores=cores_text(affinity),
         host_cores=min(host_cores, int(allotted)) if allotted.isdecimal() and int(allotted) > 0 else host_cores,
         quota=cpu_quota(),
-        gpus=_visible_gpus(environment),
+        gpus=gpus.names,
+        gpu_device=device_type(torch),
+        gpu_problem=gpus.problem,
+        gpus_allotted=gpus.allotted,
+        gpu_mask=gpus.mask,
+        gpus_hidden=gpus.hidden,
         user_threads=int(threads) if threads.isdecimal() and int(threads) > 0 else None,
     )
 
@@ -88,9 +103,11 @@ def place_host(launcher: Launcher, host: str, sharers: Sequence[Resources], devi
 
     Raises:
         UsageError: a GPU is asked for and none is visible.
-        RefusedError: the host has more ranks than GPUs.
+        RefusedError: the ranks cannot have a GPU each; or ``auto``, and the scheduler has allotted GPUs of which none can be used.
     """
-    gpus = _gpu_indices(launcher, host, sharers, device)
+    used = _common_device([(host, sharers)], device)
+    gpus = [None] * len(sharers) if used == "cpu" else _gpu_indices(launcher, host, sharers)
+    gpu_warning = _gpu_warning(sharers, used) if device != "cpu" else ""
     sharing = _sharing(sharers)
     placements = []
     for own, gpu in zip(sharers, gpus, strict=True):
@@ -98,7 +115,7 @@ def place_host(launcher: Launcher, host: str, sharers: Sequence[Resources], devi
         problem, fix = _binding_problem(launcher, own, len(sharers))
         placements.append(
             Placement(
-                device="cpu" if gpu is None else "cuda",
+                device=used,
                 device_index=gpu,
                 cores=own.mask.bit_count(),
                 threads=threads,
@@ -106,6 +123,7 @@ def place_host(launcher: Launcher, host: str, sharers: Sequence[Resources], devi
                 is_crowded=_cores_per_rank(own, sharing[own.mask], len(sharers)) < 1,
                 problem=problem,
                 fix=fix,
+                gpu_warning=gpu_warning,
             )
         )
     return placements
@@ -118,61 +136,163 @@ def place_all(
     device: str,
     policy: Policy,
 ) -> list[list[Placement]]:
-    """The placements of all ranks, host by host. All ranks compute all of them, so all raise the same error.
+    """The placements of all ranks, host by host. All ranks compute all of them, so all decide, or raise, the same.
 
-    Hosts whose ranks have the same resources are placed once.
+    The kind of device is one for all hosts, as the backend follows from it. Hosts whose ranks have the same resources are
+    placed once.
 
     Args:
         hosts: the name of each and, in the order of local ranks, the index of each rank's resources in ``kinds``.
         kinds: the distinct resources.
-        policy: for a diagnostic tool, a host with more ranks than GPUs computes on its CPUs.
+        policy: for a diagnostic tool, ranks that would be refused compute on their CPUs.
 
     Raises:
         UsageError: a GPU is asked for and none is visible.
-        RefusedError: a host has more ranks than GPUs.
+        RefusedError: some hosts have GPUs and others none, ranks of a host cannot have a GPU each, or the scheduler has
+            allotted GPUs of which none can be used.
     """
+    every = list(hosts)
+    try:
+        used = _common_device([(name, [kinds[n] for n in dict.fromkeys(numbers)]) for name, numbers in every], device)
+        return _place_all(launcher, every, kinds, device if used == "cpu" else used)
+    except RefusedError:
+        if policy is Policy.STRICT:
+            raise
+        return _place_all(launcher, every, kinds, "cpu")
+
+
+def _place_all(
+    launcher: Launcher, hosts: Sequence[tuple[str, Sequence[int]]], kinds: Sequence[Resources], device: str
+) -> list[list[Placement]]:
     placed: dict[tuple[int, ...], list[Placement]] = {}
-    placements = []
     for name, numbers in hosts:
-        alike = tuple(numbers)
-        if alike not in placed:
-            sharers = [kinds[number] for number in alike]
-            try:
-                placed[alike] = place_host(launcher, name, sharers, device)
-            except RefusedError:
-                if policy is Policy.STRICT:
-                    raise
-                placed[alike] = place_host(launcher, name, sharers, "cpu")
-        placements.append(placed[alike])
-    return placements
+        if tuple(numbers) not in placed:
+            placed[tuple(numbers)] = place_host(launcher, name, [kinds[number] for number in numbers], device)
+    return [placed[tuple(numbers)] for _, numbers in hosts]
 
 
-def _gpu_indices(launcher: Launcher, host: str, sharers: Sequence[Resources], device: str) -> list[int | None]:
-    """For each rank the first GPU it sees that no rank before it has taken, as an index among those it sees.
+def _common_device(hosts: Sequence[tuple[str, Sequence[Resources]]], device: str) -> str:
+    """The kind of device on which all ranks compute.
 
-    This rule fits whether all ranks see all GPUs, each sees its own, or the sets overlap.
+    Args:
+        hosts: the name of each, and its ranks' resources.
+        device: one of ``DEVICES``.
+
+    Raises:
+        UsageError: a GPU is asked for, and on some host none is visible.
+        RefusedError: ``auto``, and hosts differ; or none has a GPU, and the scheduler has allotted some.
     """
-    gpus = {gpu for sharer in sharers for gpu in sharer.gpus}
-    if device == "cpu" or (device == "auto" and not gpus):
-        return [None] * len(sharers)
-    if not gpus:
-        raise UsageError(
-            f"--device {device}: no GPU is visible on host {host}",
-            fix="ask the scheduler for GPUs, look at CUDA_VISIBLE_DEVICES, or say --device cpu",
-        )
-    taken: set[str] = set()
-    indices: list[int | None] = []
-    for sharer in sharers:
-        free = next((gpu for gpu in sharer.gpus if gpu not in taken), None)
-        if free is None:
-            flag = launcher.ranks_per_host.format(n=len(gpus)) or "fewer ranks"
-            raise RefusedError(
-                f"{len(sharers)} ranks on host {host} but {len(gpus)} GPU{'s' * (len(gpus) > 1)}",
-                fix=f"start {len(gpus)} per host ({flag}), or say --device cpu",
+    if device == "cpu":
+        return device
+    by_device: dict[str, list[str]] = {}  # the names of the hosts
+    for name, sharers in hosts:
+        seen = next((own.gpu_device for own in sharers if own.gpus), "cpu")
+        by_device.setdefault(seen, []).append(name)
+    without = [(name, sharers) for name, sharers in hosts if not any(own.gpus for own in sharers)]
+    reason = next((why for _, sharers in without if (why := _why_none(sharers))), "")
+    if device != "auto":
+        lacking = [name for seen, names in by_device.items() if seen != device for name in names]
+        if lacking:
+            raise UsageError(
+                f"--device {device}: no GPU is visible on host{'s' * (len(lacking) > 1)} {_listed(lacking)}"
+                + (f" ({reason})" if reason else ""),
+                fix="ask the scheduler for GPUs, look at CUDA_VISIBLE_DEVICES, or say --device cpu",
             )
-        taken.add(free)
-        indices.append(sharer.gpus.index(free))
-    return indices
+        return device
+    if len(by_device) > 1:
+        shown = [
+            f"{seen} on {_listed(names)}"
+            for seen, names in sorted(by_device.items(), key=lambda item: item[0] == "cpu")
+        ]
+        raise RefusedError(
+            f"the ranks would compute on {', but '.join(shown)}, where no GPU is visible{f' ({reason})' if reason else ''}",
+            fix="look at those hosts (python -m runner doctor), leave them out, or say --device cpu",
+        )
+    (used,) = by_device
+    for name, sharers in without:
+        allotted = next((own for own in sharers if own.gpus_allotted and not own.gpus_hidden), None)
+        if allotted is not None:
+            raise RefusedError(
+                f"the scheduler has allotted GPUs to host {name} ({allotted.gpus_allotted}), and none can be used: "
+                f"{allotted.gpu_problem or 'no driver shows one'}",
+                fix="look at nvidia-smi or rocm-smi there (a container wants --nv, --rocm or --gpus all), or say --device cpu",
+            )
+    return used
+
+
+def _why_none(sharers: Sequence[Resources]) -> str:
+    """Why ranks of a host see no GPU, as far as it is known."""
+    known = (own.gpu_problem or (own.gpu_mask if own.gpus_hidden else "") for own in sharers if not own.gpus)
+    return next(filter(None, known), "")
+
+
+def _gpu_warning(sharers: Sequence[Resources], used: str) -> str:
+    """What is to be said, once for a host, of GPUs that its ranks do not use though nobody has said --device cpu."""
+    for own in sharers:
+        problem = own.gpu_problem
+        if used != "cpu":
+            text = problem
+        elif own.gpus_hidden:
+            text = own.gpus_allotted and f"{own.gpus_allotted} allots GPUs, and {own.gpu_mask} hides them"
+        elif own.gpu_mask and own.gpu_mask not in problem:
+            text = f"{own.gpu_mask} chooses GPUs, and none can be used: {problem or 'no driver shows one'}"
+        else:
+            text = problem
+        if text:
+            return text if used != "cpu" else f"{text}; computing on CPUs, as --device cpu would without this line"
+    return ""
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    """``host1, host2, host3, host4 and 5 more``"""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def _gpu_indices(launcher: Launcher, host: str, sharers: Sequence[Resources]) -> list[int | None]:
+    """For each rank a GPU of its own, as an index among those that it sees: the first that is free, if that is possible.
+
+    This fits whether all ranks see all GPUs, each sees its own, or the sets overlap.
+    """
+    owners: dict[str, int] = {}  # GPU: local rank
+    for rank, own in enumerate(sharers):
+        if not own.gpus:
+            raise RefusedError(
+                f"local rank {rank} on host {host} sees no GPU, and others there do"
+                + (f" ({why})" if (why := _why_none([own])) else ""),
+                fix="let each rank see a GPU (look at CUDA_VISIBLE_DEVICES, and at --gpu-bind), or say --device cpu",
+            )
+        if not _take(rank, sharers, owners, set()):
+            raise _no_gpu_left(launcher, host, sharers)
+    gpus = {rank: gpu for gpu, rank in owners.items()}
+    return [own.gpus.index(gpus[rank]) for rank, own in enumerate(sharers)]
+
+
+def _take(rank: int, sharers: Sequence[Resources], owners: dict[str, int], tried: set[str]) -> bool:
+    """Give a rank a free GPU, or one whose owner can take another (augmenting paths, as in bipartite matching)."""
+    gpus = sharers[rank].gpus
+    for gpu in (*(gpu for gpu in gpus if gpu not in owners), *gpus):
+        if gpu not in tried:
+            tried.add(gpu)
+            if gpu not in owners or _take(owners[gpu], sharers, owners, tried):
+                owners[gpu] = rank
+                return True
+    return False
+
+
+def _no_gpu_left(launcher: Launcher, host: str, sharers: Sequence[Resources]) -> RefusedError:
+    gpus = sorted({gpu for own in sharers for gpu in own.gpus})
+    problem = next((f" ({own.gpu_problem})" for own in sharers if own.gpu_problem), "")
+    text = f"{len(sharers)} ranks on host {host} but {_counted(len(gpus), 'GPU')}{problem}"
+    flag = launcher.ranks_per_host.format(n=len(gpus)) or "fewer ranks"
+    fix = f"start {len(gpus)} per host ({flag}), or say --device cpu"
+    if len(gpus) >= len(sharers):
+        text = f"the {len(sharers)} ranks on host {host} cannot have a GPU each: some see only one that others see, too"
+        fix = "let each see its own, or all of them (--gpus-per-node and --gpu-bind=none), or say --device cpu"
+    elif any(gpu.startswith("MIG-") for gpu in gpus):
+        text += ": CUDA shows a process one MIG instance, the first"
+        fix = f"give each rank one of its own (CUDA_VISIBLE_DEVICES=MIG-…), {fix}"
+    return RefusedError(text, fix=fix)
 
 
 def _threads(own: Resources, sharing: int, on_host: int) -> tuple[int, str]:
@@ -215,46 +335,6 @@ def _binding_problem(launcher: Launcher, own: Resources, on_host: int) -> tuple[
         f"have {fair} each",
         f"start with {launcher.unbind.format(cores=fair)}",
     )
-
-
-def _visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """The UUIDs of the GPUs that CUDA will show this process, in CUDA's order.
-
-    ``CUDA_VISIBLE_DEVICES`` chooses by index or by the beginning of a UUID; CUDA stops at the first
-    entry that is neither (CUDA programming guide, environment variables).
-    """
-    gpus = _nvidia_gpus()
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None or not gpus:
-        return gpus
-    visible: list[str] = []
-    for entry in (entry.strip() for entry in chosen.split(",")):
-        if entry.isdecimal() and int(entry) < len(gpus):
-            visible.append(gpus[int(entry)])
-        elif entry.startswith("MIG-"):
-            visible.append(entry)
-        elif entry.startswith("GPU-") and any(gpu.startswith(entry) for gpu in gpus):
-            visible.append(next(gpu for gpu in gpus if gpu.startswith(entry)))
-        else:
-            break
-    return visible
-
-
-def _nvidia_gpus() -> list[str]:
-    """The UUIDs of the NVIDIA GPUs that this process may open, from the driver, without CUDA or torch."""
-    if not os.path.exists("/dev/nvidiactl"):
-        return []
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        try:
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-            return [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-        finally:
-            pynvml.nvmlShutdown()
-    except Exception:  # a driver without its library: the device files still count the GPUs
-        return sorted(name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name))
 
 
 def as_record(own: Resources) -> dict[str, Any]:

@@ -22,7 +22,8 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 # What a launcher, a scheduler or the runner itself may have left in the environment of the tests.
 _LAUNCHER_PREFIXES = ("OMPI_COMM", "PMI", "SLURM_", "TORCHELASTIC_", "HOROVOD_", "MPI_LOCAL", "JSM_", "PALS_", "FLUX_")
-_OTHERS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
+_OTHERS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "PBS_GPUFILE"}
+_OTHERS |= {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
 
 RUNNER = [sys.executable, "-m", "runner"]
 

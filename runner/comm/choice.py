@@ -33,7 +33,8 @@ def with_spare_cores(job: Job) -> Job:
 
 def network_backends() -> dict[str, str]:
     """For each device type the backend that needs no MPI, which a script not written for the runner asks for."""
-    return {device: next(b.name for b in backends().values() if device in b.chosen_on) for device in ("cpu", "cuda")}
+    devices = ("cpu", "cuda", "xpu")
+    return {device: next(b.name for b in backends().values() if device in b.chosen_on) for device in devices}
 
 
 def network_backend(job: Job) -> str:

@@ -1,4 +1,4 @@
-"""NCCL, for GPUs."""
+"""NCCL, for NVIDIA's GPUs; torch for ROCm has AMD's RCCL under the same name."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from runner.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
 
 _MODULE = "torch.distributed.distributed_c10d"
-_WITH_HOST_MEMORY = {"nccl": "cpu:gloo,cuda:nccl"}
+_WITH_HOST_MEMORY = {"nccl": "cpu:gloo,cuda:nccl", "xccl": "cpu:gloo,xpu:xccl"}
 
 
 def prepare_backends(job: Job) -> None:
@@ -39,7 +39,6 @@ def with_host_memory(backend: str) -> str:
     return _WITH_HOST_MEMORY.get(backend, backend)
 
 
-@raised_on_all_ranks()
 def start_process_group(job: Job, *, host_memory: bool = False) -> None:
     """Serve the job's store, and initialise torch.distributed's default group for a workload.
 
@@ -47,24 +46,33 @@ def start_process_group(job: Job, *, host_memory: bool = False) -> None:
         host_memory: whether it also takes tensors that are not on the GPU, as gradients are with ``--offload cpu``.
 
     Raises:
-        UsageError: the backend asked for is not available.
+        UsageError: the backend asked for is not available, or torch cannot use the GPU.
     """
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     backend = backends()[job.backend]
-    if reason := backend.unavailable_reason(job):
-        other = "or say --backend gloo" if backend.name != "gloo" else ""
-        raise UsageError(f"--backend {backend.name}: {reason}", fix=other)
-    serve_store(job)
-    prepare_backends(job)
-    if not dist.is_backend_available(backend.name):
-        raise UsageError(f"this torch ({torch.__version__}) was built without {backend.name}", fix="say --backend gloo")
+    with raised_on_all_ranks():
+        if reason := backend.unavailable_reason(job):
+            other = "or say --backend gloo" if backend.name != "gloo" else ""
+            raise UsageError(f"--backend {backend.name}: {reason}", fix=other)
+        serve_store(job)
+        prepare_backends(job)
+        if not dist.is_backend_available(backend.name):
+            raise UsageError(
+                f"this torch ({torch.__version__}) was built without {backend.name}", fix="say --backend gloo"
+            )
     device = None
-    if job.placement.device == "cuda":
+    if job.placement.device != "cpu":
         device = torch.device(job.placement.torch_device)
-        torch.cuda.set_device(device)
+        try:
+            torch.get_device_module(device).set_device(device)
+        except (RuntimeError, AssertionError) as error:
+            raise UsageError(
+                f"torch cannot use the GPU {device} of host {job.context.host}: {' '.join(str(error).split())[:200]}",
+                fix="python -m runner doctor says more; --device cpu does without",
+            ) from error
     timeout = timedelta(seconds=job.collective_timeout)
     client = TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=timeout)
     dist.init_process_group(

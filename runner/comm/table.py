@@ -14,9 +14,10 @@ from runner.comm.horovod.backend import Horovod
 from runner.comm.mpi.registering import MPI4Py
 from runner.comm.nccl import NCCL
 from runner.comm.torch_mpi import TorchMPI
+from runner.comm.xccl import XCCL
 from runner.extensions import extensions, load_extension
 
-_BACKENDS: tuple[Backend, ...] = (Gloo(), MPI4Py(), Horovod(), NCCL(), TorchMPI())
+_BACKENDS: tuple[Backend, ...] = (Gloo(), MPI4Py(), Horovod(), NCCL(), XCCL(), TorchMPI())
 
 
 @functools.cache

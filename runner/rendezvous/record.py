@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import runner
 from runner.launch.context import LaunchContext
+from runner.torch_build import torch_build
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,23 +66,10 @@ def own_record(context: LaunchContext, **more: Any) -> RankRecord:
         host_key=_host_key(context.host),
         pid=os.getpid(),
         python=platform.python_version(),
-        torch=torch_version(),
+        torch=torch_build().version,
         runner=runner.__version__,
         **more,
     )
-
-
-def torch_version() -> str:
-    """The version of torch that would be imported, read from its files; "" if there is none."""
-    spec = find_spec("torch")
-    for folder in spec.submodule_search_locations or () if spec else ():
-        try:
-            match = re.search(r"__version__ = '([^']+)'", (Path(folder) / "version.py").read_text())
-        except OSError:
-            continue
-        if match:
-            return match[1]
-    return ""
 
 
 def _host_key(host: str) -> str:

@@ -7,6 +7,7 @@ options of parallelism (``explain --tp 2 --pp 2``) it shows which rank gets whic
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -79,6 +80,7 @@ def _rank_facts(job: Job, rank: int) -> dict[str, Any]:
         "threads": placement.threads,
         "threads_source": placement.threads_source,
         "warning": placement.warning,
+        "gpu_warning": placement.gpu_warning,
     }
 
 
@@ -101,6 +103,7 @@ def _print_tables(facts: dict[str, Any]) -> None:
         ("sets", " ".join(map(_setting, facts["settings"].items())) or "nothing: you have set all of it"),
         ("threads", f"{ranks[0]['threads']} per rank: {ranks[0]['threads_source']}"),
         *(("warning", text) for text in dict.fromkeys(rank["warning"] for rank in ranks if rank["warning"])),
+        *(("GPUs", text) for text in dict.fromkeys(_gpu_texts(ranks))),
     ]
     out = console()
     grid = Table.grid(padding=(0, 4))
@@ -121,6 +124,14 @@ def _print_tables(facts: dict[str, Any]) -> None:
         table.add_row(*(str(rank[key]) for key in columns))
     out.print()
     out.print(table)
+
+
+def _gpu_texts(ranks: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The warnings of GPUs, each with its host where there are several."""
+    hosts = {rank["host"] for rank in ranks}
+    for rank in ranks:
+        if rank["gpu_warning"]:
+            yield f"{rank['host']}: {rank['gpu_warning']}" if len(hosts) > 1 else rank["gpu_warning"]
 
 
 _MESH = {

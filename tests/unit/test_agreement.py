@@ -10,7 +10,8 @@ import pytest
 from runner.errors import RefusedError
 from runner.launch.detect import detect
 from runner.rendezvous.agreement import compare_ranks
-from runner.rendezvous.record import RankRecord, own_record, torch_version
+from runner.rendezvous.record import RankRecord, own_record
+from runner.torch_build import torch_build
 
 
 def records(count: int = 3, **changes: Any) -> list[RankRecord]:
@@ -52,4 +53,4 @@ def test_several_differences_are_all_shown() -> None:
 def test_torchs_version_is_read_without_importing_it() -> None:
     import torch
 
-    assert torch_version() == torch.__version__
+    assert torch_build().version == torch.__version__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.launch.table import LAUNCHERS
+from runner.placement import Resources, as_record
 from runner.rendezvous.record import RankRecord
 from runner.rendezvous.records import Records
 from runner.rendezvous.topology import Host, Topology
@@ -20,7 +22,7 @@ from runner.tools.doctor.speed_checks import judge_links, rounds_of_pairs
 from tests.launching import RUNNER, ok, run
 from tests.unit.test_detect import captured
 
-FINE = {"promised": "", "driver": "580.1", "mig": False, "torch": "", "nccl": "2.28.9"}
+FINE = {"driver": "580.1", "mig": False, "order": "", "torch": "", "nccl": "2.28.9"}
 
 
 def job(*ranks_per_host: int) -> Any:
@@ -47,19 +49,59 @@ def job(*ranks_per_host: int) -> Any:
         ([["GPU-a"], ["GPU-b"], ["GPU-c"], ["GPU-d"]], {"nccl": "2.20.5"}, "warn", "NCCL differs"),
         ([["GPU-a"], ["GPU-b"], ["GPU-c"], ["GPU-d"]], {"torch": "torch was built without CUDA"}, "fail", "without CUDA on rank 3 (host1)"),
         ([["GPU-a"], ["GPU-b"], ["GPU-c"], ["MIG-d"]], {"mig": True}, "warn", "MIG is on for rank 3 (host1)"),
+        ([["GPU-a"], ["GPU-b"], ["GPU-c"], ["GPU-d"]], {"order": "GPUs of different models (A, B)"}, "warn", "models (A, B) on rank 3 (host1): CUDA"),
     ],
 )  # fmt: skip
 def test_gpus(seen: list[list[str]], changes: dict[str, Any], status: str, text: str) -> None:
-    verdict = judge_gpus(job(2, 2), seen, [FINE, FINE, FINE, FINE | changes])
+    verdict = judge_gpus(job(2, 2), [resources(gpus) for gpus in seen], [FINE, FINE, FINE, FINE | changes])
     assert verdict.status == status
     assert text in verdict.detail
     assert bool(verdict.fix) == (status != "ok")
 
 
+def resources(gpus: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+    return as_record(Resources(cores="0", host_cores=1, quota=None, gpus=list(gpus), **more))
+
+
+@pytest.mark.parametrize(
+    ("last", "status", "text"),
+    [
+        ({"gpus_allotted": "SLURM_JOB_GPUS=0"}, "fail", "SLURM_JOB_GPUS=0 on rank 3 (host1), but no GPU is to be seen"),
+        (
+            {"gpu_mask": "HIP_VISIBLE_DEVICES=0"},
+            "warn",
+            "HIP_VISIBLE_DEVICES=0 on rank 3 (host1), but no GPU is to be seen",
+        ),
+        ({"gpu_problem": "GPU 0 does not answer"}, "warn", "GPU 0 does not answer on rank 3 (host1)"),
+        (
+            {"gpus_allotted": "SLURM_JOB_GPUS=0", "gpu_problem": "torch is for CPUs"},
+            "fail",
+            "seen there (torch is for CPUs)",
+        ),
+        (
+            {"gpu_mask": "CUDA_VISIBLE_DEVICES=", "gpus_hidden": True},
+            "ok",
+            "CUDA_VISIBLE_DEVICES= hides them on rank 3",
+        ),
+    ],
+)
+def test_why_there_are_no_gpus(last: dict[str, Any], status: str, text: str) -> None:
+    verdict = judge_gpus(job(2, 2), [resources()] * 3 + [resources(**last)], [FINE] * 4)
+    assert (verdict.status, text in verdict.detail) == (status, True)
+
+
+def test_a_broken_gpu_among_others_is_told_of() -> None:
+    problem = {"gpu_problem": "GPU 1 does not answer: GPU is lost"}
+    alone = judge_gpus(job(1, 1), [resources(["a"]), resources(["b"], **problem)], [FINE] * 2)
+    assert (alone.status, alone.detail) == ("warn", "GPU 1 does not answer: GPU is lost on rank 1 (host1)")
+    needed = judge_gpus(job(2), [resources(["a"], **problem)] * 2, [FINE] * 2)
+    assert (needed.status, needed.detail.endswith("(GPU 1 does not answer: GPU is lost)")) == ("fail", True)
+
+
 def test_gpus_that_are_not_to_be_used_are_not_judged() -> None:
     on_cores = job(2, 2)
     on_cores.device = "cpu"
-    shared = [["GPU-a"], ["GPU-a"], ["GPU-c"], ["GPU-d"]]
+    shared = [resources([gpu]) for gpu in ("GPU-a", "GPU-a", "GPU-c", "GPU-d")]
     assert judge_gpus(on_cores, shared, [FINE] * 4).status == "ok"
 
 

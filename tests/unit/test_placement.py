@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.errors import RefusedError, UsageError
+from runner.errors import Policy, RefusedError, UsageError
 from runner.launch.table import LAUNCHERS
-from runner.placement import Resources, cores_text, place_host, resources
+from runner.placement import Placement, Resources, cores_text, place_all, place_host, resources
 
 OPENMPI = next(row for row in LAUNCHERS if row.name == "openmpi")
 
@@ -20,14 +22,14 @@ def seen(
     cores: list[int] | None = None,
     host_cores: int = 8,
     quota: float | None = None,
-    user_threads: int | None = None,
+    **more: Any,
 ) -> Resources:
     return Resources(
         cores=cores_text(range(host_cores) if cores is None else cores),
         host_cores=host_cores,
         quota=quota,
         gpus=gpus or [],
-        user_threads=user_threads,
+        **more,
     )
 
 
@@ -45,6 +47,22 @@ def test_each_rank_sees_its_own_gpu() -> None:
 
 def test_some_gpus_overlap() -> None:
     assert devices([seen(["a", "b"]), seen(["b", "a"]), seen(["b", "c"])]) == ["cuda:0", "cuda:0", "cuda:1"]
+
+
+def test_a_rank_leaves_the_only_gpu_that_another_sees_to_it() -> None:
+    assert devices([seen(["a", "b"]), seen(["a"])]) == ["cuda:1", "cuda:0"]
+    assert devices([seen(["a", "b"]), seen(["a", "c"]), seen(["a"])]) == ["cuda:1", "cuda:1", "cuda:0"]
+
+
+@given(st.lists(st.lists(st.sampled_from("abcde"), min_size=1, unique=True), min_size=1, max_size=4))
+def test_ranks_get_a_gpu_each_wherever_that_is_possible(sets: list[list[str]]) -> None:
+    possible = any(len(set(choice)) == len(sets) for choice in itertools.product(*sets))
+    try:
+        indices = [int(device.removeprefix("cuda:")) for device in devices([seen(gpus) for gpus in sets])]
+    except RefusedError:
+        assert not possible
+    else:
+        assert len({gpus[index] for gpus, index in zip(sets, indices, strict=True)}) == len(sets)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +90,107 @@ def test_more_ranks_than_gpus_is_refused_with_the_flag() -> None:
 def test_two_ranks_shown_the_same_one_gpu_are_refused() -> None:
     with pytest.raises(RefusedError, match="2 ranks on host node1 but 1 GPU;"):
         devices([seen(["a"])] * 2)
+
+
+def test_ranks_that_share_gpus_while_others_are_free_are_refused() -> None:
+    with pytest.raises(RefusedError, match=r"the 3 ranks on host node1 cannot have a GPU each: .*--gpu-bind=none"):
+        devices([seen(["a"]), seen(["a"]), seen(["b", "c"])])
+
+
+def test_a_rank_without_a_gpu_beside_ranks_with_one_is_refused() -> None:
+    hidden = seen(gpu_mask="CUDA_VISIBLE_DEVICES=", gpus_hidden=True)
+    with pytest.raises(RefusedError, match=r"local rank 1 on host node1 sees no GPU, .* \(CUDA_VISIBLE_DEVICES=\)"):
+        devices([seen(["a", "b"]), hidden])
+
+
+def test_ranks_with_the_same_mig_instances_are_told_to_have_one_each() -> None:
+    with pytest.raises(
+        RefusedError, match=r"but 1 GPU: CUDA shows a process one MIG instance.*CUDA_VISIBLE_DEVICES=MIG-"
+    ):
+        devices([seen(["MIG-1"])] * 2)
+    assert devices([seen(["MIG-1"]), seen(["MIG-2"])]) == ["cuda:0", "cuda:0"]
+
+
+def test_intels_gpus_have_their_own_device_type() -> None:
+    assert devices([seen(["a", "b"], gpu_device="xpu")] * 2) == ["xpu:0", "xpu:1"]
+    with pytest.raises(UsageError, match="--device cuda: no GPU is visible on host node1"):
+        devices([seen(["a"], gpu_device="xpu")], "cuda")
+
+
+def on_hosts(*kinds: Resources, device: str = "auto", policy: Policy = Policy.STRICT) -> list[list[Placement]]:
+    """The placements of a rank for each of these resources, on hosts node1, node2, …"""
+    return place_all(OPENMPI, [(f"node{i + 1}", [i]) for i in range(len(kinds))], kinds, device, policy)
+
+
+def test_hosts_with_and_without_gpus_do_not_train_together() -> None:
+    """Each rank would choose another backend by its own device, and they would never connect."""
+    broken = seen(gpu_problem="the NVIDIA driver does not answer: Driver/library version mismatch")
+    with pytest.raises(
+        RefusedError,
+        match=r"cuda on node1, node3, but cpu on node2, where no GPU is visible \(the NVIDIA driver does not answer: "
+        r"Driver/library version mismatch\); .*--device cpu$",
+    ):
+        on_hosts(seen(["a"]), broken, seen(["c"]))
+    for options in ({"device": "cpu"}, {"policy": Policy.DIAGNOSTIC}):
+        assert {host[0].device for host in on_hosts(seen(["a"]), broken, **options)} == {"cpu"}
+    many = [seen(["a"]), *[broken] * 9]
+    with pytest.raises(RefusedError, match=r"cpu on node2, node3, node4, node5 and 5 more"):
+        on_hosts(*many)
+    with pytest.raises(UsageError, match=r"--device cuda: no GPU is visible on host node2 \(the NVIDIA driver"):
+        on_hosts(seen(["a"]), broken, device="cuda")
+
+
+def test_hosts_may_have_different_numbers_of_gpus() -> None:
+    hosts = [("node1", [0, 0]), ("node2", [1])]
+    placed = place_all(OPENMPI, hosts, [seen(["a", "b"]), seen(["a"])], "auto", Policy.STRICT)
+    assert [[p.torch_device for p in host] for host in placed] == [["cuda:0", "cuda:1"], ["cuda:0"]]
+
+
+def test_one_host_with_too_many_ranks_puts_all_of_a_diagnosis_on_cpus() -> None:
+    hosts = [("node1", [0, 0]), ("node2", [1])]
+    placed = place_all(OPENMPI, hosts, [seen(["a"]), seen(["b"])], "auto", Policy.DIAGNOSTIC)
+    assert {p.device for host in placed for p in host} == {"cpu"}
+
+
+def test_gpus_that_the_scheduler_has_allotted_are_not_done_without() -> None:
+    lost = seen(gpus_allotted="SLURM_JOB_GPUS=0,1", gpu_mask="ROCR_VISIBLE_DEVICES=0,1")
+    with pytest.raises(
+        RefusedError, match=r"to host node1 \(SLURM_JOB_GPUS=0,1\), and none can be used: no driver .*--device cpu"
+    ):
+        on_hosts(lost, lost)
+    assert on_hosts(lost, device="cpu")[0][0].gpu_warning == ""
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, ""),
+        (
+            {"gpu_mask": "HIP_VISIBLE_DEVICES=0,1"},
+            "HIP_VISIBLE_DEVICES=0,1 chooses GPUs, and none can be used: no driver",
+        ),
+        ({"gpu_mask": "CUDA_VISIBLE_DEVICES=", "gpus_hidden": True}, ""),
+        (
+            {"gpus_allotted": "SLURM_JOB_GPUS=0", "gpu_mask": "CUDA_VISIBLE_DEVICES=NoDevFiles", "gpus_hidden": True},
+            "SLURM_JOB_GPUS=0 allots GPUs, and CUDA_VISIBLE_DEVICES=NoDevFiles hides them; computing on CPUs",
+        ),
+        (
+            {"gpu_problem": "GPU 0 does not answer: GPU is lost"},
+            "GPU 0 does not answer: GPU is lost; computing on CPUs",
+        ),
+    ],
+)
+def test_what_is_said_where_ranks_compute_on_cpus(more: dict[str, Any], said: str) -> None:
+    ((placement,),) = on_hosts(seen(**more))
+    assert (placement.device, placement.gpu_warning.startswith(said)) == ("cpu", True)
+    assert bool(placement.gpu_warning) == bool(said)
+
+
+def test_a_broken_gpu_is_left_out_and_told_of() -> None:
+    ((placement,),) = on_hosts(seen(["a"], gpu_problem="GPU 1 does not answer: GPU is lost"))
+    assert (placement.torch_device, placement.gpu_warning) == ("cuda:0", "GPU 1 does not answer: GPU is lost")
+    with pytest.raises(RefusedError, match=r"2 ranks on host node1 but 1 GPU \(GPU 1 does not answer: GPU is lost\)"):
+        devices([seen(["a"], gpu_problem="GPU 1 does not answer: GPU is lost")] * 2)
 
 
 def test_cpu_can_be_chosen_beside_gpus() -> None:

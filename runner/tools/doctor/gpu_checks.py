@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from runner.job import Job
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, grouped, ok, warn, where
 
-# Variables by which schedulers and users assign GPUs to this process.
-_PROMISES = ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "GPU_DEVICE_ORDINAL")
-_NO_GPUS = ("", "-1", "0x0", "NoDevFiles", "(null)")
-
 
 def gpus(job: Job, team: Team) -> Verdict:
     """Whether each rank has a GPU of its own that torch can use, and whether NCCL and drivers are the same everywhere."""
-    seen = job.topology.records[job.rank].resources["gpus"]
-    own: dict[str, Any] = {"promised": "", "driver": "", "mig": False, "torch": "", "nccl": ""}
-    if seen and job.device != "cpu":
-        own.update(_driver(seen), **_torch(job.placement.torch_device))
-    else:
-        names = [name for name in _PROMISES if os.environ.get(name, "") not in _NO_GPUS]
-        own["promised"] = f"{names[0]}={os.environ[names[0]]}" if names else ""
-    return judge_gpus(job, [record.resources["gpus"] for record in job.topology.records], team.gather(own))
+    own: dict[str, Any] = {"driver": "", "mig": False, "order": "", "torch": "", "nccl": ""}
+    record = job.topology.records[job.rank].resources
+    if record["gpus"] and job.device != "cpu":
+        # The job itself may be on CPUs, where its ranks do not fit their GPUs.
+        own.update(_driver(record["gpus"]), **_torch(f"{record['gpu_device']}:{job.placement.device_index or 0}"))
+    return judge_gpus(job, [record.resources for record in job.topology.records], team.gather(own))
 
 
-def judge_gpus(job: Job, seen: Sequence[Sequence[str]], found: Sequence[dict[str, Any]]) -> Verdict:
-    """The verdict on the GPUs that each rank sees (by UUID), and on what each found out about them."""
+def judge_gpus(job: Job, records: Sequence[Mapping[str, Any]], found: Sequence[dict[str, Any]]) -> Verdict:
+    """The verdict on each rank's resources (``runner.placement.Resources`` as plain data), and on what each rank found out."""
     topology = job.topology
     if job.device == "cpu":
         return ok("not used: --device cpu")
-    promised = [rank for rank, one in enumerate(found) if one["promised"]]
-    if promised:
-        return warn(
-            f"{found[promised[0]]['promised']} on {where(promised, topology)}, but no GPU is to be seen there",
-            "look at nvidia-smi on that host; in a container start it with --nv (Apptainer) or --gpus all (Docker)",
-        )
-    without = [rank for rank, own in enumerate(seen) if not own]
+    seen = [record["gpus"] for record in records]
+    without = [rank for rank, gpus in enumerate(seen) if not gpus]
     if len(without) == len(seen):
-        return ok("none: the job computes on cores")
+        return _judge_none(job, records)
     if without:
         return fail(
-            f"no GPU on {where(without, topology)}, while others see some",
+            f"no GPU on {where(without, topology)}, while others see some{_problem_of(records, without)}",
             "ask for as many GPUs on every host (--gpus-per-node), and look at CUDA_VISIBLE_DEVICES there",
         )
     for host in topology.hosts:
@@ -50,7 +40,8 @@ def judge_gpus(job: Job, seen: Sequence[Sequence[str]], found: Sequence[dict[str
         if len(here) < len(host.ranks):
             flag = job.context.launcher.ranks_per_host.format(n=len(here)) or f"start {len(here)} per host"
             return fail(
-                f"{len(host.ranks)} ranks on {host.name} share {counted(len(here), 'GPU')}, {', '.join(here)[:90]}; NCCL refuses that",
+                f"{len(host.ranks)} ranks on {host.name} share {counted(len(here), 'GPU')}, {', '.join(here)[:90]}; NCCL "
+                f"refuses that{_problem_of(records, host.ranks)}",
                 f"{flag}, or give each rank its own (--gpus-per-task, --gpu-bind=none with --gpus-per-node)",
             )
     broken = [rank for rank, one in enumerate(found) if one["torch"]]
@@ -59,33 +50,84 @@ def judge_gpus(job: Job, seen: Sequence[Sequence[str]], found: Sequence[dict[str
             f"{found[broken[0]]['torch']} on {where(broken, topology)}",
             "see the CUDA wheels of this torch, and the driver that they ask for",
         )
+    silent = [rank for rank, record in enumerate(records) if record["gpu_problem"]]
+    if silent:
+        return warn(
+            f"{records[silent[0]]['gpu_problem']} on {where(silent, topology)}",
+            "look at nvidia-smi and dmesg there, and leave that host out",
+        )
     for name, title in (("driver", "the driver"), ("nccl", "NCCL")):
         if len({one[name] for one in found}) > 1:
             return warn(
                 f"{title} differs: {grouped([one[name] for one in found], topology)}",
                 "use hosts and environments of one kind",
             )
-    text = f"{counted(len(set().union(*seen)), 'GPU')}, driver {found[0]['driver']}, NCCL {found[0]['nccl'] or 'none'}"
+    text = f"{counted(len(set().union(*seen)), 'GPU')}, driver {found[0]['driver'] or 'unknown'}, NCCL {found[0]['nccl'] or 'none'}"
     divided = [rank for rank, one in enumerate(found) if one["mig"]]
     if divided:
         return warn(
             f"{text}; MIG is on for {where(divided, topology)}",
             "NCCL takes one slice per process and no two of the same GPU: ask for whole GPUs to train on several",
         )
+    unordered = [rank for rank, one in enumerate(found) if one["order"]]
+    if unordered:
+        return warn(
+            f"{text}; {found[unordered[0]]['order']} on {where(unordered, topology)}: CUDA numbers the fastest first, nvidia-smi "
+            "by PCI address",
+            "set CUDA_DEVICE_ORDER=PCI_BUS_ID where GPUs are chosen by number",
+        )
     return ok(text)
 
 
-def _driver(seen: Sequence[str]) -> dict[str, Any]:
-    import pynvml
+def _judge_none(job: Job, records: Sequence[Mapping[str, Any]]) -> Verdict:
+    """No rank sees a GPU: whether some were promised."""
+    fix = (
+        "look at nvidia-smi or rocm-smi on that host; a container wants --nv or --rocm (Apptainer), --gpus all or "
+        "--device (Docker)"
+    )
+    for judge, field in ((fail, "gpus_allotted"), (warn, "gpu_mask"), (warn, "gpu_problem")):
+        ranks = [rank for rank, record in enumerate(records) if record[field] and not record["gpus_hidden"]]
+        if ranks:
+            text = f"{records[ranks[0]][field]} on {where(ranks, job.topology)}"
+            if field != "gpu_problem":
+                text += f", but no GPU is to be seen there{_problem_of(records, ranks)}"
+            return judge(text, fix)
+    hidden = [rank for rank, record in enumerate(records) if record["gpus_hidden"]]
+    if hidden:
+        return ok(f"none: {records[hidden[0]]['gpu_mask']} hides them on {where(hidden, job.topology)}")
+    return ok("none: the job computes on cores")
 
-    pynvml.nvmlInit()
+
+def _problem_of(records: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> str:
+    return next((f" ({problem})" for rank in ranks if (problem := records[rank]["gpu_problem"])), "")
+
+
+def _driver(seen: Sequence[str]) -> dict[str, Any]:
+    """What NVML tells: the driver's version, whether GPUs are divided, and whether their order is uncertain."""
     try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # GPUs of another maker, or a container without the driver's library
+        return {}
+    try:
+        models = {str(pynvml.nvmlDeviceGetName(handle)) for handle in _handles(pynvml)}
+        is_ordered = len(models) < 2 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
         return {
             "driver": str(pynvml.nvmlSystemGetDriverVersion()),
             "mig": any(gpu.startswith("MIG-") for gpu in seen) or any(map(_is_divided, seen)),
+            "order": "" if is_ordered else f"GPUs of different models ({', '.join(sorted(models))})",
         }
+    except Exception:  # the driver does not tell it of these GPUs
+        return {}
     finally:
         pynvml.nvmlShutdown()
+
+
+def _handles(nvml: Any) -> Iterator[Any]:
+    for index in range(nvml.nvmlDeviceGetCount()):
+        with contextlib.suppress(nvml.NVMLError):  # broken, or another job's
+            yield nvml.nvmlDeviceGetHandleByIndex(index)
 
 
 def _is_divided(uuid: str) -> bool:
@@ -102,12 +144,10 @@ def _torch(device: str) -> dict[str, str]:
     """Why torch cannot use the GPU ("" if it can), and the version of its NCCL."""
     import torch
 
-    if torch.version.cuda is None:
-        return {"torch": f"torch {torch.__version__} was built without CUDA", "nccl": ""}
     try:
         torch.zeros(1, device=device).sum().item()
     except (RuntimeError, AssertionError) as error:
         return {"torch": f"torch cannot use the GPU ({' '.join(str(error).split())[:200]})", "nccl": ""}
     version_of_nccl: Callable[[], tuple[int, ...]] = torch.cuda.nccl.version
-    nccl = version_of_nccl() if torch.distributed.is_nccl_available() else ()
-    return {"torch": "", "nccl": ".".join(map(str, nccl))}
+    has_nccl = device.startswith("cuda") and torch.distributed.is_nccl_available()
+    return {"torch": "", "nccl": ".".join(map(str, version_of_nccl())) if has_nccl else ""}

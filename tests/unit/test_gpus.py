@@ -1,0 +1,236 @@
+"""Which GPUs a process may use, on stand-ins of hosts that are not at hand."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from runner.gpus import chosen
+from runner.torch_build import TorchBuild
+from tests.gpu_node import (
+    CUDA,
+    FOR_CPUS,
+    LOST,
+    MISMATCH,
+    NO_DRIVER,
+    NO_LIBRARY,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    ROCM,
+    XPU,
+    Nvidia,
+    node,
+)
+
+FOUR = ["GPU-a0", "GPU-a1", "GPU-b2", "GPU-c3"]
+
+
+@pytest.mark.parametrize(
+    ("mask", "shown"),
+    [
+        ("0,1,2,3", [0, 1, 2, 3]),
+        ("2,0", [2, 0]),
+        (" 1 , 3 ", [1, 3]),
+        ("0,2,-1,1", [0, 2]),  # the example of the CUDA programming guide
+        ("0,9,1", [0]),
+        ("1gpu2,2ampere", [1, 2]),  # as torch's own comment has it
+        ("0,1,0", []),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("GPU-b,GPU-a1", [2, 1]),
+        ("GPU-a", []),  # fits two
+        ("GPU-c3,GPU-x,GPU-b2", [3]),
+        ("GPU-c,GPU-c3", []),  # one twice
+        ("GPU-c3,0", [3]),
+        ("0,GPU-c3", [0]),
+    ],
+)
+def test_a_mask_is_taken_at_its_word(
+    mask: str, shown: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = node(tmp_path, nvidia=[Nvidia(uuid) for uuid in FOUR]).use(monkeypatch)
+    assert host.visible(CUDA_VISIBLE_DEVICES=mask).names == [FOUR[i] for i in shown] == chosen(mask, FOUR)
+
+
+def test_the_driver_is_asked_where_there_are_no_device_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on WSL2."""
+    assert node(tmp_path, nvidia=[Nvidia("GPU-1")]).use(monkeypatch).visible().names == ["GPU-1"]
+
+
+HALVES = ["MIG-a", "MIG-b"]
+DIVIDED, WHOLE, UNDIVIDED = Nvidia("GPU-d", HALVES), Nvidia("GPU-w"), Nvidia("GPU-e", [])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "mask", "shown"),
+    [
+        ([WHOLE], "MIG-1111,MIG-2222", ["MIG-1111"]),
+        ([DIVIDED], "MIG-b,MIG-a", ["MIG-b"]),
+        ([DIVIDED], "MIG-GPU-d/1/0", ["MIG-GPU-d/1/0"]),  # as drivers before 470 name them
+        ([DIVIDED], None, ["MIG-a"]),
+        ([DIVIDED], "0", ["MIG-a"]),
+        ([DIVIDED], "GPU-d", ["MIG-a"]),
+        ([WHOLE, DIVIDED], None, ["MIG-a"]),  # then CUDA leaves out the others
+        ([WHOLE, DIVIDED], "0", ["GPU-w"]),
+        ([UNDIVIDED], None, []),  # in MIG mode without an instance
+        ([WHOLE, UNDIVIDED], None, ["GPU-w"]),
+    ],
+)
+def test_a_process_has_one_mig_instance(
+    gpus: list[Nvidia], mask: str | None, shown: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = node(tmp_path, nvidia=gpus).use(monkeypatch)
+    assert host.visible(CUDA, {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}).names == shown
+
+
+@pytest.mark.parametrize(
+    ("mask", "shown"),
+    [
+        (None, ["nvidia2", "nvidia3", "nvidia10"]),
+        ("2,0", ["nvidia10", "nvidia2"]),
+        ("GPU-x,GPU-y", ["GPU-x", "GPU-y"]),
+        ("GPU-1,GPU-2,GPU-3,GPU-4", ["GPU-1", "GPU-2", "GPU-3"]),
+        ("MIG-1,MIG-2", ["MIG-1"]),
+        ("", []),
+    ],
+)
+def test_without_the_drivers_library_files_count(
+    mask: str | None, shown: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ["nvidia10", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm"]
+    host = node(tmp_path, nvml_error=NO_LIBRARY, files=files).use(monkeypatch)
+    assert host.visible(CUDA, {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}).names == shown
+
+
+def test_jetsons_gpu_is_known_by_its_file_or_by_a_driver_without_uuids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = node(tmp_path / "older", nvml_error=NO_LIBRARY, files=["nvhost-gpu"]).use(monkeypatch)
+    assert older.visible(CUDA_VISIBLE_DEVICES="0").names == ["nvhost-gpu"]
+    newer = node(tmp_path / "newer", nvidia=[Nvidia("", uuid_error=NOT_SUPPORTED)]).use(monkeypatch)
+    assert (newer.visible().names, newer.visible().problem) == (["nvidia0"], "")
+
+
+@pytest.mark.parametrize(
+    ("error", "files", "problem"),
+    [
+        (MISMATCH, ["nvidia0"], "the NVIDIA driver does not answer: Driver/library version mismatch"),
+        (NO_DRIVER, ["nvidia0"], "the NVIDIA driver does not answer: Driver Not Loaded"),
+        (NO_DRIVER, [], ""),  # a container's image that has the library, on a host without GPUs
+        (NO_LIBRARY, [], ""),
+    ],
+)
+def test_a_driver_that_does_not_answer(
+    error: int, files: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = node(tmp_path, nvml_error=error, files=files).use(monkeypatch).visible()
+    assert (found.names, found.problem) == ([], problem)
+
+
+def test_a_broken_gpu_is_named_and_that_of_another_job_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [Nvidia("GPU-0", error=NO_PERMISSION), Nvidia("GPU-1"), Nvidia("GPU-2", error=LOST), Nvidia("GPU-3")]
+    found = node(tmp_path, nvidia=gpus).use(monkeypatch).visible()
+    assert (found.names, found.problem) == (["GPU-1", "GPU-3"], "GPU 2 does not answer: GPU is lost")
+
+
+MI250 = [0x1F2E3D4C5B6A7988 + i for i in range(4)]
+GCDS = [f"GPU-{unique:x}" for unique in MI250]
+
+
+@pytest.mark.parametrize(
+    ("environment", "shown"),
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"ROCR_VISIBLE_DEVICES": "2,3"}, [2, 3]),
+        ({"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "1"}, [3]),
+        ({"ROCR_VISIBLE_DEVICES": GCDS[1]}, [1]),
+        ({"HIP_VISIBLE_DEVICES": "1,0"}, [1, 0]),
+        ({"CUDA_VISIBLE_DEVICES": "3"}, [3]),
+        ({"CUDA_VISIBLE_DEVICES": "3", "HIP_VISIBLE_DEVICES": "0"}, [0]),
+        ({"ROCR_VISIBLE_DEVICES": "-1"}, []),
+        ({"ZE_AFFINITY_MASK": "7"}, [0, 1, 2, 3]),
+        # Slurm with AutoDetect=rsmi, srun --ntasks-per-node=4 --gpus-per-task=1, local rank 2; written from gres.conf(5)
+        ({"SLURM_STEP_GPUS": "2", "SLURM_GPUS_ON_NODE": "1", "ROCR_VISIBLE_DEVICES": "2"}, [2]),
+    ],
+)
+def test_amds_masks(environment: dict[str, str], shown: list[int], tmp_path: Path) -> None:
+    assert node(tmp_path, amd=MI250).visible(ROCM, environment).names == [GCDS[i] for i in shown]
+
+
+def test_amds_gpus_that_may_not_be_used(tmp_path: Path) -> None:
+    no_file = node(tmp_path / "no file", amd=MI250, kfd=False).visible(ROCM)
+    assert (no_file.names, no_file.problem.split(" (")[0]) == ([], "/dev/kfd cannot be opened")
+    older = node(tmp_path / "older", amd=[0, 0])
+    assert older.visible(ROCM).names == ["kfd5001", "kfd5002"]
+    os.remove(older.root / "sys/class/kfd/kfd/topology/nodes/1/gpu_id")  # for a GPU of another job it is unreadable
+    assert older.visible(ROCM).names == ["kfd5002"]
+
+
+PONTE_VECCHIO = {"0000:29:00.0": 2, "0000:18:00.0": 2}
+TILES = ["0000:18:00.0/0", "0000:18:00.0/1", "0000:29:00.0/0", "0000:29:00.0/1"]
+COMPOSITE = {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "shown"),
+    [
+        ({}, TILES),
+        ({"ZE_AFFINITY_MASK": "3,1"}, [TILES[1], TILES[3]]),
+        ({"ZE_AFFINITY_MASK": "9"}, []),
+        ({"ZE_AFFINITY_MASK": ""}, []),
+        (COMPOSITE, ["+".join(TILES[:2]), "+".join(TILES[2:])]),
+        (COMPOSITE | {"ZE_AFFINITY_MASK": "1"}, ["+".join(TILES[2:])]),
+        (COMPOSITE | {"ZE_AFFINITY_MASK": "0.1,1.0"}, [TILES[1], TILES[2]]),
+        # PALS with Aurora's gpu_tile_compact.sh, local rank 2; written from the site's documentation
+        (COMPOSITE | {"PALS_LOCAL_RANKID": "2", "ZE_AFFINITY_MASK": "1.0"}, [TILES[2]]),
+    ],
+)
+def test_intels_masks(environment: dict[str, str], shown: list[str], tmp_path: Path) -> None:
+    assert node(tmp_path, intel=PONTE_VECCHIO).visible(XPU, environment).names == shown
+
+
+def test_a_driver_without_tiles_shows_a_card_as_one(tmp_path: Path) -> None:
+    assert node(tmp_path, intel={"0000:03:00.0": 0}).visible(XPU).names == ["0000:03:00.0/0"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "allotted"),
+    [
+        ({"SLURM_JOB_GPUS": "0"}, "SLURM_JOB_GPUS=0"),  # the first GPU
+        ({"SLURM_GPUS_ON_NODE": "0", "SLURM_JOB_GPUS": ""}, ""),
+        ({"SLURM_GPUS_ON_NODE": "2"}, "SLURM_GPUS_ON_NODE=2"),
+        ({"PBS_GPUFILE": "/var/spool/gpus"}, "PBS_GPUFILE=/var/spool/gpus"),
+        ({"PBS_JOBID": "1.head", "CUDA_VISIBLE_DEVICES": "GPU-1"}, "CUDA_VISIBLE_DEVICES=GPU-1"),
+        ({"LSB_JOBID": "1", "CUDA_VISIBLE_DEVICES": ""}, ""),
+        ({"LSB_JOBID": "1"}, ""),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, ""),
+    ],
+)
+def test_what_a_scheduler_has_allotted(environment: dict[str, str], allotted: str, tmp_path: Path) -> None:
+    assert node(tmp_path).visible(ROCM, environment).allotted == allotted
+
+
+@pytest.mark.parametrize(
+    ("torch", "environment", "problem"),
+    [
+        (CUDA, {"ROCR_VISIBLE_DEVICES": "0"}, "torch 2.14.0+cu130 is built for NVIDIA's, and the GPUs here are AMD's"),
+        (CUDA, {}, ""),  # many processors have one of AMD's
+        (FOR_CPUS, {"SLURM_JOB_GPUS": "0"}, "torch 2.14.0+cpu is built for CPUs only, and the GPUs here are AMD's"),
+        (FOR_CPUS, {}, ""),
+        (ROCM, {"ROCR_VISIBLE_DEVICES": "7"}, "ROCR_VISIBLE_DEVICES=7 chooses none of the 4 GPUs here"),
+        (ROCM, {"ROCR_VISIBLE_DEVICES": ""}, ""),
+    ],
+)
+def test_why_none_can_be_used(torch: TorchBuild, environment: dict[str, str], problem: str, tmp_path: Path) -> None:
+    assert node(tmp_path, amd=MI250).visible(torch, environment).problem == problem
+
+
+def test_nvidias_gpus_beside_a_torch_for_cpus_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = node(tmp_path, nvidia=[Nvidia("GPU-1")]).use(monkeypatch).visible(FOR_CPUS)
+    assert (found.names, found.problem) == (
+        [],
+        "torch 2.14.0+cpu is built for CPUs only, and the GPUs here are NVIDIA's",
+    )
