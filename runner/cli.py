@@ -25,13 +25,14 @@ from runner.launch.misfits import idle_tasks, refuse_misfit
 from runner.launch.table import SINGLE
 from runner.options import Request, parse, refuse_idle_options
 from runner.outcome import SUCCESS, end_worker, guard_watched, guard_words, guards_address, outcome_of, refuse_launch
-from runner.placement import Placement, Resources, as_record, place_all, resources
+from runner.placement import Placement, place_all
 from runner.rendezvous.agreement import compare_ranks
 from runner.rendezvous.endpoint import allow_open_files
 from runner.rendezvous.interfaces import absent_interfaces
 from runner.rendezvous.record import RankRecord, own_record
 from runner.rendezvous.rendezvous import Rendezvous, choose_way, rendezvous
 from runner.rendezvous.topology import Topology
+from runner.resources import Resources, as_record, resources
 from runner.target import Target, find_target
 from runner.tools import examines, shows_training, tool_names, works_alone
 

@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 
 import runner
 from runner.comm.table import process_groups
+from runner.devices import DEVICES
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.launch.detect import is_reporting
 from runner.launch.table import SINGLE, launchers
 from runner.numbers import duration, not_negative
-from runner.placement import DEVICES
 from runner.rendezvous.rendezvous import WAYS
 
 HANG_TIMEOUT = 600.0  # seconds

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from runner.placement import resources
+from runner.resources import resources
 from tests.cluster.virtual import missing
 from tests.launching import ROOT
 

@@ -26,12 +26,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runner.devices import DEVICES
 from runner.errors import UsageError
 from runner.job import Job
 from runner.launch.processes import RANK_STARTERS, launcher_process
 from runner.numbers import positive
 from runner.options import Parser, seconds
-from runner.placement import DEVICES, resources
+from runner.resources import resources
 from runner.tools.jobscript import FOLDER
 from runner.tools.mpirun import find_mpirun
 from runner.tools.table import Row, print_rows, show_progress

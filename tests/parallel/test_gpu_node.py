@@ -62,6 +62,6 @@ def test_masks_alone_are_told_of_once_per_host() -> None:
     done = ok(runner(2, script, HIP_VISIBLE_DEVICES="0,1"))
     assert own_lines(done) == [
         f"runner: {os.uname().nodename}: HIP_VISIBLE_DEVICES=0,1 chooses GPUs, and none can be used: no driver shows one; "
-        "computing on CPUs, as --device cpu would without this line"
+        "the ranks compute on CPUs (say --device cpu if that is meant)"
     ]
     assert own_lines(ok(runner(2, "--device", "cpu", script, HIP_VISIBLE_DEVICES="0,1"))) == []

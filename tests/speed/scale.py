@@ -20,10 +20,10 @@ from typing import Any
 from runner.cli import place
 from runner.errors import Policy
 from runner.launch.detect import detect
-from runner.placement import Resources, as_record, cores_text
 from runner.rendezvous.agreement import compare_ranks
 from runner.rendezvous.record import own_record
 from runner.rendezvous.records import Flat, Records, flat, packed
+from runner.resources import Resources, as_record, cores_text
 
 
 def records(ranks: int, per_host: int, cores: int) -> list[Flat]:

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.launch.table import LAUNCHERS
-from runner.placement import Resources, as_record
 from runner.rendezvous.record import RankRecord
 from runner.rendezvous.records import Records
 from runner.rendezvous.topology import Host, Topology
+from runner.resources import Resources, as_record
 from runner.tools.doctor.gpu_checks import judge_gpus
 from runner.tools.doctor.speed_checks import judge_links, rounds_of_pairs
 from tests.launching import RUNNER, ok, run

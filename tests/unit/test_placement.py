@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from runner.errors import Policy, RefusedError, UsageError
 from runner.launch.table import LAUNCHERS
-from runner.placement import Placement, Resources, cores_text, place_all, place_host, resources
+from runner.placement import Placement, place_all, place_host
+from runner.resources import Resources, cores_text, resources
 
 OPENMPI = next(row for row in LAUNCHERS if row.name == "openmpi")
 
@@ -172,11 +173,11 @@ def test_gpus_that_the_scheduler_has_allotted_are_not_done_without() -> None:
         ({"gpu_mask": "CUDA_VISIBLE_DEVICES=", "gpus_hidden": True}, ""),
         (
             {"gpus_allotted": "SLURM_JOB_GPUS=0", "gpu_mask": "CUDA_VISIBLE_DEVICES=NoDevFiles", "gpus_hidden": True},
-            "SLURM_JOB_GPUS=0 allots GPUs, and CUDA_VISIBLE_DEVICES=NoDevFiles hides them; computing on CPUs",
+            "SLURM_JOB_GPUS=0 allots GPUs, and CUDA_VISIBLE_DEVICES=NoDevFiles hides them; the ranks compute on CPUs",
         ),
         (
             {"gpu_problem": "GPU 0 does not answer: GPU is lost"},
-            "GPU 0 does not answer: GPU is lost; computing on CPUs",
+            "GPU 0 does not answer: GPU is lost; the ranks compute on CPUs",
         ),
     ],
 )
@@ -188,7 +189,10 @@ def test_what_is_said_where_ranks_compute_on_cpus(more: dict[str, Any], said: st
 
 def test_a_broken_gpu_is_left_out_and_told_of() -> None:
     ((placement,),) = on_hosts(seen(["a"], gpu_problem="GPU 1 does not answer: GPU is lost"))
-    assert (placement.torch_device, placement.gpu_warning) == ("cuda:0", "GPU 1 does not answer: GPU is lost")
+    assert (placement.torch_device, placement.gpu_warning) == (
+        "cuda:0",
+        "GPU 1 does not answer: GPU is lost; it is left out",
+    )
     with pytest.raises(RefusedError, match=r"2 ranks on host node1 but 1 GPU \(GPU 1 does not answer: GPU is lost\)"):
         devices([seen(["a"], gpu_problem="GPU 1 does not answer: GPU is lost")] * 2)
 

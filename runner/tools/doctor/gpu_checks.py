@@ -22,7 +22,7 @@ def gpus(job: Job, team: Team) -> Verdict:
 
 
 def judge_gpus(job: Job, records: Sequence[Mapping[str, Any]], found: Sequence[dict[str, Any]]) -> Verdict:
-    """The verdict on each rank's resources (``runner.placement.Resources`` as plain data), and on what each rank found out."""
+    """The verdict on each rank's resources (``runner.resources.Resources`` as plain data), and on what each rank found out."""
     topology = job.topology
     if job.device == "cpu":
         return ok("not used: --device cpu")

@@ -12,7 +12,7 @@ from typing import Any
 from runner.control_groups import control_groups
 from runner.job import Job
 from runner.launch.slurm_lists import expand_hosts
-from runner.placement import cores_of
+from runner.resources import cores_of
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, ok, warn, where
 
 GIB = 1 << 30
