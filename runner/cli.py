@@ -28,7 +28,7 @@ from runner.outcome import SUCCESS, end_worker, guard_watched, guard_words, guar
 from runner.placement import Placement, place_all
 from runner.rendezvous.agreement import compare_ranks
 from runner.rendezvous.endpoint import allow_open_files
-from runner.rendezvous.interfaces import absent_interfaces
+from runner.rendezvous.interfaces import absent_interfaces, nccl_interface
 from runner.rendezvous.record import RankRecord, own_record
 from runner.rendezvous.rendezvous import Rendezvous, choose_way, rendezvous
 from runner.rendezvous.topology import Topology
@@ -105,6 +105,7 @@ def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple
         arguments=list(request.arguments),
         packages=installed_packages(),
         absent_interfaces=absent_interfaces(context.environment),
+        nccl_interface=nccl_interface(context.environment),
         resources=as_record(resources(context.environment)),
         guard_port=lifeline.port,
     )

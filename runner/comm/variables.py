@@ -6,21 +6,33 @@ import hashlib
 
 from runner.comm.served_store import IS_SERVED
 from runner.job import Job
+from runner.rendezvous.interfaces import share_a_network
 
 
 def settings(job: Job) -> dict[str, str]:
     """Variables for every target: the number of threads, and the interface for the backends' own connections.
 
-    Those that the user has set are left out.
+    Those that the user has set are left out. NCCL sends data by all interfaces that it finds, so it is held to one only where
+    that by which it would start does not lead to the other hosts.
     """
     wanted = {"OMP_NUM_THREADS": str(job.placement.threads)}
-    if job.endpoint.interface:
-        wanted["GLOO_SOCKET_IFNAME"] = job.endpoint.interface
-        wanted["NCCL_SOCKET_IFNAME"] = f"={job.endpoint.interface}"  # "=": this exact name, not a prefix
+    interface = job.endpoint.interface
+    if interface:
+        wanted["GLOO_SOCKET_IFNAME"] = interface
+        if not _nccl_starts_by(interface, job):
+            wanted["NCCL_SOCKET_IFNAME"] = f"={interface}"  # "=": this exact name, not a prefix
     users = dict(job.context.environment)
     if job.placement.threads_source != "OMP_NUM_THREADS":
         users.pop("OMP_NUM_THREADS", None)  # if set, it is not a number of threads
     return {name: value for name, value in wanted.items() if not users.get(name)}
+
+
+def _nccl_starts_by(interface: str, job: Job) -> bool:
+    """Whether NCCL's own choice is this interface, which leads to rank 0, or one by which all hosts reach one another."""
+    found = job.topology.records.column("nccl_interface")
+    if len(job.topology.hosts) == 1 or interface in found[job.rank][:1]:
+        return True
+    return share_a_network([found[host.ranks[0]] for host in job.topology.hosts])
 
 
 def torchrun_variables(job: Job) -> dict[str, str]:

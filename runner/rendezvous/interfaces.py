@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 # Bridges and tunnels of containers and virtual machines: they are up, but lead to no other host of the job.
 _VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "lxc", "tun", "tap", "veth")
@@ -43,6 +43,58 @@ def absent_interfaces(environment: Mapping[str, str]) -> list[str]:
     wanted = [name for name in environment.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     there = psutil.net_if_addrs() if wanted else {}
     return [name for name in wanted if name not in there]
+
+
+def nccl_interface(environment: Mapping[str, str]) -> list[str]:
+    """The interface by which NCCL would connect this host's ranks, and its address with the network: ``ib0 10.1.0.7/16``.
+
+    Empty if there is none. The rule is NCCL's (src/misc/socket.cc, ncclFindInterfaces): the first that is up, in the kernel's
+    order, of those whose names begin with ib; else of all but docker, lo and virbr; else of docker; of lo; of virbr.
+    """
+    import psutil
+
+    families = _NCCL_FAMILIES.get(environment.get("NCCL_SOCKET_FAMILY", ""), (socket.AF_INET, socket.AF_INET6))
+    states = psutil.net_if_stats()
+    found = [
+        (name, address)
+        for family in families
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        if address.family == family and name in states and states[name].isup
+        if not (family == socket.AF_INET6 and ipaddress.ip_address(address.address.partition("%")[0]).is_loopback)
+    ]
+    for is_wanted in _NCCL_RULE:
+        for name, address in found:
+            if is_wanted(name):
+                bits = int(ipaddress.ip_address(address.netmask)).bit_count() if address.netmask else 0
+                return [name, f"{address.address.partition('%')[0]}/{bits}"]
+    return []
+
+
+_NCCL_FAMILIES = {"AF_INET": (socket.AF_INET,), "AF_INET6": (socket.AF_INET6,)}
+_NCCL_RULE: tuple[Callable[[str], bool], ...] = (
+    lambda name: name.startswith("ib"),
+    lambda name: not name.startswith(("docker", "lo", "virbr")),
+    lambda name: name.startswith("docker"),
+    lambda name: name.startswith("lo"),
+    lambda name: name.startswith("virbr"),
+)
+
+
+def share_a_network(interfaces: Sequence[Sequence[str]]) -> bool:
+    """Whether these interfaces, one of each host as ``nccl_interface()`` gives it, reach one another by a common network.
+
+    Bridges of containers do not, though they often have the same addresses everywhere.
+    """
+    if not all(interfaces):
+        return False
+    addresses = [ipaddress.ip_interface(address) for _, address in interfaces]
+    return (
+        len({address.network for address in addresses}) == 1
+        and len({address.ip for address in addresses}) == len(addresses)
+        and all(_is_reachable(str(address.ip)) for address in addresses)
+        and not any(name.startswith(_VIRTUAL) for name, _ in interfaces)
+    )
 
 
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

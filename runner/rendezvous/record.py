@@ -34,6 +34,7 @@ class RankRecord:
     runner: str = ""
     packages: Sequence[str] = field(default_factory=list)  # which of the backends' packages are installed
     absent_interfaces: Sequence[str] = field(default_factory=list)  # that gloo is told to use
+    nccl_interface: Sequence[str] = field(default_factory=list)  # that NCCL would use: name, address with its network
     problem: str | None = None  # why this rank cannot run its target
     fix: str = ""  # of the problem
     target: str = ""

@@ -148,6 +148,6 @@ def _texts_of(place: dict[str, Any]) -> dict[str, str]:
 
 
 def _setting(pair: tuple[str, str]) -> str:
-    """``NAME=value`` as in a shell. NCCL's value "=lo" (exactly this interface) is quoted."""
+    """``NAME=value`` as in a shell. NCCL's value "=eth0" (exactly this interface) is quoted."""
     name, value = pair
     return f"{name}={value if value[:1].isalnum() else repr(value)}"

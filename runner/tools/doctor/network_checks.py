@@ -144,7 +144,7 @@ def reach(job: Job, team: Team) -> Verdict:
     if elsewhere:
         return warn(
             f"{used}; but {_first(elsewhere)}",
-            f"the runner keeps gloo and NCCL on {chosen[0]}; tell MPI too (Open MPI: --mca btl_tcp_if_include {chosen[0]}; "
+            f"the runner keeps gloo on {chosen[0]}, and NCCL where its own choice leads nowhere; tell MPI too (Open MPI: --mca btl_tcp_if_include {chosen[0]}; "
             f"Hydra: -iface {chosen[0]})",
         )
     return ok(used)
