@@ -8,11 +8,13 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from runner.comm.gpu import is_gpu
+
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done what is queued on it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if is_gpu(device):
+        torch.accelerator.synchronize(device)
 
 
 def largest(numbers: list[float], device: torch.device) -> list[float]:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
+from runner.comm.gpu import is_gpu
 from runner.parallel import Setting, precision
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import degree
@@ -129,7 +130,7 @@ def _shard(model: nn.Module, units: Iterable[nn.Module], setting: Setting, *, is
         "mesh": mesh,
         # A pipeline stage is called once for each micro-batch, and would gather its parameters each time.
         "reshard_after_forward": options.pp == 1,
-        "offload_policy": CPUOffloadPolicy(pin_memory=setting.device.type == "cuda")
+        "offload_policy": CPUOffloadPolicy(pin_memory=is_gpu(setting.device))
         if options.offload == "cpu"
         else OffloadPolicy(),
     }

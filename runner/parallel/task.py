@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from runner.comm.gpu import is_gpu
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel.stages import PassedOn
 from runner.parallel.state import copy_part
@@ -192,7 +193,7 @@ def _initialise(module: Any, name: str, device: torch.device) -> str | None:
     module.to_empty(device=device, recurse=False)
     for tensor in _own_tensors(module).values():
         _head_of(tensor).fill_(_UNSET)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with torch.random.fork_rng([device], device_type=device.type) if is_gpu(device) else torch.random.fork_rng([]):
         torch.manual_seed(_seed_of(name))
         module.reset_parameters()
     tensors = _own_tensors(module).items()

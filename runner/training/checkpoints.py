@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 from torch import Tensor
 
+from runner.comm.gpu import is_gpu
 from runner.errors import RunnerError, raised_on_all_ranks
 from runner.parallel.trainer import Trainer
 from runner.training import checkpoint_folder
@@ -53,7 +54,7 @@ class Checkpoints:
         if trainer.is_sharded:
             self._check_shared_folder()
             if options.is_async:  # a thread needs a group of its own, and one of the host's for the memory of the host
-                self._group = dist.new_group(backend="gloo" if run.device.type == "cuda" else None)
+                self._group = dist.new_group(backend="gloo" if is_gpu(run.device) else None)
 
     def keep_aside(self, folder: Path, paths: list[Path]) -> None:
         """Move other runs' checkpoints to a folder, but only when this run writes its first."""

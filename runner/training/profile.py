@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from runner.comm.gpu import is_gpu
 from runner.comm.timing import synchronize
 from runner.environment import set_missing
 from runner.errors import UsageError, raised_on_all_ranks
@@ -93,7 +94,7 @@ class _Recorder:
         with writing(path):
             folder.mkdir(exist_ok=True)
             self._profiler.export_chrome_trace(str(path))
-        found = read_shares(path, on_gpu=run.device.type == "cuda")
+        found = read_shares(path, on_gpu=is_gpu(run.device))
         by_rank = torch.zeros(run.size, 3, dtype=torch.float64, device=run.device)
         by_rank[run.rank] = torch.tensor([found.compute, found.exposed, found.idle])
         dist.all_reduce(by_rank)
@@ -103,7 +104,8 @@ class _Recorder:
 
 def _activities(device: torch.device) -> list[torch.profiler.ProfilerActivity]:
     kinds = torch.profiler.ProfilerActivity
-    return [kinds.CPU, kinds.CUDA] if device.type == "cuda" else [kinds.CPU]
+    on_gpu = {"cuda": [kinds.CUDA], "xpu": [kinds.XPU]}
+    return [kinds.CPU, *on_gpu.get(device.type, [])]
 
 
 def _keep_earlier(folder: Path) -> None:

@@ -8,6 +8,8 @@ import random
 import numpy
 import torch
 
+from runner.comm.gpu import is_gpu
+
 
 def seed_random_numbers(seed: int, step: int, rank: int, device: torch.device) -> None:
     """Seed torch (CPU and device), ``random`` and NumPy for one step of one rank; takes about 10 µs.
@@ -17,7 +19,7 @@ def seed_random_numbers(seed: int, step: int, rank: int, device: torch.device) -
     digest = hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "big")
     torch.default_generator.manual_seed(number)  # torch.manual_seed() would look for devices of all kinds each time
-    if device.type == "cuda":
-        torch.cuda.manual_seed(number)
+    if is_gpu(device):
+        torch.get_device_module(device).manual_seed(number)
     random.seed(number)
     numpy.random.seed(number % 2**32)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from runner.comm.gpu import is_gpu
+
 _INTERVAL = 1.0  # seconds
 
 
@@ -36,10 +38,10 @@ class UsageReader:
             return Usage()
         self._read_at = now
         cpu, memory = self._process.cpu_percent(), self._process.memory_info().rss
-        if self._device.type != "cuda":
+        if not is_gpu(self._device):
             return Usage(cpu, memory)
-        free, whole = torch.cuda.mem_get_info(self._device)
+        free, whole = torch.accelerator.get_memory_info(self._device)
         busy = None
-        with contextlib.suppress(Exception):  # no NVML, or one of another driver
+        with contextlib.suppress(Exception):  # no NVML, one of another driver, or a GPU of Intel's
             busy = float(torch.cuda.utilization(self._device))
         return Usage(cpu, memory, busy, whole - free)

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from runner.comm.choice import with_backend, with_spare_cores
+from runner.comm.process_group import with_host_memory
+from runner.comm.table import backends
 from runner.comm.variables import settings
 from runner.job import Job
 from runner.launch.detect import detect
@@ -77,3 +79,14 @@ def test_the_backend_on_gpus() -> None:
     assert (chosen.backend, chosen.backend_why) == ("nccl", "for GPUs")
     by_mpi = with_backend(replace(on_cpus, placements=(on_gpu, on_gpu)), "mpi4py")
     assert "through pinned memory of the host" in by_mpi.backend_why
+
+
+def test_the_backend_on_intels_gpus() -> None:
+    on_cpus = job(threads=1)
+    on_gpu = replace(on_cpus.placement, device="xpu", device_index=0)
+    on_gpus = replace(on_cpus, placements=(on_gpu, on_gpu))
+    assert with_backend(on_gpus, "auto").backend == "xccl"
+    assert with_host_memory("xccl") == "cpu:gloo,xpu:xccl"
+    assert "Intel" in backends()["mpi4py"].unavailable_reason(on_gpus)
+    assert "no GPU is used" in backends()["nccl"].unavailable_reason(on_gpus)
+    assert "Intel" in backends()["xccl"].unavailable_reason(on_cpus)

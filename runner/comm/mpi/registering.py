@@ -29,6 +29,8 @@ class MPI4Py(Backend):
             return f"it needs torch 2.14 or newer, and this is {job.topology.records[0].torch or 'none'}"
         if job.endpoint.way != "mpi" and job.size > 1:
             return f"the ranks did not meet by MPI ({job.rendezvous_why}); start them with an mpirun"
+        if job.placement.device == "xpu":
+            return "it knows no way to the memory of Intel's GPUs"
         if not threads_may_call():
             return "this MPI lets one thread call it at a time (no MPI_THREAD_MULTIPLE)"
         return ""

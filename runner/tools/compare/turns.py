@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runner.comm.gpu import is_gpu
 from runner.comm.timing import largest, seconds_per_call, synchronize
 from runner.launch.processes import on_terminal
 from runner.parallel.state import whole_of
@@ -238,16 +239,16 @@ def _without_advice() -> Iterator[None]:
 
 def _reset_peak(device: torch.device) -> int:
     """Reset the peak of memory use. Returns the bytes in use now."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return torch.cuda.memory_allocated(device)
+    if is_gpu(device):
+        torch.accelerator.reset_peak_memory_stats(device)
+        return torch.accelerator.memory_allocated(device)
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak of the resident set
     return _from_status("VmRSS")
 
 
 def _peak(device: torch.device) -> int:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _from_status("VmHWM")
+    return torch.accelerator.max_memory_allocated(device) if is_gpu(device) else _from_status("VmHWM")
 
 
 def _from_status(field: str) -> int:
