@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runner.launch.table import SLURM_STEPS_WITHOUT_RANKS
 from runner.torch_build import TorchBuild
 
 _SYSTEM = Path("/")
@@ -99,10 +100,14 @@ def device_type(torch: TorchBuild) -> str:
 
 
 def _allotted(environment: Mapping[str, str], mask: str) -> str:
+    # A step of srun without GPUs inherits the job's variable, and no masks.
+    step = environment.get("SLURM_STEP_ID", "")
+    has_none = step.isdecimal() and step not in SLURM_STEPS_WITHOUT_RANKS and not mask
     for name in _ALLOTTED:
         value = environment.get(name, "")
-        if value not in _NONE and not (name == "SLURM_GPUS_ON_NODE" and value == "0"):
-            return f"{name}={value}"
+        if value in _NONE or (name == "SLURM_GPUS_ON_NODE" and value == "0") or (name == "SLURM_JOB_GPUS" and has_none):
+            continue
+        return f"{name}={value}"
     return mask if any(environment.get(name) for name in _MASKING_JOBS) else ""
 
 

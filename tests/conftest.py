@@ -60,10 +60,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     )
     _mark_fast(items, everything=not config.option.file_or_dir)
     needs = {
-        "the virtual cluster": (lambda item: "cluster" in item.path.parts, missing(slurm=True) or _missing_mpi()),
+        "the virtual cluster": (lambda item: item.path.parent.name == "cluster", missing(slurm=True) or _missing_mpi()),
         "Horovod": (lambda item: item.path.stem == "test_horovod", _missing_horovod()),
         "the backend mpi4py": (lambda item: item.get_closest_marker("mpi4py"), _missing_backend()),
-        _OF_GPUS: (lambda item: "gpu" in item.path.parts, "" if resources(os.environ).gpus else "there is none"),
+        _OF_GPUS: (lambda item: item.path.parent.name == "gpu", "" if resources(os.environ).gpus else "there is none"),
     }
     for what, (belongs, reason) in needs.items():
         without = [item for item in items if reason and belongs(item)]

@@ -143,7 +143,10 @@ def test_what_cannot_be_measured_is_refused(turns: Turns) -> None:
     refused(run(*RUNNER, "bench", "--backend", "nccl"), "--backend nccl: no GPU is used")
     for arguments, text in (
         (["--backend", "mpi"], "--backend mpi: the ranks did not meet by MPI"),
-        (["--backend", "smoke-signals"], "no backend 'smoke-signals'; there are gloo, mpi4py, horovod, nccl, xccl, mpi"),
+        (
+            ["--backend", "smoke-signals"],
+            "no backend 'smoke-signals'; there are gloo, mpi4py, horovod, nccl, xccl, mpi",
+        ),
         (["--json", "/nowhere/x.jsonl"], "--json: cannot write in /nowhere"),
         (["--plot", "x.txt"], "--plot x.txt: the name ends in .png, .svg, .pdf; for example x.png"),
         (["--min", "3x"], "'3x' is no size"),

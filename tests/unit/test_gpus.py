@@ -24,6 +24,7 @@ from tests.gpu_node import (
     node,
 )
 
+DATA = Path(__file__).parent.parent / "data" / "gpus"
 FOUR = ["GPU-a0", "GPU-a1", "GPU-b2", "GPU-c3"]
 
 
@@ -152,8 +153,6 @@ GCDS = [f"GPU-{unique:x}" for unique in MI250]
         ({"CUDA_VISIBLE_DEVICES": "3", "HIP_VISIBLE_DEVICES": "0"}, [0]),
         ({"ROCR_VISIBLE_DEVICES": "-1"}, []),
         ({"ZE_AFFINITY_MASK": "7"}, [0, 1, 2, 3]),
-        # Slurm with AutoDetect=rsmi, srun --ntasks-per-node=4 --gpus-per-task=1, local rank 2; written from gres.conf(5)
-        ({"SLURM_STEP_GPUS": "2", "SLURM_GPUS_ON_NODE": "1", "ROCR_VISIBLE_DEVICES": "2"}, [2]),
     ],
 )
 def test_amds_masks(environment: dict[str, str], shown: list[int], tmp_path: Path) -> None:
@@ -184,12 +183,37 @@ COMPOSITE = {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}
         (COMPOSITE, ["+".join(TILES[:2]), "+".join(TILES[2:])]),
         (COMPOSITE | {"ZE_AFFINITY_MASK": "1"}, ["+".join(TILES[2:])]),
         (COMPOSITE | {"ZE_AFFINITY_MASK": "0.1,1.0"}, [TILES[1], TILES[2]]),
-        # PALS with Aurora's gpu_tile_compact.sh, local rank 2; written from the site's documentation
-        (COMPOSITE | {"PALS_LOCAL_RANKID": "2", "ZE_AFFINITY_MASK": "1.0"}, [TILES[2]]),
     ],
 )
 def test_intels_masks(environment: dict[str, str], shown: list[str], tmp_path: Path) -> None:
     assert node(tmp_path, intel=PONTE_VECCHIO).visible(XPU, environment).names == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "torch", "shown", "allotted"),
+    [
+        ("slurm-step", CUDA, FOUR[:2], "SLURM_STEP_GPUS=0,1"),
+        ("slurm-step", ROCM, GCDS[:2], "SLURM_STEP_GPUS=0,1"),
+        ("slurm-gpu-per-task", CUDA, FOUR[1:2], "SLURM_STEP_GPUS=1"),
+        ("slurm-gpu-per-task", ROCM, [], "SLURM_STEP_GPUS=1"),  # HIP chooses GPU 1 of the one that ROCr has left
+        ("slurm-gpu-per-task", XPU, TILES[1:2], "SLURM_STEP_GPUS=1"),
+        ("slurm-batch", CUDA, FOUR[:2], "SLURM_JOB_GPUS=0,1"),
+        ("slurm-step-without", CUDA, FOUR, ""),  # which are all there only where Slurm does not confine its steps
+        ("slurm-rocm", ROCM, GCDS[2:3], "SLURM_STEP_GPUS=2"),
+        ("slurm-oneapi", XPU, TILES[2:3], "SLURM_STEP_GPUS=2"),
+        ("pals-tiles", XPU, TILES[2:3], "ZE_AFFINITY_MASK=1.0"),
+        ("pbs-uuids", CUDA, [FOUR[2], FOUR[1]], "CUDA_VISIBLE_DEVICES=GPU-b2,GPU-a1"),
+    ],
+)
+def test_what_schedulers_set(
+    name: str, torch: TorchBuild, shown: list[str], allotted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (DATA / f"{name}.env").read_text().splitlines()
+    environment = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    every = node(tmp_path, nvidia=[Nvidia(uuid) for uuid in FOUR], amd=MI250, intel=PONTE_VECCHIO).use(monkeypatch)
+    found = every.visible(torch, environment)
+    assert (found.names, found.allotted) == (shown, allotted)
+    assert bool(found.problem) == (not shown)
 
 
 def test_a_driver_without_tiles_shows_a_card_as_one(tmp_path: Path) -> None:
@@ -201,6 +225,8 @@ def test_a_driver_without_tiles_shows_a_card_as_one(tmp_path: Path) -> None:
     [
         ({"SLURM_JOB_GPUS": "0"}, "SLURM_JOB_GPUS=0"),  # the first GPU
         ({"SLURM_GPUS_ON_NODE": "0", "SLURM_JOB_GPUS": ""}, ""),
+        ({"SLURM_JOB_GPUS": "0,1", "SLURM_STEP_ID": "3"}, ""),
+        ({"SLURM_JOB_GPUS": "0,1", "SLURM_STEP_ID": "4294967291"}, "SLURM_JOB_GPUS=0,1"),  # the batch script's
         ({"SLURM_GPUS_ON_NODE": "2"}, "SLURM_GPUS_ON_NODE=2"),
         ({"PBS_GPUFILE": "/var/spool/gpus"}, "PBS_GPUFILE=/var/spool/gpus"),
         ({"PBS_JOBID": "1.head", "CUDA_VISIBLE_DEVICES": "GPU-1"}, "CUDA_VISIBLE_DEVICES=GPU-1"),

@@ -23,7 +23,7 @@ TABLE: dict[str, set[str]] = {
     "guard": {"errors", "collector", "launch", "locks", "rendezvous"},
     "torch_build": set(),
     "rendezvous": {"errors", "environment", "launch", "torch_build"},
-    "gpus": {"torch_build"},
+    "gpus": {"launch", "torch_build"},
     "control_groups": set(),
     "resources": {"torch_build", "gpus", "control_groups"},
     "devices": {"errors", "launch", "resources"},
