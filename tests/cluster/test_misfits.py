@@ -9,6 +9,7 @@ import pytest
 
 from tests.cluster.launchers import BIN, LAUNCHERS
 from tests.cluster.virtual import Cluster
+from tests.gpu_node import Nvidia, node
 from tests.launching import RUNNER, SCRIPTS, clean_environment, ok, own_lines
 
 COMPUTES = str(SCRIPTS / "only_computes.py")
@@ -101,3 +102,33 @@ def test_a_container_that_clears_the_environment(name: str, vc: Cluster) -> None
     assert done.returncode != 0
     assert f"{name} (process " in own_lines(done)[0]
     assert "none of its rank variables is set, so every process would train alone" in own_lines(done)[0]
+
+
+def test_gpus_that_slurm_has_allotted_and_no_driver_shows(vc: Cluster) -> None:
+    """Slurm's GPUs are stand-ins here: files that are none."""
+    script = str(SCRIPTS / "says_its_rank.py")
+    two_hosts = ["srun", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=2"]
+    lost = vc.run("node1", [*two_hosts, *RUNNER, script])
+    (line,) = own_lines(lost)
+    assert "the scheduler has allotted GPUs to host node1 (SLURM_STEP_GPUS=0,1), and none can be used" in line
+    assert line.endswith("or say --device cpu")
+    assert lost.returncode == 2
+    meant = ok(vc.run("node1", [*two_hosts, *RUNNER, "--device", "cpu", script]))
+    assert (sorted(meant.stdout.splitlines()), own_lines(meant)) == (["rank 0", "rank 1"], [])
+    # A step without GPUs in a job that has some: it inherits SLURM_JOB_GPUS.
+    step = shlex.join(["srun", "--ntasks=1", "--gpus-per-node=0", *RUNNER, script])
+    job = ["sbatch", "--wait", "--nodes=1", "--gpus-per-node=2", f"--output={vc.folder}/step.out", f"--wrap={step}"]
+    ok(vc.run("node1", job))
+    written = (vc.folder / "step.out").read_text()
+    assert ("rank 0\n" in written, "runner:" in written) == (True, False)
+
+
+def test_hosts_with_and_without_gpus_are_refused_by_name(vc: Cluster) -> None:
+    host = node(vc.folder / "host with gpus", nvidia=[Nvidia("GPU-1")])
+    on_node1 = f'if [ "$(hostname)" = node1 ]; then export PYTHONPATH={shlex.quote(str(host.modules))}; fi; exec "$@"'
+    wrapper = ["bash", "-c", on_node1, "bash"]
+    mixed = LAUNCHERS["openmpi4"](vc, [1, 1], [*wrapper, *RUNNER, COMPUTES])
+    (line,) = own_lines(mixed)
+    assert "the ranks would compute on cuda on node1, but cpu on node2, where no GPU is visible" in line
+    assert line.endswith("or say --device cpu")
+    ok(LAUNCHERS["openmpi4"](vc, [1, 1], [*wrapper, *RUNNER, "--device", "cpu", COMPUTES]))

@@ -62,6 +62,7 @@ SlurmdLogFile={folder}/slurm/slurmd-%n.log
 SlurmctldPidFile={folder}/slurm/slurmctld.pid
 SlurmdPidFile={folder}/slurm/slurmd-%n.pid
 KillWait=5
+GresTypes=gpu
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -314,12 +315,14 @@ def _start_slurm(made: Cluster) -> None:
     key = folder / "munge" / "key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
-    nodes = [f"NodeName={h} NodeAddr={made.address(h)} CPUs={CORES_PER_HOST}" for h in made.hosts]
+    nodes = [f"NodeName={h} NodeAddr={made.address(h)} CPUs={CORES_PER_HOST} Gres=gpu:2" for h in made.hosts]
     configuration = SLURM_CONF.format(
         prefix=made.prefix.rstrip("-"), first=first, first_address=made.address(first), folder=folder
     )
     (folder / "slurm.conf").write_text(configuration.strip() + "\n" + "\n".join(nodes) + "\n")
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    # Two GPUs per host that Slurm can allot: it asks for no more than a file of each.
+    (folder / "gres.conf").write_text("Name=gpu File=/dev/zero\nName=gpu File=/dev/full\n")
     made.environment["SLURM_CONF"] = str(folder / "slurm.conf")
     munge = [f"--key-file={key}", f"--socket={folder}/munge/socket", f"--pid-file={folder}/munge/pid"]
     munge += [f"--log-file={folder}/munge/log", f"--seed-file={folder}/munge/seed", "--force", "--foreground"]
