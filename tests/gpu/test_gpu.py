@@ -1,14 +1,32 @@
-"""On a machine with a GPU (one will do): NCCL, the mpi4py backend with a GPU's tensors, Horovod, the benchmarks."""
+"""On a machine with a GPU (one will do): NCCL, the mpi4py backend with a GPU's tensors, Horovod, the benchmarks.
+
+What is about masks and about two GPUs has not been run yet: no machine with one was at hand.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.launching import SCRIPTS, ok, runner
+from runner.resources import resources
+from tests.launching import RUNNER, SCRIPTS, mpirun_path, ok, own_lines, run, runner
 from tests.results import losses
+
+GPUS = resources(os.environ).gpus
+two_gpus = pytest.mark.skipif(len(GPUS) < 2, reason="there is one GPU")
+
+# What the runner and what torch find, a line each.
+BOTH = """
+import os
+from runner.resources import resources
+print(resources(os.environ).gpus)
+import torch
+print([f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(torch.cuda.device_count())])
+"""
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -35,6 +53,56 @@ def test_it_is_what_auto_takes() -> None:
     facts = json.loads(ok(runner(1, "explain", "--json")).stdout)
     assert facts["ranks"][0]["device"] == "cuda:0"
     assert facts["backend"]["name"] == "nccl"
+
+
+@pytest.mark.skipif(not all(gpu.startswith("GPU-") for gpu in GPUS), reason="divided by MIG, or without NVML")
+@pytest.mark.parametrize(
+    "mask",
+    [
+        None,
+        "0",
+        "",
+        "-1",
+        "NoDevFiles",
+        "0,0",
+        "0,99,0",
+        "99",
+        "1,0",
+        GPUS[0] if GPUS else "",
+        GPUS[0][:12] if GPUS else "",
+    ],
+)
+def test_masks_are_read_as_torch_reads_them(mask: str | None) -> None:
+    environment = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    found, by_torch = ok(
+        run(sys.executable, "-c", BOTH, CUDA_DEVICE_ORDER="PCI_BUS_ID", **environment)
+    ).stdout.splitlines()
+    assert found == by_torch
+
+
+def test_hidden_it_is_not_used_and_allotted_it_is_not_done_without() -> None:
+    hidden = json.loads(ok(runner(2, "explain", "--json", CUDA_VISIBLE_DEVICES="")).stdout)
+    assert [rank["device"] for rank in hidden["ranks"]] == ["cpu", "cpu"]
+    lost = runner(1, "explain", CUDA_VISIBLE_DEVICES="99", SLURM_JOB_GPUS="0")
+    assert (lost.returncode, "CUDA_VISIBLE_DEVICES=99 chooses none of the" in own_lines(lost)[0]) == (2, True)
+
+
+@two_gpus
+def test_two_ranks_have_one_each_and_train_as_on_cpus(tmp_path: Path) -> None:
+    options = ["--data", "digits", "--max-steps", "20", "--dtype", "float64", "--batch-size", "32"]
+    for name, where in {"cpu": ["--device", "cpu"], "nccl": [], "mpi4py": ["--backend", "mpi4py"]}.items():
+        ok(runner(2, *where, "workloads.mnist", *options, "--checkpoint-dir", str(tmp_path / name), timeout=300))
+    for name in ("nccl", "mpi4py"):
+        assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "cpu"), rel=1e-5), name
+
+
+@two_gpus
+def test_two_ranks_that_see_one_each_train_on_both(tmp_path: Path) -> None:
+    """As srun --gpus-per-task=1 binds them, by number and by UUID."""
+    training = [*RUNNER, "--device", "cuda", "workloads.linear", "--max-steps", "2"]
+    first = ["-np", "1", "env", "CUDA_VISIBLE_DEVICES=1", *training]
+    second = ["-np", "1", "env", f"CUDA_VISIBLE_DEVICES={GPUS[0]}", *training]
+    assert "done: 2 steps" in ok(run(mpirun_path(), *first, ":", *second, cwd=tmp_path, timeout=300)).stdout
 
 
 def test_two_ranks_do_not_share_it() -> None:
