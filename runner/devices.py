@@ -29,6 +29,8 @@ def common_device(hosts: Sequence[tuple[str, Sequence[Resources]]], device: str)
         names.setdefault(next((own.gpu_device for own in sharers if own.gpus), "cpu"), []).append(name)
     reason = next((f" ({why})" for _, sharers in hosts if (why := _why_none(sharers))), "")
     if device != "auto":
+        other = next((seen for seen in names if seen not in ("cpu", device)), "")
+        reason = f" (there are GPUs of type {other})" if other else reason
         lacking = [name for seen, some in names.items() if seen != device for name in some]
         if lacking:
             raise UsageError(

@@ -59,8 +59,15 @@ class _Maker:
     visible: Callable[[_Present, Mapping[str, str]], list[str]]
 
 
-# Set by schedulers in jobs that have GPUs (Slurm's srun(1) and sbatch(1); Torque's qsub(1)).
-_ALLOTTED = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE", "PBS_GPUFILE")
+# Set by schedulers in jobs that have GPUs (Slurm's srun(1) and sbatch(1); Torque's qsub(1)): those that name them, and numbers.
+_NAMES_ALLOTTED = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "PBS_GPUFILE", "LSB_GPU_ALLOC")
+_NUMBERS_ALLOTTED = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "PBS_NGPUS")
+_OF_THE_JOB = (
+    "SLURM_JOB_GPUS",
+    "SLURM_GPUS",
+    "SLURM_GPUS_PER_NODE",
+    "SLURM_GPUS_PER_TASK",
+)  # of Slurm's, and so of all its steps
 # In these schedulers' jobs a mask is the only sign of an allotment.
 _MASKING_JOBS = ("PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 # What schedulers and users write for "no GPU".
@@ -100,14 +107,14 @@ def device_type(torch: TorchBuild) -> str:
 
 
 def _allotted(environment: Mapping[str, str], mask: str) -> str:
-    # A step of srun without GPUs inherits the job's variable, and no masks.
     step = environment.get("SLURM_STEP_ID", "")
+    # A step of srun without GPUs inherits the job's variables, but no masks.
     has_none = step.isdecimal() and step not in SLURM_STEPS_WITHOUT_RANKS and not mask
-    for name in _ALLOTTED:
+    for name in (*_NAMES_ALLOTTED, *_NUMBERS_ALLOTTED):
         value = environment.get(name, "")
-        if value in _NONE or (name == "SLURM_GPUS_ON_NODE" and value == "0") or (name == "SLURM_JOB_GPUS" and has_none):
-            continue
-        return f"{name}={value}"
+        is_zero = name in _NUMBERS_ALLOTTED and value.rpartition(":")[2] == "0"  # it may be TYPE:NUMBER
+        if value not in _NONE and not is_zero and not (has_none and name in _OF_THE_JOB):
+            return f"{name}={value}"
     return mask if any(environment.get(name) for name in _MASKING_JOBS) else ""
 
 

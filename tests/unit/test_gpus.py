@@ -228,6 +228,11 @@ def test_a_driver_without_tiles_shows_a_card_as_one(tmp_path: Path) -> None:
         ({"SLURM_JOB_GPUS": "0,1", "SLURM_STEP_ID": "3"}, ""),
         ({"SLURM_JOB_GPUS": "0,1", "SLURM_STEP_ID": "4294967291"}, "SLURM_JOB_GPUS=0,1"),  # the batch script's
         ({"SLURM_GPUS_ON_NODE": "2"}, "SLURM_GPUS_ON_NODE=2"),
+        ({"SLURM_GPUS_PER_NODE": "a100:2"}, "SLURM_GPUS_PER_NODE=a100:2"),
+        ({"SLURM_GPUS_PER_NODE": "a100:0"}, ""),
+        ({"PBS_NGPUS": "4"}, "PBS_NGPUS=4"),
+        ({"PBS_NGPUS": "0"}, ""),
+        ({"LSB_JOBID": "1", "LSB_GPU_ALLOC": "gpu000/0"}, "LSB_GPU_ALLOC=gpu000/0"),
         ({"PBS_GPUFILE": "/var/spool/gpus"}, "PBS_GPUFILE=/var/spool/gpus"),
         ({"PBS_JOBID": "1.head", "CUDA_VISIBLE_DEVICES": "GPU-1"}, "CUDA_VISIBLE_DEVICES=GPU-1"),
         ({"LSB_JOBID": "1", "CUDA_VISIBLE_DEVICES": ""}, ""),

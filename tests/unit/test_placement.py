@@ -114,7 +114,9 @@ def test_ranks_with_the_same_mig_instances_are_told_to_have_one_each() -> None:
 
 def test_intels_gpus_have_their_own_device_type() -> None:
     assert devices([seen(["a", "b"], gpu_device="xpu")] * 2) == ["xpu:0", "xpu:1"]
-    with pytest.raises(UsageError, match="--device cuda: no GPU is visible on host node1"):
+    with pytest.raises(
+        UsageError, match=r"--device cuda: no GPU is visible on host node1 \(there are GPUs of type xpu\)"
+    ):
         devices([seen(["a"], gpu_device="xpu")], "cuda")
 
 
