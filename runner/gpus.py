@@ -41,7 +41,12 @@ class Gpus:
 
 @dataclass(frozen=True)
 class _Present:
-    """The GPUs that a driver shows. ``slices``: of each GPU in MIG mode, its instances that compute."""
+    """The GPUs that a driver shows.
+
+    Attributes:
+        names: in the order of their numbers; "" for one that does not answer.
+        slices: of each GPU in MIG mode, its instances that compute.
+    """
 
     names: list[str]
     slices: Mapping[str, list[str]] = field(default_factory=dict)
@@ -62,12 +67,8 @@ class _Maker:
 # Set by schedulers in jobs that have GPUs (Slurm's srun(1) and sbatch(1); Torque's qsub(1)): those that name them, and numbers.
 _NAMES_ALLOTTED = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "PBS_GPUFILE", "LSB_GPU_ALLOC")
 _NUMBERS_ALLOTTED = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "PBS_NGPUS")
-_OF_THE_JOB = (
-    "SLURM_JOB_GPUS",
-    "SLURM_GPUS",
-    "SLURM_GPUS_PER_NODE",
-    "SLURM_GPUS_PER_TASK",
-)  # of Slurm's, and so of all its steps
+# What Slurm says of the job, which all its steps inherit.
+_OF_THE_JOB = ("SLURM_JOB_GPUS", "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK")
 # In these schedulers' jobs a mask is the only sign of an allotment.
 _MASKING_JOBS = ("PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 # What schedulers and users write for "no GPU".
@@ -93,9 +94,8 @@ def visible_gpus(environment: Mapping[str, str], torch: TorchBuild, system: Path
     if maker is not None:
         present = maker.present(system)
         names, problem = maker.visible(present, environment), present.problem
-        if not names and present.names and mask and not hiding:
-            count = len(present.names)
-            problem = f"{mask} chooses none of the {count} GPU{'s' * (count > 1)} here"
+        if not names and mask and not hiding and (count := len(list(filter(None, present.names)))):
+            problem = "; ".join(filter(None, [f"{mask} chooses none of the GPUs here ({count})", problem]))
     if not names and not problem:
         problem = _of_another_make(torch, maker, system, is_promised=bool(allotted or naming))
     return Gpus(names=names, problem=problem, allotted=allotted, mask=mask, hidden=bool(hiding))
@@ -124,7 +124,7 @@ def _of_another_make(torch: TorchBuild, maker: _Maker | None, system: Path, *, i
     Unless some are promised, only NVIDIA's are looked for beside a torch for CPUs: those of AMD and Intel are in many processors.
     """
     others = list(MAKERS.values()) if is_promised else [MAKERS["nvidia"]] if maker is None else []
-    title = next((other.title for other in others if other is not maker and other.present(system).names), "")
+    title = next((other.title for other in others if other is not maker and any(other.present(system).names)), "")
     built = f"for {maker.title}'s" if maker else "for CPUs only"
     return f"torch {torch.version} is built {built}, and the GPUs here are {title}'s" if title else ""
 
@@ -176,8 +176,9 @@ def _nvidia(system: Path) -> _Present:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 name = _uuid(pynvml, handle, index)
             except Exception as error:
-                if getattr(error, "value", None) != _NO_PERMISSION:  # that of another job is not counted
+                if getattr(error, "value", None) != _NO_PERMISSION:  # that of another job has no number here
                     problems.append(f"GPU {index} does not answer: {error}")
+                    names.append("")
                 continue
             names.append(name)
             if (parts := _slices(pynvml, handle)) is not None:
@@ -235,11 +236,11 @@ def _visible_nvidia(present: _Present, environment: Mapping[str, str]) -> list[s
     mask = environment.get("CUDA_VISIBLE_DEVICES")
     if mask is None:
         names = present.names
-    elif not present.names:
+    elif not any(present.names):
         return []
     elif mask.startswith("MIG-"):
         return [mask.split(",")[0].strip()]
-    elif mask.startswith("GPU-") and not present.names[0].startswith("GPU-"):
+    elif mask.startswith("GPU-") and not any(name.startswith("GPU-") for name in present.names):
         # Known by their files only, so a UUID is taken at its word.
         named = [entry.strip() for entry in mask.split(",")][: len(present.names)]
         return named if len(set(named)) == len(named) else []
@@ -247,7 +248,7 @@ def _visible_nvidia(present: _Present, environment: Mapping[str, str]) -> list[s
         names = chosen(mask, present.names)
     divided = [name for name in names if name in present.slices]
     instances = [instance for name in divided for instance in present.slices[name]]
-    return instances[:1] or [name for name in names if name not in divided]
+    return instances[:1] or [name for name in names if name and name not in divided]
 
 
 # AMD

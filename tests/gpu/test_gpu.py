@@ -84,7 +84,7 @@ def test_hidden_it_is_not_used_and_allotted_it_is_not_done_without() -> None:
     hidden = json.loads(ok(runner(2, "explain", "--json", CUDA_VISIBLE_DEVICES="")).stdout)
     assert [rank["device"] for rank in hidden["ranks"]] == ["cpu", "cpu"]
     lost = runner(1, "explain", CUDA_VISIBLE_DEVICES="99", SLURM_JOB_GPUS="0")
-    assert (lost.returncode, "CUDA_VISIBLE_DEVICES=99 chooses none of the" in own_lines(lost)[0]) == (2, True)
+    assert (lost.returncode, "CUDA_VISIBLE_DEVICES=99 chooses none of the GPUs here" in own_lines(lost)[0]) == (2, True)
 
 
 @two_gpus

@@ -38,6 +38,12 @@ def test_a_gpu_that_torch_cannot_use_is_one_line(driver: dict[str, str], tmp_pat
     assert "Traceback" not in done.stderr
 
 
+def test_the_doctor_says_why_a_gpu_cannot_be_used(driver: dict[str, str]) -> None:
+    done = run(*RUNNER, "doctor", "--json", "--only", "GPUs", **driver)
+    (check,) = [check for check in json.loads(done.stdout)["checks"] if check["name"] == "GPUs"]
+    assert (check["status"], check["detail"].partition(" (")[0]) == ("fail", "torch cannot use the GPU")
+
+
 def test_a_rank_that_sees_none_is_refused_for_all(driver: dict[str, str]) -> None:
     explain = [*RUNNER, "explain"]
     hidden = ["-np", "1", "env", "CUDA_VISIBLE_DEVICES=", *explain]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from runner.gpus import chosen
-from runner.torch_build import TorchBuild
+from runner.torch_build import TorchBuild, torch_build
 from tests.gpu_node import (
     CUDA,
     FOR_CPUS,
@@ -133,8 +134,17 @@ def test_a_driver_that_does_not_answer(
 
 def test_a_broken_gpu_is_named_and_that_of_another_job_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [Nvidia("GPU-0", error=NO_PERMISSION), Nvidia("GPU-1"), Nvidia("GPU-2", error=LOST), Nvidia("GPU-3")]
-    found = node(tmp_path, nvidia=gpus).use(monkeypatch).visible()
-    assert (found.names, found.problem) == (["GPU-1", "GPU-3"], "GPU 2 does not answer: GPU is lost")
+    lost = "GPU 2 does not answer: GPU is lost"
+    host = node(tmp_path, nvidia=gpus).use(monkeypatch)
+    assert (host.visible().names, host.visible().problem) == (["GPU-1", "GPU-3"], lost)
+    # CUDA numbers those that this process may open, and the broken one keeps its number.
+    assert host.visible(CUDA_VISIBLE_DEVICES="0,2").names == ["GPU-1", "GPU-3"]
+    assert host.visible(CUDA_VISIBLE_DEVICES="0,1,2").names == ["GPU-1", "GPU-3"]
+    first = node(tmp_path / "first", nvidia=[Nvidia("GPU-0", error=LOST), Nvidia("GPU-1")]).use(monkeypatch)
+    assert first.visible(CUDA_VISIBLE_DEVICES="GPU-0,GPU-1").names == []
+    host.use(monkeypatch)
+    none = host.visible(CUDA_VISIBLE_DEVICES="1")
+    assert (none.names, none.problem) == ([], f"CUDA_VISIBLE_DEVICES=1 chooses none of the GPUs here (2); {lost}")
 
 
 MI250 = [0x1F2E3D4C5B6A7988 + i for i in range(4)]
@@ -251,7 +261,7 @@ def test_what_a_scheduler_has_allotted(environment: dict[str, str], allotted: st
         (CUDA, {}, ""),  # many processors have one of AMD's
         (FOR_CPUS, {"SLURM_JOB_GPUS": "0"}, "torch 2.14.0+cpu is built for CPUs only, and the GPUs here are AMD's"),
         (FOR_CPUS, {}, ""),
-        (ROCM, {"ROCR_VISIBLE_DEVICES": "7"}, "ROCR_VISIBLE_DEVICES=7 chooses none of the 4 GPUs here"),
+        (ROCM, {"ROCR_VISIBLE_DEVICES": "7"}, "ROCR_VISIBLE_DEVICES=7 chooses none of the GPUs here (4)"),
         (ROCM, {"ROCR_VISIBLE_DEVICES": ""}, ""),
     ],
 )
@@ -265,3 +275,21 @@ def test_nvidias_gpus_beside_a_torch_for_cpus_are_told_of(tmp_path: Path, monkey
         [],
         "torch 2.14.0+cpu is built for CPUs only, and the GPUs here are NVIDIA's",
     )
+
+
+@pytest.mark.parametrize(
+    ("lines", "maker"),
+    [
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\nxpu: Optional[str] = None\n", "nvidia"),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '7.0.51831'\nxpu: Optional[str] = None\n", "amd"),
+        ("cuda = None\nhip = None\nxpu = '20250301'\n", "intel"),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", ""),
+    ],
+)
+def test_whose_gpus_torch_is_built_for(lines: str, maker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "version.py").write_text(
+        f"from typing import Optional\n__version__ = '2.14.0+x'\ndebug = False\n{lines}"
+    )
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr("runner.torch_build.find_spec", lambda name: spec)
+    assert torch_build() == TorchBuild("2.14.0+x", maker)
