@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,8 +159,20 @@ def chosen(mask: str, present: Sequence[str], prefix: str = "GPU-") -> list[str]
 _NOT_SUPPORTED, _NO_PERMISSION, _NO_DRIVER, _MISMATCH = 3, 4, 9, 18  # nvml.h: nvmlReturn_t
 
 
+_PATIENCE = 120.0  # seconds for the driver, which wakes its GPUs one by one where nothing keeps them awake
+
+
 def _nvidia(system: Path) -> _Present:
-    """As the driver's library shows them; where it is missing, as a container's mounts may be, by the device files."""
+    """As the driver shows them, in a thread of its own, as a driver that is broken may not return."""
+    answer: list[_Present] = []
+    asking = threading.Thread(target=lambda: answer.append(_ask_nvidia(system)), name="NVML", daemon=True)
+    asking.start()
+    asking.join(_PATIENCE)
+    return answer[0] if answer else _Present([], problem=f"the NVIDIA driver has not answered within {_PATIENCE:g} s")
+
+
+def _ask_nvidia(system: Path) -> _Present:
+    """By the driver's library; where it is missing, as a container's mounts may be, by the device files."""
     try:
         import pynvml
 
@@ -185,7 +198,7 @@ def _nvidia(system: Path) -> _Present:
                 slices[name] = parts
     except Exception as error:
         problems.append(f"the NVIDIA driver does not answer: {error}")
-    finally:
+    with contextlib.suppress(Exception):
         pynvml.nvmlShutdown()
     return _Present(names, slices, "; ".join(problems))
 

@@ -58,6 +58,7 @@ def node(
     *,
     nvidia: Sequence[Nvidia] = (),
     nvml_error: int = 0,
+    nvml_seconds: float = 0.0,
     files: Sequence[str] = (),
     amd: Sequence[int] = (),
     kfd: bool = True,
@@ -68,6 +69,7 @@ def node(
     Args:
         nvidia: what NVML shows, in its order.
         nvml_error: with what it does not start.
+        nvml_seconds: how long it takes to start.
         files: in /dev.
         amd: the ``unique_id`` of each GPU in the compute driver's list, after a CPU; 0: an older driver has none.
         kfd: whether /dev/kfd is there.
@@ -77,7 +79,9 @@ def node(
     for path in (root / "dev" / "dri", root / "sys" / "class" / "drm", modules):
         path.mkdir(parents=True)
     gpus = [asdict(gpu) for gpu in nvidia]
-    (modules / "pynvml.py").write_text(f"GPUS = {gpus!r}\nINIT_ERROR = {nvml_error}\n{_PYNVML}")
+    (modules / "pynvml.py").write_text(
+        f"GPUS = {gpus!r}\nINIT_ERROR = {nvml_error}\nSECONDS = {nvml_seconds}\n{_PYNVML}"
+    )
     for name in files:
         (root / "dev" / name).touch()
     if amd and kfd:
@@ -100,6 +104,8 @@ def node(
 
 
 _PYNVML = """
+import time
+
 NVML_DEVICE_MIG_ENABLE = 1
 TEXTS = {3: "Not Supported", 4: "Insufficient Permissions", 9: "Driver Not Loaded", 12: "NVML Shared Library Not Found",
          15: "GPU is lost", 18: "Driver/library version mismatch"}
@@ -114,6 +120,7 @@ class NVMLError(Exception):
 
 
 def nvmlInit():
+    time.sleep(SECONDS)
     if INIT_ERROR:
         raise NVMLError(INIT_ERROR)
 

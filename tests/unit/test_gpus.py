@@ -132,6 +132,12 @@ def test_a_driver_that_does_not_answer(
     assert (found.names, found.problem) == ([], problem)
 
 
+def test_a_driver_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.gpus._PATIENCE", 0.1)
+    found = node(tmp_path, nvidia=[Nvidia("GPU-1")], nvml_seconds=2).use(monkeypatch).visible()
+    assert (found.names, found.problem) == ([], "the NVIDIA driver has not answered within 0.1 s")
+
+
 def test_a_broken_gpu_is_named_and_that_of_another_job_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [Nvidia("GPU-0", error=NO_PERMISSION), Nvidia("GPU-1"), Nvidia("GPU-2", error=LOST), Nvidia("GPU-3")]
     lost = "GPU 2 does not answer: GPU is lost"
