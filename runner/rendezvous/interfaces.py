@@ -66,8 +66,11 @@ def nccl_interface(environment: Mapping[str, str]) -> list[str]:
     for is_wanted in _NCCL_RULE:
         for name, address in found:
             if is_wanted(name):
-                bits = int(ipaddress.ip_address(address.netmask)).bit_count() if address.netmask else 0
-                return [name, f"{address.address.partition('%')[0]}/{bits}"]
+                own = ipaddress.ip_address(address.address.partition("%")[0])
+                bits: int = own.max_prefixlen  # of a tunnel, which has no mask
+                if address.netmask:
+                    bits = int(ipaddress.ip_address(address.netmask)).bit_count()
+                return [name, f"{own}/{bits}"]
     return []
 
 

@@ -36,6 +36,7 @@ MANAGEMENT, FAST, FABRIC = "eno1 10.0.0.7/24", "ens2 10.1.0.7/16", "ib0 10.2.0.7
         ([LO, "ens2 fd00::7/64", MANAGEMENT], "", MANAGEMENT),  # the kernel lists IPv4 first
         ([LO, MANAGEMENT, "ens2 fd00::7/64"], "AF_INET6", "ens2 fd00::7/64"),
         (["lo ::1/128"], "", ""),
+        (["wg0 10.9.0.7/32"], "", "wg0 10.9.0.7/32"),
     ],
 )
 def test_nccls_own_choice(interfaces: list[str], family: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +47,7 @@ def test_nccls_own_choice(interfaces: list[str], family: str, chosen: str, monke
         family_of_it = socket.AF_INET6 if ":" in own else socket.AF_INET
         length = 128 if ":" in own else 32
         packed = ((1 << length) - (1 << (length - int(bits)))).to_bytes(length // 8, "big")
-        mask = socket.inet_ntop(family_of_it, packed)
+        mask = socket.inet_ntop(family_of_it, packed) if int(bits) < length else None
         addresses.setdefault(name, []).append(SimpleNamespace(family=family_of_it, address=own, netmask=mask))
     states = {text.partition(" ")[0].removeprefix("down:"): not text.startswith("down:") for text in interfaces}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: addresses)
