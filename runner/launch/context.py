@@ -103,6 +103,8 @@ class LaunchContext:
             if os.path.isfile(text):
                 with open(text) as lines:
                     return list(dict.fromkeys(line.split()[0] for line in lines if line.split()))
+            if os.path.isabs(text):
+                continue  # a file that is not here: PBS writes it on the job's first host only
             try:
                 return list(dict.fromkeys(expand_hosts(text)))
             except ValueError as error:

@@ -59,10 +59,11 @@ def detect(environment: Mapping[str, str], launcher: str | None = None) -> Launc
     for other in others:
         agrees = (other.rank.value, other.size.value) == (winner.rank.value, winner.size.value)
         if not agrees and other.launcher.kind not in winner.launcher.nested_in:
+            # By the choice of one that says 1 each of the other's processes would train alone.
+            choices = [f"--launcher {one.launcher.name}" for one in (winner, other) if one.size.value > 1]
             raise LaunchError(
                 f"two launchers disagree: {winner}, but {other}",
-                fix="unset the variables of the one that did not start this process, or choose with "
-                f"--launcher {winner.launcher.name} or --launcher {other.launcher.name}",
+                fix=f"choose the one that started this process: {' or '.join(choices)}",
             )
     marks = ", ".join(_shown(mark, environment) for mark in winner.launcher.requires)
     return _context(winner, environment, f"{marks} set", tuple(_ignored(winner, others, environment)))
@@ -74,7 +75,21 @@ def is_marked(row: Launcher, environment: Mapping[str, str]) -> bool:
         all(_name_of(mark, environment) in environment for mark in row.requires)
         and not any(name in environment for name in row.excludes)
         and not any(environment.get(name) in values for name, values in row.not_a_rank.items())
+        and not _is_set_by_other(row, environment)
     )
+
+
+def _is_set_by_other(row: Launcher, environment: Mapping[str, str]) -> bool:
+    """Whether another launcher has set this one's variables: the one that may do so has started the process, with the same rank."""
+    other = next((other for other in launchers() if other.name == row.also_set_by), None)
+    if other is None or not is_marked(other, environment):
+        return False
+    sizes = [_text(cell, environment) for cell in (row.size, other.size)]
+    return _text(row.rank, environment) == _text(other.rank, environment) and (not sizes[0] or sizes[0] == sizes[1])
+
+
+def _text(cell: str, environment: Mapping[str, str]) -> str:
+    return environment.get(_name_of(cell, environment), "").strip()
 
 
 def is_reporting(environment: Mapping[str, str]) -> bool:
@@ -91,16 +106,20 @@ def unused_tasks(environment: Mapping[str, str]) -> int:
     """The number of tasks of the scheduler's job, if it has several and this process is none of them; else 0."""
     if any(is_marked(row, environment) for row in launchers()):
         return 0
-    tasks = 0
+    tasks = tasks_of_job(environment)
+    return tasks if tasks > 1 else 0
+
+
+def tasks_of_job(environment: Mapping[str, str]) -> int:
+    """The number of tasks of the scheduler's job; 0 if it is not known."""
     for name in TASK_COUNTS:
         text = environment.get(name, "")
         if os.path.isfile(text):
             with open(text) as lines:
                 text = str(sum(1 for line in lines if line.strip()))
         if text.isdecimal():
-            tasks = int(text)
-            break
-    return tasks if tasks > 1 else 0
+            return int(text)
+    return 0
 
 
 def _name_of(cell: str, environment: Mapping[str, str]) -> str:
@@ -156,7 +175,8 @@ def _half_set(row: Launcher, environment: Mapping[str, str]) -> LaunchError:
     missing = [cell.replace("|", " or ") for cell in cells if _name_of(cell, environment) not in environment]
     return LaunchError(
         f"{row.title} is half set: {', '.join(found) or 'nothing'} without {', '.join(missing)}",
-        fix="start through the launcher, set the rest, unset these, or say --launcher single",
+        # (Without these, or by --launcher single, each of several ranks would train alone.)
+        fix="start through the launcher, or set the rest",
     )
 
 
@@ -180,6 +200,9 @@ def _ignored(winner: _Reading, others: list[_Reading], environment: Mapping[str,
         else:
             why = f"agrees with {winner.launcher.title}"
         found.append(Ignored(names, why))
+    for row in launchers():
+        if row.also_set_by == winner.launcher.name and _is_set_by_other(row, environment):
+            found.append(Ignored((_name_of(row.rank, environment),), f"{winner.launcher.title} sets it, too"))
     read = {other.launcher.name for other in (winner, *others)}
     for row in launchers():
         stray = [name for name in row.stray if name in environment]

@@ -7,6 +7,7 @@ import time
 
 from runner.errors import EXIT_USAGE, LaunchError, raised_on_all_ranks
 from runner.launch.context import LaunchContext
+from runner.launch.copies import starter_of_copies
 from runner.launch.detect import detect, is_marked, unused_tasks
 from runner.launch.processes import ancestors, rank_starter, typed_in_a_shell
 from runner.launch.table import SINGLE, launchers
@@ -23,6 +24,7 @@ def refuse_misfit(context: LaunchContext) -> None:
         return
     if context.launcher is SINGLE:
         _refuse_lost_ranks(context)
+        _refuse_copies(context)
     elif context.launcher.pty:
         _refuse_shell_of_srun(context)
     elif context.launcher.agents:
@@ -55,7 +57,17 @@ def _refuse_lost_ranks(context: LaunchContext) -> None:
         raise LaunchError(
             f"{name} (process {parent.pid}) started this process, but none of its rank variables is set, so "
             "every process would train alone",
-            fix="let the variables through (a container's --cleanenv and env -i remove them), or say --launcher single",
+            fix="let the variables through (a container's --cleanenv and env -i remove them)",
+        )
+
+
+def _refuse_copies(context: LaunchContext) -> None:
+    """Refuse to be one of several processes of a job that have no rank."""
+    if starter := starter_of_copies(context):
+        raise LaunchError(
+            f"{starter} started this process in a job, and not as one of N ranks, so every process would train alone",
+            fix="start the ranks by mpirun or srun, which know the job's hosts, or give each its RANK, WORLD_SIZE, "
+            "MASTER_ADDR and MASTER_PORT",
         )
 
 
@@ -85,5 +97,5 @@ def _refuse_torchruns_alone(context: LaunchContext) -> None:
             f"{row.title} started {size.value} torchruns ({size.source}) and each is alone (GROUP_WORLD_SIZE=1), so "
             f"{size.value} trainings would run: leave torchrun out ({row.ranks_per_host.partition(' -')[0]} … python -m "
             f"runner …), or let one per node meet (torchrun --nnodes={size.value} --rdzv-backend=c10d "
-            "--rdzv-endpoint=HOST:PORT …), or say --launcher torchrun if separate trainings are meant"
+            "--rdzv-endpoint=HOST:PORT …)"
         )

@@ -40,6 +40,7 @@ class Launcher:
     requires: tuple[str, ...]  # variables that must all be set
     excludes: tuple[str, ...] = ()  # variables that must not be set
     not_a_rank: Mapping[str, frozenset[str]] = field(default_factory=dict)  # values that mean "not one of my ranks"
+    also_set_by: str = ""  # name of a launcher that may set these variables, too, and is then the one that counts
     nested_in: frozenset[Kind] = frozenset()  # launchers that may have started this one, and are then ignored
     half_set_is_an_error: bool = True  # False where the variables are also set outside a rank
     is_set_in_batch: bool = False  # its batch scripts, too, have a rank, and the processes they start inherit it
@@ -122,6 +123,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         local_rank="PALS_LOCAL_RANKID",
         local_size="PMI_LOCAL_SIZE|PALS_LOCAL_SIZE",
         job=("PALS_APID",),
+        also_set_by="slurm",  # srun --mpi=cray_shasta; up to Slurm 23.02 without the size
         mpi=("PALS_RANKID",),
         nested_in=_UNDER_SCHEDULERS,
         ranks_per_host="mpiexec --ppn {n}",
@@ -235,7 +237,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         local_rank="SLURM_LOCALID",  # 1
         local_size="SLURM_STEP_TASKS_PER_NODE[SLURM_NODEID]",  # 2(x2)
         job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
-        mpi=("PMIX_RANK", "PMI_FD"),  # srun --mpi=pmix, --mpi=pmi2
+        mpi=("PMIX_RANK", "PMI_FD", "PALS_RANKID"),  # srun --mpi=pmix, --mpi=pmi2, --mpi=cray_shasta
         half_set_is_an_error=False,  # a batch script has SLURM_PROCID and no step
         hosts="SLURM_STEP_NODELIST",  # node[1-2]
         ranks_per_host="srun --ntasks-per-node={n}",

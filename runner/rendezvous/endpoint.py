@@ -13,6 +13,7 @@ class NoMpi(enum.Enum):
 
     NOT_A_RANK = enum.auto()  # the launcher started no MPI ranks
     NOT_INSTALLED = enum.auto()  # mpi4py is missing
+    NO_LIBRARY = enum.auto()  # mpi4py has found no MPI
     WRONG_LIBRARY = enum.auto()  # mpi4py has loaded another MPI than the launcher's
     RESTARTS = enum.auto()  # ranks that are started again without their launcher cannot be MPI's
 

@@ -28,6 +28,10 @@ _SHORTEST_NAP, _LONGEST_NAP = 50e-6, 5e-3  # seconds between two tests whether a
 _FABRICS = ("/sys/class/infiniband/*", "/sys/class/cxi/*", "/sys/class/hfi1/*", "/sys/class/infiniband_verbs/*")
 
 
+class NoLibraryError(RendezvousError):
+    """mpi4py has found no MPI library that it can load."""
+
+
 def mpi_unavailable(context: LaunchContext) -> MpiUnavailable | None:
     """Why the rendezvous cannot use MPI; None if it can, as far as is known before MPI_Init."""
     if not any(context.environment.get(name) for name in context.launcher.mpi):
@@ -42,7 +46,7 @@ def load_mpi(context: LaunchContext) -> Any:
     """Import mpi4py, which initialises MPI, with the library of the mpirun that started this process.
 
     Raises:
-        RendezvousError: no MPI library was found.
+        NoLibraryError: no MPI library was found.
         RefusedError: the library found does not belong to the launcher.
     """
     set_variables(settings_for_mpi(context))
@@ -53,7 +57,7 @@ def load_mpi(context: LaunchContext) -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        raise RendezvousError(
+        raise NoLibraryError(
             f"mpi4py found no usable MPI library ({reason})",
             fix="set MPI4PY_LIBMPI to the libmpi.so of your mpirun, or say --rendezvous file (one host) or hosts",
         ) from None

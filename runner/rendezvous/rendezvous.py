@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 
 from runner.errors import LaunchError, Policy, RefusedError, RunnerError, UsageError, raised_on_all_ranks
@@ -10,7 +11,7 @@ from runner.launch.table import Kind
 from runner.rendezvous.endpoint import Endpoint, MpiUnavailable, NoMpi, listen
 from runner.rendezvous.interfaces import interface_towards, is_loopback, own_addresses
 from runner.rendezvous.mpi import exchange_by_mpi
-from runner.rendezvous.mpi_library import mpi_unavailable
+from runner.rendezvous.mpi_library import NoLibraryError, mpi_unavailable
 from runner.rendezvous.record import RankRecord
 from runner.rendezvous.records import Records
 from runner.rendezvous.sockets import by_environment, by_file, by_hosts, own_endpoint
@@ -73,12 +74,15 @@ def choose_way(context: LaunchContext, wanted: str = "auto", *, restarts: bool =
         return Way(name="file", why=f"one host; no MPI: {no_mpi}", no_mpi=no_mpi)
     if context.hosts and context.job_id:
         return Way(name="hosts", why=f"the hosts are known; no MPI: {no_mpi}", no_mpi=no_mpi)
+    problem = LaunchError(
+        f"nothing says where {context.size.value} ranks are to meet: {no_mpi}, and neither {context.launcher.title} "
+        "nor a scheduler lists the hosts",
+        fix=f"{'' if restarts else 'install mpi4py, or '}set MASTER_ADDR (rank 0's host) and MASTER_PORT (a free port)",
+    )
+    if os.path.isabs(context.environment.get("PBS_NODEFILE", "")):
+        raise problem  # only the job's first host may have that file, so rank 0 may find no problem
     with raised_on_all_ranks():
-        raise LaunchError(
-            f"nothing says where {context.size.value} ranks are to meet: {no_mpi}, and neither {context.launcher.title} "
-            "nor a scheduler lists the hosts",
-            fix=f"{'' if restarts else 'install mpi4py, or '}set MASTER_ADDR (rank 0's host) and MASTER_PORT (a free port)",
-        )
+        raise problem
 
 
 def _impossible(context: LaunchContext, way: str) -> RunnerError | None:
@@ -115,12 +119,13 @@ def rendezvous(
     elif way.name == "mpi":
         try:
             records, endpoint = exchange_by_mpi(context, own)
-        except RefusedError as error:
-            # srun offers its kind of PMI also to an MPI of another kind: then MPI is of no use, but is not needed either.
+        except (RefusedError, NoLibraryError) as error:
+            # srun offers its kind of PMI also to an MPI of another kind, or to none: then MPI is of no use, and not needed.
             is_needed = way.is_asked_for or (context.launcher.kind is not Kind.SCHEDULER and policy is Policy.STRICT)
             if is_needed or not context.job_id or not (context.hosts or context.on_one_host):
                 raise
-            no_mpi = MpiUnavailable(NoMpi.WRONG_LIBRARY, error.message, error.fix)
+            is_wrong = isinstance(error, RefusedError)
+            no_mpi = MpiUnavailable(NoMpi.WRONG_LIBRARY if is_wrong else NoMpi.NO_LIBRARY, error.message, error.fix)
             why = f"the hosts are known; no MPI: {no_mpi}"
             records, endpoint = (by_hosts if context.hosts else by_file)(context, own, timeout)
     else:

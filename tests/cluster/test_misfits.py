@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 
@@ -85,7 +86,7 @@ def test_torchruns_that_are_each_alone(vc: Cluster, starter: list[str]) -> None:
     done = vc.run("node1", [*torchrun, "-m", "runner", COMPUTES])
     assert done.returncode != 0
     (line,) = own_lines(done)
-    for text in ("started 2 torchruns", "each is alone", "--nnodes=2", "--launcher torchrun"):
+    for text in ("started 2 torchruns", "each is alone", "--nnodes=2"):
         assert text in line
     together = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=node1:{vc.free_port('node1')}", "--rdzv-id=7"]
     done = ok(vc.run("node1", [*torchrun, *together, "-m", "runner", COMPUTES]))
@@ -132,3 +133,13 @@ def test_hosts_with_and_without_gpus_are_refused_by_name(vc: Cluster) -> None:
     assert "the ranks would compute on cuda on node1, but cpu on node2, where no GPU is visible" in line
     assert line.endswith("or say --device cpu")
     ok(LAUNCHERS["openmpi4"](vc, [1, 1], [*wrapper, *RUNNER, "--device", "cpu", COMPUTES]))
+
+
+@pytest.mark.parametrize("library", ["found", "missing"])
+def test_srun_as_many_crays_have_it(library: str, vc: Cluster) -> None:
+    """--mpi=cray_shasta sets variables of Cray's own launcher, too, and no MPI of Cray's is here: the ranks meet without it."""
+    srun = ["srun", "--mpi=cray_shasta", "--nodes=2", "--ntasks-per-node=1", *RUNNER]
+    absent = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so.12"} if library == "missing" else {}
+    found = json.loads(ok(vc.run("node1", [*srun, "explain", "--json"], **absent)).stdout)
+    assert (found["launcher"]["name"], found["size"], len(found["ranks"])) == ("slurm", 2, 2)
+    assert [one["host"] for one in found["ranks"]] == ["node1", "node2"]

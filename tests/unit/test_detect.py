@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, is_reporting, unused_tasks
 from runner.launch.misfits import idle_tasks, refuse_misfit
 from runner.launch.table import LAUNCHERS, Launcher
+from runner.rendezvous.rendezvous import choose_way
 from tests.launching import RUNNER, SCRIPTS, ok, run
 
 DATA = Path(__file__).parent.parent / "data" / "launchers"
@@ -28,6 +30,8 @@ CAPTURED = {
     "slurm-uneven": ("slurm", 2, 3, 0, 1),
     "slurm-cyclic": ("slurm", 1, 4, 0, 1),
     "slurm-pmi2": ("slurm", 1, 4, 1, 2),
+    "slurm-cray": ("slurm", 3, 4, 1, 2),
+    "slurm-cray-new": ("slurm", 3, 4, 1, 2),
     "slurm-batch-shell": ("single", 0, 1, 0, 1),
     "slurm-salloc-shell": ("single", 0, 1, 0, 1),
     "slurm-pty-shell": ("slurm", 0, 4, 0, 3),
@@ -84,6 +88,29 @@ def test_a_containers_rank_is_ignored_and_named() -> None:
     assert [ignored.names for ignored in context.ignored] == [("RANK", "WORLD_SIZE")]
 
 
+@pytest.mark.parametrize("name", ["slurm-cray", "slurm-cray-new"])
+def test_the_variables_that_srun_sets_as_crays_launcher_does(name: str) -> None:
+    """srun --mpi=cray_shasta, the default of many Crays: the ranks may meet by MPI, and its size is Slurm's."""
+    context = detect(captured(name))
+    assert [(ignored.names, ignored.why) for ignored in context.ignored] == [
+        (("PALS_RANKID",), "Slurm srun sets it, too")
+    ]
+    assert choose_way(context).name == "mpi"
+    assert detect(captured(name) | {"PALS_RANKID": "0", "SLURM_PROCID": "0"}).rank.value == 0
+
+
+def test_crays_own_launcher_in_a_slurm_job() -> None:
+    """Its ranks inherit the variables of the batch script, or of the step that runs its daemon on their host."""
+    rank_0 = captured("pals") | {"PALS_RANKID": "0", "PMI_RANK": "0", "PALS_LOCAL_RANKID": "0", "PMI_LOCAL_RANK": "0"}
+    daemon = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "8"}
+    for inherited in (
+        captured("slurm-batch-shell"),
+        daemon | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_NODEID": "0"},
+    ):
+        assert summary(detect(inherited | rank_0))[:3] == ("pals", 0, 4)
+        assert summary(detect(inherited | captured("pals")))[:3] == ("pals", 3, 4)
+
+
 def test_torchrun_inside_srun_is_torchrun() -> None:
     context = detect(captured("slurm") | captured("torchrun"))
     assert context.launcher.name == "torchrun"
@@ -95,8 +122,10 @@ def test_half_a_set_is_refused_and_says_what_is_missing(launcher: Launcher) -> N
     environment = captured({"openmpi": "openmpi4"}.get(launcher.name, launcher.name))
     missing = next(name for name in environment if name in launcher.size.split("|"))
     del environment[missing]
-    with pytest.raises(LaunchError, match=rf"half set.*without .*{missing}"):
+    with pytest.raises(LaunchError, match=rf"half set.*without .*{missing}") as caught:
         detect(environment)
+    assert "single" not in str(caught.value)  # by which each of several ranks would train alone
+    assert "unset" not in str(caught.value)
 
 
 def test_a_rank_without_an_endpoint_is_refused() -> None:
@@ -110,8 +139,12 @@ def test_an_endpoint_without_a_rank_is_a_single_process() -> None:
 
 def test_two_launchers_at_odds_are_refused_with_both() -> None:
     stale = captured("mpich") | {"PMI_RANK": "0", "PMI_SIZE": "2"}
-    with pytest.raises(LaunchError, match=r"Open MPI says rank 1 of 4 .*, but MPICH says rank 0 of 2"):
+    with pytest.raises(LaunchError, match=r"Open MPI says rank 1 of 4 .*, but MPICH says rank 0 of 2") as caught:
         detect(captured("openmpi4") | stale)
+    assert caught.value.fix.endswith("--launcher openmpi or --launcher mpich")
+    with pytest.raises(LaunchError) as caught:
+        detect(captured("openmpi4") | stale | {"PMI_SIZE": "1", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"})
+    assert caught.value.fix.endswith("this process: --launcher openmpi")
 
 
 def test_an_override_settles_it() -> None:
@@ -220,6 +253,69 @@ def test_torchruns_that_do_not_know_of_each_other(outer: str, expected: str) -> 
     assert caught.value.on_all_ranks
     refuse_misfit(detect(alone, "torchrun"))
     refuse_misfit(detect(alone | {"GROUP_WORLD_SIZE": "4"}))
+
+
+PBS = {"PBS_JOBID": "7.server", "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODEFILE": "/nowhere/7.server"}
+LSF = {"LSB_JOBID": "8", "LSB_DJOB_NUMPROC": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "starter"),
+    [
+        (PBS | {"PBS_TASKNUM": "3", "PBS_NODENUM": "0"}, "pbsdsh (PBS_TASKNUM=3)"),
+        (PBS | {"PBS_TASKNUM": "1", "PBS_NODENUM": "1"}, "pbsdsh (PBS_NODENUM=1)"),
+        (LSF | {"LSF_PM_TASKID": "1"}, "blaunch (LSF_PM_TASKID=1)"),
+        (captured("slurm-batch-shell") | {"SLURM_PROCID": "3"}, "srun (SLURM_PROCID=3)"),
+        (PBS | {"ALPS_APP_PE": "0"}, "aprun (ALPS_APP_PE=0)"),
+        ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "a@1"}, "PMIx launcher (PMIX_RANK=1)"),
+        ({"PMI_RANK": "0", "PMI_FD": "7"}, "launcher (PMI_RANK=0)"),
+        ({"MPIRUN_RANK": "0", "MPIRUN_NPROCS": "2"}, "mpirun_rsh (MPIRUN_RANK=0)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_copies_without_a_rank_are_refused(environment: dict[str, str], starter: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        refuse_misfit(detect(environment))
+    assert f"{starter} started this process" in str(caught.value)
+    assert "single" not in str(caught.value)
+    refuse_misfit(detect(environment, "single"))
+    refuse_misfit(detect(environment | captured("openmpi4")))  # pbsdsh and blaunch start MPI's daemons, too
+
+
+def test_copies_on_other_hosts_of_the_job(tmp_path: Path) -> None:
+    """What ssh, pdsh or parallel start there with the job's variables; the first host has the batch script."""
+    own, nodes = socket.gethostname(), tmp_path / "nodes"
+    slurm = {"SLURM_JOB_ID": "8", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": f"other,{own}"}
+    for environment in (
+        slurm,
+        slurm | {"SLURMD_NODENAME": "other"},
+        {"PBS_JOBID": "8.server", "PBS_NODEFILE": str(nodes)},
+        {"LSB_JOBID": "8", "LSB_DJOB_HOSTFILE": str(nodes)},
+        {"OAR_JOB_ID": "8", "OAR_NODEFILE": str(nodes)},
+    ):
+        nodes.write_text(f"other.cluster\n{own}.cluster\n")
+        with pytest.raises(LaunchError, match="a command on another of the job's 2 hosts started this process"):
+            refuse_misfit(detect(environment))
+        nodes.write_text(f"{own}.cluster\nother.cluster\n")
+        refuse_misfit(detect(environment | {"SLURMD_NODENAME": own}))
+        nodes.write_text(f"{own}\n{own}\n")
+        refuse_misfit(detect(environment | {"SLURM_JOB_NODELIST": own}))
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        PBS | {"PBS_TASKNUM": "1", "PBS_NODENUM": "0"},
+        LSF,
+        LSF | {"LSF_PM_TASKID": "1", "LSB_DJOB_NUMPROC": "1"},
+        captured("slurm-batch-shell"),
+        captured("slurm-salloc-shell"),
+        {"MPIRUN_RANK": "0", "MPIRUN_NPROCS": "1"},
+    ],
+    ids=["PBS", "LSF", "LSF, one task", "Slurm", "salloc", "one rank"],
+)
+def test_a_batch_scripts_one_process_is_no_copy(environment: dict[str, str]) -> None:
+    refuse_misfit(detect(environment))
 
 
 @pytest.mark.parametrize("outer", ["slurm-batch-shell", "slurm-salloc-shell"])

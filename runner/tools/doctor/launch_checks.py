@@ -32,8 +32,9 @@ def launcher(job: Job, team: Team) -> Verdict:
         return fail(detail, fix or "load the MPI module whose mpirun you use")
     if job.endpoint.way == "mpi":
         return ok(f"{found}; mpi4py uses {library}")
-    if no_mpi is not None and no_mpi.reason is NoMpi.NOT_INSTALLED:
-        return warn(f"{found}; {no_mpi}, so the ranks met by {job.endpoint.way}", "pip install mpi4py")
+    if no_mpi is not None and no_mpi.reason in (NoMpi.NOT_INSTALLED, NoMpi.NO_LIBRARY):
+        fix = no_mpi.fix or "pip install mpi4py"
+        return warn(f"{found}; {no_mpi.message}, so the ranks met by {job.endpoint.way}", fix)
     return ok(found if job.size == 1 else f"{found}; the ranks met by {job.endpoint.way}")
 
 
