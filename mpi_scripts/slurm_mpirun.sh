@@ -15,6 +15,9 @@
 # A checkpoint before the time limit: sbatch --signal=B:USR1@120 … and a target that saves on SIGUSR1 (docs/signals.md).
 set -euo pipefail
 
+# Submitted from a step of another job, this one has got that step's places for its tasks (the one core that it was bound to).
+if [ -n "${SLURM_STEP_ID:-}" ]; then unset "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_@}" "${!SLURM_DIST@}"; fi
+
 mpirun=${MPIRUN:-mpirun}
 case $("$mpirun" --version 2>&1) in
   *"Open MPI"* | *"PRRTE"* | *OpenRTE*)

@@ -13,6 +13,9 @@
 # With GPUs: sbatch --gpus-per-node=4 …; RANKS_PER_NODE sets the ranks per node (default: GPUs, else cores).
 set -euo pipefail
 
+# Submitted from a step of another job, this one has got that step's places for its tasks (the one core that it was bound to).
+if [ -n "${SLURM_STEP_ID:-}" ]; then unset "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_@}" "${!SLURM_DIST@}"; fi
+
 ranks=${RANKS_PER_NODE:-${SLURM_GPUS_PER_NODE:-$SLURM_CPUS_PER_TASK}}
 # The first node's own name for itself may be one that others do not know, so its address is asked for.
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)

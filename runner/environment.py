@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -16,6 +16,12 @@ def set_missing(variables: Mapping[str, str]) -> None:
     """Set those of these variables that are not set yet; what the user has set is kept."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
+
+
+def unset_variables(names: Iterable[str]) -> None:
+    """Unset those of these variables that are set."""
+    for name in names:
+        os.environ.pop(name, None)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from pathlib import Path
 from runner.errors import RunnerError, UsageError
 from runner.job import Job
 from runner.launch.detect import is_reporting
+from runner.launch.outer_job import for_a_new_job
 from runner.numbers import positive
 from runner.options import Parser
 from runner.target import find_target
@@ -251,7 +252,15 @@ def _submit(scheduler: Scheduler, text: str) -> str:
             fix="submit where it is (a login node), or leave --submit out",
         )
     try:
-        done = subprocess.run([program], check=False, input=text, capture_output=True, text=True, timeout=SUBMITTING)
+        done = subprocess.run(
+            [program],
+            check=False,
+            input=text,
+            env=for_a_new_job(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=SUBMITTING,
+        )
     except subprocess.TimeoutExpired:
         raise RunnerError(f"{program} has not answered within {SUBMITTING:.0f} s", fix="is the scheduler up?") from None
     if done.returncode != 0:

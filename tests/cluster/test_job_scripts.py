@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.cluster import virtual
 from tests.cluster.job_scripts import BY_SCRIPT, FOLDER, PYTHON, finished, submit
 from tests.cluster.launchers import BIN, DEBIAN_MPIRUN, INTEL, INTEL_MPIRUN, PREFIXES, by_ssh
 from tests.cluster.virtual import Cluster
-from tests.launching import RUNNER, ok, own_lines
+from tests.launching import RUNNER, SCRIPTS, ok, own_lines
 from tests.results import hosts, json_object
 
 
@@ -49,6 +51,29 @@ def test_what_jobscript_writes_is_submitted_and_runs(vc: Cluster, mpi: str, envi
     assert answer == f"Submitted batch job {job}\n"
     text = finished(vc, job, vc.folder / f"train-{job}.out")
     assert hosts(json_object(text)) == {"node1": [0, 1], "node2": [2, 3]}
+
+
+def test_from_inside_a_step_that_is_bound_to_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cores are not those of a job that is submitted there, nor of what supervise starts."""
+    bound = virtual.SLURM_CONF.replace("TaskPlugin=task/none", "TaskPlugin=task/affinity")
+    monkeypatch.setattr(virtual, "SLURM_CONF", bound)
+    monkeypatch.setattr(virtual, "CORES_PER_HOST", os.cpu_count())
+    shape = ["--ranks-per-node=2", "--cores-per-rank=1", "--time=0:05:00", "--directive=--oversubscribe"]
+    script = str(SCRIPTS / "says_its_cores.py")
+    with virtual.cluster(1, slurm=True) as vc:
+        step = ["srun", "--ntasks=1", "--cpus-per-task=1"]
+        assert ok(vc.run("node1", [*step, "printenv", "SLURM_CPU_BIND"])).stdout.startswith("quiet,mask_cpu:0x")
+        sbatch = ["sbatch", "--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1", "--output=train-%j.out"]
+        by_jobscript = vc.run("node1", [*step, *RUNNER, "jobscript", *shape, "--submit", script])
+        by_sbatch = vc.run("node1", [*step, *sbatch, str(FOLDER / "slurm_srun.sh"), script], **PYTHON)
+        jobs = [ok(done).stdout.split()[-1] for done in (by_jobscript, by_sbatch)]
+        texts = [finished(vc, job, vc.folder / f"train-{job}.out") for job in jobs]
+        inner = ["srun", "--overlap", "--ntasks=2", "--cpus-per-task=1", *RUNNER, script]
+        whole = ["srun", "--ntasks=1", "--cpus-per-task=2", "--cpu-bind=map_cpu:0"]
+        texts.append(ok(vc.run("node1", [*whole, *RUNNER, "supervise", "--", *inner])).stdout)
+        for text in texts:
+            cores = [line.split()[-1] for line in text.splitlines() if line.startswith("cores of rank")]
+            assert len(cores) == len(set(cores)) == 2, text
 
 
 def test_a_request_that_slurm_refuses(vc: Cluster) -> None:

@@ -35,9 +35,10 @@ from functools import cache, partial
 from pathlib import Path
 from signal import SIGUSR1, Signals
 
-from runner.environment import set_variables
+from runner.environment import set_variables, unset_variables
 from runner.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.job import Job
+from runner.launch.outer_job import places_of_step
 from runner.numbers import not_negative, positive, positive_float
 from runner.options import Parser, Request, parse
 from runner.tools import tool_names
@@ -75,6 +76,7 @@ def supervise(job: Job, argv: list[str]) -> None:
     if request is not None and is_workload and not any(one.startswith("--resume") for one in request.arguments):
         _say("the command has no --resume auto, so each restart begins with step 0")
     hosts = _hosts(given, place - 2)
+    unset_variables(places_of_step(os.environ))
     if given.standby:
         set_variables(_OVERLAP)
     standby = Standby()
