@@ -15,7 +15,6 @@ from runner.rendezvous.mpi_library import load_mpi
 from runner.rendezvous.record import RankRecord
 from runner.rendezvous.records import Records, flat, packed
 from runner.rendezvous.server import Server
-from runner.rendezvous.topology import topology_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -36,13 +35,15 @@ def exchange_by_mpi(context: LaunchContext, own: RankRecord) -> tuple[Records, E
     listener, told = None, None
     gathered = world.gather(flat(own))
     if world.rank == 0:
-        listener = listen(loopback=context.on_one_host)
-        addresses = [] if context.on_one_host else own_addresses(context.environment)
+        is_one_network = len({record["host_key"] for record in gathered}) == 1
+        listener = listen(loopback=is_one_network)
+        addresses = [] if is_one_network else own_addresses(context.environment)
         told = (packed(gathered), *listener.getsockname()[:2], addresses, os.urandom(32))
     everyone, host, port, addresses, key = world.bcast(told)
     records = Records.received(everyone)
-    if not context.on_one_host:
-        leaders = {host.ranks[0] for host in topology_of(records).hosts}
+    networks = records.by_value("host_key")
+    if len(networks) > 1:
+        leaders = {ranks[0] for _, ranks in networks}
         host = _reachable_by_all(world, listener, port, addresses, key, leaders, records)
     interface = interface_towards(host)
     return records, Endpoint(host=host, port=port, interface=interface, way="mpi", key=key, listener=listener)
@@ -57,7 +58,7 @@ def _reachable_by_all(
     leaders: set[int],
     records: Records,
 ) -> str:
-    """The first of rank 0's addresses to which one rank of every host has connected."""
+    """The first of rank 0's addresses to which one rank of every host, or container with a network of its own, has connected."""
     reached: list[str] | None = None
     if world.rank in leaders and world.rank != 0:
         reached = [address for _, address in addresses if _answers(address, port, key)]

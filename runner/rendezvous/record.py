@@ -24,10 +24,14 @@ class RankRecord:
     rank: int = -1
     size: int = 0
     local_rank: int | None = None  # what the launcher says
+    local_size: int | None = None  # the same
     launcher: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)  # the variables that rank, size, … were read from
     host: str = ""
-    host_key: str = ""  # distinguishes hosts of the same name
+    machine: str = (
+        ""  # its kernel, whatever the host is called: containers have names of their own, clones have one name
+    )
+    host_key: str = ""  # the machine and the network that this process sees: virtual hosts on a machine have one each
     pid: int = 0
     python: str = ""  # versions
     torch: str = ""
@@ -57,6 +61,7 @@ def own_record(context: LaunchContext, **more: Any) -> RankRecord:
         rank=context.rank.value,
         size=context.size.value,
         local_rank=context.local_rank.value if context.local_rank else None,
+        local_size=context.local_size.value if context.local_size else None,
         launcher=context.launcher.name,
         sources={
             name: value.source
@@ -64,7 +69,8 @@ def own_record(context: LaunchContext, **more: Any) -> RankRecord:
             if (value := getattr(context, name)) is not None
         },
         host=context.host,
-        host_key=_host_key(context.host),
+        machine=_machine(context.host),
+        host_key=f"{_machine(context.host)}/{_network()}",
         pid=os.getpid(),
         python=platform.python_version(),
         torch=torch_build().version,
@@ -73,12 +79,17 @@ def own_record(context: LaunchContext, **more: Any) -> RankRecord:
     )
 
 
-def _host_key(host: str) -> str:
-    """A key that differs between hosts: by boot id for hosts of one name, by network for virtual hosts on one machine."""
-    parts = [host]
-    for path, read in (("/proc/sys/kernel/random/boot_id", Path.read_text), ("/proc/self/ns/net", os.readlink)):
-        try:
-            parts.append(str(read(Path(path))).strip())
-        except OSError:
-            continue
-    return "/".join(parts)
+def _machine(host: str) -> str:
+    """The id of this start of the kernel, which differs between machines; the host's name where it cannot be read."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return host
+
+
+def _network() -> str:
+    """The network namespace, by its number on this machine."""
+    try:
+        return os.readlink("/proc/self/ns/net")
+    except OSError:
+        return ""

@@ -91,7 +91,7 @@ def _enter(peer: Peer, record: Any, records: dict[int, Flat]) -> None:
 
 
 def _is_same_process(one: Flat, other: Flat) -> bool:
-    return bool(one.get("pid")) and all(one.get(name) == other.get(name) for name in ("host_key", "pid"))
+    return bool(one.get("pid")) and all(one.get(name) == other.get(name) for name in ("host", "host_key", "pid"))
 
 
 def _answer(server: Server, answer: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from runner.rendezvous.mpi_library import NoLibraryError, mpi_unavailable
 from runner.rendezvous.record import RankRecord
 from runner.rendezvous.records import Records
 from runner.rendezvous.sockets import by_environment, by_file, by_hosts, own_endpoint
+from runner.rendezvous.topology import ranks_text
 
 WAYS = ("auto", "env", "mpi", "file", "hosts")
 
@@ -133,10 +134,26 @@ def rendezvous(
     if context.has_fresh_store and context.user_endpoint:
         endpoint = _launchers_endpoint(context, context.user_endpoint, endpoint, policy)
     if len(records.of_field("host_key")[0]) > 1 and is_loopback(endpoint.interface):
+        if endpoint.way == "file":
+            _refuse_networks_of_one_host(records)
         # A host may resolve its own name to 127.0.1.1 (Debian's /etc/hosts), which other hosts cannot reach.
         others = own_addresses(context.environment)
         endpoint = replace(endpoint, interface=others[0][0] if others else "")
     return Rendezvous(records, replace(endpoint, mpi_unavailable=no_mpi), why)
+
+
+@raised_on_all_ranks()
+def _refuse_networks_of_one_host(records: Records) -> None:
+    """Refuse ranks that have met by a file of their host, and cannot reach one another's loopback addresses.
+
+    Raises:
+        RefusedError: always.
+    """
+    groups = "; ".join(ranks_text(ranks) for _, ranks in records.by_value("host_key"))
+    raise RefusedError(
+        f"the ranks are on one host, but do not see the same network ({groups}), as in containers with a network each",
+        fix="give the containers the host's network (--network=host), or set MASTER_ADDR and MASTER_PORT",
+    )
 
 
 def _launchers_endpoint(context: LaunchContext, store: tuple[str, int], own: Endpoint, policy: Policy) -> Endpoint:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -65,17 +65,36 @@ def topology_of(everyone: Sequence[RankRecord]) -> Topology:
     The launcher's local ranks are kept if those of a host are 0, 1, 2, …; otherwise they are numbered by rank.
     """
     records = everyone if isinstance(everyone, Records) else Records.of(everyone)
-    by_host: dict[str, list[int]] = {}
-    for rank, key in enumerate(records.column("host_key")):
-        by_host.setdefault(key, []).append(rank)
     names, claims = records.column("host"), records.column("local_rank")
     hosts = []
-    for ranks in by_host.values():
+    for ranks in _by_host(records):
         claimed = {rank: claims[rank] for rank in ranks}
         is_complete = sorted(c for c in claimed.values() if c is not None) == list(range(len(ranks)))
         ordered = sorted(ranks, key=claimed.__getitem__) if is_complete else ranks
         hosts.append(Host(names[ranks[0]], tuple(ordered)))
     return Topology(tuple(hosts), records)
+
+
+def _by_host(records: Records) -> list[list[int]]:
+    """The ranks of each host.
+
+    Ranks of one machine that see different networks are on several virtual hosts, unless their launcher says that they are
+    all on one: then each is in a container of its own, and they share the machine's cores and devices.
+    """
+    keys, sizes = records.column("host_key"), records.column("local_size")
+    hosts: list[list[int]] = []
+    for ranks in _grouped(range(len(records)), records.column("machine")):
+        are_one = all(sizes[rank] == len(ranks) for rank in ranks)
+        hosts += [ranks] if are_one else _grouped(ranks, keys)
+    return sorted(hosts)
+
+
+def _grouped(ranks: Iterable[int], values: Sequence[Any]) -> list[list[int]]:
+    """The ranks by their values, each group in the order of rank."""
+    groups: dict[Any, list[int]] = {}
+    for rank in ranks:
+        groups.setdefault(values[rank], []).append(rank)
+    return list(groups.values())
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

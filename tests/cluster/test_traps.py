@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,26 @@ def test_cyclic_mapping(vc: Cluster) -> None:
     found = json.loads(ok(vc.run("node1", [*command, "explain", "--json"])).stdout)
     assert hosts(found) == {"node1": [0, 2], "node2": [1, 3]}
     assert ok(vc.run("node1", [*command, SUM])).stdout.count("of 4: 4") == 4
+
+
+@pytest.mark.parametrize("name", ["openmpi5", "mpich", "srun"])
+def test_names_are_no_hosts(name: str, vc: Cluster) -> None:
+    """Containers have names of their own, and cloned machines have one name."""
+    for new in ("c$$", "localhost"):
+        found = explained(vc, name, [2, 2], "unshare", "--uts", "bash", "-c", f'hostname {new}; exec "$@"', "bash")
+        assert [host["ranks"] for host in found["hosts"]] == [[0, 1], [2, 3]]
+        assert [rank["local_rank"] for rank in found["ranks"]] == [0, 1, 0, 1]
+
+
+def test_ranks_of_one_host_with_a_network_each(vc: Cluster) -> None:
+    """As in containers: they share the host's cores and devices, and meet by an address that both reach, or are refused."""
+    inside = f"exec ip netns exec {vc.prefix}node$((${{PMI_RANK:-$SLURM_PROCID}} + 1)) $0 -m runner"
+    mpiexec = [str(PREFIXES / "mpich" / "bin" / "mpiexec"), "-n", "2", "bash", "-c", f"{inside} explain --json"]
+    found = json.loads(ok(run(*mpiexec, *RUNNER[:1])).stdout)
+    assert hosts(found) == {socket.gethostname(): [0, 1]}
+    assert found["endpoint"]["host"] == vc.address("node1")
+    done = vc.run("node1", ["srun", "--nodes=1", "--ntasks=2", "bash", "-c", f"{inside} explain", *RUNNER[:1]])
+    assert "do not see the same network (rank 0; rank 1)" in own_lines(done)[0]
 
 
 def test_a_divided_model_under_cyclic_mapping(vc: Cluster, tmp_path: Path) -> None:

@@ -33,6 +33,36 @@ def test_local_ranks_that_make_no_sense_are_counted_instead() -> None:
     assert [topology.local_rank(rank) for rank in range(3)] == [0, 1, 2]
 
 
+def placed(host: str, machine: str, network: str, local_size: int, local_rank: int = 0) -> RankRecord:
+    key = f"{machine}/{network}"
+    return RankRecord(host=host, machine=machine, host_key=key, local_size=local_size, local_rank=local_rank)
+
+
+def test_containers_with_names_of_their_own_are_on_one_host() -> None:
+    topology = topology_of([placed("c0", "m", "net", 2, 0), placed("c1", "m", "net", 2, 1)])
+    assert [(host.name, host.ranks) for host in topology.hosts] == [("c0", (0, 1))]
+    by_hand = topology_of([placed(name, "m", "net", 1) for name in ("c0", "c1")])  # each says that it is alone
+    assert [host.ranks for host in by_hand.hosts] == [(0, 1)]
+
+
+def test_containers_with_a_network_each_are_on_one_host_if_the_launcher_says_so() -> None:
+    one = topology_of([placed("c0", "m", "net0", 2, 0), placed("c1", "m", "net1", 2, 1)])
+    assert [host.ranks for host in one.hosts] == [(0, 1)]
+    ranks = [placed(f"c{n}", "mn"[n % 2], f"net{n}", 2, n // 2) for n in range(4)]  # of two machines
+    assert [host.ranks for host in topology_of(ranks).hosts] == [(0, 2), (1, 3)]
+
+
+def test_virtual_hosts_of_a_machine_stay_hosts() -> None:
+    ranks = [placed(f"node{n % 2}", "m", f"net{n % 2}", 2, n // 2) for n in range(4)]
+    assert [host.ranks for host in topology_of(ranks).hosts] == [(0, 2), (1, 3)]
+
+
+def test_machines_of_one_name_stay_two() -> None:
+    """Clones that are all called localhost: each has started its own kernel, and all have the first network namespace."""
+    ranks = [placed("localhost", machine, "net", 1) for machine in "mn"]
+    assert [host.ranks for host in topology_of(ranks).hosts] == [(0,), (1,)]
+
+
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=30))
 def test_any_mapping_gives_each_rank_one_place(hosts: list[str]) -> None:
     topology = topology_of([record(host) for host in hosts])
