@@ -25,6 +25,7 @@ from runner.launch.context import LaunchContext
 from runner.launch.detect import is_reporting
 from runner.launch.hydra import end_other_ranks
 from runner.launch.job_entry import entry_of_job
+from runner.launch.siblings import siblings_of
 from runner.launch.table import launchers
 from runner.launch.time_limit import time_to_save
 from runner.options import HANG_TIMEOUT, Request
@@ -128,6 +129,7 @@ def guard_words(context: LaunchContext, request: Request, way: Way) -> Words:
         rank=context.rank.value,
         size=context.size.value,
         no_rendezvous=lambda code: _why_no_rendezvous(context, request, way, code),
+        find_siblings=lambda: siblings_of(context),
         is_reporting=context.rank.value == 0,
         is_shown_to_the_end=not any(row.drops_output in context.environment for row in launchers()),
         how_to_resume="go on from its last checkpoint with --resume" if request.may_be_workload else "",

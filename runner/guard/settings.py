@@ -8,6 +8,8 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
+from runner.launch.siblings import Siblings
+
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
@@ -18,6 +20,7 @@ class Words:
     size: int = 1
     # The message about a worker that has not met the others in time (None), or has ended before (its exit code).
     no_rendezvous: Callable[[int | None], str]
+    find_siblings: Callable[[], Siblings] = Siblings  # what the other ranks of this host run
     is_reporting: bool  # whether this rank prints what concerns all ranks: one of them does
     how_to_resume: str  # how to resume a job that was ended; "" if that is not known
     is_shown_to_the_end: bool = True  # the launcher shows its ranks' output also after it was told to end

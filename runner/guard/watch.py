@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from runner.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_REQUEUE
+from runner.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
 from runner.guard.collectives import Requests
 from runner.guard.console import Console
 from runner.guard.events import Events
@@ -29,9 +29,11 @@ from runner.guard.restarts import Restarts
 from runner.guard.settings import Watched, Words
 from runner.guard.signals import Signals
 from runner.guard.states import States
+from runner.guard.strangers import Strangers
 from runner.guard.worker import GRACE, Worker
 from runner.guard.worker_messages import Computes, Fails, Leaves, Met, Seeks
 from runner.launch.hydra import end_other_ranks
+from runner.launch.siblings import HOW_TO_START
 from runner.locks import remove_left
 
 _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended
@@ -82,6 +84,7 @@ class Guard:
         self._console.said = ""
         self._follows = False  # another rank has failed
         self._is_slow = False  # that it starts slowly was said
+        self._strangers = Strangers(words.find_siblings)
         self._is_lost_early = False  # it was stopped before it had met the others; it may have met them since
         self._others = Others(words, self._report.hosts, self._console)
         return self._worker
@@ -330,6 +333,8 @@ class Guard:
                 self._peers.tell(reason)
         self._look_for_a_hang()
         self._look_for_a_slow_start()
+        if worker.has_started and not has_met and self._words.size > 1:
+            self._look_for_other_programs()
         if worker.rendezvous_at is None or self.restarts.is_last:
             return None
         if worker.board.read().step == 0 and time.monotonic() - worker.rendezvous_at < _SPARE_AFTER:
@@ -344,8 +349,22 @@ class Guard:
             self._is_slow = True
             self._console.complain(f"has not started yet: it is in {self._hang.place()}")
 
+    def _look_for_other_programs(self) -> None:
+        """End a wait for ranks that will never meet this one, and name those that may not."""
+        if (news := self._strangers.look()) is None:
+            return
+        text, is_certain = news
+        if text and is_certain:
+            self._console.say(text, fix=HOW_TO_START, is_named=False)
+        elif text:
+            self._console.complain(text)
+        if is_certain:
+            self._worker.end(EXIT_USAGE, 0.0 if text else GRACE)  # the launcher ends all when the first has ended
+
     def _say_that_it_has_not_met_the_others(self) -> None:
-        if self._worker.has_started:
+        if self._worker.has_started and self._strangers.known:
+            self._console.say(f"has not met all other ranks: {self._strangers.known}", fix=HOW_TO_START)
+        elif self._worker.has_started:
             self._console.say(self._words.no_rendezvous(None))
         else:
             self._console.say("has not started in time", fix="allow more with --timeout")

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from runner.errors import RendezvousError, raised_on_all_ranks
+from runner.errors import RendezvousError, UsageError, raised_on_all_ranks
 from runner.launch.context import LaunchContext
+from runner.launch.siblings import HOW_TO_START
 from runner.rendezvous.client import answers
 from runner.rendezvous.endpoint import Endpoint, listen
 from runner.rendezvous.interfaces import interface_towards, own_addresses
 from runner.rendezvous.mpi_library import load_mpi
 from runner.rendezvous.record import RankRecord
-from runner.rendezvous.records import Records, flat, packed
+from runner.rendezvous.records import Records, flat, is_flat, packed
 from runner.rendezvous.server import Server
+from runner.rendezvous.topology import ranks_text
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -22,38 +26,80 @@ if TYPE_CHECKING:
 _PROBE_TIMEOUT = 3.0  # seconds to connect to one address of rank 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Told:
+    """What rank 0 broadcasts."""
+
+    records: Mapping[str, Any] = field(default_factory=dict)  # packed
+    host: str = ""
+    port: int = 0
+    addresses: Sequence[tuple[str, str]] = ()  # of rank 0
+    key: bytes = field(default=b"", repr=False)
+    others: Sequence[int] = ()  # ranks that have not sent a record; then the rest is not told
+
+
 def exchange_by_mpi(context: LaunchContext, own: RankRecord) -> tuple[Records, Endpoint]:
     """Exchange the records, and agree on an address of rank 0.
 
     Rank 0 gathers the records and broadcasts them packed (equal values once), so that no other rank handles one record per
-    rank. The job's key goes with them; only MPI carries it.
+    rank. The job's key goes with them; only MPI carries it, and only to ranks that have sent a record.
 
     Raises:
         RendezvousError: no address of rank 0 is reachable from every host.
+        UsageError: some ranks are another program, which has made calls of MPI at the same time.
     """
     world = load_mpi(context).COMM_WORLD
     listener, told = None, None
-    gathered = world.gather(flat(own))
+    gathered = _exchanged(lambda: world.gather(flat(own)))
     if world.rank == 0:
-        is_one_network = len({record["host_key"] for record in gathered}) == 1
-        listener = listen(loopback=is_one_network)
-        addresses = [] if is_one_network else own_addresses(context.environment)
-        told = (packed(gathered), *listener.getsockname()[:2], addresses, os.urandom(32))
-    everyone, host, port, addresses, key = world.bcast(told)
-    records = Records.received(everyone)
+        others = [rank for rank, record in enumerate(gathered) if not _is_record(record, rank, world.size)]
+        if others:
+            told = _Told(others=others)
+        else:
+            is_one_network = len({record["host_key"] for record in gathered}) == 1
+            listener = listen(loopback=is_one_network)
+            addresses = [] if is_one_network else own_addresses(context.environment)
+            host, port = listener.getsockname()[:2]
+            told = _Told(records=packed(gathered), host=host, port=port, addresses=addresses, key=os.urandom(32))
+    told = _exchanged(lambda: world.bcast(told))
+    if not isinstance(told, _Told) or told.others:
+        # (Not raised on all ranks: the other program's would not finalise MPI with these.)
+        named = ranks_text(told.others if isinstance(told, _Told) else [0])
+        raise UsageError(f"another program runs as {named}", fix=HOW_TO_START)
+    records, host, port, key = Records.received(told.records), told.host, told.port, told.key
     networks = records.by_value("host_key")
     if len(networks) > 1:
         leaders = {ranks[0] for _, ranks in networks}
-        host = _reachable_by_all(world, listener, port, addresses, key, leaders, records)
+        host = _reachable_by_all(world, listener, port, told.addresses, key, leaders, records)
     interface = interface_towards(host)
     return records, Endpoint(host=host, port=port, interface=interface, way="mpi", key=key, listener=listener)
+
+
+def _is_record(value: Any, rank: int, size: int) -> bool:
+    return is_flat(value) and (value.get("rank"), value.get("size")) == (rank, size) and "host_key" in value
+
+
+def _exchanged(call: Callable[[], Any]) -> Any:
+    """The result of a collective.
+
+    Raises:
+        UsageError: MPI or pickle say that what came is not what was sent.
+    """
+    try:
+        return call()
+    except Exception as error:
+        raise UsageError(
+            f"the first exchange by MPI failed ({type(error).__name__}: {str(error).splitlines()[0]}), as where some of the "
+            "ranks are another program",
+            fix=HOW_TO_START,
+        ) from None
 
 
 def _reachable_by_all(
     world: MPI.Intracomm,
     listener: socket.socket | None,
     port: int,
-    addresses: list[tuple[str, str]],
+    addresses: Sequence[tuple[str, str]],
     key: bytes,
     leaders: set[int],
     records: Records,
@@ -77,7 +123,7 @@ def _reachable_by_all(
 
 
 def _judged(
-    reports: list[list[str] | None], addresses: list[tuple[str, str]], records: Records
+    reports: list[list[str] | None], addresses: Sequence[tuple[str, str]], records: Records
 ) -> tuple[str | None, str]:
     """(the first address that all ranks that tried have reached, or None; the error message if there is none)."""
     common = [address for _, address in addresses if all(r is None or address in r for r in reports)]

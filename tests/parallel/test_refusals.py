@@ -62,6 +62,32 @@ def test_ranks_with_other_arguments() -> None:
     refused(done, "the ranks differ in the arguments: --lr 1 on rank 0", "--lr 2 on rank 1")
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_another_program_that_waits_for_others_in_mpi(rank: int) -> None:
+    """Of two programs of one mpirun each waits for the other's first call; that is seen within seconds, not at the time limit."""
+    other = [RUNNER[0], "-c", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()"]
+    ours = [*RUNNER, str(SCRIPTS / "only_computes.py")]
+    done = run(*programs(*([other, ours] if rank == 0 else [ours, other])))
+    refused(done, f"rank {rank} is another program ({RUNNER[0]} -c ", "start all ranks as python -m runner")
+
+
+def test_another_program_that_makes_the_same_calls() -> None:
+    """It takes part in the exchange of records, and gets neither the records nor the job's key."""
+    code = "from mpi4py import MPI; c = MPI.COMM_WORLD; c.gather({'rank': 1}); print('got', vars(c.bcast(None)), flush=True)"
+    done = run(*programs([*RUNNER, str(SCRIPTS / "only_computes.py")], [RUNNER[0], "-c", code]))
+    refused(done, "another program runs as rank 1; start all ranks as python -m runner")
+    assert "'key': b" not in done.stdout.replace("'key': b''", "")  # (it may be ended before it prints)
+
+
+def test_another_program_without_mpi() -> None:
+    """It may be a wrapper that starts the runner later, so its ranks wait until their time is over, and name it."""
+    done = run(*programs([*RUNNER, "--timeout", "10", str(SCRIPTS / "only_computes.py")], ["sleep", "100"]))
+    assert done.returncode == 1
+    first, second, *_ = own_lines(done)
+    assert "waits for the other ranks: rank 1 runs another program so far (sleep 100)" in first
+    assert "has not met all other ranks: rank 1 is another program (sleep 100); start all ranks" in second
+
+
 def test_ranks_with_another_target() -> None:
     done = run(*programs([*RUNNER, str(SCRIPTS / "exits.py")], [*RUNNER, str(SCRIPTS / "spawns.py")]))
     refused(done, "the ranks differ in the target", "exits.py on rank 0", "spawns.py on rank 1")
