@@ -7,6 +7,7 @@ import socket
 import time
 from typing import Any
 
+from runner.rendezvous.local import is_of_another_user
 from runner.rendezvous.protocol import ANSWER, LARGEST, Handshake, ProtocolError, Stream, greeting
 
 _CHUNK = 1 << 20
@@ -96,6 +97,8 @@ def _greeted(connection: socket.socket, address: Any, key: bytes, within: float)
         if connection.family != socket.AF_UNIX and (isinstance(error, TimeoutError) or error.errno in _NO_ROUTE):
             raise UnreachableError(error.errno, error.strerror or "timed out") from None
         raise
+    if is_of_another_user(connection):
+        raise ProtocolError
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     own = greeting()

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +38,13 @@ class Exchanged:
     reached_by: list[str]
 
 
-def serve_records(listener: socket.socket, own: RankRecord, size: int, key: bytes, timeout: float) -> Exchanged:
+def serve_records(
+    listener: socket.socket, own: RankRecord, size: int, key: bytes, timeout: float, also: Sequence[socket.socket] = ()
+) -> Exchanged:
     """Collect the records of all ranks on rank 0, and send all of them to each rank.
+
+    Args:
+        also: listening sockets at which ranks may come, too.
 
     Raises:
         RendezvousError: ranks were missing when the time was over.
@@ -48,7 +53,7 @@ def serve_records(listener: socket.socket, own: RankRecord, size: int, key: byte
     records: dict[int, Flat] = {0: flat(own)}
     start = time.monotonic()
     notice = start + _FIRST_NOTICE
-    with Server(listener, key, size, _LARGEST_RECORD) as server:
+    with Server(listener, key, size, _LARGEST_RECORD, also) as server:
         try:
             while len(records) < size:
                 now = time.monotonic()
@@ -226,7 +231,7 @@ def _plain(address: str) -> str:
 
 
 def _shown(address: Any) -> str:
-    return str(address) if isinstance(address, str) else f"{address[0]}:{address[1]}"
+    return address.replace("\0", "@") if isinstance(address, str) else f"{address[0]}:{address[1]}"
 
 
 def _reason(error: Exception) -> str:

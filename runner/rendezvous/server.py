@@ -11,10 +11,11 @@ import errno
 import selectors
 import socket
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 from runner.errors import RendezvousError
+from runner.rendezvous.local import is_of_another_user
 from runner.rendezvous.protocol import GREETING, PROOF, Handshake, ProtocolError, Stream
 
 _PROVING = 10.0  # seconds in which a peer must prove that it belongs to the job
@@ -88,14 +89,16 @@ class Peer:
 
 
 class Server:
-    """A listening socket and its connections. When the server ends the socket stays open, and is blocking again."""
+    """Listening sockets and their connections. When the server ends the sockets stay open, and are blocking again."""
 
-    def __init__(self, listener: socket.socket, key: bytes, size: int, largest: int) -> None:
-        """Serve ranks 1 to ``size`` - 1, whose messages have at most ``largest`` bytes."""
+    def __init__(
+        self, listener: socket.socket, key: bytes, size: int, largest: int, also: Sequence[socket.socket] = ()
+    ) -> None:
+        """Serve ranks 1 to ``size`` - 1, whose messages have at most ``largest`` bytes, on one socket, and on others ``also``."""
         self.ranks: dict[int, Peer] = {}  # for each rank the last peer that has proved it
         self.seen: set[int] = set()  # ranks that have connected, also those that have disconnected
         self.unproved = 0  # peers that spoke the protocol and disconnected without a proof
-        self._listener, self._key, self._size, self._largest = listener, key, size, largest
+        self._listeners, self._key, self._size, self._largest = (listener, *also), key, size, largest
         self._peers: dict[Peer, None] = {}  # oldest first
         self._selector = selectors.DefaultSelector()
         self._is_open = False
@@ -103,8 +106,9 @@ class Server:
 
     def __enter__(self) -> Server:
         self._is_open = True
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        for listener in self._listeners:
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,8 +121,9 @@ class Server:
         """Keep the connections, and release the listening socket for its next use."""
         if self._is_open:
             self._is_open = False
-            self._selector.unregister(self._listener)
-            self._listener.setblocking(True)
+            for listener in self._listeners:
+                self._selector.unregister(listener)
+                listener.setblocking(True)
 
     def proved(self) -> list[Peer]:
         """All peers that have proved a rank, also if two have proved the same one."""
@@ -138,8 +143,8 @@ class Server:
         """
         events = self._selector.select(within)
         for key, _ in events:
-            if key.fileobj is self._listener:
-                self._accept()
+            if key.data is None:
+                self._accept(cast(socket.socket, key.fileobj))
             elif key.data in self._peers:
                 yield from self._read(key.data)
         now = time.monotonic()
@@ -148,10 +153,10 @@ class Server:
             for peer in [p for p in self._peers if p.deadline is not None and now > p.deadline]:
                 self._disconnect(peer)
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         for _ in range(_AT_ONCE):
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = listener.accept()
             except OSError as error:  # none is waiting, one has disconnected, or there is no room
                 if error.errno in _NO_ROOM:
                     self._make_room(error)
@@ -161,6 +166,9 @@ class Server:
     def _watch(self, connection: socket.socket) -> None:
         peer = Peer(connection)
         try:
+            if is_of_another_user(connection):
+                connection.close()
+                return
             connection.setblocking(False)
             if connection.family != socket.AF_UNIX:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -8,6 +8,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from runner.errors import RendezvousError, UsageError
 from runner.launch.context import LaunchContext
 from runner.rendezvous.endpoint import Endpoint, listen, port_of
 from runner.rendezvous.interfaces import interface_towards
+from runner.rendezvous.local import listen_on_file, listen_on_name, named
 from runner.rendezvous.record import RankRecord
 from runner.rendezvous.record_exchange import exchange_records, serve_records
 from runner.rendezvous.records import Records
@@ -58,20 +60,26 @@ def by_environment(context: LaunchContext, own: RankRecord, timeout: float) -> t
 
 
 def by_file(context: LaunchContext, own: RankRecord, timeout: float) -> tuple[Records, Endpoint]:
-    """Rank 0 listens on a socket file whose name all ranks of the job can compute."""
+    """Rank 0 listens on a socket file, and by a name, that all ranks of the job can compute.
+
+    The name is found also where TMPDIR, or what is mounted there, differs between the ranks; and the file where their network
+    differs.
+    """
     path = _socket_file(context)
-    known = derived(b"", str(path))  # the folder keeps others out
+    name = f"{path.parent.name}-{path.stem}"
+    known = derived(b"", name)  # the folder keeps others out, and the user's number at the name
     if context.rank.value == 0:
         store, key = listen(loopback=True), os.urandom(32)
-        with _listen_on_file(path) as listener:
+        with listen_on_file(path) as listener, ExitStack() as stack:
             own = replace(own, store=list(store.getsockname()[:2]), key=key.hex())
+            by_name = listen_on_name(name)
+            also = [stack.enter_context(by_name)] if by_name else []
             try:
-                exchanged = serve_records(listener, own, context.size.value, known, timeout)
+                exchanged = serve_records(listener, own, context.size.value, known, timeout, also)
             finally:
                 path.unlink(missing_ok=True)
         return exchanged.records, own_endpoint(store, "file", key=key)
-    family = socket.AF_UNIX
-    candidates = [(family, str(path))]
+    candidates = [(socket.AF_UNIX, address) for address in (str(path), named(name))]
     exchanged, _ = exchange_records(lambda: iter(candidates), own, known, timeout, f"rank 0 at {path}")
     first = exchanged.records[0]
     assert first.store is not None  # this runner's rank 0 always sends it
@@ -154,25 +162,3 @@ def _socket_file(context: LaunchContext) -> Path:
             fix="remove it, or set TMPDIR to a folder of your own",
         )
     return folder / f"{hashlib.sha256((context.job_id or '').encode()).hexdigest()[:24]}.socket"
-
-
-def _listen_on_file(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    if path.exists() and _is_dead(path):
-        path.unlink(missing_ok=True)  # left by a job that was killed
-    try:
-        listener.bind(str(path))
-    except OSError as error:
-        listener.close()
-        raise RendezvousError(f"another rank 0 of this job listens at {path}: {error}") from None
-    listener.listen(4096)
-    return listener
-
-
-def _is_dead(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return True
-    return False

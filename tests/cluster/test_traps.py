@@ -57,6 +57,19 @@ def test_names_are_no_hosts(name: str, vc: Cluster) -> None:
         assert [rank["local_rank"] for rank in found["ranks"]] == [0, 1, 0, 1]
 
 
+def test_ranks_of_one_host_with_temporary_folders_of_their_own(vc: Cluster) -> None:
+    """Of other names, or, as job containers mount them, of one name."""
+    srun = ["srun", "--nodes=1", "--ntasks=2", "unshare", "--mount", "bash", "-c"]
+    for prepare in (
+        "export TMPDIR=$(mktemp -d)",
+        f"mount -t tmpfs none {vc.small}; export TMPDIR={vc.small}",
+        f"mount -t tmpfs none {vc.small}; mount --bind {vc.small} /tmp",
+    ):
+        command = f'{prepare}; exec "$@"'
+        found = json.loads(ok(vc.run("node1", [*srun, command, "bash", *RUNNER, "explain", "--json"])).stdout)
+        assert (found["rendezvous"]["way"], hosts(found)) == ("file", {"node1": [0, 1]})
+
+
 def test_ranks_of_one_host_with_a_network_each(vc: Cluster) -> None:
     """As in containers: they share the host's cores and devices, and meet by an address that both reach, or are refused."""
     inside = f"exec ip netns exec {vc.prefix}node$((${{PMI_RANK:-$SLURM_PROCID}} + 1)) $0 -m runner"

@@ -24,7 +24,8 @@ from runner.errors import RendezvousError, UsageError
 from runner.launch.detect import detect
 from runner.rendezvous.client import Client, connect
 from runner.rendezvous.endpoint import listen, port_of
-from runner.rendezvous.protocol import GREETING, ProtocolError, Stream, WrongJobError, greeting
+from runner.rendezvous.local import listen_on_name, named
+from runner.rendezvous.protocol import ANSWER, GREETING, ProtocolError, Stream, WrongJobError, greeting
 from runner.rendezvous.record import RankRecord
 from runner.rendezvous.record_exchange import exchange_records, serve_records
 from runner.rendezvous.secret import job_key
@@ -51,6 +52,34 @@ def server() -> Iterator[tuple[str, int]]:
         yield listener.getsockname()
         over.set()
         answering.result()
+
+
+@pytest.mark.parametrize("user", [None, 65534], ids=["own", "another"])
+def test_a_socket_by_name_is_for_its_own_user(user: int | None) -> None:
+    """No folder keeps others from such a name, so neither side believes another user, whatever key it has."""
+    if user is not None and os.geteuid() != 0:
+        pytest.skip("needs root: it connects as another user")
+    name = f"test-{os.getpid()}-{user}"
+    listener = listen_on_name(name)
+    assert listener is not None
+    assert listen_on_name(name) is None  # it is taken
+    told, tells = os.pipe()
+    if (visitor := os.fork()) == 0:
+        if user is not None:
+            os.setuid(user)
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as visit:
+            visit.settimeout(60)
+            visit.connect(named(name))
+            visit.sendall(greeting())
+            os.write(tells, b"%d" % len(visit.recv(100)))
+        os._exit(0)
+    os.close(tells)
+    with listener, listen(loopback=True) as first, Server(first, KEY, 2, 100, [listener]) as server:
+        while not select.select([told], [], [], 0)[0]:
+            list(server.receive(0.05))
+    assert os.read(told, 100) in ([b"%d" % ANSWER] if user is None else [b"", b"0"])
+    os.close(told)
+    os.waitpid(visitor, 0)
 
 
 def goes_on(address: Any) -> bool:
