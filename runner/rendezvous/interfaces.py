@@ -7,16 +7,35 @@ import ipaddress
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
-# Bridges and tunnels of containers and virtual machines: they are up, but lead to no other host of the job.
-_VIRTUAL = ("docker", "virbr", "br-", "cni", "flannel", "podman", "lxc", "tun", "tap", "veth")
+# Bridges and tunnels of containers and virtual machines. Most lead to no other host of the job; on some hosts one of them has
+# the only address (OpenShift's br-ex).
+_VIRTUAL = (
+    *(
+        "docker",
+        "virbr",
+        "br-",
+        "cni",
+        "flannel",
+        "podman",
+        "lxc",
+        "lxdbr",
+        "tun",
+        "tap",
+        "veth",
+        "cali",
+        "cilium",
+        "kube",
+    ),
+    *("vmnet", "vnet", "ovs", "wg", "tailscale"),
+)
 
 
 def own_addresses(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     """(interface, address) pairs that may be reached from other hosts, best first.
 
     First the interfaces that the user named in ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME``, then by
-    link speed, so that a fabric comes before the management network. Loopback and link-local
-    addresses, interfaces that are down, and virtual bridges are left out.
+    link speed, so that a fabric comes before the management network; virtual bridges and tunnels come last. Loopback and
+    link-local addresses, and interfaces that are down, are left out.
     """
     import psutil
 
@@ -27,13 +46,24 @@ def own_addresses(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     found = []
     for interface, addresses in psutil.net_if_addrs().items():
         state = states.get(interface)
-        if state is None or not state.isup or (interface.startswith(_VIRTUAL) and interface not in wanted):
+        if state is None or not state.isup:
             continue
         for address in addresses:
             if address.family in (socket.AF_INET, socket.AF_INET6) and _is_reachable(address.address):
-                key = (interface not in wanted, -state.speed, address.family == socket.AF_INET6, interface)
+                key = (
+                    interface not in wanted,
+                    is_virtual(interface),
+                    -state.speed,
+                    address.family == socket.AF_INET6,
+                    interface,
+                )
                 found.append((key, (interface, address.address)))
     return [pair for _, pair in sorted(found)]
+
+
+def is_virtual(interface: str) -> bool:
+    """Whether an interface is one of those that containers and virtual machines use, by its name."""
+    return interface.startswith(_VIRTUAL)
 
 
 def absent_interfaces(environment: Mapping[str, str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +108,10 @@ def _reachable_by_all(
     """The first of rank 0's addresses to which one rank of every host, or container with a network of its own, has connected."""
     reached: list[str] | None = None
     if world.rank in leaders and world.rank != 0:
-        reached = [address for _, address in addresses if _answers(address, port, key)]
+        # All at once: a packet that is dropped takes the whole time limit.
+        with ThreadPoolExecutor(max(1, len(addresses))) as pool:
+            answered = list(pool.map(lambda pair: _answers(pair[1], port, key), addresses))
+        reached = [address for (_, address), is_reached in zip(addresses, answered, strict=True) if is_reached]
     done = world.Ibarrier()
     if listener is not None:
         with Server(listener, key, world.size, largest=0) as server:

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.cluster.launchers import BIN, LAUNCHERS, PREFIXES
+from tests.cluster.launchers import BIN, LAUNCHERS, PREFIXES, openmpi5_command
 from tests.cluster.virtual import Cluster, cluster
 from tests.launching import BASE_PYTHON, RUNNER, SCRIPTS, ok, own_lines, packages_without, run
 from tests.results import hosts, losses
@@ -116,6 +116,26 @@ def test_an_interface_that_leads_nowhere() -> None:
         assert (found["endpoint"]["host"], found["endpoint"]["interface"]) == (vc.address("node1", 1), "eth1")
         assert found["settings"]["GLOO_SOCKET_IFNAME"] == "eth1"
         assert ok(vc.run("node1", [*mpirun, *RUNNER, SUM], **settings)).stdout.count("of 2: 2") == 2
+
+
+def test_the_only_address_is_on_a_bridge() -> None:
+    """As on hosts of OpenShift; what looks like a bridge of containers has the address by which the ranks meet."""
+    with cluster(2) as vc:
+        for host in vc.hosts:
+            for change in (
+                ["link", "add", "br-ex", "type", "bridge"],
+                ["link", "set", "br-ex", "up"],
+                ["address", "flush", "dev", "eth0"],
+                ["link", "set", "eth0", "master", "br-ex"],
+                ["address", "add", f"{vc.address(host)}/24", "dev", "br-ex"],
+            ):
+                vc.network("-n", host, *change)
+        command = ["br-ex" if word == "eth0" else word for word in openmpi5_command(vc, [1, 1], RUNNER)]
+        found = json.loads(ok(vc.run("node1", [*command, "explain", "--json"])).stdout)
+        assert hosts(found) == {"node1": [0], "node2": [1]}
+        assert (found["endpoint"]["host"], found["endpoint"]["interface"]) == (vc.address("node1"), "br-ex")
+        done = ok(vc.run("node1", [*command, "doctor", "--only", "reach"]))
+        assert "every rank reaches rank 0 and the next rank by br-ex" in done.stdout
 
 
 def test_ipv6_only() -> None:

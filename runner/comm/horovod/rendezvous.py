@@ -43,7 +43,7 @@ def prepare_rendezvous(job: Job) -> None:
         slots.append(SlotInfo(record.host, rank, local, beside.index(rank), *sizes))
     timeout = timedelta(seconds=job.collective_timeout)
     store = TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=timeout)
-    on_one_host = len(job.topology.hosts) == 1
+    on_one_host = len(job.topology.records.of_field("host_key")[0]) == 1  # and in one network
     # Before this rank reads the server's port, so that the server knows this host's addresses when it connects.
     store.set(f"{_KEY} {job.topology.host_index(job.rank)}", " ".join(get_local_host_addresses()))
     if job.rank == 0:

@@ -16,7 +16,7 @@ from runner.errors import RendezvousError
 from runner.job import Job
 from runner.rendezvous.client import answers, connect
 from runner.rendezvous.endpoint import listen, port_of
-from runner.rendezvous.interfaces import own_addresses
+from runner.rendezvous.interfaces import is_virtual, own_addresses
 from runner.rendezvous.protocol import ProtocolError
 from runner.rendezvous.secret import derived
 from runner.rendezvous.server import Server
@@ -123,8 +123,11 @@ def reach(job: Job, team: Team) -> Verdict:
     # On one host the ranks use loopback, or an interface that the user has chosen.
     within = _LOOPBACK if len(job.topology.hosts) == 1 else []
     with _serving(job) as port:
-        addresses = [*within, *own_addresses(job.context.environment)]
-        servers = team.share([port, addresses, _chosen(job, addresses)])
+        all_addresses = [*within, *own_addresses(job.context.environment)]
+        chosen_here = _chosen(job, all_addresses)
+        # A bridge of containers, which leads to no other host, is no fault.
+        addresses = [pair for pair in all_addresses if pair[0] == chosen_here or not is_virtual(pair[0])]
+        servers = team.share([port, addresses, chosen_here])
         goals = sorted({0, (job.rank + 1) % job.size} - {job.rank})
         tries = [(goal, interface, address) for goal in goals for interface, address in servers[goal][1]]
         with ThreadPoolExecutor(max(1, len(tries))) as pool:
