@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sized
+from itertools import chain
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, Subset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, default_collate
 
 from runner.errors import UsageError, raised_on_all_ranks
+from runner.training.random_numbers import own_random_numbers
 
 
 class ShardSampler(Sampler[int]):
@@ -50,33 +52,47 @@ def length_of(data: Dataset[Any]) -> int:
     Raises:
         UsageError: the data has no length, because it is a stream.
     """
+    name = type(data).__name__
     if not isinstance(data, Sized):
+        raise UsageError(f"{name} has no length, which sharing it among ranks needs", fix="give it __len__")
+    if isinstance(data, IterableDataset):
         raise UsageError(
-            f"{type(data).__name__} has no length, which sharing it among ranks needs", fix="give it __len__"
+            f"{name} is an IterableDataset, whose samples have no numbers by which ranks could share them",
+            fix="make it a Dataset with __len__ and __getitem__",
         )
     return len(data)
 
 
 @raised_on_all_ranks()
+def check_length(length: int, size: int, batch_size: int) -> None:
+    """Check that there is a full batch for each data-parallel rank.
+
+    Raises:
+        UsageError: there is not.
+    """
+    share = length // size
+    if share < batch_size:
+        raise UsageError(
+            f"{length} samples on {size} data-parallel ranks are {share} each, less than one batch of {batch_size}",
+            fix=f"take --batch-size {max(share, 1)} or less",
+        )
+
+
 def train_loader(data: Dataset[Any], sampler: ShardSampler, batch_size: int, workers: int) -> DataLoader[Any]:
     """Full batches only. An incomplete last one is dropped, because its samples would weigh more.
 
     Raises:
         UsageError: the data is too small for one full batch.
     """
-    share = sampler.length // sampler.size
-    if share < batch_size:
-        raise UsageError(
-            f"{sampler.length} samples on {sampler.size} data-parallel ranks are {share} each, less than one batch of {batch_size}",
-            fix=f"take --batch-size {max(share, 1)} or less",
-        )
-    return _loader(data, sampler, batch_size, workers, drop_last=True)
+    check_length(sampler.length, sampler.size, batch_size)
+    order = _Numbered(sampler, batch_size, drop_last=True)
+    return DataLoader(_Batches(data), sampler=order, batch_size=None, num_workers=workers)
 
 
-def evaluation_loader(data: Dataset[Any], rank: int, size: int, batch_size: int) -> DataLoader[Any]:
+def evaluation_loader(data: Dataset[Any], rank: int, size: int, batch_size: int, workers: int = 0) -> DataLoader[Any]:
     """This rank's share for evaluation: every sample is on exactly one rank, without padding."""
-    length = length_of(data)
-    return _loader(data, range(rank, length, size), batch_size, 0, drop_last=False)
+    order = _Numbered(range(rank, length_of(data), size), batch_size, drop_last=False)
+    return DataLoader(_Batches(data), sampler=order, batch_size=None, num_workers=workers)
 
 
 def evaluation_batches(length: int, size: int, batch_size: int) -> tuple[int, int]:
@@ -84,12 +100,66 @@ def evaluation_batches(length: int, size: int, batch_size: int) -> tuple[int, in
     return math.ceil(length // size / batch_size), math.ceil(math.ceil(length / size) / batch_size)
 
 
-def _loader(
-    data: Dataset[Any], order: Sampler[int] | range, batch_size: int, workers: int, *, drop_last: bool
-) -> DataLoader[Any]:
-    if isinstance(data, TensorDataset):  # index a whole batch at once, not sample by sample
-        batches = BatchSampler(order, batch_size, drop_last)
-        return DataLoader(data, sampler=batches, batch_size=None, num_workers=workers)
-    if isinstance(order, range):
-        return DataLoader(Subset(data, order), batch_size=batch_size)
-    return DataLoader(data, sampler=order, batch_size=batch_size, num_workers=workers, drop_last=drop_last)
+class Lookahead:
+    """A loader whose first batch may be looked at before the first pass begins. It is not read twice."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+        self._ready: Iterator[Any] | None = None  # the pass that has begun
+
+    def first(self) -> Any | None:
+        """The next pass's first batch; None if it has none."""
+        batches = iter(self._loader)
+        first = next(batches, None)
+        self._ready = None if first is None else chain([first], batches)
+        return first
+
+    def __iter__(self) -> Iterator[Any]:
+        ready, self._ready = self._ready, None
+        return iter(self._loader) if ready is None else ready
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+_Key = tuple[str, list[int]]  # what a batch's random numbers are seeded from, and its samples
+
+
+class _Numbered(Sampler[_Key]):
+    """The keys of batches. A batch's random numbers depend on the seed, its place in the epoch, and the rank."""
+
+    def __init__(self, order: ShardSampler | range, batch_size: int, *, drop_last: bool) -> None:
+        self._order, self._batches = order, BatchSampler(order, batch_size, drop_last)
+
+    def __iter__(self) -> Iterator[_Key]:
+        order, each = self._order, self._batches.batch_size
+        for number, samples in enumerate(self._batches):
+            if isinstance(order, range):
+                yield f"sample {order.start + number * each * order.step} of an evaluation", samples
+            else:
+                place = order.skip + number * each * order.size
+                yield f"{order.seed} sample {place} of epoch {order.epoch} rank {order.rank}", samples
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+class _Batches(Dataset[Any]):
+    """The batches of data, by their keys. One is the same whichever process reads it, and whatever was read before.
+
+    The data's own code is called as torch's loader calls it: with one number at a time, or all in ``__getitems__``.
+    """
+
+    def __init__(self, data: Dataset[Any]) -> None:
+        self._data = data
+        self._takes_all = callable(getattr(data, "__getitems__", None))
+        is_its_own = isinstance(data, TensorDataset) and type(data).__getitem__ is TensorDataset.__getitem__
+        self._is_plain = is_its_own and not self._takes_all
+
+    def __getitem__(self, key: _Key) -> Any:
+        source, samples = key
+        data: Any = self._data
+        if self._is_plain:  # tensors, which can be indexed by a whole batch
+            return data[samples]
+        with own_random_numbers(source):
+            return default_collate(data.__getitems__(samples) if self._takes_all else [data[one] for one in samples])

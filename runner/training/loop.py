@@ -70,8 +70,9 @@ def fit(
 ) -> Result:
     """Train on all ranks, evaluate after each epoch, write metrics and checkpoints on rank 0. Collective.
 
-    Before each step torch, ``random`` and NumPy are seeded from seed, step and rank, so that random numbers (for dropout
-    or augmentation) do not depend on where a run was resumed.
+    Before each step torch, ``random`` and NumPy are seeded from seed, step and rank, and before each batch is read, here or in
+    another process, from seed, place in the epoch and rank. So random numbers (for dropout or augmentation) do not depend on
+    where a run was resumed. Generators of the data's own (``numpy.random.default_rng()``) are not seeded.
 
     Args:
         on_step: called on every rank after each optimizer step.

@@ -60,12 +60,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return metrics(folder)
 
 
-@pytest.mark.parametrize("stop", ["--epochs=2", "--max-steps=3"])
+@pytest.mark.parametrize(("stop", "workers"), [("--epochs=2", "0"), ("--max-steps=3", "0"), ("--max-steps=3", "2")])
 def test_with_dropout_and_augmentation_two_parts_are_the_whole(
-    stop: str, whole: list[dict[str, Any]], trained: Trained, tmp_path: Path
+    stop: str, workers: str, whole: list[dict[str, Any]], trained: Trained, tmp_path: Path
 ) -> None:
-    ok(trained(2, tmp_path / "parts", *SHORT, stop))
-    done = ok(trained(2, tmp_path / "parts", *SHORT, "--resume"))
+    """And so they are if other processes read the data."""
+    ok(trained(2, tmp_path / "parts", *SHORT, stop, "--workers", workers))
+    done = ok(trained(2, tmp_path / "parts", *SHORT, "--resume", "--workers", workers))
     parts = metrics(tmp_path / "parts")
     for field in ("loss", "step", "epoch"):
         assert [line[field] for line in parts] == [line[field] for line in whole]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset, TensorDataset
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from runner.errors import UsageError
-from runner.training.batches import ShardSampler, evaluation_loader, train_loader
+from runner.training.batches import Lookahead, ShardSampler, evaluation_loader, train_loader
 
 
 def steps(length: int, size: int, each: int, *, epoch: int = 0, skip: int = 0) -> list[set[int]]:
@@ -86,5 +90,104 @@ def test_data_without_a_length_is_refused_in_one_line() -> None:
         def __iter__(self) -> Iterator[int]:
             return iter(range(3))
 
+    class Counted(Stream):
+        def __len__(self) -> int:
+            return 3
+
     with pytest.raises(UsageError, match="Stream has no length"):
         ShardSampler.over(Stream(), rank=0, size=2, seed=0)
+    with pytest.raises(UsageError, match=r"Counted is an IterableDataset.*__getitem__"):
+        ShardSampler.over(Counted(), rank=0, size=2, seed=0)
+
+
+class Asked(TensorDataset):
+    """Its own code is to be called for each sample."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        assert isinstance(index, int)
+        (value,) = super().__getitem__(index)
+        return (value + 1000,)
+
+
+class AskedForAll(Asked):
+    """torch's protocol for a whole batch."""
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, ...]]:
+        return [(self.tensors[0][index] + 2000,) for index in indices]
+
+
+@pytest.mark.parametrize(
+    ("data", "more"),
+    [
+        (TensorDataset(torch.arange(8)), 0),
+        (Asked(torch.arange(8)), 1000),
+        (AskedForAll(torch.arange(8)), 2000),
+        (Subset(Asked(torch.arange(16)), range(8)), 1000),
+        (Subset(AskedForAll(torch.arange(16)), range(8)), 2000),
+        (ConcatDataset([Asked(torch.arange(5)), Asked(torch.arange(5, 8))]), 1000),
+    ],
+)
+def test_a_data_sets_own_code_is_called_as_torch_calls_it(data: Dataset[Any], more: int) -> None:
+    trained = train_loader(data, ShardSampler(8, 0, 1, seed=0), 4, workers=0)
+    for loader in (trained, evaluation_loader(data, 0, 1, 3)):
+        assert sorted(int(value) for (batch,) in loader for value in batch) == list(range(more, more + 8))
+
+
+class Noisy(Dataset[Tensor]):
+    """Random numbers of every kind, and which sample it was."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([index, random.random(), float(numpy.random.rand()), float(torch.rand(()))])
+
+
+def noisy(workers: int, *, rank: int = 0, epoch: int = 0, skip: int = 0) -> list[Tensor]:
+    sampler = ShardSampler(24, rank, 2, seed=5)
+    sampler.epoch, sampler.skip = epoch, skip
+    return list(train_loader(Noisy(), sampler, 4, workers))
+
+
+def test_augmentation_depends_on_seed_place_and_rank_and_on_nothing_else() -> None:
+    whole = noisy(0)
+    random.seed(1)
+    torch.rand(3)
+    assert all(map(torch.equal, noisy(2), whole)), "by two processes"
+    assert all(map(torch.equal, noisy(2, skip=8), whole[1:])), "after a resume"
+    others = [*noisy(0, rank=1), *noisy(0, epoch=1)]
+    numbers = {number for batch in [*whole, *others] for number in batch[:, 1:].reshape(-1).tolist()}
+    assert len(numbers) == 3 * 3 * 12, "no two samples have the same"
+
+
+def test_reading_a_batch_leaves_the_random_numbers_outside_as_they_were() -> None:
+    def drawn() -> tuple[float, float, float]:
+        return random.random(), float(numpy.random.rand()), float(torch.rand(()))
+
+    loader = iter(evaluation_loader(Noisy(), 0, 1, 4))
+    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+    expected = drawn()
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    numpy.random.set_state(states[2])
+    next(loader)
+    assert drawn() == expected
+
+
+def test_looking_at_the_first_batch_reads_it_once() -> None:
+    read: list[int] = []
+
+    class Noted(Noisy):
+        def __getitem__(self, index: int) -> Tensor:
+            read.append(index)
+            return super().__getitem__(index)
+
+    sampler = ShardSampler(24, 0, 1, seed=5)
+    loader = Lookahead(train_loader(Noted(), sampler, 4, workers=0))
+    first = loader.first()
+    batches = list(loader)
+    assert batches[0] is first
+    assert sorted(read) == list(range(24))
+    assert len(list(loader)) == len(batches) == 6
+    sampler.skip = 24
+    assert loader.first() is None

@@ -20,7 +20,7 @@ _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 class Windows(TensorDataset):
     """Samples (inputs, targets), [length] int64 each: a window and the same one byte later. They do not overlap.
 
-    An index may be a list of them, for a whole batch: (inputs, targets) are then [batch, length].
+    An index may be a list of them: (inputs, targets) are then [batch, length].
     """
 
     def __init__(self, text: Tensor, length: int) -> None:
@@ -30,6 +30,10 @@ class Windows(TensorDataset):
     def __getitem__(self, index: int | list[int]) -> tuple[Tensor, Tensor]:
         windows = self.tensors[0][index].long()
         return windows[..., :-1].contiguous(), windows[..., 1:].contiguous()
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
+        """The samples of a batch, read at once: torch's loader asks for them so."""
+        return list(zip(*self[indices], strict=True))
 
 
 def windows(source: str, length: int) -> tuple[Windows, Windows]:
