@@ -42,7 +42,7 @@ class DividedTrainer(Trainer):
             model: has all of this rank's parameters.
             parts: what is called: the model, or this rank's stages of it.
         """
-        optimizer = task.optimizer(model.parameters())
+        optimizer = task.make_optimizer(model.parameters())
         super().__init__(task, model, optimizer, setting.options, no_sync=lambda: _no_sync(parts))
         self.replicas = setting.mesh.get_group("data")
 

@@ -30,7 +30,7 @@ def ddp(task: Task, setting: Setting) -> Trainer:
     model = task.build(setting.device, setting.dtype)
     prepare(model, task.plan.units(model), setting.options)
     wrapped = wrap(model, setting)
-    optimizer = task.optimizer(model.parameters())
+    optimizer = task.make_optimizer(model.parameters())
     return Trainer(task, model, optimizer, setting.options, wrapped=wrapped, no_sync=wrapped.no_sync)
 
 

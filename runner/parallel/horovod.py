@@ -50,7 +50,7 @@ def horovod(task: Task, setting: Setting) -> Trainer:
     hvd = start_horovod(setting.mesh["data"].size(), setting.device.type)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     averaging = hvd.DistributedOptimizer(
-        task.optimizer(model.parameters()),
+        task.make_optimizer(model.parameters()),
         named_parameters=model.named_parameters(),
         compression=getattr(hvd.Compression, setting.options.comm_hook),
         backward_passes_per_step=setting.options.micro_batches,

@@ -108,4 +108,4 @@ def local_sgd(task: Task, setting: Setting) -> Trainer:
     prepare(model, task.plan.units(model), setting.options)
     for weight in model.parameters():
         dist.broadcast(weight.detach(), group=setting.mesh.get_group("data"), group_src=0)
-    return LocalTrainer(task, model, task.optimizer(model.parameters()), setting)
+    return LocalTrainer(task, model, task.make_optimizer(model.parameters()), setting)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 from torch.distributed.tensor import DTensor
+from torch.utils.data import default_collate
 from torch.utils.flop_counter import FlopCounterMode
 
 from runner.comm.timing import synchronize
@@ -22,7 +23,7 @@ from runner.parallel.compose import DividedTrainer, divide, outline, settle
 from runner.parallel.options import SCHEDULES
 from runner.parallel.stages import balanced, part_of, segments
 from runner.parallel.state import State, merged, restricted, whole_of
-from runner.parallel.task import Task, to_device
+from runner.parallel.task import Task, parts_of, to_device
 from runner.parallel.tied import NOT_ALIKE, Tied, division, untie
 from runner.parallel.trainer import Trainer
 
@@ -38,6 +39,10 @@ _DTYPES = (
     torch.int32,
     torch.bool,
     torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.complex64,
+    torch.complex128,
 )
 
 
@@ -103,7 +108,7 @@ class PipelineTrainer(DividedTrainer):
         return mean
 
     def _scaled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        loss = self.task.loss(outputs, targets)
+        loss = self.task.mean_loss(outputs, targets)
         return loss if self.scaler is None else self.scaler.scale(loss)
 
     @raised_on_all_ranks()
@@ -237,9 +242,8 @@ def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], settin
     costs = torch.full([len(pieces)], math.nan, dtype=torch.float64, device=setting.device)
     if dist.get_rank() == 0:
         device = next(model.parameters()).device
-        samples: Any = [task.train_data[index] for index in range(_SAMPLES)]
-        inputs = torch.stack([torch.as_tensor(sample[0]) for sample in samples])
-        values, _ = to_device(inputs, inputs, device, setting.dtype)
+        batch = default_collate([task.train_data[index] for index in range(_SAMPLES)])
+        values, _ = to_device(*parts_of(batch), device, setting.dtype)
         model.eval()
         with torch.no_grad():
             outputs = model(values)
@@ -296,7 +300,7 @@ def _seconds(part: nn.Module, values: Tensor) -> tuple[float, Tensor]:
     start = time.perf_counter()
     outputs = part(inputs)
     if outputs.requires_grad:
-        torch.autograd.backward(outputs.sum())
+        torch.autograd.backward((torch.view_as_real(outputs) if outputs.is_complex() else outputs).sum())
     synchronize(values.device)
     return time.perf_counter() - start, outputs.detach()
 

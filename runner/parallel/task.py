@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 _OR_NO_FACTORY = "give it one that fills its parameters and buffers, as torch's modules have, or give the task a model in place of a function"
 _UNSET, _HEAD = 0xA5, 64  # a byte, and how many of them a tensor begins with that was not filled
+
+_LONGEST, _SHOWN = 200, 8  # characters of a described form, and parts of each of its parts
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -125,9 +129,52 @@ class Task:
     def outline(self, dtype: torch.dtype) -> nn.Module:
         """The model where it is, or a factory's on ``meta``, where it takes no memory: divide it, then ``fill`` it."""
         if isinstance(self.model, nn.Module):
-            return self.model.to(dtype=dtype)
+            return _cast(self.model, dtype)
         with torch.device("meta"):
-            return self.model().to(dtype=dtype)
+            return _cast(self.model(), dtype)
+
+    @raised_on_all_ranks()
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """The optimizer of these parameters.
+
+        Raises:
+            UsageError: it is none, or it cannot do a step without a closure that computes the loss again.
+        """
+        made: Any = self.optimizer(parameters)
+        name = type(made).__name__
+        if not isinstance(made, Optimizer):
+            raise UsageError(
+                f"the task's optimizer gives a {name}, and not a torch.optim.Optimizer",
+                fix="give it a function of the parameters, such as lambda parameters: torch.optim.SGD(parameters, lr=0.1)",
+            )
+        closure = inspect.signature(made.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise UsageError(
+                f"{name} computes the loss several times in a step, by a closure, and a step here computes it once",
+                fix="take an optimizer that needs no closure, such as torch.optim.AdamW",
+            )
+        return made
+
+    def mean_loss(self, outputs: Any, targets: Tensor) -> Tensor:
+        """The loss of a batch: one real number.
+
+        Raises:
+            UsageError: the task's loss is something else.
+        """
+        loss: Any = self.loss(outputs, targets)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+            raise UsageError(
+                f"the loss of a batch is {form_of(loss)}, and has to be one real number, as a tensor",
+                fix="make it the mean over the batch, for example by reduction='mean'",
+            )
+        return loss
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The model with its real floating-point tensors in this dtype. (``model.to(dtype)`` makes complex ones real.)"""
+    own: Any = model  # torch leaves the method untyped by which .to() and .half() do it
+    own._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    return model
 
 
 def _matching(model: nn.Module, patterns: Iterable[str]) -> list[str]:
@@ -221,10 +268,44 @@ def _seed_of(name: str) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
+def parts_of(batch: Any) -> tuple[Tensor, Tensor]:
+    """A batch's inputs and targets.
+
+    Raises:
+        UsageError: it has another form.
+    """
+    if isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
+        inputs, targets = batch
+        if inputs.dim() and targets.dim() and len(inputs) == len(targets):
+            return inputs, targets
+    raise UsageError(
+        f"a batch of the data is {form_of(batch)}, and has to be two tensors, (inputs, targets), of the same length",
+        fix="make each sample a pair (input, target), without further parts; pack what belongs together into one tensor",
+    )
+
+
+def form_of(value: Any) -> str:
+    """A value's form, in at most 200 characters: ``(float32 [8, 3], {'mask': bool [8]})``."""
+    text = _form_of(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _form_of(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {_form_of(one)}' for key, one in itertools.islice(value.items(), _SHOWN))}}}"
+    if isinstance(value, list | tuple):
+        if value and not any(isinstance(one, Tensor | Mapping | list | tuple) for one in value):
+            return f"a {type(value).__name__} of {len(value)} {type(value[0]).__name__}"
+        ends = "()" if isinstance(value, tuple) else "[]"
+        return f"{ends[0]}{', '.join(map(_form_of, value[:_SHOWN]))}{ends[1]}"
+    return f"of type {type(value).__name__}"
+
+
 def to_device(
     inputs: Tensor, targets: Tensor, device: torch.device, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A batch on a device. Inputs and floating-point targets get the dtype; tokens and class numbers keep theirs."""
-    input_dtype = None if inputs.dtype in (torch.int64, torch.int32) else dtype
-    target_dtype = dtype if targets.is_floating_point() else None
-    return inputs.to(device, input_dtype, non_blocking=True), targets.to(device, target_dtype, non_blocking=True)
+    """A batch on a device. Real floating-point tensors get the dtype; others (tokens, masks, complex numbers) keep theirs."""
+    own = (one.to(device, dtype if one.is_floating_point() else None, non_blocking=True) for one in (inputs, targets))
+    return next(own), next(own)

@@ -86,7 +86,7 @@ class Trainer:
         for number, (micro_inputs, micro_targets) in enumerate(batches, 1):
             with nullcontext() if number == count else self._no_sync(), self.loss_context():
                 with self.computing():
-                    loss = self.task.loss(self._wrapped(micro_inputs), micro_targets) / count
+                    loss = self.task.mean_loss(self._wrapped(micro_inputs), micro_targets) / count
                 self.ready = time.perf_counter()
                 torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
             losses.append(whole_of(loss.detach()))

@@ -43,7 +43,7 @@ def zero1(task: Task, setting: Setting) -> Trainer:
     model = task.build(setting.device, setting.dtype)
     prepare(model, task.plan.units(model), setting.options)
     wrapped = wrap(model, setting)
-    made = task.optimizer(model.parameters())  # has no state yet; its groups have all options
+    made = task.make_optimizer(model.parameters())  # has no state yet; its groups have all options
     optimizer = ZeroRedundancyOptimizer(
         made.param_groups, optimizer_class=type(made), process_group=setting.mesh.get_group("data")
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sized
-from itertools import chain
 from typing import Any
 
 import torch
@@ -55,6 +54,8 @@ def length_of(data: Dataset[Any]) -> int:
     name = type(data).__name__
     if not isinstance(data, Sized):
         raise UsageError(f"{name} has no length, which sharing it among ranks needs", fix="give it __len__")
+    if isinstance(data, DataLoader):
+        raise UsageError("the task's data is a DataLoader", fix="give the Dataset itself: the batches are made here")
     if isinstance(data, IterableDataset):
         raise UsageError(
             f"{name} is an IterableDataset, whose samples have no numbers by which ranks could share them",
@@ -95,31 +96,17 @@ def evaluation_loader(data: Dataset[Any], rank: int, size: int, batch_size: int,
     return DataLoader(_Batches(data), sampler=order, batch_size=None, num_workers=workers)
 
 
+def samples_of(data: Any, numbers: list[int]) -> list[Any]:
+    """These samples, by the data's own code, called as torch's loader calls it: with one number at a time, or with all."""
+    if callable(getattr(data, "__getitems__", None)):
+        samples: list[Any] = data.__getitems__(numbers)
+        return samples
+    return [data[number] for number in numbers]
+
+
 def evaluation_batches(length: int, size: int, batch_size: int) -> tuple[int, int]:
     """How many batches the ranks with the smallest and the largest share have."""
     return math.ceil(length // size / batch_size), math.ceil(math.ceil(length / size) / batch_size)
-
-
-class Lookahead:
-    """A loader whose first batch may be looked at before the first pass begins. It is not read twice."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
-        self._ready: Iterator[Any] | None = None  # the pass that has begun
-
-    def first(self) -> Any | None:
-        """The next pass's first batch; None if it has none."""
-        batches = iter(self._loader)
-        first = next(batches, None)
-        self._ready = None if first is None else chain([first], batches)
-        return first
-
-    def __iter__(self) -> Iterator[Any]:
-        ready, self._ready = self._ready, None
-        return iter(self._loader) if ready is None else ready
-
-    def __len__(self) -> int:
-        return len(self._loader)
 
 
 _Key = tuple[str, list[int]]  # what a batch's random numbers are seeded from, and its samples
@@ -145,21 +132,16 @@ class _Numbered(Sampler[_Key]):
 
 
 class _Batches(Dataset[Any]):
-    """The batches of data, by their keys. One is the same whichever process reads it, and whatever was read before.
-
-    The data's own code is called as torch's loader calls it: with one number at a time, or all in ``__getitems__``.
-    """
+    """The batches of data, by their keys. One is the same whichever process reads it, and whatever was read before."""
 
     def __init__(self, data: Dataset[Any]) -> None:
         self._data = data
-        self._takes_all = callable(getattr(data, "__getitems__", None))
         is_its_own = isinstance(data, TensorDataset) and type(data).__getitem__ is TensorDataset.__getitem__
-        self._is_plain = is_its_own and not self._takes_all
+        self._is_plain = is_its_own and not hasattr(data, "__getitems__")
 
     def __getitem__(self, key: _Key) -> Any:
         source, samples = key
-        data: Any = self._data
         if self._is_plain:  # tensors, which can be indexed by a whole batch
-            return data[samples]
+            return self._data[samples]
         with own_random_numbers(source):
-            return default_collate(data.__getitems__(samples) if self._takes_all else [data[one] for one in samples])
+            return default_collate(samples_of(self._data, samples))

@@ -15,7 +15,8 @@ import torch
 
 from runner.comm.timing import own_seconds_per_call
 from runner.parallel import Setting, make_trainer
-from runner.parallel.task import Task, to_device
+from runner.parallel.task import Task, parts_of, to_device
+from runner.training.alike import check_task
 from runner.training.batches import ShardSampler, train_loader
 from runner.training.options import StepOptions
 from runner.training.run import Run
@@ -45,11 +46,12 @@ def benchmark(run: Run, task: Task, options: StepOptions, protocol: Protocol) ->
         taken: Speed = run.train_by(run, task, options)
         return taken
     device, dtype = run.device, getattr(torch, options.dtype)
+    check_task(run, task, options)
     setting = Setting(device=device, dtype=dtype, mesh=run.mesh, options=options.parallel)
     trainer = make_trainer(task, setting)
     sampler = ShardSampler.over(task.train_data, run.data_rank, run.data_size, options.seed)
     batch: Any = next(iter(train_loader(task.train_data, sampler, options.batch_size, 0)))
-    inputs, targets = to_device(batch[0], batch[1], device, dtype)
+    inputs, targets = to_device(*parts_of(batch), device, dtype)
 
     board, number = run.job.board, itertools.count(1)
     batches = protocol.warmup_batches + protocol.iterations * protocol.batches_per_iteration

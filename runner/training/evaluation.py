@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch import Tensor, nn
 
-from runner.parallel.task import to_device
+from runner.errors import raised_on_all_ranks
+from runner.parallel.task import form_of, parts_of, to_device
 from runner.parallel.trainer import Trainer
 from runner.training.batches import evaluation_batches, evaluation_loader, length_of
 from runner.training.options import TrainingOptions
+from runner.training.random_numbers import own_random_numbers
 from runner.training.run import Run
 
 Evaluation = tuple[float, float | None]
@@ -21,6 +24,8 @@ def evaluate(
     run: Run, trainer: Trainer, options: TrainingOptions, is_over: Callable[[], bool] = lambda: False
 ) -> Evaluation | None:
     """(mean loss, accuracy) over the test data, every sample counted once; None if there is no test data. Collective.
+
+    The accuracy is None if there are no classes to count: see ``hits``.
 
     Leaves the model in evaluation mode. All ranks make the same number of calls, because a sharded model needs all of them:
     a rank with fewer batches than others, or with none, computes one that is not counted.
@@ -41,23 +46,84 @@ def _evaluate(run: Run, trainer: Trainer, options: TrainingOptions, is_over: Cal
         return None
     trainer.share_buffers()
     batch_size = max(options.batch_size, 256 // task.units_per_sample)
-    loader: DataLoader[Any] = evaluation_loader(task.test_data, run.data_rank, run.data_size, batch_size)
+    loader = evaluation_loader(task.test_data, run.data_rank, run.data_size, batch_size)
     fewest, calls = evaluation_batches(length_of(task.test_data), run.data_size, batch_size)
     trainer.model.eval()
     dtype = getattr(torch, options.dtype)
-    loss_sum, correct, count = 0.0, 0, 0
+    loss_sum, count, correct, classified, uncounted = 0.0, 0, 0, 0, 0
     for number, batch in enumerate(loader, 1):
-        inputs, targets = to_device(batch[0], batch[1], run.device, dtype)
+        inputs, targets = to_device(*parts_of(batch), run.device, dtype)
         outputs = trainer.outputs(inputs)
         run.job.board.enter("evaluating")
-        loss_sum += task.loss(outputs, targets).item() * len(targets)
-        if task.is_classification:
-            correct += int((outputs.argmax(dim=1) == targets).sum())
+        loss_sum += task.mean_loss(outputs, targets).item() * len(targets)
         count += len(targets)
+        if task.is_classification:
+            counted = hits(outputs, targets)
+            uncounted += counted is None
+            right, predictions = counted or (0, 0)
+            correct, classified = correct + right, classified + predictions
         if number <= fewest and is_over():
             return None
     if trainer.is_sharded and len(loader) < calls:
         extra = next(iter(evaluation_loader(task.test_data, 0, 1, 1)))
-        trainer.outputs(to_device(extra[0], extra[1], run.device, dtype)[0])
-    loss_sum, hits, total = run.sum(loss_sum, correct, count)
-    return loss_sum / total, hits / total if task.is_classification else None
+        trainer.outputs(to_device(*parts_of(extra), run.device, dtype)[0])
+    loss, samples, all_right, all_predictions, all_without = run.sum(loss_sum, count, correct, classified, uncounted)
+    return loss / samples, all_right / all_predictions if all_predictions and not all_without else None
+
+
+def hits(outputs: Any, targets: Tensor) -> tuple[int, int] | None:
+    """How many predictions are right, and how many there are; None if these are no classes.
+
+    Args:
+        outputs: [batch, classes, …]: the largest is the prediction, for each sample, pixel or token.
+        targets: [batch, …] class numbers, integers. Those that are no class (padding, ``ignore_index``) do not count.
+    """
+    is_whole = not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
+    if not is_whole or not isinstance(outputs, Tensor) or outputs.dim() < 2 or outputs.is_complex():
+        return None
+    classes = outputs.shape[1]
+    if classes < 2 or outputs.shape[:1] + outputs.shape[2:] != targets.shape:
+        return None
+    right = int((outputs.argmax(dim=1) == targets).sum())
+    return right, int(((targets >= 0) & (targets < classes)).sum())
+
+
+@torch.no_grad()
+@raised_on_all_ranks()
+def try_evaluation(run: Run, trainer: Trainer, options: TrainingOptions, batch: tuple[Tensor, Tensor]) -> None:
+    """Evaluate some samples before the training, so that what fails does so now, and not after an epoch. Collective.
+
+    Weights, buffers and random numbers stay as they are. Rank 0 says if no accuracy can be computed.
+
+    Args:
+        batch: the same on all ranks.
+
+    Raises:
+        UsageError: the loss is no number.
+    """
+    task = trainer.task
+    inputs, targets = to_device(*batch, run.device, getattr(torch, options.dtype))
+    with own_random_numbers("a first evaluation", run.device), _evaluated(trainer.model):
+        outputs = trainer.outputs(inputs)
+        task.mean_loss(outputs, targets)
+    if task.is_classification and hits(outputs, targets) is None:
+        run.say(
+            f"accuracy n/a: the outputs are {form_of(outputs)} and the targets {form_of(targets)}; it needs outputs "
+            "[batch, classes, …] and class numbers [batch, …]"
+        )
+
+
+@contextmanager
+def _evaluated(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode, and as it is, not compiled: of so few samples the compiler would learn the wrong shapes."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        for buffer, before in buffers:
+            buffer.copy_(before)
+        for module, mode in modes:
+            module.training = mode

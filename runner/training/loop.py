@@ -16,13 +16,14 @@ from torch.optim import Optimizer
 from runner.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.parallel import Setting, make_trainer
 from runner.parallel.gradients import own_gradients
-from runner.parallel.task import Plan, Task, to_device
+from runner.parallel.task import Plan, Task, parts_of, to_device
 from runner.parallel.trainer import Trainer
 from runner.training import resume
+from runner.training.alike import check_task
 from runner.training.batches import ShardSampler, train_loader
 from runner.training.checkpoint_folder import Position, Saved, name_of
 from runner.training.checkpoints import Checkpoints
-from runner.training.evaluation import Evaluation, evaluate
+from runner.training.evaluation import Evaluation, evaluate, try_evaluation
 from runner.training.meter import Meter
 from runner.training.metrics import StepRecord
 from runner.training.options import TrainingOptions
@@ -57,7 +58,7 @@ Hook = Callable[[State], None]
 
 @dataclass(frozen=True)
 class Result:
-    """How a training ended. The evaluation is None if the task has no test data."""
+    """How a training ended. The evaluation is None if the task has no test data, the accuracy if it has no classes to count."""
 
     steps: int
     samples_per_s: float
@@ -79,7 +80,9 @@ def fit(
         on_epoch: called on every rank after each epoch and its evaluation.
 
     Raises:
-        UsageError: the data is too small for the batch, the checkpoint is damaged or does not fit, or another run writes to the same place.
+        UsageError: the data is too small for the batch, or has a form that cannot be trained on; the ranks' data, options or
+            models differ; the loss is no number; the optimizer needs a closure; the checkpoint is damaged or does not fit; or
+            another run writes to the same place.
         RunnerError: a file cannot be written; or loss and weights are not finite, with ``--check-finite`` loss or gradients.
         Preempted: a signal or the time limit has ended the training early; it is saved.
     """
@@ -99,6 +102,7 @@ def _train(
     see_that_own: Callable[[], None],
 ) -> Result:
     device, dtype = run.device, getattr(torch, options.dtype)
+    test = check_task(run, task, options)
     sampler = ShardSampler.over(task.train_data, run.data_rank, run.data_size, options.seed)
     loader = train_loader(task.train_data, sampler, options.batch_size, options.workers)
     trainer, checkpoints = _prepare(run, task, options)
@@ -110,6 +114,8 @@ def _train(
         if _is_at_its_end(position, options):
             return _nothing_left(run, trainer, options, saved)
         run.say(_going_on(saved, options, changes))
+    if test is not None and test.batch is not None:
+        try_evaluation(run, trainer, options, test.batch)
     checkpoints.begin(saved, see_that_own)
     replicas = Replicas(run, trainer) if options.check_replicas else None
     state = State(trainer.model, trainer.optimizer, position)
@@ -135,8 +141,7 @@ def _train(
             for left in steps(reversed(range(min(len(loader), last_step - position.step)))):
                 seed_random_numbers(options.seed, position.step, run.data_rank, device)
                 pace.begin()
-                batch = next(batches)
-                inputs, targets = to_device(batch[0], batch[1], device, dtype)
+                inputs, targets = to_device(*parts_of(next(batches)), device, dtype)
                 if task.schedule is not None:
                     _set_rate(trainer.optimizer, task.schedule(position.step))
                 loss = trainer.step(inputs, targets, check)
@@ -331,7 +336,9 @@ def _epoch_line(epochs: int, records: list[StepRecord], task: Task) -> str:
     mean = sum(record.loss for record in records) / len(records)
     parts = [f"epoch {last.epoch}/{epochs}", f"step {last.step}", f"loss {mean:.4g}"]
     if last.val_loss is not None:
-        accuracy = "" if last.val_accuracy is None else f" ({100 * last.val_accuracy:.2f} %)"
+        accuracy = ""
+        if task.is_classification:
+            accuracy = " (accuracy n/a)" if last.val_accuracy is None else f" ({_accuracy_text(last.val_accuracy)})"
         other = f" ({_in_its_unit(last.val_loss, task)})" if task.loss_in else ""
         parts.append(f"test {last.val_loss:.4g}{other}{accuracy}")
     return "  ".join([*parts, f"{last.samples_per_s * task.units_per_sample:.0f} {task.unit}/s"])
@@ -341,7 +348,11 @@ def _evaluation_texts(result: Result, task: Task) -> list[str]:
     if result.val_loss is None:
         return []
     texts = [f"test loss {result.val_loss:.4g}", *([_in_its_unit(result.val_loss, task)] if task.loss_in else [])]
-    return texts if result.val_accuracy is None else [*texts, f"test accuracy {100 * result.val_accuracy:.2f} %"]
+    return [*texts, f"test accuracy {_accuracy_text(result.val_accuracy)}"] if task.is_classification else texts
+
+
+def _accuracy_text(accuracy: float | None) -> str:
+    return "n/a" if accuracy is None else f"{100 * accuracy:.2f} %"
 
 
 def _in_its_unit(loss: float, task: Task) -> str:

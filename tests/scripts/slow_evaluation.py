@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from runner.training.loop import Task, fit
+from runner.training.loop import State, Task, fit
 from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
 
@@ -15,25 +15,32 @@ from runner.training.run import Run
 class Slow(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, file: Path) -> None:
         self.file = file
+        self.trained = False  # some samples are read before the training, to see their form
 
     def __len__(self) -> int:
         return 600 * 64
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        self.file.touch()
+        if self.trained:
+            self.file.touch()
         time.sleep(1 / 32)
         return torch.zeros(8), torch.zeros(1)
 
 
 def main(run: Run, argv: list[str]) -> None:
     options, _ = read_options(run, workload_parser(run, __doc__, data=("random",), batch_size=4), argv)
+    data = Slow(options.checkpoint.folder / "evaluates")
     task = Task(
         model=nn.Linear(8, 1),
         loss=nn.MSELoss(),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr),
         train_data=TensorDataset(torch.rand(16, 8), torch.rand(16, 1)),
-        test_data=Slow(options.checkpoint.folder / "evaluates"),
+        test_data=data,
         units_per_sample=256,
         is_classification=False,
     )
-    fit(run, task, options)
+
+    def has_trained(_: State) -> None:
+        data.trained = True
+
+    fit(run, task, options, on_step=[has_trained])

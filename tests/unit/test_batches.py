@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from runner.errors import UsageError
-from runner.training.batches import Lookahead, ShardSampler, evaluation_loader, train_loader
+from runner.training.batches import ShardSampler, evaluation_loader, train_loader
 
 
 def steps(length: int, size: int, each: int, *, epoch: int = 0, skip: int = 0) -> list[set[int]]:
@@ -172,22 +172,3 @@ def test_reading_a_batch_leaves_the_random_numbers_outside_as_they_were() -> Non
     numpy.random.set_state(states[2])
     next(loader)
     assert drawn() == expected
-
-
-def test_looking_at_the_first_batch_reads_it_once() -> None:
-    read: list[int] = []
-
-    class Noted(Noisy):
-        def __getitem__(self, index: int) -> Tensor:
-            read.append(index)
-            return super().__getitem__(index)
-
-    sampler = ShardSampler(24, 0, 1, seed=5)
-    loader = Lookahead(train_loader(Noted(), sampler, 4, workers=0))
-    first = loader.first()
-    batches = list(loader)
-    assert batches[0] is first
-    assert sorted(read) == list(range(24))
-    assert len(list(loader)) == len(batches) == 6
-    sampler.skip = 24
-    assert loader.first() is None

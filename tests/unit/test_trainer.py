@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from runner.parallel import Setting
 from runner.parallel.compose import compose
 from runner.parallel.options import ParallelOptions
 from runner.parallel.stages import part_of
-from runner.parallel.task import Plan, Task, fill
+from runner.parallel.task import Plan, Task, fill, to_device
 from runner.parallel.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -135,3 +136,63 @@ def test_a_step_is_the_same_in_any_number_of_micro_batches_and_clips_the_whole_g
     assert trainer.step(inputs, targets).item() == pytest.approx(expected.item(), rel=1e-12)
     moved = torch.cat([(a - b).reshape(-1) for a, b in zip(model.parameters(), before, strict=True)])
     assert moved.norm().item() == pytest.approx(0.25, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("from_factory", [False, True])
+def test_only_real_floating_point_tensors_get_the_dtype(dtype: torch.dtype, from_factory: bool) -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(2))
+            self.turn = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+            self.fixed = nn.Parameter(torch.zeros(2, dtype=torch.uint8), requires_grad=False)
+            self.register_buffer("rotation", torch.zeros(2, dtype=torch.complex128))
+            self.register_buffer("mask", torch.zeros(2, dtype=torch.bool))
+            self.register_buffer("mean", torch.zeros(2, dtype=torch.bfloat16))
+
+    model = task(Mixed if from_factory else Mixed()).outline(dtype)
+    kinds = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    assert kinds == {
+        "weight": dtype,
+        "turn": torch.complex64,
+        "fixed": torch.uint8,
+        "rotation": torch.complex128,
+        "mask": torch.bool,
+        "mean": dtype,
+    }
+
+
+def test_only_real_floating_point_inputs_and_targets_get_the_dtype() -> None:
+    kept = (
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.bool,
+        torch.complex64,
+        torch.complex128,
+    )
+    cast = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    for own in (*kept, *cast):
+        inputs, targets = to_device(torch.ones(2, dtype=own), torch.ones(2, dtype=own), CPU, torch.float64)
+        assert inputs.dtype == targets.dtype == (own if own in kept else torch.float64)
+
+
+@pytest.mark.parametrize("loss", [torch.zeros(3), torch.zeros((), dtype=torch.int64), 0.5, torch.zeros(()) * 1j])
+def test_a_loss_is_one_real_number(loss: Any) -> None:
+    odd = replace(task(net()), loss=lambda *_: loss)
+    with pytest.raises(UsageError, match=r"the loss of a batch is .*reduction='mean'"):
+        odd.mean_loss(torch.zeros(3), torch.zeros(3))
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
+    for kind in (getattr(torch.optim, name) for name in torch.optim.__all__ if name != "Optimizer"):
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
+            of_kind = replace(task(net()), optimizer=kind)
+            if kind is torch.optim.LBFGS:
+                with pytest.raises(UsageError, match="LBFGS computes the loss several times"):
+                    of_kind.make_optimizer([nn.Parameter(torch.zeros(2, 2))])
+            else:
+                assert type(of_kind.make_optimizer([nn.Parameter(torch.zeros(2, 2))])) is kind

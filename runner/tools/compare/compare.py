@@ -94,6 +94,7 @@ def compare(job: Job, argv: list[str]) -> None:
     choices = chosen(job, given.engines, rest)
     module = load_workload(given.target, "compare")
     from runner.tools.compare.turns import Turns
+    from runner.training.alike import check_task
     from runner.training.loop import Result
     from runner.training.run import Run
 
@@ -103,6 +104,7 @@ def compare(job: Job, argv: list[str]) -> None:
     found: list[Turns] = []
 
     def train_by(run: Run, task: Any, options: Any) -> Result:
+        check_task(run, task, options)
         engines = borne(choices, options.parallel, asked_for=given.engines is not None)
         entrants = _entrants(module, run, task, options, [*engines, alone(job)], rest)
         found.append(Turns(run, entrants, steps=given.steps, rounds=given.rounds))

@@ -72,7 +72,7 @@ def build(choice: Choice, run: Run, task: Task, options: StepOptions) -> Engine:
         model = task.build(device, dtype)
         # So that it differs from the others only in the exchange.
         prepare(model, task.plan.units(model), options.parallel)
-        trainer = Trainer(task, model, task.optimizer(model.parameters()), options.parallel)
+        trainer = Trainer(task, model, task.make_optimizer(model.parameters()), options.parallel)
         return Engine(model=model, step=trainer.step)
     connection = backends()[choice.backend or choice.kind].start(run.job)
     if choice.kind == BARE:
@@ -120,12 +120,12 @@ def _bare(
     if options.compile:
         model.compile()
     wrapped = DistributedDataParallel(model, process_group=connection.group)
-    optimizer = task.optimizer(wrapped.parameters())
+    optimizer = task.make_optimizer(wrapped.parameters())
     device = next(model.parameters()).device.type
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
         with precision.autocast(options.precision, device):
-            loss = task.loss(wrapped(inputs), targets)
+            loss = task.mean_loss(wrapped(inputs), targets)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         if options.clip_norm is not None:

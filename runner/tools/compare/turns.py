@@ -19,7 +19,7 @@ from runner.comm.gpu import is_gpu
 from runner.comm.timing import largest, seconds_per_call, synchronize
 from runner.launch.processes import on_terminal
 from runner.parallel.state import whole_of
-from runner.parallel.task import Task, to_device
+from runner.parallel.task import Task, parts_of, to_device
 from runner.tools.compare.choices import ALONE, Choice, about
 from runner.tools.compare.engines import Engine, build
 from runner.tools.compare.passes import Timeline
@@ -161,7 +161,7 @@ class Turns:
         dtype = getattr(torch, options.dtype)
         for sampler.epoch in itertools.count():
             for batch in loader:
-                yield to_device(batch[0], batch[1], self._run.device, dtype)
+                yield to_device(*parts_of(batch), self._run.device, dtype)
 
     def _compare_weights(self) -> None:
         """Find whether ranks agree, and how far each engine's weights are from the first one's."""

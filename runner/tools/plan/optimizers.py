@@ -60,7 +60,10 @@ def state_rule(factory: OptimizerFactory, model: nn.Module, dtype: torch.dtype) 
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     tiny = {
-        id(parameter): nn.Parameter(torch.zeros(_TINY[: parameter.dim()], dtype=dtype), parameter.requires_grad)
+        id(parameter): nn.Parameter(
+            torch.zeros(_TINY[: parameter.dim()], dtype=dtype if parameter.is_floating_point() else parameter.dtype),
+            parameter.requires_grad,
+        )
         for parameter in model.parameters()
     }
     own = {id(made): names[key] for key, made in tiny.items()}
@@ -69,6 +72,8 @@ def state_rule(factory: OptimizerFactory, model: nn.Module, dtype: torch.dtype) 
         for parameter in tiny.values():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         optimizer.step()
+    except UsageError:
+        raise
     except Exception as error:
         raise UsageError(
             f"the workload's optimizer cannot do a step by itself ({type(error).__name__}: {error}); plan learns from one what "

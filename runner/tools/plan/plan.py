@@ -136,9 +136,14 @@ class _Planner:
         from runner.tools.plan.capturing import capture
         from runner.tools.plan.optimizers import state_rule
         from runner.tools.plan.tracing import Tracer
+        from runner.training.batches import check_length, length_of
+        from runner.training.samples import look_at
 
         captured = capture(job, given.target, [*rest, *_shaping(wanted)])
         self._task, self._options = captured.task, captured.options
+        if problem := look_at(self._task.train_data, 1, 0, sketches=False).problem:
+            raise problem
+        check_length(length_of(self._task.train_data), 1, self._options.batch_size)
         own, dtype = self._options.parallel, getattr(torch, self._options.dtype)
         self._wanted = dict(wanted)
         if "precision" not in wanted and own.precision == "fp32" and dtype == torch.float32:
@@ -148,7 +153,8 @@ class _Planner:
         self._may_recompute = is_free and bool(units)
         self._global_batch = _global_batch(rest)
         self._tracer = Tracer(self._task, own, dtype)
-        self._rule = state_rule(self._task.optimizer, self._tracer.model, dtype)
+        self._costs: list[float] = []
+        self._rule = state_rule(self._task.make_optimizer, self._tracer.model, dtype)
 
     def counts(self) -> tuple[int, int]:
         """How many parameters there are: all, and trained."""
@@ -182,13 +188,16 @@ class _Planner:
         from runner.tools.plan.planning import plan_layout
 
         for one in candidate.recomputing() if self._may_recompute else [candidate]:
-            found = plan_layout(one, cluster, self._tracer, self._rule, self._costs(one))
+            found = plan_layout(one, cluster, self._tracer, self._rule, self._costs_of_pieces(one))
             if found.memory.total <= limit:
                 break
         return found
 
-    def _costs(self, candidate: Candidate) -> list[float]:
-        return self._tracer.costs() if candidate.options.pp > 1 else [1.0] * len(self._tracer.pieces)
+    def _costs_of_pieces(self, candidate: Candidate) -> list[float]:
+        if candidate.options.pp == 1:
+            return [1.0] * len(self._tracer.pieces)
+        self._costs = self._costs or self._tracer.costs()
+        return self._costs
 
     def enough(self, cluster: Cluster, limit: float) -> Any:
         """What fits on the smallest number of GPUs above the cluster's, with as many on each host; None if none is found."""

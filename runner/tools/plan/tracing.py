@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import default_collate
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
 
 from runner.parallel import precision
@@ -29,7 +30,7 @@ from runner.parallel.compose import loss_context
 from runner.parallel.layers import prepare
 from runner.parallel.options import ParallelOptions
 from runner.parallel.stages import part_of, segments
-from runner.parallel.task import Task, to_device
+from runner.parallel.task import Task, parts_of, to_device
 from runner.tools.plan.as_on_gpu import as_on_gpu
 from runner.tools.plan.traffic import all_gather, all_reduce, all_to_all, reduce_scatter
 
@@ -190,17 +191,22 @@ class Tracer:
 
     def _parameters(self, model: nn.Module, units: Sequence[nn.Module]) -> list[list[Parameter]]:
         unit_of = {id(parameter): number for number, unit in enumerate(units, 1) for parameter in unit.parameters()}
-        item = self._dtype.itemsize
         found = []
         for piece in self.pieces:
             own = part_of(model, self._names, piece).named_parameters()
             found.append(
                 [
-                    Parameter(name, tuple(_local(p).shape), item, p.requires_grad, id(p), unit_of.get(id(p), 0))
+                    Parameter(
+                        name, tuple(_local(p).shape), self._item(p), p.requires_grad, id(p), unit_of.get(id(p), 0)
+                    )
                     for name, p in own
                 ]
             )
         return found
+
+    def _item(self, parameter: Tensor) -> int:
+        """Bytes per element in a run, where real floating-point parameters have the task's dtype."""
+        return self._dtype.itemsize if parameter.is_floating_point() else parameter.element_size()
 
     def _passes(self, model: nn.Module, options: ParallelOptions, samples: int, *, casts: bool) -> list[Pass]:
         context = _contexts(options, casts=casts)
@@ -227,7 +233,7 @@ class Tracer:
         return found
 
     def _loss(self, targets: Tensor, *, casts: bool) -> Callable[[Tensor], Tensor]:
-        return lambda outputs: self._task.loss(outputs.to(self._dtype) if casts else outputs, targets)
+        return lambda outputs: self._task.mean_loss(outputs.to(self._dtype) if casts else outputs, targets)
 
 
 def _follow(
@@ -271,10 +277,9 @@ def _contexts(options: ParallelOptions, *, casts: bool) -> Callable[[], Abstract
 
 def _batch(task: Task, samples: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A batch as the data has them, of one sample's shape and zeros."""
-    sample: Any = task.train_data[0]
-    inputs, targets = (torch.as_tensor(one) for one in sample[:2])
-    shaped = [torch.zeros((samples, *one.shape), dtype=one.dtype) for one in (inputs, targets)]
-    return to_device(shaped[0], shaped[1], torch.device("cpu"), dtype if inputs.is_floating_point() else None)
+    of_one = parts_of(default_collate([task.train_data[0]]))
+    inputs, targets = (torch.zeros((samples, *one.shape[1:]), dtype=one.dtype) for one in of_one)
+    return to_device(inputs, targets, torch.device("cpu"), dtype)
 
 
 def _copied(

@@ -1,0 +1,110 @@
+"""What goes into a training is checked before it begins, on all ranks; and numbers are what they were before they went in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.launching import ROOT, RUNNER, SCRIPTS, ok, run, runner
+from tests.results import losses, metrics, refused
+from tests.turns import Turns
+
+CLOSURE = "LBFGS computes the loss several times in a step, by a closure"
+
+
+@pytest.mark.parametrize(
+    ("case", "texts"),
+    [
+        ("length", ["the training data has 64 samples on rank 0, 48 samples on rank 1"]),
+        ("test length", ["the test data has 64 samples on rank 0, no samples on rank 1"]),
+        ("split", ["samples of the training data are others on rank 1 than on rank 0"]),
+        ("parameters", ["the parameter 0.weight is [3, 8] on rank 0, [8, 8] on rank 1"]),
+        ("setting", ["the task's setting 'width' is 8 on rank 0, 9 on rank 1"]),
+        ("dict", ["{'x': float32 [2, 8], 'y': int64 [2]}", "make each sample a pair (input, target)"]),
+        ("three parts", ["[float32 [2, 8], int64 [2], float32 [2]]", "make each sample a pair"]),
+        ("nested", ["[[float32 [2, 8], float32 [2, 8]], int64 [2]]"]),
+        ("texts", ["[float32 [2, 8], a tuple of 2 str]"]),
+        ("ragged", ["the data's first samples make no batch", "of the same shape"]),
+        ("loader", ["is a DataLoader", "give the Dataset itself"]),
+        ("odd test", ["[float32 [2, 8]]"]),
+        ("closure", [CLOSURE, "take an optimizer"]),
+        ("no optimizer", ["the task's optimizer gives a list"]),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_the_first_step(
+    case: str, texts: list[str], turns: Turns, tmp_path: Path
+) -> None:
+    refused(turns(2, "odd_tasks", "--case", case, "--checkpoint-dir", str(tmp_path)), *texts)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_plan_and_compare_refuse_it_too() -> None:
+    compare = ["compare", "odd_tasks", "--engines", "ddp:gloo,zero1:gloo"]
+    refused(runner(2, *compare, "--case", "closure", cwd=SCRIPTS), CLOSURE)
+    plan = [*RUNNER, "plan", "odd_tasks", "--gpus", "2", "--memory", "1GB"]
+    for case, text in (("closure", CLOSURE), ("dict", "{'x': float32 [1, 8], 'y': int64 [1]}")):
+        refused(run(*plan, "--case", case, cwd=SCRIPTS, PYTHONPATH=str(ROOT)), text)
+    refused(run(*plan, "--batch-size", "65", cwd=SCRIPTS, PYTHONPATH=str(ROOT)), "64 samples on 1 data-parallel ranks")
+
+
+def test_samples_that_are_random_on_each_rank_are_no_reason_to_refuse(turns: Turns, tmp_path: Path) -> None:
+    ok(turns(2, "odd_tasks", "--case", "augmented", "--checkpoint-dir", str(tmp_path)))
+
+
+def test_a_loss_that_is_no_number_is_told_in_a_line(turns: Turns, tmp_path: Path) -> None:
+    done = turns(1, "odd_tasks", "--case", "many losses", "--checkpoint-dir", str(tmp_path))
+    refused(done, "the loss of a batch is float32 [8]", "reduction='mean'")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_accuracy_counts_places_and_not_the_padding(ranks: int, turns: Turns, tmp_path: Path) -> None:
+    """Of each sample's four targets two are the class that is predicted, one is another, and one is none (-100)."""
+    done = ok(turns(ranks, "odd_tasks", "--case", "places", "--lr", "1e-9", "--checkpoint-dir", str(tmp_path)))
+    assert metrics(tmp_path)[-1]["val_accuracy"] == pytest.approx(2 / 3)
+    assert "test accuracy 66.67 %" in done.stdout
+
+
+def test_what_has_no_classes_has_no_accuracy(turns: Turns, tmp_path: Path) -> None:
+    done = ok(turns(2, "odd_tasks", "--case", "soft", "--checkpoint-dir", str(tmp_path)))
+    assert "accuracy n/a: the outputs are float32 [2, 3] and the targets float32 [2, 3]" in done.stdout
+    assert "test accuracy n/a" in done.stdout
+    assert metrics(tmp_path)[-1]["val_accuracy"] is None
+
+
+def test_the_checks_before_a_training_leave_it_as_it_is(turns: Turns, tmp_path: Path) -> None:
+    """Batch norm's buffers count the training's own calls only: four steps."""
+    from safetensors.torch import load_file
+
+    ok(turns(1, "odd_tasks", "--case", "places", "--checkpoint-dir", str(tmp_path)))
+    tensors = load_file(next((tmp_path / "step-4").glob("*.safetensors")))
+    assert int(tensors["model.norm.num_batches_tracked"]) == 4
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
+def test_complex_numbers_stay_complex(strategy: str, turns: Turns, tmp_path: Path) -> None:
+    """In buffers, inputs and parameters; the losses are those of one rank."""
+    curves = {}
+    for ranks in (1, 2):
+        for case in ("rotated", "complex"):
+            folder = tmp_path / f"{case} {ranks}"
+            more = ["--strategy", strategy] if ranks > 1 else []
+            ok(
+                turns(
+                    ranks,
+                    "odd_tasks",
+                    "--case",
+                    case,
+                    "--global-batch-size",
+                    "16",
+                    "--checkpoint-dir",
+                    str(folder),
+                    *more,
+                )
+            )
+            curves[case, ranks] = losses(folder)
+    for case in ("rotated", "complex"):
+        assert curves[case, 2] == pytest.approx(curves[case, 1], rel=1e-5)
+        assert curves[case, 1][-1] < curves[case, 1][0] * 1.5
+        assert torch.isfinite(torch.tensor(curves[case, 1])).all()

@@ -1,0 +1,129 @@
+"""A look at the data before a training: what it finds, and that it changes nothing."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from runner.training.samples import Look, Sketch, look_at
+
+
+class Made(Dataset[Any]):
+    """30 samples that a function makes of their numbers."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
+        return self.make(index)
+
+
+def look(make: Callable[[int], Any], workers: int = 0) -> Look:
+    return look_at(Made(make), 2, workers, sketches=True)
+
+
+def sketches(make: Callable[[int], Any]) -> tuple[Sketch, ...]:
+    found = look(make).sketches
+    assert found is not None
+    return found
+
+
+def is_like(one: tuple[Sketch, ...], other: tuple[Sketch, ...]) -> list[bool]:
+    return list(map(Sketch.is_like, one, other))
+
+
+VALUES = torch.randn(30, 7, generator=torch.Generator().manual_seed(0))
+
+
+def test_samples_are_told_from_others_whatever_they_are_made_of() -> None:
+    kinds: list[Callable[[int], Any]] = [
+        lambda i: (VALUES[i], i),
+        lambda i: (VALUES[i].numpy(), float(i)),
+        lambda i: {"x": VALUES[i] * 1j, "name": f"sample {i}"},
+        lambda i: (VALUES[i].to(torch.bfloat16), [True] * i),
+        numpy.int64,
+    ]
+    for make in kinds:
+        found = sketches(make)
+        assert is_like(found, sketches(make)) == [True] * 4
+        assert is_like(found, found[1:]) == [False] * 3
+
+
+def test_the_last_bits_may_differ_between_hosts() -> None:
+    assert is_like(sketches(lambda i: VALUES[i]), sketches(lambda i: VALUES[i] * (1 + 1e-6))) == [True] * 4
+    assert is_like(sketches(lambda i: VALUES[i]), sketches(lambda i: VALUES[i] * 1.01)) == [False] * 4
+    assert is_like(sketches(lambda i: VALUES[i]), sketches(lambda i: VALUES[i].flip(0))) == [False] * 4
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i: torch.randn(3),
+        lambda i: random.random(),
+        lambda i: numpy.random.rand(2),
+        lambda i: torch.zeros(1) if i < 2 else object(),  # nothing is known of it
+        lambda i: torch.zeros(1) if i < 2 else 1 // 0,  # the training will tell
+        lambda i: time.sleep(0.15) or torch.zeros(1),  # type: ignore[func-returns-value]  # reading would take long
+    ],
+)
+def test_nothing_is_compared_where_that_would_be_wrong_or_slow(make: Callable[[int], Any]) -> None:
+    assert look(make).sketches is None
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_a_look_leaves_the_random_numbers_as_they_were(workers: int) -> None:
+    def drawn() -> tuple[float, float, float]:
+        return random.random(), float(numpy.random.rand()), float(torch.rand(()))
+
+    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+    expected = drawn()
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    numpy.random.set_state(states[2])
+    data = Made(lambda i: (torch.rand(1), random.random(), numpy.random.rand(1)))
+    look_at(data, 2, workers, sketches=True)
+    assert drawn() == expected
+    assert bool(data.read) == (workers == 0), "with --workers another process reads, which may open files of its own"
+
+
+def test_the_first_batch_is_what_the_loader_makes() -> None:
+    found = look(lambda i: (VALUES[i], i))
+    assert found.batch is not None
+    assert torch.equal(found.batch[0], VALUES[:2])
+    assert found.batch[1].tolist() == [0, 1]
+    assert found.problem is None
+    assert found.length == 30
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda i: (VALUES[i], i, 1.0), "a batch of the data is [float32 [2, 7], int64 [2], float64 [2]]"),
+        (lambda i: VALUES[i], "a batch of the data is float32 [2, 7]"),
+        (lambda i: (VALUES[i], {"a": i}), "[float32 [2, 7], {'a': int64 [2]}]"),
+        (lambda i: (VALUES[i], object()), "make no batch (TypeError: default_collate"),
+        (lambda i: (VALUES[i][: i + 1], i), "make no batch (RuntimeError: stack expects each tensor"),
+    ],
+)
+def test_a_form_that_cannot_be_trained_on_is_told(make: Callable[[int], Any], text: str) -> None:
+    for workers in (0, 1):
+        found = look(make, workers)
+        assert found.problem is not None
+        assert text in str(found.problem)
+
+
+def test_data_without_samples_has_nothing_to_compare() -> None:
+    found = look_at(TensorDataset(torch.empty(0, 3), torch.empty(0)), 2, 0, sketches=True)
+    assert found.sketches is None
