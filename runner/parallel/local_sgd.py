@@ -86,7 +86,9 @@ class LocalTrainer(Trainer):
     def _average_optimizer(self) -> None:
         values = [value for of_one in self.optimizer.state.values() for value in of_one.values()]
         moments = [
-            value for value in values if isinstance(value, torch.Tensor) and value.dim() and value.is_floating_point()
+            value
+            for value in values
+            if isinstance(value, torch.Tensor) and value.dim() and (value.is_floating_point() or value.is_complex())
         ]
         if moments:
             average_parameters(iter(moments), self._group)  # type: ignore[arg-type]  # torch names Parameter, and copies any tensors

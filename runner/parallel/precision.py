@@ -6,6 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+
+from runner.errors import UsageError
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -37,6 +40,21 @@ def policy(precision: str, *, is_root: bool, is_last: bool) -> MixedPrecisionPol
         output_dtype=torch.float32 if is_last else None,
         cast_forward_inputs=is_root,
     )
+
+
+def check(model: nn.Module, precision: str) -> None:
+    """Check that a model's parameters can be trained in this precision: torch has no way for complex ones (2.14).
+
+    Raises:
+        UsageError: they cannot.
+    """
+    for name, parameter in model.named_parameters():
+        is_summed_in_fp32 = hasattr(parameter, "placements") and precision != "fp32"  # as fully_shard's gradients
+        if parameter.is_complex() and parameter.requires_grad and (precision == "fp16" or is_summed_in_fp32):
+            raise UsageError(
+                f"--precision {precision}: {name} is complex, and its gradient would have to become real",
+                fix="leave it out" if precision == "fp16" else "leave it out, or take --strategy ddp",
+            )
 
 
 def scaler(precision: str, device: str) -> torch.amp.GradScaler | None:

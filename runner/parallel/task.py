@@ -138,7 +138,7 @@ class Task:
         """The optimizer of these parameters.
 
         Raises:
-            UsageError: it is none, or it cannot do a step without a closure that computes the loss again.
+            UsageError: it is none, or its step needs an argument, as a closure that computes the loss again.
         """
         made: Any = self.optimizer(parameters)
         name = type(made).__name__
@@ -147,11 +147,16 @@ class Task:
                 f"the task's optimizer gives a {name}, and not a torch.optim.Optimizer",
                 fix="give it a function of the parameters, such as lambda parameters: torch.optim.SGD(parameters, lr=0.1)",
             )
-        closure = inspect.signature(made.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
+        needed = [
+            parameter.name
+            for parameter in inspect.signature(made.step).parameters.values()
+            if parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        ]
+        if needed:
             raise UsageError(
-                f"{name} computes the loss several times in a step, by a closure, and a step here computes it once",
-                fix="take an optimizer that needs no closure, such as torch.optim.AdamW",
+                f"{name}.step() needs {' and '.join(needed)}, and is called here without: a step computes the loss once",
+                fix="take an optimizer that needs none, such as torch.optim.AdamW",
             )
         return made
 

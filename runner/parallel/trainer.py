@@ -58,6 +58,7 @@ class Trainer:
         """
         self.task, self.model, self.optimizer, self.options = task, model, optimizer, options
         self._wrapped, self._no_sync = wrapped or model, no_sync
+        precision.check(model, options.precision)
         self._device = next(model.parameters()).device.type
         self.scaler = precision.scaler(options.precision, self._device)
 
@@ -149,6 +150,11 @@ class Trainer:
                 with raised_on_all_ranks():
                     raise UsageError(
                         f"{name} is {list(tensor.shape)} in the weights, and here it {here}", fix="take the same model"
+                    )
+            if name in places and tensor.is_complex() and not places[name].is_complex():
+                with raised_on_all_ranks():
+                    raise UsageError(
+                        f"{name} is complex in the weights, and here it is real", fix="take the same model"
                     )
             missing.discard(name)
             for place in (name, *(copy for copy, first in self.copies.items() if first == name)):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -115,15 +116,20 @@ def try_evaluation(run: Run, trainer: Trainer, options: TrainingOptions, batch: 
 
 @contextmanager
 def _evaluated(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode, and as it is, not compiled: of so few samples the compiler would learn the wrong shapes."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    """In evaluation mode, and not compiled: from so few samples the compiler would learn the wrong shapes."""
+    buffers = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
     modes = [(module, module.training) for module in model.modules()]
+    is_compiled = "torch._dynamo" in sys.modules  # whose import takes a second
     model.eval()
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
             yield
     finally:
-        for buffer, before in buffers:
-            buffer.copy_(before)
+        for module, name, buffer, before in buffers:
+            setattr(module, name, buffer.copy_(before))
         for module, mode in modes:
             module.training = mode

@@ -18,9 +18,8 @@ from runner.training.batches import length_of, samples_of
 from runner.training.random_numbers import own_random_numbers
 
 _QUICK = 0.2  # seconds for a batch of two samples, above which no more are read
-_TOLERANCE = (
-    1e-4  # of sketches, relative to the mean magnitude: those of two random arrays of 10⁶ elements differ by 10⁻³
-)
+# Of sketches, relative to the mean magnitude: those of two random arrays of 10⁶ elements differ by some 10⁻³.
+_TOLERANCE = 1e-4
 
 
 class Sketch(NamedTuple):
@@ -62,7 +61,7 @@ class Look:
 
 
 def look_at(data: Dataset[Any], count: int, workers: int, *, sketches: bool) -> Look:
-    """Read the first samples, and some others twice.
+    """Read the first samples, and if that is quick and sketches are wanted, four samples three times.
 
     Random numbers go on as if nothing had been read. Where other processes read the data, one of them reads here, too: data that
     open a file at their first sample have it for themselves in each of those.
@@ -97,6 +96,10 @@ class _First(Dataset[Look]):
         is_quick = time.monotonic() - start < _QUICK
         batch, problem = None, None
         try:
+            if not length:
+                raise UsageError(
+                    f"the data ({type(self._data).__name__}) has no samples", fix="give it some, or leave it out"
+                )
             batch = parts_of(_collated(samples))
         except UsageError as error:
             problem = error

@@ -11,7 +11,7 @@ from tests.launching import ROOT, RUNNER, SCRIPTS, ok, run, runner
 from tests.results import losses, metrics, refused
 from tests.turns import Turns
 
-CLOSURE = "LBFGS computes the loss several times in a step, by a closure"
+CLOSURE = "LBFGS.step() needs closure, and is called here without"
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,14 @@ def test_the_checks_before_a_training_leave_it_as_it_is(turns: Turns, tmp_path: 
     ok(turns(1, "odd_tasks", "--case", "places", "--checkpoint-dir", str(tmp_path)))
     tensors = load_file(next((tmp_path / "step-4").glob("*.safetensors")))
     assert int(tensors["model.norm.num_batches_tracked"]) == 4
+
+
+@pytest.mark.parametrize(("strategy", "precision"), [("ddp", "fp16"), ("fsdp", "bf16")])
+def test_a_precision_that_complex_parameters_cannot_have_is_refused(
+    strategy: str, precision: str, turns: Turns, tmp_path: Path
+) -> None:
+    options = ["--strategy", strategy, "--precision", precision, "--checkpoint-dir", str(tmp_path)]
+    refused(turns(1, "odd_tasks", "--case", "complex", *options), f"--precision {precision}: weight is complex")
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])

@@ -124,6 +124,7 @@ def test_a_form_that_cannot_be_trained_on_is_told(make: Callable[[int], Any], te
         assert text in str(found.problem)
 
 
-def test_data_without_samples_has_nothing_to_compare() -> None:
+def test_data_without_samples_is_refused() -> None:
     found = look_at(TensorDataset(torch.empty(0, 3), torch.empty(0)), 2, 0, sketches=True)
     assert found.sketches is None
+    assert "the data (TensorDataset) has no samples" in str(found.problem)
