@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -104,9 +105,11 @@ class Task:
     model: nn.Module | Callable[[], nn.Module]  # or a factory, for a model too large to be made whole on every rank
     loss: Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) → the mean over the batch, a scalar
     optimizer: OptimizerFactory
-    train_data: Dataset[Any]  # of (input, target)
+    train_data: Dataset[Any]  # of (input, target), the same on all ranks
     test_data: Dataset[Any] | None = None
-    is_classification: bool = True  # outputs are [batch, classes], targets class numbers; accuracy is computed
+    is_classification: bool = (
+        True  # outputs are [batch, classes, …], targets class numbers [batch, …]; accuracy is computed
+    )
     unit: str = "samples"  # what printed lines count
     units_per_sample: int = 1  # a sequence has many tokens
     flops_per_sample: float | None = None  # of a training step, if known: floating-point operations
@@ -154,10 +157,7 @@ class Task:
             and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         ]
         if needed:
-            raise UsageError(
-                f"{name}.step() needs {' and '.join(needed)}, and is called here without: a step computes the loss once",
-                fix="take an optimizer that needs none, such as torch.optim.AdamW",
-            )
+            raise _needs(made, " and ".join(needed))
         return made
 
     def mean_loss(self, outputs: Any, targets: Tensor) -> Tensor:
@@ -173,6 +173,28 @@ class Task:
                 fix="make it the mean over the batch, for example by reduction='mean'",
             )
         return loss
+
+
+@contextmanager
+def closures_refused(optimizer: Optimizer) -> Iterator[None]:
+    """A step of an optimizer that may ask for a closure only when it is called without, as those of sharpness-aware methods do.
+
+    Raises:
+        UsageError: it has asked for one.
+    """
+    try:
+        yield
+    except Exception as error:
+        if "closure" not in str(error).lower():
+            raise
+        raise _needs(optimizer, "a closure") from error
+
+
+def _needs(optimizer: Optimizer, what: str) -> UsageError:
+    return UsageError(
+        f"{type(optimizer).__name__}.step() needs {what}, and is called here without: a step computes the loss once",
+        fix="take an optimizer that needs none, such as torch.optim.AdamW",
+    )
 
 
 def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:

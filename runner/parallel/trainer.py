@@ -17,7 +17,7 @@ from runner.parallel import precision
 from runner.parallel.gradients import clip_gradients
 from runner.parallel.options import ParallelOptions
 from runner.parallel.state import NO_COPIES, State, copy_part, load_state, shapes_of, state_of, whole_of
-from runner.parallel.task import Task
+from runner.parallel.task import Task, closures_refused
 
 
 class Trainer:
@@ -102,10 +102,12 @@ class Trainer:
         if self.options.clip_norm is not None:
             copies = [parameter for name, parameter in self.model.named_parameters() if name in self.copies]
             clip_gradients(self.model.parameters(), self.options.clip_norm, self.pipeline, copies)
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
+        with closures_refused(self.optimizer):
+            if self.scaler is None:
+                self.optimizer.step()
+            else:
+                self.scaler.step(self.optimizer)
+        if self.scaler is not None:
             self.scaler.update()
 
     def _agree_on_overflow(self, scaler: torch.amp.GradScaler) -> None:

@@ -53,9 +53,15 @@ def test_samples_that_are_random_on_each_rank_are_no_reason_to_refuse(turns: Tur
     ok(turns(2, "odd_tasks", "--case", "augmented", "--checkpoint-dir", str(tmp_path)))
 
 
-def test_a_loss_that_is_no_number_is_told_in_a_line(turns: Turns, tmp_path: Path) -> None:
-    done = turns(1, "odd_tasks", "--case", "many losses", "--checkpoint-dir", str(tmp_path))
-    refused(done, "the loss of a batch is float32 [8]", "reduction='mean'")
+@pytest.mark.parametrize(
+    ("case", "texts"),
+    [
+        ("many losses", ["the loss of a batch is float32 [8]", "reduction='mean'"]),
+        ("asks for a closure", ["Asking.step() needs a closure", "such as torch.optim.AdamW"]),
+    ],
+)
+def test_what_only_a_step_can_tell_is_told_in_a_line(case: str, texts: list[str], turns: Turns, tmp_path: Path) -> None:
+    refused(turns(1, "odd_tasks", "--case", case, "--checkpoint-dir", str(tmp_path)), *texts)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

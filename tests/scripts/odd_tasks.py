@@ -61,6 +61,14 @@ class Absolute(nn.Module):
         return (inputs @ self.weight).abs()
 
 
+class Asking(torch.optim.SGD):
+    """Asks for a closure when it is called without, as a sharpness-aware optimizer does."""
+
+    def step(self, closure: Any = None) -> Any:
+        assert closure is not None, "Asking requires a closure"
+        return super().step(closure)
+
+
 def classes(count: int, *shape: int) -> Tensor:
     return torch.arange(count).reshape(-1, *[1] * len(shape)).expand(count, *shape) % 3
 
@@ -93,6 +101,7 @@ def task_of(case: str, run: Run, lr: float) -> Task:
         "odd test": lambda: replace(plain, test_data=TensorDataset(numbers)),
         "many losses": lambda: replace(plain, loss=nn.CrossEntropyLoss(reduction="none")),
         "closure": lambda: replace(plain, optimizer=torch.optim.LBFGS),
+        "asks for a closure": lambda: replace(plain, optimizer=lambda parameters: Asking(parameters, lr=lr)),
         "no optimizer": lambda: replace(plain, optimizer=list),  # type: ignore[arg-type,return-value]  # as users do
         "places": lambda: replace(plain, model=FirstClass(), train_data=places, test_data=places),
         "soft": lambda: replace(
