@@ -34,12 +34,15 @@ class Setting:
 
 
 def make_trainer(task: Task, setting: Setting) -> Trainer:
-    """Wrap or divide the task's model by the options' strategy. Collective.
+    """Wrap or divide the task's model by the options' strategy. All ranks begin with rank 0's. Collective.
 
     Raises:
         UsageError: the task's plan does not say what the options need, or the strategy does not bear the model.
     """
+    from runner.parallel.alike import begin_alike
+
     task.plan.check(setting.options)
+    begin_alike(task.model, setting.device)
     return _load_strategy(setting.options.strategy)(task, setting)
 
 

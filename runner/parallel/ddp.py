@@ -37,7 +37,8 @@ def ddp(task: Task, setting: Setting) -> Trainer:
 def wrap(model: nn.Module, setting: Setting) -> DistributedDataParallel:
     """DDP around a model, which compresses the gradients as the options say."""
     group = setting.mesh.get_group("data")
-    wrapped = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+    # The ranks' models are equal by now: init_sync would send rank 0's once more.
+    wrapped = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True, init_sync=False)
     if setting.options.comm_hook != "none":
         wrapped.register_comm_hook(*_hook(setting.options.comm_hook, group))
     return wrapped

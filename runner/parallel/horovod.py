@@ -30,7 +30,7 @@ class HorovodTrainer(Trainer):
 
 
 def horovod(task: Task, setting: Setting) -> Trainer:
-    """Start all ranks from rank 0's weights, and wrap the optimizer, which averages the gradients before it steps.
+    """Wrap the optimizer, which averages the gradients before it steps.
 
     The optimizer's state is not broadcast: a new optimizer has none, and a checkpoint's is sent to all ranks when it is loaded.
     (``hvd.broadcast_optimizer_state`` makes a new optimizer step, which with weight decay changes the weights.)
@@ -48,7 +48,6 @@ def horovod(task: Task, setting: Setting) -> Trainer:
             )
     prepare(model, task.plan.units(model), setting.options)
     hvd = start_horovod(setting.mesh["data"].size(), setting.device.type)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     averaging = hvd.DistributedOptimizer(
         task.make_optimizer(model.parameters()),
         named_parameters=model.named_parameters(),

@@ -7,7 +7,6 @@ follows (Douillard et al., "DiLoCo: Distributed Low-Communication Training of La
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.model_averaging.utils import average_parameters
 from torch.optim import Optimizer
@@ -105,9 +104,7 @@ class LocalTrainer(Trainer):
 
 
 def local_sgd(task: Task, setting: Setting) -> Trainer:
-    """Start all ranks from rank 0's weights, and average them every ``--sync-every`` steps."""
+    """Train on each rank by itself, and average the weights every ``--sync-every`` steps."""
     model = task.build(setting.device, setting.dtype)
     prepare(model, task.plan.units(model), setting.options)
-    for weight in model.parameters():
-        dist.broadcast(weight.detach(), group=setting.mesh.get_group("data"), group_src=0)
     return LocalTrainer(task, model, task.make_optimizer(model.parameters()), setting)

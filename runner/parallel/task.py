@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,6 +20,7 @@ from torch.utils.data import Dataset
 
 from runner.comm.gpu import is_gpu
 from runner.errors import UsageError, raised_on_all_ranks
+from runner.parallel.alike import check_digests, check_outline, digest_of
 from runner.parallel.stages import PassedOn
 from runner.parallel.state import copy_part
 from runner.parallel.tied import shared_parameters
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from runner.parallel.options import ParallelOptions
 
 _OR_NO_FACTORY = "give it one that fills its parameters and buffers, as torch's modules have, or give the task a model in place of a function"
+_ALIKE = "draw them by torch, random or numpy.random, which are seeded alike on all ranks"
 _UNSET, _HEAD = 0xA5, 64  # a byte, and how many of them a tensor begins with that was not filled
 
 _LONGEST, _SHOWN = 200, 8  # characters of a described form, and parts of each of its parts
@@ -222,16 +226,17 @@ def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.devic
 
     The model may be divided: each module is initialised whole, on every rank that has a part of it, from a seed of its name
     (and ``torch.initial_seed()``); then the rank takes its part. So the weights do not depend on how the model is divided,
-    and no more than one whole module is in memory.
+    and no more than one whole module is in memory. Collective, where there is a process group.
 
     Args:
         factory: makes such a model, undivided.
 
     Raises:
         UsageError: a module with parameters or buffers of its own has no ``reset_parameters``, or one that leaves some as
-            they were.
+            they were, or fills them differently on other ranks.
     """
     _allocate(model, device)
+    digests: dict[str, Tensor | None] = {}
     places = dict(model.named_modules())
     with torch.device("meta"):
         whole = factory()
@@ -257,9 +262,17 @@ def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.devic
             error.on_all_ranks = not any(isinstance(place, PassedOn) for place in places.values())
             raise error
         for key, parts in wanted.items():
+            digests[_joined(name, key)] = digest_of(getattr(module, key))
             for part in parts:
                 copy_part(getattr(module, key), part)
         module.to_empty(device=torch.device("meta"), recurse=False)
+    check_outline(whole)
+    names = [_joined(name, key) for name, module in whole.named_modules() for key in _own_tensors(module)]
+    check_digests([(name, digests.get(name)) for name in names], "the weights by reset_parameters()", device, _ALIKE)
+
+
+def _joined(name: str, key: str) -> str:
+    return f"{name}.{key}" if name else key
 
 
 def _initialise(module: Any, name: str, device: torch.device) -> str | None:
@@ -267,9 +280,14 @@ def _initialise(module: Any, name: str, device: torch.device) -> str | None:
     module.to_empty(device=device, recurse=False)
     for tensor in _own_tensors(module).values():
         _head_of(tensor).fill_(_UNSET)
+    seed, before = _seed_of(name), (random.getstate(), numpy.random.get_state())
     with torch.random.fork_rng([device], device_type=device.type) if is_gpu(device) else torch.random.fork_rng([]):
-        torch.manual_seed(_seed_of(name))
+        torch.manual_seed(seed)
+        random.seed(seed)
+        numpy.random.seed(seed % 2**32)
         module.reset_parameters()
+    random.setstate(before[0])
+    numpy.random.set_state(before[1])
     tensors = _own_tensors(module).items()
     return next((key for key, tensor in tensors if tensor.numel() and bool((_head_of(tensor) == _UNSET).all())), None)
 

@@ -14,10 +14,13 @@ from torch.optim import Optimizer
 
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel import precision
+from runner.parallel.alike import broadcast, check_digests, digest_of
 from runner.parallel.gradients import clip_gradients
 from runner.parallel.options import ParallelOptions
 from runner.parallel.state import NO_COPIES, State, copy_part, load_state, shapes_of, state_of, whole_of
 from runner.parallel.task import Task, closures_refused
+
+_SAME_WEIGHTS = "let every rank read the same file"
 
 
 class Trainer:
@@ -142,10 +145,10 @@ class Trainer:
         """Load the model's weights, and nothing of the optimizer. Every rank takes its part of each tensor.
 
         Raises:
-            UsageError: a name or shape is not the model's, or one is missing.
+            UsageError: a name or shape is not the model's, or one is missing, or the ranks have been given other values.
         """
         places, expected = self.model.state_dict(keep_vars=True), self.shapes()
-        missing = set(expected)
+        missing, digests = set(expected), dict.fromkeys(sorted(expected), torch.zeros((), dtype=torch.int64))
         for name, tensor in weights:
             if expected.get(name) != tuple(tensor.shape):
                 here = f"is {list(expected[name])}" if name in expected else "does not exist"
@@ -159,6 +162,7 @@ class Trainer:
                         f"{name} is complex in the weights, and here it is real", fix="take the same model"
                     )
             missing.discard(name)
+            digests[name] = digest_of(tensor)
             for place in (name, *(copy for copy, first in self.copies.items() if first == name)):
                 if place in places:
                     copy_part(tensor.to(places[place].device, places[place].dtype), places[place])
@@ -169,19 +173,15 @@ class Trainer:
         if missing - tied:
             with raised_on_all_ranks():
                 raise UsageError(f"the weights have no {min(missing - tied)}", fix="take those of the same model")
+        check_digests([*digests.items()], "the weights", next(self.model.parameters()).device, _SAME_WEIGHTS)
 
     @torch.no_grad()
     def share_buffers(self) -> None:
         """Broadcast rank 0's buffers: in training each rank keeps running statistics of its own batches. Collective."""
-        buffers = [buffer for buffer in self.model.buffers() if buffer.numel()]
+        buffers = [*self.model.buffers()]
         if not buffers:
             return
-        # As bytes: one message for all dtypes, of which gloo does not support all.
-        pieces = [buffer.detach().reshape(-1).view(torch.uint8) for buffer in buffers]
-        whole = torch.cat(pieces)
-        dist.broadcast(whole, group=self.replicas, group_src=0)
-        for buffer, piece in zip(buffers, torch.split(whole, [piece.numel() for piece in pieces]), strict=True):
-            buffer.copy_(piece.clone().view(buffer.dtype).view(buffer.shape))
+        broadcast(buffers, buffers[0].device, self.replicas)
 
     def state(self) -> State:
         """The state of model and optimizer by parameter name. If it is sharded, its tensors are this rank's.

@@ -7,18 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from runner.errors import RunnerError, UsageError, raised_on_all_ranks
+from runner.parallel.alike import digest_of
 from runner.parallel.state import part_of
 from runner.parallel.trainer import Trainer
 from runner.rendezvous.topology import ranks_text
 from runner.training.run import Run
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
-_PIECE = 1 << 20  # elements
-# 2⁶⁴ ÷ the golden ratio, odd, as a signed number: multiples of it by consecutive places are far from each other.
-_MIXER = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 class _Part(NamedTuple):
@@ -119,18 +114,3 @@ def _minority(values: list[tuple[int, int]]) -> list[int]:
     usual = max(digests, key=digests.count)
     odd = [rank for rank, digest in values if digest != usual]
     return odd if 2 * len(odd) < len(values) else [rank for rank, _ in values]
-
-
-def digest_of(parameter: Tensor) -> Tensor:
-    """The sum of a tensor's elements as whole numbers, each times an odd number that depends on its place, modulo 2⁶⁴.
-
-    It changes with every single element, and when two change places.
-    """
-    whole = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter.detach()
-    numbers = whole.contiguous().reshape(-1).view(_INTEGERS[whole.element_size()])
-    total = torch.zeros((), dtype=torch.int64, device=numbers.device)
-    for start in range(0, numbers.numel(), _PIECE):  # the whole, in eight bytes per element, may not fit
-        piece = numbers[start : start + _PIECE].to(torch.int64)
-        places = torch.arange(start, start + piece.numel(), device=piece.device)
-        total += (piece * (2 * places * _MIXER + 1)).sum()
-    return total
