@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +22,15 @@ from runner.parallel import Setting, precision
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import degree
 from runner.parallel.options import ParallelOptions
+from runner.parallel.streams import Streams, draws
 from runner.parallel.task import Task, fill
 from runner.parallel.tied import shared_parameters, tie_divided
 from runner.parallel.trainer import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 
 class DividedTrainer(Trainer):
@@ -81,13 +84,15 @@ def compose(task: Task, setting: Setting, *, shard: bool) -> Trainer:
     return DividedTrainer(task, model, setting, [model])
 
 
-def divide(model: nn.Module, task: Task, setting: Setting, *, shard: bool, is_last: bool = True) -> None:
+def divide(
+    model: nn.Module, task: Task, setting: Setting, *, shard: bool, stage: int = 0, is_last: bool = True
+) -> None:
     """Divide a model, or a stage of one, in place: tensor parallelism, checkpointing, compilation, shards; in this order."""
     options = setting.options
-    if options.tp > 1:
-        _divide_layers(model, task, setting)
+    styles = task.plan.styles(model, sequence=options.sequence_parallel) if options.tp > 1 else {}
+    _divide_layers(model, styles, setting)
     units = task.plan.units(model)
-    prepare(model, units, options)
+    prepare(model, units, options, _streams(model, styles, setting, stage))
     if shard or setting.mesh["data"].size() > 1 or options.precision != "fp32":
         _shard(model, units, setting, is_last=is_last)
 
@@ -110,13 +115,25 @@ def _home(setting: Setting) -> torch.device:
     return torch.device("cpu") if setting.options.offload == "cpu" else setting.device
 
 
-def _divide_layers(model: nn.Module, task: Task, setting: Setting) -> None:
-    from torch.distributed.tensor.parallel import parallelize_module
-
-    styles = task.plan.styles(model, sequence=setting.options.sequence_parallel)
+def _streams(model: nn.Module, styles: Mapping[str, ParallelStyle], setting: Setting, stage: int) -> Streams | None:
+    """The random numbers of a part of the model, where it is not to draw what others draw."""
+    # Each change of streams would be a break in what torch.compile compiles.
+    if not (styles or stage) or (setting.options.compile and not draws(model)):
+        return None
+    streams = Streams(model, setting.device, stage=stage)
     if styles:
+        streams.follow(model, styles, setting.mesh.get_local_rank("tensor"))
+    return streams
+
+
+def _divide_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], setting: Setting) -> None:
+    if styles:
+        from torch.distributed.tensor.parallel import parallelize_module
+
         shared = shared_parameters(model)
-        parallelize_module(model, setting.mesh["tensor"], styles, src_data_rank=None)  # all ranks have the same weights
+        parallelize_module(
+            model, setting.mesh["tensor"], {**styles}, src_data_rank=None
+        )  # all ranks have the same weights
         tie_divided(shared)
 
 

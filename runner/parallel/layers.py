@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from runner.parallel.options import ParallelOptions
+from runner.parallel.streams import Streams
 
 # What takes longest to compute again, by the beginning of torch's name: the products of linear layers, and others.
 _LINEAR = ("aten::mm", "aten::addmm")
 _OTHERS = ("aten::bmm", "aten::convolution", "aten::_scaled_dot_product")
 
 
-def prepare(model: nn.Module, units: Sequence[nn.Module], options: ParallelOptions) -> None:
-    """Make the units recompute their activations, and compile them, as the options say. Without units the model is one."""
+def prepare(
+    model: nn.Module, units: Sequence[nn.Module], options: ParallelOptions, streams: Streams | None = None
+) -> None:
+    """Make the units recompute their activations, and compile them, as the options say. Without units the model is one.
+
+    Args:
+        streams: that the model draws random numbers from, if they are its own.
+    """
     if options.activation_checkpointing != "none":
         for unit in units:
-            _recompute(unit, selective=options.activation_checkpointing == "selective")
+            _recompute(unit, streams, selective=options.activation_checkpointing == "selective")
     if options.compile:
         for unit in units or [model]:
             unit.compile()
 
 
-def _recompute(module: nn.Module, *, selective: bool) -> None:
+def _recompute(module: nn.Module, streams: Streams | None, *, selective: bool) -> None:
     """Drop a module's activations after its forward pass. Selective: keep the costly ones, see ``_keep_products``.
 
     The method is replaced and no wrapper put around the module, which would change the parameters' names.
@@ -36,7 +45,21 @@ def _recompute(module: nn.Module, *, selective: bool) -> None:
     if selective:
         contexts: Callable[..., Any] = create_selective_checkpoint_contexts
         options["context_fn"] = lambda: contexts(_keep_products())
-    module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False, **options)
+    forward = module.forward
+    if streams is None:
+        module.forward = functools.partial(checkpoint, forward, use_reentrant=False, **options)
+        return
+
+    def again(*inputs: Any, **more: Any) -> Any:
+        earlier, calls = streams.now(), itertools.count()
+
+        def replayed(*inputs: Any, **more: Any) -> Any:
+            with streams.replayed(earlier) if next(calls) else nullcontext():
+                return forward(*inputs, **more)
+
+        return checkpoint(replayed, *inputs, use_reentrant=False, **options, **more)
+
+    module.forward = again
 
 
 def _keep_products() -> Callable[..., CheckpointPolicy]:

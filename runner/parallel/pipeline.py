@@ -228,7 +228,7 @@ def pipeline(task: Task, setting: Setting, *, shard: bool) -> Trainer:
     stages = {number: part for number, part in enumerate(parts) if owners[number] == here}
     whole = part_of(model, names, set().union(*(of_stages[number] for number in stages)))
     for number, stage in stages.items():
-        divide(stage, task, setting, shard=shard, is_last=number == len(owners) - 1)
+        divide(stage, task, setting, shard=shard, stage=number, is_last=number == len(owners) - 1)
         settle(stage, task, setting)
     return PipelineTrainer(task, whole, setting, stages, owners, tied)
 
