@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
 from runner.comm.gpu import is_gpu
@@ -22,6 +22,7 @@ from runner.parallel import Setting, precision
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import degree
 from runner.parallel.options import ParallelOptions
+from runner.parallel.order import CallOrder
 from runner.parallel.streams import Streams, draws
 from runner.parallel.task import Task, fill
 from runner.parallel.tied import shared_parameters, tie_divided
@@ -48,6 +49,17 @@ class DividedTrainer(Trainer):
         optimizer = task.make_optimizer(model.parameters())
         super().__init__(task, model, optimizer, setting.options, no_sync=lambda: _no_sync(parts))
         self.replicas = setting.mesh.get_group("data")
+        self._order = CallOrder(parts, self.replicas, setting.device)
+
+    def settle_gradients(self) -> None:
+        """As in the base class."""
+        self._order.check(self.model.named_parameters())
+
+    def outputs(self, inputs: Tensor, *more: Any) -> Tensor:
+        """As in the base class."""
+        outputs = super().outputs(inputs, *more)
+        self._order.check()
+        return outputs
 
     def computing(self) -> AbstractContextManager[Any]:
         """As in the base class, but fully_shard has a policy of its own."""
@@ -146,7 +158,8 @@ def _shard(model: nn.Module, units: Iterable[nn.Module], setting: Setting, *, is
     arguments: dict[str, Any] = {
         "mesh": mesh,
         # A pipeline stage is called once for each micro-batch, and would gather its parameters each time.
-        "reshard_after_forward": options.pp == 1,
+        # Torch's own choice else: all but the root, whose backward pass comes at once.
+        "reshard_after_forward": False if options.pp > 1 else None,
         "offload_policy": CPUOffloadPolicy(pin_memory=is_gpu(setting.device))
         if options.offload == "cpu"
         else OffloadPolicy(),

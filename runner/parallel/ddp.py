@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,14 @@ from torch.distributed import ProcessGroup
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from runner.errors import RunnerError
 from runner.parallel import Setting
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import degree
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
+
+_NAMED = 8  # parameters in a message
 
 
 def ddp(task: Task, setting: Setting) -> Trainer:
@@ -29,19 +33,42 @@ def ddp(task: Task, setting: Setting) -> Trainer:
         return compose(task, setting, shard=False)
     model = task.build(setting.device, setting.dtype)
     prepare(model, task.plan.units(model), setting.options)
-    wrapped = wrap(model, setting)
+    wrapped, finished = wrap(model, task, setting)
     optimizer = task.make_optimizer(model.parameters())
-    return Trainer(task, model, optimizer, setting.options, wrapped=wrapped, no_sync=wrapped.no_sync)
+    return Trainer(task, model, optimizer, setting.options, wrapped=wrapped, no_sync=wrapped.no_sync, finished=finished)
 
 
-def wrap(model: nn.Module, setting: Setting) -> DistributedDataParallel:
-    """DDP around a model, which compresses the gradients as the options say."""
+def wrap(model: nn.Module, task: Task, setting: Setting) -> tuple[DistributedDataParallel, Callable[[], None]]:
+    """DDP around a model, which compresses the gradients as the options say; and a check that it has exchanged all of them."""
     group = setting.mesh.get_group("data")
     # The ranks' models are equal by now: init_sync would send rank 0's once more.
-    wrapped = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True, init_sync=False)
+    wrapped = DistributedDataParallel(
+        model,
+        process_group=group,
+        gradient_as_bucket_view=True,
+        init_sync=False,
+        find_unused_parameters=task.find_unused_parameters,
+    )
     if setting.options.comm_hook != "none":
         wrapped.register_comm_hook(*_hook(setting.options.comm_hook, group))
-    return wrapped
+    return wrapped, functools.partial(_check_finished, wrapped, model)
+
+
+def _check_finished(wrapped: DistributedDataParallel, model: nn.Module) -> None:
+    """Raise if this rank has computed no gradient of a parameter: then DDP has not exchanged it, nor those that go with it.
+
+    Raises:
+        RunnerError: that is so. Torch would raise in the next step, with numbers in place of names.
+    """
+    try:
+        wrapped._check_reducer_finalized()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    except RuntimeError:
+        unused = [name for name, one in model.named_parameters() if one.requires_grad and one.grad is None]
+        more = f" and {len(unused) - _NAMED} more" if len(unused) > _NAMED else ""
+        raise RunnerError(
+            f"no gradient of {', '.join(unused[:_NAMED]) or 'some parameters'}{more} in this step, and the other ranks wait for it",
+            fix="let the loss depend on every parameter on every rank, or say Task(find_unused_parameters=True)",
+        ) from None
 
 
 def _hook(name: str, group: ProcessGroup) -> tuple[Any, Callable[..., Any]]:

@@ -124,6 +124,9 @@ class Task:
     settings: Mapping[str, Any] = field(default_factory=dict)  # plain, of the result; --resume prints changes
     weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None  # to start from, by name; all are needed
     plan: Plan = field(default_factory=Plan)  # data parallel needs none
+    find_unused_parameters: bool = (
+        False  # under ddp and zero1: a step may leave parameters without a gradient, on some ranks
+    )
 
     def build(self, device: torch.device, dtype: torch.dtype) -> nn.Module:
         """The whole model on a device, with its weights."""

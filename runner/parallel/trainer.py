@@ -52,15 +52,17 @@ class Trainer:
         *,
         wrapped: nn.Module | None = None,
         no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        finished: Callable[[], None] = lambda: None,
     ) -> None:
         """Train a model, or a wrapper around it.
 
         Args:
             wrapped: called in a training step instead of the model.
             no_sync: context of a backward pass that does not exchange the gradients yet.
+            finished: called after the others; raises if a gradient was not exchanged.
         """
         self.task, self.model, self.optimizer, self.options = task, model, optimizer, options
-        self._wrapped, self._no_sync = wrapped or model, no_sync
+        self._wrapped, self._no_sync, self._finished = wrapped or model, no_sync, finished
         precision.check(model, options.precision)
         self._device = next(model.parameters()).device.type
         self.scaler = precision.scaler(options.precision, self._device)
@@ -77,6 +79,7 @@ class Trainer:
         """
         self.optimizer.zero_grad()
         loss = self.backward(inputs, targets)
+        self.settle_gradients()
         if check is not None:
             check(loss)
         self.update()
@@ -95,6 +98,14 @@ class Trainer:
                 torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
             losses.append(whole_of(loss.detach()))
         return torch.stack(losses).sum()
+
+    def settle_gradients(self) -> None:
+        """Check that the gradients are those of all ranks, after the last backward pass of a step. Collective.
+
+        Raises:
+            RunnerError: they are not.
+        """
+        self._finished()
 
     def update(self) -> None:
         """Clip the gradients if asked for, and step the optimizer."""

@@ -42,9 +42,11 @@ def zero1(task: Task, setting: Setting) -> Trainer:
     """Wrap the model in DDP, and the optimizer in ZeroRedundancyOptimizer, over the mesh's ``data`` dimension."""
     model = task.build(setting.device, setting.dtype)
     prepare(model, task.plan.units(model), setting.options)
-    wrapped = wrap(model, setting)
+    wrapped, finished = wrap(model, task, setting)
     made = task.make_optimizer(model.parameters())  # has no state yet; its groups have all options
     optimizer = ZeroRedundancyOptimizer(
         made.param_groups, optimizer_class=type(made), process_group=setting.mesh.get_group("data")
     )
-    return ZeroTrainer(task, model, optimizer, setting.options, wrapped=wrapped, no_sync=wrapped.no_sync)
+    return ZeroTrainer(
+        task, model, optimizer, setting.options, wrapped=wrapped, no_sync=wrapped.no_sync, finished=finished
+    )

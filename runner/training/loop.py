@@ -72,8 +72,9 @@ def fit(
     """Train on all ranks, evaluate after each epoch, write metrics and checkpoints on rank 0. Collective.
 
     Before each step torch, ``random`` and NumPy are seeded from seed, step and rank, and before each batch is read, here or in
-    another process, from seed, place in the epoch and rank. So random numbers (for dropout or augmentation) do not depend on
-    where a run was resumed. Generators of the data's own (``numpy.random.default_rng()``) are not seeded.
+    another process, from seed, place in the epoch and rank; ``run.common_random`` is seeded from seed and step, so that it is the
+    same on all ranks. So random numbers (for dropout or augmentation) do not depend on where a run was resumed. Generators of the
+    data's own (``numpy.random.default_rng()``) are not seeded.
 
     Args:
         on_step: called on every rank after each optimizer step.
@@ -140,6 +141,7 @@ def _train(
             batches = iter(loader)
             for left in steps(reversed(range(min(len(loader), last_step - position.step)))):
                 seed_random_numbers(options.seed, position.step, run.data_rank, device)
+                run.common_random.seed(f"{options.seed} {position.step}")
                 pace.begin()
                 inputs, targets = to_device(*parts_of(next(batches)), device, dtype)
                 if task.schedule is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -28,6 +29,8 @@ class Run:
     layout: Layout  # which rank has which part of the model and the data
     # A tool that trains the task itself sets this; it is called with (run, task, options) instead of fit() or benchmark().
     train_by: Callable[[Run, Any, Any], Any] | None = None
+    # For decisions that all ranks have to take alike, such as which layers a step leaves out: fit() seeds it by seed and step.
+    common_random: random.Random = field(default_factory=lambda: random.Random(0))  # noqa: S311  # no secret
 
     @property
     def rank(self) -> int:

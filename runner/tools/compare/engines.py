@@ -119,7 +119,9 @@ def _bare(
     """A step of DDP as tutorials write it; with the options that ``choices.borne`` lets pass."""
     if options.compile:
         model.compile()
-    wrapped = DistributedDataParallel(model, process_group=connection.group)
+    wrapped = DistributedDataParallel(
+        model, process_group=connection.group, find_unused_parameters=task.find_unused_parameters
+    )
     optimizer = task.make_optimizer(wrapped.parameters())
     device = next(model.parameters()).device.type
 

@@ -1,0 +1,110 @@
+"""Whether all ranks call a sharded model's units in the same order, as each gathers what the others gather at that moment.
+
+Ranks that call different ones would compute with each other's weights, without a word if these have the same size.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from runner.errors import RunnerError
+from runner.rendezvous.topology import ranks_text
+
+_SAME = (
+    "let all ranks take the same branch, by numbers that all have (run.common_random), or train by --strategy ddp with "
+    "Task(find_unused_parameters=True)"
+)
+
+
+class CallOrder:
+    """Compares what the ranks call: on CPUs before each gather; on GPUs once per pass, without a wait for the device."""
+
+    def __init__(self, parts: Iterable[nn.Module], group: dist.ProcessGroup, device: torch.device) -> None:
+        """Watch the units in these parts of a model. ``group``: the ranks that share their parameters or gradients."""
+        self._group, self._device = group, device
+        self._calls: list[str] = []  # since the last check
+        self._digest = 0
+        self._under_way: list[tuple[Tensor, torch.cuda.Event]] = []
+        if dist.get_world_size(group) == 1:
+            return
+        for part in parts:
+            units = {name: module for name, module in part.named_modules() if _is_unit(module)}
+            for name, unit in units.items():
+                unit.register_forward_pre_hook(functools.partial(self._called, name or "the model"), prepend=True)
+            if units:
+                part.register_forward_hook(self._ended)
+
+    def check(self, parameters: Iterable[tuple[str, nn.Parameter]] = ()) -> None:
+        """Raise if the ranks have called different units, or have gradients of different ones. Collective.
+
+        Raises:
+            RunnerError: they have; all ranks of the group raise it.
+        """
+        if dist.get_world_size(self._group) == 1:
+            return
+        own = [name for name, parameter in parameters if parameter.grad is not None]
+        self._note(f"gradients of {len(own)} parameters, the last of them {own[-1]}" if own else "no gradient", own)
+        for numbers, event in self._under_way:
+            event.synchronize()
+            self._compare(numbers)
+        self._under_way.clear()
+        self._calls.clear()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
+    def _called(self, name: str, *_: Any) -> None:
+        self._note(name)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # as above
+    def _ended(self, *_: Any) -> None:
+        self._note("nothing more")
+        if self._device.type == "cuda":
+            numbers = torch.empty(2, dtype=torch.int64, pin_memory=True)
+            numbers.copy_(self._exchanged(), non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            event.record()
+            self._under_way.append((numbers, event))
+
+    def _note(self, name: str, more: object = None) -> None:
+        self._calls.append(name)
+        self._digest = zlib.crc32(f"{self._digest} {name} {more}".encode())
+        if self._device.type != "cuda":
+            self._compare(self._exchanged())
+
+    def _exchanged(self) -> Tensor:
+        """The largest and the smallest of the ranks' digests; this one negated. Collective."""
+        numbers = torch.tensor([self._digest, -self._digest], device=self._device)
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group)
+        return numbers
+
+    def _compare(self, numbers: Tensor) -> None:
+        largest, smallest = numbers.tolist()
+        if largest != -smallest:
+            raise self._error()
+
+    def _error(self) -> RunnerError:
+        everyone: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(everyone, self._calls, group=self._group)
+        shortest = min(map(len, everyone))
+        place = next(
+            (number for number in range(shortest) if len({calls[number] for calls in everyone}) > 1), shortest - 1
+        )
+        ranks: dict[str, list[int]] = defaultdict(list)
+        for rank, calls in zip(dist.get_process_group_ranks(self._group), everyone, strict=True):
+            ranks[calls[place]].append(rank)
+        found = ", ".join(f"{name} on {ranks_text(sorted(having))}" for name, having in ranks.items())
+        error = RunnerError(f"the ranks call different units of the sharded model: {found}", fix=_SAME)
+        error.on_all_ranks = len(everyone) == dist.get_world_size()
+        return error
+
+
+def _is_unit(module: nn.Module) -> bool:
+    return isinstance(module, FSDPModule)

@@ -1,0 +1,59 @@
+"""Ranks that do not call the same modules of a model are told so, where the strategy needs that they do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launching import ok
+from tests.results import losses, refused
+from tests.turns import Turns
+
+JOB = ("branches", "--dtype=float64", "--global-batch-size=16", "--max-steps=4", "--save-every=0")
+
+
+@pytest.mark.parametrize(
+    ("by", "layout", "told"),
+    [
+        (
+            "rank",
+            "--strategy fsdp",
+            "sharded model: layers.1 on rank 0, layers.0 on rank 1; let all ranks take the same",
+        ),
+        ("random", "--strategy fsdp", "the ranks call different units of the sharded model: layers."),
+        (
+            "random",
+            "--strategy fsdp --micro-batches 2 --activation-checkpointing full",
+            "the ranks call different units",
+        ),
+        ("rank", "--pp 2 --micro-batches 4", "the ranks call different units of the sharded model: layers.1 on rank 0"),
+    ],
+)
+def test_ranks_that_call_different_units_are_named(
+    by: str, layout: str, told: str, turns: Turns, tmp_path: Path
+) -> None:
+    ranks = 4 if "--pp" in layout else 2
+    done = turns(ranks, *JOB, *layout.split(), f"--by={by}", f"--checkpoint-dir={tmp_path}")
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert not (tmp_path / "metrics.jsonl").exists() or not losses(tmp_path)  # it was the first step
+
+
+def test_a_branch_that_all_ranks_take_alike_is_trained(turns: Turns, tmp_path: Path) -> None:
+    for ranks, layout in (
+        (1, "--allowed"),
+        (2, "--strategy ddp --allowed"),
+        (2, "--strategy zero1 --allowed"),
+        (2, "--strategy fsdp"),
+    ):
+        ok(turns(ranks, *JOB, *layout.split(), "--by=common", f"--checkpoint-dir={tmp_path}/{layout}"))
+        assert losses(tmp_path / layout) == pytest.approx(losses(tmp_path / "--allowed"), rel=1e-9), layout
+
+
+def test_under_ddp_a_task_can_allow_it(turns: Turns, tmp_path: Path) -> None:
+    ok(turns(2, *JOB, "--by=rank", "--allowed", f"--checkpoint-dir={tmp_path}/allowed"))
+    done = turns(2, *JOB, "--by=rank", f"--checkpoint-dir={tmp_path}/not")
+    refused(
+        done, "no gradient of layers.", " in this step, and the other ranks wait for it; let the loss depend", code=1
+    )

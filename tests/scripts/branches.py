@@ -1,0 +1,66 @@
+"""A workload whose steps do not call all modules: which ones is decided by rank, by the rank's random numbers, or by all alike."""
+
+import random
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from runner.training.loop import Plan, Task, fit
+from runner.training.options import read_options, workload_parser
+from runner.training.run import Run
+
+PLAN = Plan(shard=("layers.*",), pipeline=("layers.*", "head"))
+
+
+class Net(nn.Module):
+    def __init__(self, run: Run, by: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) if number % 2 else Wide() for number in range(6))
+        self.head = nn.Linear(8, 3)
+        self.run, self.by = run, by
+
+    def forward(self, values: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            left_out = {
+                "rank": self.run.rank == number,
+                "random": random.random() < 0.5,
+                "common": self.run.common_random.random() < 0.5,
+                "gradient": False,
+            }
+            if self.by == "gradient" and self.run.rank == number:
+                with torch.no_grad():
+                    values = layer(values)
+            elif not self.training or not left_out[self.by]:
+                values = layer(values)
+        outputs: Tensor = self.head(values)
+        return outputs
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, values: Tensor) -> Tensor:
+        outputs: Tensor = self.down(self.up(values).tanh())
+        return outputs
+
+
+def main(run: Run, argv: list[str]) -> None:
+    parser = workload_parser(run, __doc__, data=("random",), plan=PLAN)
+    parser.add_argument("--by", choices=("rank", "random", "common", "gradient"), required=True)
+    parser.add_argument("--allowed", action="store_true", help="a step may leave parameters unused")
+    options, given = read_options(run, parser, argv)
+    torch.manual_seed(options.seed)
+    data = TensorDataset(torch.rand(64, 8), torch.randint(3, (64,)))
+    task = Task(
+        model=Net(run, given.by),
+        loss=nn.functional.cross_entropy,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        train_data=data,
+        test_data=data,
+        plan=PLAN,
+        find_unused_parameters=given.allowed,
+    )
+    fit(run, task, options)
