@@ -74,7 +74,7 @@ def _run_workload(name: str, arguments: Sequence[str], job: Job) -> None:
     from runner.training.run import Run
 
     freeze()  # also what the workload has imported
-    start_process_group(job, host_memory=any("--offload" in argument for argument in arguments))
+    start_process_group(job)
     main(Run(job=job, workload=name, layout=layout), list(arguments))
 
 

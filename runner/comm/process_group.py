@@ -39,11 +39,8 @@ def with_host_memory(backend: str) -> str:
     return _WITH_HOST_MEMORY.get(backend, backend)
 
 
-def start_process_group(job: Job, *, host_memory: bool = False) -> None:
+def start_process_group(job: Job) -> None:
     """Serve the job's store, and initialise torch.distributed's default group for a workload.
-
-    Args:
-        host_memory: whether it also takes tensors that are not on the GPU, as gradients are with ``--offload cpu``.
 
     Raises:
         UsageError: the backend asked for is not available, or torch cannot use the GPU.
@@ -76,7 +73,7 @@ def start_process_group(job: Job, *, host_memory: bool = False) -> None:
     timeout = timedelta(seconds=job.collective_timeout)
     client = TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=timeout)
     dist.init_process_group(
-        with_host_memory(backend.name) if host_memory else backend.name,
+        backend.name,
         store=PrefixStore("runner", client),
         rank=job.rank,
         world_size=job.size,

@@ -19,7 +19,6 @@ _BUCKET = 64 << 20  # bytes that are sent at once
 _WIDTH = 4096  # of the table of whole numbers of which a digest is made
 # 2⁶⁴ ÷ the golden ratio, odd, as a signed number: multiples of it by consecutive places are far from each other.
 _MIXER = 0x9E3779B97F4A7C15 - (1 << 64)
-_MOST = (1 << 62) - 1  # of a digest that is compared: it has a negative, and a number above and below
 
 
 def begin_alike(model: nn.Module | Callable[[], nn.Module], device: torch.device) -> None:
@@ -85,13 +84,12 @@ def broadcast(tensors: Iterable[Tensor], device: torch.device, group: dist.Proce
 
 
 @raised_on_all_ranks()
-def check_digests(digests: Sequence[tuple[str, Tensor | None]], what: str, device: torch.device, fix: str) -> None:
+def check_digests(digests: Sequence[tuple[str, Tensor | None]], what: str, fix: str) -> None:
     """Compare what several ranks have, by its digests. Collective.
 
     Args:
         digests: by name; on all ranks the same names in the same order. None for what a rank does not have.
         what: they are of, for the message.
-        device: through whose memory they are sent.
         fix: of the message.
 
     Raises:
@@ -99,14 +97,13 @@ def check_digests(digests: Sequence[tuple[str, Tensor | None]], what: str, devic
     """
     if not _has_others():
         return
-    absent = -_MOST - 1
-    row = torch.tensor([absent if one is None else int(one) & _MOST for _, one in digests], dtype=torch.int64)
-    extremes = torch.stack([row, torch.where(row == absent, absent, -row)]).to(device)
-    dist.all_reduce(extremes, dist.ReduceOp.MAX)
-    odd = ((extremes[0] != -extremes[1]) & (extremes[0] != absent)).nonzero().reshape(-1).tolist()
+    rows: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(rows, [None if digest is None else int(digest) for _, digest in digests])
+    columns = zip(*rows, strict=True)
+    odd = [name for (name, _), found in zip(digests, columns, strict=True) if len({*found} - {None}) > 1]
     if odd:
         more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
-        raise UsageError(f"{what} are not the same on all ranks: {digests[odd[0]][0]}{more} differs", fix=fix)
+        raise UsageError(f"{what} are not the same on all ranks: {odd[0]}{more} differs", fix=fix)
 
 
 def digest_of(tensor: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class DividedTrainer(Trainer):
         """
         optimizer = task.make_optimizer(model.parameters())
         super().__init__(task, model, optimizer, setting.options, no_sync=lambda: _no_sync(parts))
-        self.replicas = setting.mesh.get_group("data")
+        self.replicas, self.sends_from = setting.mesh.get_group("data"), setting.device
         self._order = CallOrder(parts, self.replicas, setting.device)
 
     def settle_gradients(self) -> None:

@@ -42,6 +42,7 @@ class Trainer:
     ready: float | None = None
     pipeline: dist.ProcessGroup | None = None  # the ranks that have the model's other stages, if any
     replicas: dist.ProcessGroup | None = None  # the ranks that have the same buffers; None: all
+    sends_from: torch.device | None = None  # what the default group takes tensors from; None: where the parameters are
 
     def __init__(
         self,
@@ -130,7 +131,9 @@ class Trainer:
         # A rank has no flag where no parameter of its part has a gradient.
         flags: Any = scaler._found_inf_per_device(self.optimizer)  # by device
         found = flags.setdefault(device, torch.zeros((), dtype=torch.float32, device=device))
-        dist.all_reduce(found, dist.ReduceOp.MAX)
+        everywhere = found.to(self.sends_from or device)
+        dist.all_reduce(everywhere, dist.ReduceOp.MAX)
+        found.copy_(everywhere)
 
     def computing(self) -> AbstractContextManager[Any]:
         """The context of a forward pass."""
@@ -184,7 +187,7 @@ class Trainer:
         if missing - tied:
             with raised_on_all_ranks():
                 raise UsageError(f"the weights have no {min(missing - tied)}", fix="take those of the same model")
-        check_digests([*digests.items()], "the weights", next(self.model.parameters()).device, _SAME_WEIGHTS)
+        check_digests([*digests.items()], "the weights", _SAME_WEIGHTS)
 
     @torch.no_grad()
     def share_buffers(self) -> None:

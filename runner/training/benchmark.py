@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from runner.comm.timing import own_seconds_per_call
-from runner.parallel import Setting, make_trainer
+from runner.parallel import make_trainer
 from runner.parallel.task import Task, parts_of, to_device
 from runner.training.alike import check_task
 from runner.training.batches import ShardSampler, train_loader
@@ -47,8 +47,7 @@ def benchmark(run: Run, task: Task, options: StepOptions, protocol: Protocol) ->
         return taken
     device, dtype = run.device, getattr(torch, options.dtype)
     check_task(run, task, options)
-    setting = Setting(device=device, dtype=dtype, mesh=run.mesh, options=options.parallel)
-    trainer = make_trainer(task, setting)
+    trainer = make_trainer(task, run.setting(options.dtype, options.parallel))
     sampler = ShardSampler.over(task.train_data, run.data_rank, run.data_size, options.seed)
     batch: Any = next(iter(train_loader(task.train_data, sampler, options.batch_size, 0)))
     inputs, targets = to_device(*parts_of(batch), device, dtype)

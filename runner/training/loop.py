@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.errors import RunnerError, UsageError, raised_on_all_ranks
-from runner.parallel import Setting, make_trainer
+from runner.parallel import make_trainer
 from runner.parallel.gradients import own_gradients
 from runner.parallel.task import Plan, Task, parts_of, to_device
 from runner.parallel.trainer import Trainer
@@ -239,8 +239,7 @@ def trained(run: Run, task: Task, options: TrainingOptions) -> Trainer:
 
 
 def _prepare(run: Run, task: Task, options: TrainingOptions) -> tuple[Trainer, Checkpoints]:
-    setting = Setting(device=run.device, dtype=getattr(torch, options.dtype), mesh=run.mesh, options=options.parallel)
-    trainer = make_trainer(task, setting)
+    trainer = make_trainer(task, run.setting(options.dtype, options.parallel))
     settings = resume.settings_of(run, task, options, trainer.optimizer)
     return trainer, Checkpoints(run, trainer, options.checkpoint, settings)
 

@@ -13,9 +13,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from runner.comm.agree import agree
+from runner.comm.process_group import with_host_memory
 from runner.errors import RunnerError, UsageError
 from runner.job import Job
+from runner.parallel import Setting
 from runner.parallel.mesh import Layout, device_mesh
+from runner.parallel.options import ParallelOptions
 
 T = TypeVar("T")
 
@@ -63,6 +66,13 @@ class Run:
     def mesh(self) -> DeviceMesh:
         """The layout as torch's device mesh: the dimension ``data``, and others if there are any. Collective."""
         return device_mesh(self.layout, self.device.type)
+
+    def setting(self, dtype: str, options: ParallelOptions) -> Setting:
+        """Where and how a strategy is to train here. Collective."""
+        mesh, backend = self.mesh, with_host_memory(self.job.backend)
+        if options.offload == "cpu" and backend != self.job.backend:  # gradients are not on the GPU
+            mesh = device_mesh(self.layout, self.device.type, backend)
+        return Setting(device=self.device, dtype=getattr(torch, dtype), mesh=mesh, options=options)
 
     def group(self, dimension: str = "data") -> dist.ProcessGroup:
         """This rank's process group along a dimension of the mesh."""
