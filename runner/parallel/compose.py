@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
@@ -50,10 +51,29 @@ class DividedTrainer(Trainer):
         super().__init__(task, model, optimizer, setting.options, no_sync=lambda: _no_sync(parts))
         self.replicas, self.sends_from = setting.mesh.get_group("data"), setting.device
         self._order = CallOrder(parts, self.replicas, setting.device)
+        # fully_shard takes no parameters without dimensions: each rank has them whole.
+        self._numbers = [one for one in model.parameters() if not one.dim() and one.requires_grad]
 
     def settle_gradients(self) -> None:
         """As in the base class."""
         self._order.check(self.model.named_parameters())
+        if self._numbers and dist.get_world_size(self.replicas) > 1:
+            self._average_numbers()
+
+    @torch.no_grad()
+    def _average_numbers(self) -> None:
+        """Average the gradients of parameters without dimensions. One that no rank has stays without."""
+        rows = []
+        for one in self._numbers:
+            value = torch.zeros_like(one) if one.grad is None else one.grad
+            parts = torch.view_as_real(value) if value.is_complex() else torch.stack([value, torch.zeros_like(value)])
+            rows.append([*parts.tolist(), one.grad is not None])
+        table = torch.tensor(rows, dtype=torch.float64, device=self.sends_from)
+        dist.all_reduce(table, group=self.replicas)
+        for one, (real, imaginary, having) in zip(self._numbers, table.tolist(), strict=True):
+            if having:
+                mean = complex(real, imaginary) / dist.get_world_size(self.replicas)
+                one.grad = torch.full_like(one, mean if one.is_complex() else mean.real)
 
     def outputs(self, inputs: Tensor, *more: Any) -> Tensor:
         """As in the base class."""
@@ -160,6 +180,7 @@ def _shard(model: nn.Module, units: Iterable[nn.Module], setting: Setting, *, is
         # A pipeline stage is called once for each micro-batch, and would gather its parameters each time.
         # Torch's own choice else: all but the root, whose backward pass comes at once.
         "reshard_after_forward": False if options.pp > 1 else None,
+        "ignored_params": {parameter for parameter in model.parameters() if not parameter.dim()} or None,
         "offload_policy": CPUOffloadPolicy(pin_memory=is_gpu(setting.device))
         if options.offload == "cpu"
         else OffloadPolicy(),

@@ -37,10 +37,10 @@ class CallOrder:
         if dist.get_world_size(group) == 1:
             return
         for part in parts:
-            units = {name: module for name, module in part.named_modules() if _is_unit(module)}
+            units = {name: module for name, module in part.named_modules() if _is_unit(name, module)}
             for name, unit in units.items():
-                unit.register_forward_pre_hook(functools.partial(self._called, name or "the model"), prepend=True)
-            if units:
+                unit.register_forward_pre_hook(functools.partial(self._called, name), prepend=True)
+            if isinstance(part, FSDPModule):
                 part.register_forward_hook(self._ended)
 
     def check(self, parameters: Iterable[tuple[str, nn.Parameter]] = ()) -> None:
@@ -106,5 +106,6 @@ class CallOrder:
         return error
 
 
-def _is_unit(module: nn.Module) -> bool:
-    return isinstance(module, FSDPModule)
+def _is_unit(name: str, module: nn.Module) -> bool:
+    """Whether a module gathers parameters at a time of its own. What is left belongs to the whole, which all ranks call."""
+    return bool(name) and isinstance(module, FSDPModule) and any(True for _ in module.parameters())
