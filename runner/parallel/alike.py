@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from runner.errors import UsageError, raised_on_all_ranks
+from runner.parallel.bearing import check_shapes
 
 _BUCKET = 64 << 20  # bytes that are sent at once
 _WIDTH = 4096  # of the table of whole numbers of which a digest is made
@@ -28,8 +29,10 @@ def begin_alike(model: nn.Module | Callable[[], nn.Module], device: torch.device
         device: through whose memory the tensors are sent.
 
     Raises:
-        UsageError: the ranks' models have other parameters or buffers.
+        UsageError: the ranks' models have other parameters or buffers, or some without a shape.
     """
+    if isinstance(model, nn.Module):
+        check_shapes(model)
     if not _has_others():
         return
     if isinstance(model, nn.Module):

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 
 from runner.comm.gpu import is_gpu
 from runner.parallel import Setting, precision
+from runner.parallel.bearing import borne_by, check_divisible, check_steps
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import degree
 from runner.parallel.options import ParallelOptions
@@ -48,6 +49,7 @@ class DividedTrainer(Trainer):
             parts: what is called: the model, or this rank's stages of it.
         """
         optimizer = task.make_optimizer(model.parameters())
+        check_steps(task.optimizer, [*model.parameters()])
         super().__init__(task, model, optimizer, setting.options, no_sync=lambda: _no_sync(parts))
         self.replicas, self.sends_from = setting.mesh.get_group("data"), setting.device
         self._order = CallOrder(parts, self.replicas, setting.device)
@@ -122,11 +124,16 @@ def divide(
     """Divide a model, or a stage of one, in place: tensor parallelism, checkpointing, compilation, shards; in this order."""
     options = setting.options
     styles = task.plan.styles(model, sequence=options.sequence_parallel) if options.tp > 1 else {}
-    _divide_layers(model, styles, setting)
+    wraps = shard or setting.mesh["data"].size() > 1 or options.precision != "fp32"
+    if styles or wraps:
+        check_divisible(model)
+    with borne_by(f"--tp {options.tp}"):
+        _divide_layers(model, styles, setting)
     units = task.plan.units(model)
     prepare(model, units, options, _streams(model, styles, setting, stage))
-    if shard or setting.mesh["data"].size() > 1 or options.precision != "fp32":
-        _shard(model, units, setting, is_last=is_last)
+    if wraps:
+        with borne_by(f"--strategy {options.strategy}"):
+            _shard(model, units, setting, is_last=is_last)
 
 
 def outline(task: Task, setting: Setting) -> nn.Module:
@@ -180,13 +187,17 @@ def _shard(model: nn.Module, units: Iterable[nn.Module], setting: Setting, *, is
         # A pipeline stage is called once for each micro-batch, and would gather its parameters each time.
         # Torch's own choice else: all but the root, whose backward pass comes at once.
         "reshard_after_forward": False if options.pp > 1 else None,
-        "ignored_params": {parameter for parameter in model.parameters() if not parameter.dim()} or None,
+        # It takes none without dimensions or elements.
+        "ignored_params": {one for one in model.parameters() if not one.dim() or not one.numel()} or None,
         "offload_policy": CPUOffloadPolicy(pin_memory=is_gpu(setting.device))
         if options.offload == "cpu"
         else OffloadPolicy(),
     }
+    for one in model.parameters():
+        if not hasattr(one, "placements"):
+            one.data = one.data.contiguous()  # fully_shard takes no others, such as channels last
     for unit in units:
-        if not _shares_parameters(unit, model):
+        if is_called(unit) and not _shares_parameters(unit, model):
             policy = precision.policy(options.precision, is_root=False, is_last=False)
             fully_shard(unit, **arguments, mp_policy=policy)
     fully_shard(model, **arguments, mp_policy=precision.policy(options.precision, is_root=True, is_last=is_last))
@@ -213,6 +224,11 @@ def _silence_remarks(units: Iterable[nn.Module]) -> None:
 def _is_worth_saying(record: logging.LogRecord) -> bool:
     """Not that the norm of the gradients, a number for each, is reduced over one dimension of the mesh after the other."""
     return not (str(record.msg).startswith("While redistributing") and "_NormPartial" in record.getMessage())
+
+
+def is_called(unit: nn.Module) -> bool:
+    """Whether a unit can be called, so that its parameters are gathered in time: lists of modules or parameters are not."""
+    return type(unit).forward is not nn.Module.forward
 
 
 def _shares_parameters(unit: nn.Module, model: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from runner.errors import RunnerError
 from runner.parallel import Setting
+from runner.parallel.bearing import borne_by
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import degree
 from runner.parallel.task import Task
@@ -42,13 +43,14 @@ def wrap(model: nn.Module, task: Task, setting: Setting) -> tuple[DistributedDat
     """DDP around a model, which compresses the gradients as the options say; and a check that it has exchanged all of them."""
     group = setting.mesh.get_group("data")
     # The ranks' models are equal by now: init_sync would send rank 0's once more.
-    wrapped = DistributedDataParallel(
-        model,
-        process_group=group,
-        gradient_as_bucket_view=True,
-        init_sync=False,
-        find_unused_parameters=task.find_unused_parameters,
-    )
+    with borne_by(f"--strategy {setting.options.strategy}"):
+        wrapped = DistributedDataParallel(
+            model,
+            process_group=group,
+            gradient_as_bucket_view=True,
+            init_sync=False,
+            find_unused_parameters=task.find_unused_parameters,
+        )
     if setting.options.comm_hook != "none":
         wrapped.register_comm_hook(*_hook(setting.options.comm_hook, group))
     return wrapped, functools.partial(_check_finished, wrapped, model)

@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 from runner.comm.gpu import is_gpu
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel.alike import check_digests, check_outline, digest_of
+from runner.parallel.bearing import check_shapes
 from runner.parallel.stages import PassedOn
 from runner.parallel.state import copy_part
 from runner.parallel.tied import shared_parameters
@@ -139,9 +140,12 @@ class Task:
     def outline(self, dtype: torch.dtype) -> nn.Module:
         """The model where it is, or a factory's on ``meta``, where it takes no memory: divide it, then ``fill`` it."""
         if isinstance(self.model, nn.Module):
+            check_shapes(self.model)
             return _cast(self.model, dtype)
         with torch.device("meta"):
-            return _cast(self.model(), dtype)
+            made = _cast(self.model(), dtype)
+        check_shapes(made)
+        return made
 
     @raised_on_all_ranks()
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel import precision
 from runner.parallel.alike import broadcast, check_digests, digest_of
+from runner.parallel.bearing import NOT_ABOUT_THE_MODEL, described
 from runner.parallel.gradients import clip_gradients
 from runner.parallel.options import ParallelOptions
 from runner.parallel.state import NO_COPIES, State, copy_part, load_state, shapes_of, state_of, whole_of
@@ -65,7 +66,7 @@ class Trainer:
         self.task, self.model, self.optimizer, self.options = task, model, optimizer, options
         self._wrapped, self._no_sync, self._finished = wrapped or model, no_sync, finished
         precision.check(model, options.precision)
-        self._device = next(model.parameters()).device.type
+        self._device, self._has_stepped = next(model.parameters()).device.type, False
         self.scaler = precision.scaler(options.precision, self._device)
 
     def step(self, inputs: Tensor, targets: Tensor, check: Callable[[Tensor], None] | None = None) -> Tensor:
@@ -117,13 +118,33 @@ class Trainer:
         if self.options.clip_norm is not None:
             copies = [parameter for name, parameter in self.model.named_parameters() if name in self.copies]
             clip_gradients(self.model.parameters(), self.options.clip_norm, self.pipeline, copies)
-        with closures_refused(self.optimizer):
+        with self._first_step_told(), closures_refused(self.optimizer):
             if self.scaler is None:
                 self.optimizer.step()
             else:
                 self.scaler.step(self.optimizer)
         if self.scaler is not None:
             self.scaler.update()
+        self._has_stepped = True
+
+    @contextmanager
+    def _first_step_told(self) -> Iterator[None]:
+        """A step of the optimizer, which refuses in its first one what it cannot train.
+
+        Raises:
+            UsageError: it has done so.
+        """
+        try:
+            yield
+        except NOT_ABOUT_THE_MODEL:
+            raise
+        except Exception as error:
+            if self._has_stepped:
+                raise
+            raise UsageError(
+                f"{type(self.optimizer).__name__} cannot step these parameters ({described(error)})",
+                fix="take another optimizer",
+            ) from error
 
     def _agree_on_overflow(self, scaler: torch.amp.GradScaler) -> None:
         """Let a step that overflows in one part of the model be left out for all of it."""

@@ -6,6 +6,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
 from runner.parallel import Setting
+from runner.parallel.bearing import borne_by
 from runner.parallel.ddp import wrap
 from runner.parallel.layers import prepare
 from runner.parallel.state import State, load_state, merged, restricted, state_of
@@ -44,9 +45,10 @@ def zero1(task: Task, setting: Setting) -> Trainer:
     prepare(model, task.plan.units(model), setting.options)
     wrapped, finished = wrap(model, task, setting)
     made = task.make_optimizer(model.parameters())  # has no state yet; its groups have all options
-    optimizer = ZeroRedundancyOptimizer(
-        made.param_groups, optimizer_class=type(made), process_group=setting.mesh.get_group("data")
-    )
+    with borne_by("--strategy zero1"):
+        optimizer = ZeroRedundancyOptimizer(
+            made.param_groups, optimizer_class=type(made), process_group=setting.mesh.get_group("data")
+        )
     return ZeroTrainer(
         task, model, optimizer, setting.options, wrapped=wrapped, no_sync=wrapped.no_sync, finished=finished
     )

@@ -44,7 +44,8 @@ def outcome(run: Run, case: Case, strategy: str) -> tuple[str, str]:
         return REFUSED, str(error)
     except Exception as error:
         return FAILS, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-    return (TRAINS if deviation < 1e-6 else FAILS), f"{deviation:.0e} off"
+    limit = 0.05 if case.optimizer == "Muon" else 1e-6  # Muon computes in bfloat16
+    return (TRAINS if deviation < limit else FAILS), f"{deviation:.0e} off"
 
 
 def _deviation(run: Run, case: Case, options: ParallelOptions) -> float:
@@ -52,11 +53,11 @@ def _deviation(run: Run, case: Case, options: ParallelOptions) -> float:
     task = task_of(case)
     alone = replace(task_of(case), train_data=task.train_data)
     trainer = make_trainer(task, run.setting("float64", options))
-    expected = _trained_alone(alone)
     inputs, targets = (tensor.double() if tensor.is_floating_point() else tensor for tensor in task.train_data[:])  # type: ignore[index]  # a TensorDataset
     own = slice(run.rank, SAMPLES, run.size)
     for _ in range(STEPS):
         trainer.step(inputs[own], targets[own])
+    expected = _trained_alone(alone)
     state = {name: whole_of(one.detach()) for name, one in trainer.model.named_parameters()}
     differences = [_difference(state[name], one) for name, one in expected.items() if one.numel()]
     trainer.load(copy.deepcopy(trainer.state()))

@@ -1,0 +1,37 @@
+"""Every family of layers and every optimizer of torch trains under each strategy as in one process, or is refused in one line."""
+
+from __future__ import annotations
+
+import json
+
+from tests.launching import ROOT, ok
+from tests.sweep.cases import CASES
+from tests.turns import Turns
+
+SPARSE = "layer gives sparse gradients, which a divided model cannot exchange"
+LAZY = "layer.weight has no shape yet, as lazy modules get theirs in their first call; call the model once on a sample"
+CANNOT = "the optimizer cannot step parameters that are divided among ranks (RuntimeError: "
+REFUSED = {
+    ("sparse embedding", "fsdp"): SPARSE,
+    (
+        "integer",
+        "zero1",
+    ): "--strategy zero1 does not bear this model (ValueError: ZeroRedundancyOptimizer only supports",
+    ("lazy", "ddp"): LAZY,
+    ("lazy", "fsdp"): LAZY,
+    ("Adafactor", "fsdp"): CANNOT,
+    ("Rprop", "fsdp"): CANNOT,
+    ("SparseAdam", "ddp"): "SparseAdam cannot step these parameters (RuntimeError: SparseAdam does not support dense",
+    ("LBFGS", "fsdp"): "LBFGS ",
+}
+
+
+def test_each_trains_rightly_or_is_refused_in_one_line(turns: Turns) -> None:
+    done = ok(turns(2, "tests.sweep.train", cwd=ROOT, timeout=600))
+    lines = [json.loads(line.removeprefix("case ")) for line in done.stdout.splitlines() if line.startswith("case ")]
+    assert {line["case"] for line in lines} == {*CASES}
+    assert [line for line in lines if line["what"] == "FAILS"] == []
+    found = {(line["case"], line["where"]): line["detail"] for line in lines if line["what"] == "refused"}
+    assert {one: text for one, text in REFUSED.items() if text not in found.get(one, "")} == {}
+    assert ("number", "fsdp") not in found
+    assert all("\n" not in text for text in found.values())
