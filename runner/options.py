@@ -207,10 +207,10 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
         "--hang-timeout",
         type=seconds,
         metavar="SECONDS",
-        help="end the job if a workload finishes no training step and no evaluation batch for this long (default: "
-        f"{HANG_TIMEOUT:.0f}), or a script is in one collective for this long (default: no limit), and show where each rank is; "
-        "saving, and a collective outside of the training, may take five sixths of --collective-timeout (25 minutes), or this long if "
-        "that is more",
+        help="end the job if a workload finishes no micro-batch and no evaluation batch for this long (default: "
+        f"{HANG_TIMEOUT:.0f}), or a script is in one call of torch.distributed for this long (default: no limit), and show where each "
+        "rank is; what comes first, and the hooks of a step, may take five times as long; saving, an epoch's hooks, and a collective "
+        "outside of the training, may take five sixths of --collective-timeout (25 minutes), or this long if that is more",
     )
     group.add_argument(
         "--collective-timeout",

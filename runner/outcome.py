@@ -146,6 +146,8 @@ def guard_watched(context: LaunchContext, request: Request) -> Watched:
         hang_after=hang_after,
         save_within=save_within,
         in_collective=max(hang_after, save_within) if request.may_be_workload else request.hang_timeout or 0.0,
+        in_call=hang_after if request.may_be_workload else request.hang_timeout or 0.0,
+        trains=request.may_be_workload,
         launcher=lambda: launcher_of(context),
         is_middle=context.rank.value == 0 and context.size.value > 1,
         log_folder=request.log_folder,

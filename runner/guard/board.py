@@ -10,13 +10,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-PHASES = ("starting", "standby", "training", "evaluating", "saving", "done")
+# warm-up: of a training or evaluation, what may take long where it comes first: starting to read data, compiling, connecting.
+PHASES = ("starting", "standby", "training", "evaluating", "saving", "done", "warm-up", "step hook", "epoch hook")
 
 _FORM = struct.Struct("=dqqqqqddd")  # of Progress
 MOST_ENDED = 8  # ranks that are named
 _ENDED = struct.Struct(f"={1 + MOST_ENDED}q")  # their number, then the ranks
 _LOCKS = struct.Struct("16384s")  # their paths as JSON, with zeros behind
 _SHARE = 0.1  # of the last step in the mean of the step times
+_EVERY = 20  # steps
+_TIMED = ("training", "step hook")  # the phases whose time is that of steps
+_WITHIN_INTERVAL = (*_TIMED, "warm-up")
 
 
 class Progress(NamedTuple):
@@ -49,6 +53,8 @@ class Board:
         self.process = 0  # the worker's
         self.began = time.monotonic()  # when the job did, also where this worker has taken another's place
         self._last = Progress()
+        self._every = _EVERY
+        self._start_interval()
         self._write(self._last)
 
     def step(
@@ -61,16 +67,39 @@ class Board:
             own: seconds of it in which this rank waited for no other, if they are known.
         """
         now, last = time.monotonic(), self._last
-        mean = last.step_seconds
-        if last.phase == "training" and step > last.step > 0:
-            mean = _averaged(mean, (now - last.at) / (step - last.step))
+        if last.phase in _TIMED and step > last.step > 0:
+            self._seconds += now - last.at
+            self._steps += step - last.step
+        if own is not None:
+            self._own.append(own)
         known = last.loss if loss is None else loss
-        mean_own = last.own_seconds if own is None else _averaged(last.own_seconds, own)
-        self._write(Progress(now, "training", step, steps, epoch, epochs, known, mean, mean_own))
+        self._write(Progress(now, "training", step, steps, epoch, epochs, known, last.step_seconds, last.own_seconds))
+        if self._steps >= self._every:
+            self.complete()
+
+    def complete(self) -> None:
+        """All steps so far are done, on the device too: the time since the last call is that of so many steps.
+
+        A GPU's step returns when it is launched, so that the host's time of one step says nothing.
+        """
+        self._pass()
+        last, steps = self._last, self._steps
+        if steps:
+            mean = _averaged(last.step_seconds, self._seconds / steps, steps)
+            own = _averaged(last.own_seconds, sum(self._own) / len(self._own), steps) if self._own else last.own_seconds
+            self._write(last._replace(step_seconds=mean, own_seconds=own))
+        self._start_interval()
+
+    def go_on(self) -> None:
+        """Something within a step is done, such as a micro-batch."""
+        self._pass()
 
     def enter(self, phase: str) -> None:
         """Another phase begins, or goes on: a batch of an evaluation is done."""
-        self._write(self._last._replace(at=time.monotonic(), phase=phase))
+        if phase not in _WITHIN_INTERVAL and self._last.phase in _WITHIN_INTERVAL:
+            self.complete()  # the metrics were gathered before, which waits for the device
+        self._pass()
+        self._write(self._last._replace(phase=phase))
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -93,11 +122,16 @@ class Board:
             self._write(before)
 
     @contextmanager
-    def training(self) -> Iterator[None]:
-        """A training that ends in this context, or fails: not by leaving the program."""
-        self.enter("training")
+    def training(self, every: int = _EVERY) -> Iterator[Board]:
+        """A training that ends in this context, or fails: not by leaving the program.
+
+        Args:
+            every: steps after which the time that they took is known, if ``complete()`` has not been called before.
+        """
+        self._every = every
+        self.enter("warm-up")
         try:
-            yield
+            yield self
         except Exception:  # any error; not SystemExit, by which a rank leaves early
             self.enter("done")
             raise
@@ -135,10 +169,21 @@ class Board:
             return []
         return found
 
+    def _pass(self) -> None:
+        """Note that the worker has come as far as this, and count the time of steps."""
+        now, last = time.monotonic(), self._last
+        if last.phase in _TIMED:
+            self._seconds += now - last.at
+        self._write(last._replace(at=now))
+
+    def _start_interval(self) -> None:
+        self._seconds, self._steps, self._own = 0.0, 0, list[float]()
+
     def _write(self, new: Progress) -> None:
         self._last = new
         _FORM.pack_into(self._memory, 0, new.at, PHASES.index(new.phase), *new[2:])
 
 
-def _averaged(mean: float, new: float) -> float:
-    return mean + _SHARE * (new - mean) if mean else new
+def _averaged(mean: float, new: float, steps: int) -> float:
+    """The moving average after so many steps that took ``new`` on average."""
+    return new + (1 - _SHARE) ** steps * (mean - new) if mean else new

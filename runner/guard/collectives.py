@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
+from runner.guard.place import Inside
 from runner.rendezvous.topology import ranks_text
 
 _WITHIN = 2.0  # seconds for an answer
@@ -33,6 +34,14 @@ class Call:
     is_over: bool = True
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a worker says when it is asked."""
+
+    calls: list[Call]
+    inside: int  # of what call of torch.distributed the main thread is in: another number for each; 0: in none
+
+
 def answer(asked: int, file: IO[Any], calls: Callable[[], list[Call]]) -> None:
     """Called in the worker: from now on its calls can be taken.
 
@@ -42,13 +51,15 @@ def answer(asked: int, file: IO[Any], calls: Callable[[], list[Call]]) -> None:
     """
 
     own = _identity(asked), _identity(file.fileno())
+    inside = Inside()
 
     def work() -> None:
         while os.read(asked, 16):
             try:
-                text = json.dumps([asdict(call) for call in calls()])
+                found = [asdict(call) for call in calls()]
             except Exception:  # of torch's inner parts, which may change: the report goes without
-                text = "[]"
+                found = []
+            text = json.dumps({"calls": found, "inside": inside.look()})
             if own != (_identity(asked), _identity(file.fileno())):
                 return  # the program has closed all files, and may have others by these numbers
             os.ftruncate(file.fileno(), 0)
@@ -80,21 +91,24 @@ class Requests:
         with contextlib.suppress(OSError):
             os.write(self.pipe, b"?")
 
-    def answered(self) -> list[Call] | None:
-        """The worker's calls; None if it has not answered yet."""
+    def answered(self) -> Answer | None:
+        """The worker's answer; None if there is none yet."""
         text = _content(self.file)
+        if not text.endswith(b"\n"):
+            return None
         try:
-            return [Call(**call) for call in json.loads(text)] if text.endswith(b"\n") else None
+            said = json.loads(text)
         except ValueError:  # it is torn
             return None
+        return Answer([Call(**call) for call in said["calls"]], said["inside"])
 
     def take(self) -> list[Call]:
         """Ask, and wait for the answer."""
         self.ask()
         end = time.monotonic() + _WITHIN
-        while (calls := self.answered()) is None and time.monotonic() < end:
+        while (said := self.answered()) is None and time.monotonic() < end:
             time.sleep(0.02)
-        return calls or []
+        return said.calls if said else []
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from runner.guard import collectives, stacks
-from runner.guard.board import Board
+from runner.guard.board import Board, Progress
 from runner.guard.collectives import Call
 from runner.guard.messages import Message, Reason, Show, Stacks
 from runner.guard.peers import Peers
@@ -22,11 +22,39 @@ _HOSTS = 3  # that are named per place
 _ASKING = 10.0  # seconds between two questions about collectives, or a twentieth of what is allowed in one
 _FRAMES = 12  # of a stack, in the report
 _BETWEEN = 0.9  # seconds between two looks at least
+# What comes first in a training or an evaluation may take so many times as long as what follows: it may compile and connect.
+_SEVERAL = 5
+_TOLD = (
+    4  # of the time that a step may take, the share after which the other guards are told that a worker takes longer
+)
+_AS_A_SAVE = ("saving", "epoch hook")  # phases that may take as long as a checkpoint
+_WHILE = {"saving": ", while it saves", "step hook": ", in a hook", "epoch hook": ", in a hook"}
+_CONNECTING = (
+    "if the ranks cannot connect: see that NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names an interface that reaches the other hosts, that "
+    "no firewall is between them, and that InfiniBand works (NCCL_IB_DISABLE=1 does without it); NCCL_DEBUG=INFO shows more"
+)
 _LONGEST = 3.0  # seconds that count between two looks: a job that was suspended has not hung
 
 
+class _Clock:
+    """Seconds in which a mark has not changed."""
+
+    def __init__(self) -> None:
+        self._mark: object = None  # None: nothing is waited for
+        self.seconds = 0.0
+
+    def see(self, mark: object, passed: float) -> None:
+        """The mark now, so many seconds after the last look."""
+        self.seconds = self.seconds + passed if mark is not None and mark == self._mark else 0.0
+        self._mark = mark
+
+
 class Patience:
-    """Whether a worker still makes progress. Asked at least once per second."""
+    """Whether a worker still makes progress. Asked at least once per second.
+
+    In a training and its evaluations progress is what the worker reports. Before and after, it is asked in which call of
+    torch.distributed it is: what it does by itself there, such as preparing data, may take any time.
+    """
 
     def __init__(
         self,
@@ -36,6 +64,9 @@ class Patience:
         save_within: float = 0.0,
         in_collective: float = 0.0,
         requests: collectives.Requests | None = None,
+        *,
+        in_call: float = 0.0,
+        trains: bool = True,
     ) -> None:
         """Begin to watch.
 
@@ -44,15 +75,22 @@ class Patience:
             save_within: seconds in which a checkpoint is written, or ``hang_after`` if that is more.
             in_collective: seconds in one collective where no steps are reported, as outside of a training; 0 for any number.
             requests: by which the worker is asked in which collectives it waits.
+            in_call: seconds in one call of torch.distributed, such as making a process group, while no rank is outside of one; 0
+                for any number.
+            trains: the program may be a workload, which reports its training.
         """
         self._worker, self._board, self._hang_after, self._save_within = worker, board, hang_after, save_within
-        self._in_collective, self._requests = in_collective, requests
+        self._in_collective, self._in_call, self._requests = in_collective, in_call, requests
+        self._busy_after = hang_after / _TOLD if trains else 0.0
         self._looked = self._looked_at_process = self._asked = time.monotonic()
-        self._mark: object = None  # changes with every progress; None: no progress is expected
         self._waiting: tuple[Call, ...] | None = None  # the collectives that the worker waits in
+        self._call: object = None  # of torch.distributed, in which it is
         self._is_asked, self._is_known = False, True  # whether it is to answer, and whether where it waits is known
-        self._idle, self._unknown, self._stopped = 0.0, 0.0, 0  # unknown: seconds since the mark was known
+        self._progress, self._collective, self._in = _Clock(), _Clock(), _Clock()
+        self._unknown, self._outside, self._stopped = 0.0, 0.0, 0  # unknown: seconds since where it waits was known
         self.watched = 0.0  # seconds since the beginning, without those in which the job was suspended
+        self.is_busy = False  # it does what may take longer than a step, and has done so for a while
+        self.others_are_busy = False  # a rank is, for which this one may wait
 
     @property
     def is_stopped(self) -> bool:
@@ -64,45 +102,82 @@ class Patience:
         now, progress = time.monotonic(), self._board.read()
         passed, self._looked = min(now - self._looked, _LONGEST), now
         self.watched += passed
-        allowed = self._allowed(progress.phase)
-        mark = progress.at if allowed else self._collectives(now) if has_met else None
-        self._unknown += passed
-        if allowed or self._is_known:  # else it counts when the worker has answered
-            self._idle = self._idle + self._unknown if mark is not None and mark == self._mark else 0.0
-            self._mark, self._unknown = mark, 0.0
         if now - self._looked_at_process >= _BETWEEN:
             self._looked_at_process = now
             self._stopped = self._stopped + 1 if _is_stopped(self._worker) else 0
+        allowed = self._allowed(progress.phase)
+        self._progress.see(self._mark(progress, allowed), passed)
+        if allowed:
+            self._outside = 0.0
+        else:
+            self._see_calls(now, passed, may_wait=has_met and progress.phase != "standby")
+        busy = self._progress.seconds if allowed > self._hang_after else self._outside
+        self.is_busy = bool(self._busy_after) and busy > self._busy_after
         if self._stopped >= _STOPPED:
             return Reason(f"stopped by a signal (SIGSTOP) for {_STOPPED} s", is_stopped=True)
-        if mark is not None and self._idle > (limit := allowed or self._in_collective):
-            where = f"after step {progress.step}" if progress.step else "before the first step"
-            saving = ", while it saves" if progress.phase == "saving" else ""
-            is_by_collective = limit == self._save_within and limit > self._hang_after
+        return self._lost_in_training(progress, allowed) if allowed else self._lost_elsewhere()
+
+    def _mark(self, progress: Progress, allowed: float) -> object:
+        """What changes with every progress; None where none is expected."""
+        is_waiting = self.others_are_busy and allowed == self._hang_after  # for a rank that is busy
+        return progress.at if allowed and not is_waiting else None
+
+    def _lost_in_training(self, progress: Progress, allowed: float) -> Reason | None:
+        if self._progress.seconds <= allowed:
+            return None
+        where = f"after step {progress.step}" if progress.step else "before the first step"
+        is_by_collective = progress.phase in _AS_A_SAVE and allowed == self._save_within
+        return Reason(
+            f"no progress for {allowed:.0f} s, {where}{_WHILE.get(progress.phase, '')}",
+            option="--collective-timeout" if is_by_collective else Reason.option,
+        )
+
+    def _lost_elsewhere(self) -> Reason | None:
+        if self._in_collective and self._collective.seconds > self._in_collective:
+            is_by_collective = self._in_collective == self._save_within and self._in_collective > self._hang_after
             return Reason(
-                f"no progress for {limit:.0f} s, {where + saving if allowed else 'in a collective'}",
+                f"no progress for {self._in_collective:.0f} s, in a collective",
                 option="--collective-timeout" if is_by_collective else Reason.option,
             )
+        if self._in_call and self._in.seconds > self._in_call:
+            where = "in a collective" if self._waiting else "in torch.distributed, but in no collective"
+            return Reason(f"no progress for {self._in_call:.0f} s, {where}", is_connecting=not self._waiting)
         return None
 
-    def _collectives(self, now: float) -> tuple[Call, ...] | None:
-        """The collectives in which the worker waits, as far as it has answered; None if there are none."""
-        if self._requests is None or not self._in_collective:
-            return None
-        if (calls := self._requests.answered()) is not None:
-            self._waiting = tuple(call for call in calls if not call.is_over) or None
+    def _see_calls(self, now: float, passed: float, *, may_wait: bool) -> None:
+        """Take the time that the worker has been in its calls of torch.distributed, as far as it has answered, or outside of them."""
+        self._unknown += passed
+        if may_wait:
+            self._ask(now)
+        else:
+            self._waiting, self._call, self._is_known = None, None, True
+        if self._is_known:  # else it counts when the worker has answered
+            self._collective.see(self._waiting, self._unknown)
+            self._in.see(None if self.others_are_busy else self._call, self._unknown)
+            self._unknown = 0.0
+        self._outside = self._outside + passed if may_wait and self._call is None else 0.0
+
+    def _ask(self, now: float) -> None:
+        """Ask the worker from time to time where it is, and take its answer."""
+        if self._requests is None or not (self._in_collective or self._in_call):
+            return
+        if (answer := self._requests.answered()) is not None:
+            self._waiting = tuple(call for call in answer.calls if not call.is_over) or None
+            self._call = (answer.inside, answer.calls) if answer.inside else None
             self._is_asked = False
         self._is_known = not self._is_asked
-        if not self._is_asked and now - self._asked > min(_ASKING, self._in_collective / 20):
+        least = min(limit for limit in (self._in_collective, self._in_call) if limit)
+        if not self._is_asked and now - self._asked > min(_ASKING, least / 20):
             self._requests.ask()
             self._asked, self._is_asked = now, True
-        return self._waiting
 
     def _allowed(self, phase: str) -> float:
         """Seconds without progress that this phase may have, 0 for any number."""
-        if phase in ("training", "evaluating"):
-            return self._hang_after
-        return max(self._hang_after, self._save_within) if phase == "saving" and self._hang_after else 0.0
+        usual, several = self._hang_after, _SEVERAL * self._hang_after
+        saving = self._save_within if usual else 0.0
+        limits = {"training": usual, "evaluating": usual, "saving": max(usual, saving)}
+        limits |= {"warm-up": several, "step hook": several, "epoch hook": max(several, saving)}
+        return limits.get(phase, 0.0)
 
 
 class Hang:
@@ -150,7 +225,8 @@ class Hang:
         is_slow = not self.silent and not any(reason.is_stopped for reason in self.reasons.values())
         option = next((reason.option for reason in self.reasons.values()), Reason.option)
         slow = f"if it is only slow, allow more with {option}" if is_slow else ""
-        return "; ".join(filter(None, (slow, how_to_resume)))
+        connecting = _CONNECTING if any(reason.is_connecting for reason in self.reasons.values()) else ""
+        return "; ".join(filter(None, (slow, connecting, how_to_resume)))
 
     def waits(self) -> bool:
         """Whether a guard whose worker has hung, and ended, is to stay until that is reported."""

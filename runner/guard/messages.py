@@ -89,12 +89,29 @@ class Done:
 
 
 @dataclass(frozen=True)
+class Busy(ToMiddle):
+    """The rank's worker does something for which it may take longer than for a step, such as a hook; or no longer."""
+
+    attempt: int
+    is_busy: bool
+
+
+@dataclass(frozen=True)
+class Patient:
+    """Rank 0's guard: some rank is busy, so those that wait for it have not hung; or none is any more."""
+
+    attempt: int
+    is_needed: bool
+
+
+@dataclass(frozen=True)
 class Reason(ToMiddle):
     """Why the rank's worker counts as hung."""
 
     text: str
     is_stopped: bool = False  # by a signal, wherever it was
     option: str = "--hang-timeout"  # that allows more
+    is_connecting: bool = False  # in no collective: a process group or a connection may be in the making
     attempt: int = 0  # how often the ranks had been started again
 
 
@@ -122,7 +139,22 @@ class Hung:
 
 
 Message: TypeAlias = (
-    Alive | Left | Gone | Apart | Host | State | Failed | Ends | Returned | Done | Reason | Show | Stacks | Hung
+    Alive
+    | Left
+    | Gone
+    | Apart
+    | Host
+    | State
+    | Failed
+    | Ends
+    | Returned
+    | Done
+    | Busy
+    | Patient
+    | Reason
+    | Show
+    | Stacks
+    | Hung
 )
 
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
@@ -133,7 +165,7 @@ def attempt_of(message: Message) -> int | None:
     match message:
         case Hung(failure):
             return failure.attempt
-        case Failed() | Returned() | Done() | Reason() | Show() | Stacks():
+        case Failed() | Returned() | Done() | Busy() | Patient() | Reason() | Show() | Stacks():
             return message.attempt
     return None
 

@@ -34,6 +34,8 @@ class Watched:
     hang_after: float = 0.0  # seconds without progress; 0: forever
     save_within: float = 0.0  # seconds in which a checkpoint is written, or hang_after if that is more
     in_collective: float = 0.0  # seconds in one collective where no steps are reported; 0: forever
+    in_call: float = 0.0  # seconds in one call of torch.distributed where no steps are reported and no rank prepares anything; 0: forever
+    trains: bool = False  # whether the target may be a workload, which reports its training
     launcher: Callable[[], int] = lambda: 0  # the id of the process whose end also ends the ranks, 0 for none
     is_middle: bool = False  # of the line between the guards
     log_folder: Path | None = None  # where the rank's state and output are written

@@ -19,7 +19,7 @@ from runner.guard.files import Files
 from runner.guard.gpu import Gpu
 from runner.guard.hang import Hang, Patience
 from runner.guard.line import Address
-from runner.guard.messages import Apart, Done, Ends, Failed, Gone, Host, Hung, Message, Returned, State
+from runner.guard.messages import Apart, Busy, Done, Ends, Failed, Gone, Host, Hung, Message, Patient, Returned, State
 from runner.guard.notice import Notice
 from runner.guard.nursery import Child, Lifeline, Nursery
 from runner.guard.others import Others
@@ -76,8 +76,18 @@ class Guard:
         if self._states:
             self._states.begin(child)
         requests = Requests(child.requests, child.answers)
-        limits = self._watched.hang_after, self._watched.save_within, self._watched.in_collective
-        self._patience = Patience(child.process, child.board, *limits, requests if words.size > 1 else None)
+        watched = self._watched
+        self._patience = Patience(
+            child.process,
+            child.board,
+            watched.hang_after,
+            watched.save_within,
+            watched.in_collective,
+            requests if words.size > 1 else None,
+            in_call=watched.in_call,
+            trains=watched.trains,
+        )
+        self._busy = set[int]()  # the ranks that are, as rank 0's guard knows them; on others only whether this one is
         calls = requests.take if words.size > 1 else list
         self._hang = Hang(child.process, child.stacks, words.rank, words.size, calls, self.restarts.attempt)
         self._report.start_again()
@@ -108,6 +118,7 @@ class Guard:
             self._events.wait(worker.left(_ROUND), *([] if worker.is_silent else [worker.messages]))
         self._receive_from_worker()  # its last words
         worker.has_ended = self._hang.has_ended = True
+        self._note_busy(self._words.rank, is_busy=False)
         worker.group.end_if_empty(worker.process)
         self._remove_locks(worker)
         code, what, fix = worker.outcome(status, self._signals.passed_on, self._words)
@@ -272,6 +283,10 @@ class Guard:
                 self._hang.is_reported = True
                 self._end_hung()
                 self._note(message.failure)
+            case Busy():
+                self._note_busy(rank, is_busy=message.is_busy)
+            case Patient():
+                self._patience.others_are_busy = message.is_needed
             case Ends():
                 self._others.end(rank, message)
             case Host():
@@ -315,7 +330,8 @@ class Guard:
                 named = f"rank {rank} on host {host}" if host else f"rank {rank}"
                 self._console.say(f"{named} is gone: {gone}; so this rank ends too", last=True)
             # The training loop only notes SIGTERM, to save with all ranks: they are no longer there.
-            signals = [] if worker.board.read().phase in ("training", "evaluating") else [signal.SIGTERM]
+            progress = worker.board.read()
+            signals = [] if progress.is_in_training and progress.phase != "saving" else [signal.SIGTERM]
             worker.end(EXIT_FAILURE, 0.0 if restarts.is_possible else _AFTER_ANOTHER, *signals)
 
     def _look(self) -> Lifeline | None:
@@ -326,11 +342,13 @@ class Guard:
         has_met = worker.rendezvous_at is not None
         if has_met:
             self._signals.give_notice_when_due(worker)
-        if not self._hang.is_own and (reason := self._patience.lost(has_met=has_met)):
+        reason = None if self._hang.is_own else self._patience.lost(has_met=has_met)
+        if reason:
             reason = self._hang.begin(reason)
             self._is_lost_early = not has_met
             if not self._peers.is_middle:
                 self._peers.tell(reason)
+        self._note_busy(self._words.rank, is_busy=self._patience.is_busy and not self._hang.is_own)
         self._look_for_a_hang()
         self._look_for_a_slow_start()
         if worker.has_started and not has_met and self._words.size > 1:
@@ -340,6 +358,18 @@ class Guard:
         if worker.board.read().step == 0 and time.monotonic() - worker.rendezvous_at < _SPARE_AFTER:
             return None
         return self._nursery.keep_spare((*self._events.own_ends, *worker.own_ends))
+
+    def _note_busy(self, rank: int, *, is_busy: bool) -> None:
+        """A worker does what may take longer than a step, or no longer; told where that is new."""
+        if is_busy == (rank in self._busy):
+            return
+        attempt, were_busy = self.restarts.attempt, bool(self._busy)
+        self._busy ^= {rank}
+        if not self._peers.is_middle:
+            self._peers.tell(Busy(attempt, is_busy))
+        elif were_busy != bool(self._busy):
+            self._patience.others_are_busy = not were_busy
+            self._peers.tell(Patient(attempt, not were_busy))
 
     def _look_for_a_slow_start(self) -> None:
         """Say where the worker is that does not look for the other ranks: they know only that it is absent."""

@@ -46,6 +46,26 @@ _DTYPES = (
 )
 
 
+class _Stage(PipelineStage):
+    """Torch's, which tells when a micro-batch has gone through it."""
+
+    def __init__(self, *arguments: Any, trainer: Trainer, **more: Any) -> None:
+        """``trainer``: whose ``go_on()`` is called."""
+        super().__init__(*arguments, **more)
+        self._trainer = trainer
+
+    def forward_one_chunk(self, *arguments: Any, **more: Any) -> Any:
+        """As in the base class."""
+        outputs = super().forward_one_chunk(*arguments, **more)
+        self._trainer.go_on()
+        return outputs
+
+    def backward_one_chunk(self, *arguments: Any, **more: Any) -> None:
+        """As in the base class."""
+        super().backward_one_chunk(*arguments, **more)
+        self._trainer.go_on()
+
+
 class PipelineTrainer(DividedTrainer):
     """Trains this rank's stages.
 
@@ -78,7 +98,7 @@ class PipelineTrainer(DividedTrainer):
         options = setting.options
         kind: Any = get_schedule_class(SCHEDULES[options.schedule].name)
         self.pipeline_stages = [
-            PipelineStage(part, number, len(owners), setting.device, group=self.pipeline)
+            _Stage(part, number, len(owners), setting.device, group=self.pipeline, trainer=self)
             for number, part in stages.items()
         ]
         is_multi = issubclass(kind, PipelineScheduleMulti)

@@ -34,12 +34,14 @@ class Trainer:
             have the same state, and rank 0 does.
         period: steps from one average of the replicas to the next; between them they differ, if it is more than one.
         copies: the names of copies of parameters that another pipeline stage has, with the names there; of the whole model.
+        go_on: called when a micro-batch is done, or a part of it.
         ready: when this rank had done of the last step what needs no other one (time.perf_counter()); None if it is not known.
     """
 
     is_sharded = False
     period = 1
     copies: Mapping[str, str] = NO_COPIES
+    go_on: Callable[[], None] = staticmethod(lambda: None)
     ready: float | None = None
     pipeline: dist.ProcessGroup | None = None  # the ranks that have the model's other stages, if any
     replicas: dist.ProcessGroup | None = None  # the ranks that have the same buffers; None: all
@@ -99,6 +101,7 @@ class Trainer:
                 self.ready = time.perf_counter()
                 torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
             losses.append(whole_of(loss.detach()))
+            self.go_on()
         return torch.stack(losses).sum()
 
     def settle_gradients(self) -> None:

@@ -52,8 +52,13 @@ def _evaluate(run: Run, trainer: Trainer, options: TrainingOptions, is_over: Cal
     trainer.model.eval()
     dtype = getattr(torch, options.dtype)
     loss_sum, count, correct, classified, uncounted = 0.0, 0, 0, 0, 0
+    known = set[object]()  # shapes: the first batch of each may have the model compiled
+    run.job.board.enter("warm-up")
     for number, batch in enumerate(loader, 1):
         inputs, targets = to_device(*parts_of(batch), run.device, dtype)
+        if inputs.shape not in known:
+            known.add(inputs.shape)
+            run.job.board.enter("warm-up")
         outputs = trainer.outputs(inputs)
         run.job.board.enter("evaluating")
         loss_sum += task.mean_loss(outputs, targets).item() * len(targets)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -120,13 +121,15 @@ def _train(
     checkpoints.begin(saved, see_that_own)
     replicas = Replicas(run, trainer) if options.check_replicas else None
     state = State(trainer.model, trainer.optimizer, position)
+    trainer.go_on = run.job.board.go_on
     meter, pace = Meter(run, task, options.batch_size * run.data_size), Pace(run)
     last_step = _last_step(position, sampler.length, meter.global_batch, options)
     steps = profiled(run, options, last_step - position.step, meter.leave_out)
     check = functools.partial(_check_finite, run, trainer, position) if options.check_finite else None
     evaluation: Evaluation | None = None
     with ExitStack() as stack:
-        stack.enter_context(run.job.board.training())
+        # On a GPU a step is only launched: the metrics wait for the device.
+        board = stack.enter_context(run.job.board.training(1 if device.type == "cpu" else sys.maxsize))
         sinks = open_output(run, options, saved, checkpoints, stack)
         show = stack.enter_context(
             show_progress(visible=run.is_main, epochs=options.epochs, steps=last_step, done=position.step)
@@ -138,23 +141,32 @@ def _train(
             sampler.epoch, sampler.skip = position.epoch, position.samples
             meter.start()
             seed_random_numbers(options.seed, position.step, run.data_rank, device)  # for the loader's processes
+            shapes = set[
+                object
+            ]()  # of the batches since the last evaluation: what is new to a compiled model is compiled
+            board.enter("warm-up")
             batches = iter(loader)
             for left in steps(reversed(range(min(len(loader), last_step - position.step)))):
                 seed_random_numbers(options.seed, position.step, run.data_rank, device)
                 run.common_random.seed(f"{options.seed} {position.step}")
                 pace.begin()
                 inputs, targets = to_device(*parts_of(next(batches)), device, dtype)
+                if inputs.shape not in shapes:
+                    shapes.add(inputs.shape)
+                    board.enter("warm-up")
                 if task.schedule is not None:
                     _set_rate(trainer.optimizer, task.schedule(position.step))
                 loss = trainer.step(inputs, targets, check)
                 pace.end(trainer.ready)
                 position.step += 1
                 known = state.records[-1].loss if state.records else None
-                run.job.board.step(position.step, last_step, position.epoch + 1, options.epochs, known, pace.newest)
+                board.step(position.step, last_step, position.epoch + 1, options.epochs, known, pace.newest)
                 position.samples += meter.global_batch
                 meter.add(loss, position, float(trainer.optimizer.param_groups[0]["lr"]))
-                for hook in on_step:
-                    hook(state)
+                if on_step:
+                    with board.during("step hook"):
+                        for hook in on_step:
+                            hook(state)
                 show.step(position.epoch + 1, position.step, known)
                 if replicas and options.check_replicas and position.step % options.check_replicas == 0:
                     replicas.check(position.step)
@@ -162,6 +174,7 @@ def _train(
                     continue  # what follows is done below, after the evaluation
                 if len(meter) == options.logging.every:
                     state.records = log.write(meter.records(pace, preemption))
+                    board.complete()
                 wish = preemption.wish()
                 is_due = checkpoints.is_due(position) or wish.saves
                 # The metrics of a checkpoint must cover all steps up to it.
@@ -173,7 +186,7 @@ def _train(
                 if wish.reason:
                     end_early(run, checkpoints, position, wish.reason)
             records = meter.records(pace, preemption)
-            run.job.board.enter("evaluating")
+            board.enter("evaluating")
             # It may take longer than the time that is left.
             is_over = preemption.wish(now=True).reason is not None
             evaluation = None if is_over else evaluate(run, trainer, options, preemption.ends)
@@ -185,8 +198,9 @@ def _train(
             epoch_is_over = position.samples + meter.global_batch > sampler.length
             if epoch_is_over:
                 position.epoch, position.samples = position.epoch + 1, 0
-            for hook in on_epoch:
-                hook(state)
+            with board.during("epoch hook"):
+                for hook in on_epoch:
+                    hook(state)
             every = options.checkpoint.every_epochs
             is_due = bool(epoch_is_over and every and position.epoch % every == 0) or checkpoints.is_due(position)
             wish = preemption.wish(now=True)

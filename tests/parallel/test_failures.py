@@ -101,6 +101,20 @@ def test_a_workload_that_hangs_before_its_training_does_so_too() -> None:
     assert any(re.match(r"process group default_pg: rank 0 in collective .*missing: rank 1$", line) for line in more)
 
 
+def test_a_hang_before_the_first_collective_is_reported_with_its_usual_causes() -> None:
+    done = runner(2, "--backend", "gloo", "--hang-timeout", "8", "hangs_while_connecting", cwd=SCRIPTS, timeout=300)
+    assert done.returncode == 70, done.stderr
+    assert "runner: no progress for 8 s, in torch.distributed, but in no collective: rank 0 waiting in " in done.stderr
+    assert "rank 1 waiting in recv, called in wait (hangs_while_connecting.py:" in done.stderr
+    assert "if the ranks cannot connect: see that NCCL_SOCKET_IFNAME" in done.stderr
+
+
+def test_hooks_and_many_micro_batches_may_take_longer_than_a_step(tmp_path: Path) -> None:
+    job = ["--batch-size", "8", "--micro-batches", "4", "--epochs", "1", "--checkpoint-dir", str(tmp_path)]
+    done = ok(runner(2, "--hang-timeout", "7", "slow_between_steps", *job, cwd=SCRIPTS, timeout=300))
+    assert "done: 4 steps" in done.stdout
+
+
 def test_a_failure_in_a_workloads_own_code() -> None:
     done = runner(2, "fails_in_its_own_code", cwd=SCRIPTS, timeout=60)
     assert done.returncode == 1

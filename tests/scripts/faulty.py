@@ -65,6 +65,9 @@ FAULTS: dict[str, Callable[[], object]] = {
 }
 
 
+HANGS = ("SIGSTOP", "GIL", "sleep", "pause")  # in the next step: a hook may take longer than that
+
+
 def main(run: Run, argv: list[str]) -> None:
     parser = workload_parser(run, __doc__, data=("random",), epochs=1000000, lr=0.01)
     parser.add_argument("--fault", choices=["nothing", "nan", "bit", "fill", "loader", *FAULTS], default="nothing")
@@ -82,6 +85,13 @@ def main(run: Run, argv: list[str]) -> None:
     model = nn.Linear(8, 1)
     if given.late and run.rank == given.on:
         model.register_forward_pre_hook(lambda *_: time.sleep(given.late / 1000))
+    faults: list[Callable[[], object]] = []  # of the next step
+
+    def fail(*_: object) -> None:
+        while faults:
+            faults.pop()()
+
+    model.register_forward_pre_hook(fail)
     is_odd = given.fault == "loader" and run.rank == given.on
     task = Task(
         model=model,
@@ -103,7 +113,9 @@ def main(run: Run, argv: list[str]) -> None:
             draft = given.stamp.with_suffix(".new")
             draft.write_text(str(time.time()))
             draft.rename(given.stamp)
-        if given.fault in FAULTS:
+        if given.fault in HANGS:
+            faults.append(FAULTS[given.fault])
+        elif given.fault in FAULTS:
             FAULTS[given.fault]()
         elif given.fault == "fill":
             with suppress(OSError), open(options.checkpoint.folder / "filler", "wb", buffering=0) as filler:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import IO, Any, cast
 
@@ -13,9 +16,10 @@ import pytest
 
 from runner.guard import stacks
 from runner.guard.board import Board
-from runner.guard.collectives import Call
+from runner.guard.collectives import Answer, Call
 from runner.guard.hang import Hang, Patience
 from runner.guard.messages import Reason
+from runner.guard.place import Inside
 from runner.training.preemption import Preemption, Wish
 
 SLEEPING = """Thread 0x00007f (most recent call first):
@@ -169,17 +173,113 @@ def test_a_checkpoint_may_take_25_minutes(monkeypatch: pytest.MonkeyPatch) -> No
         assert patient.lost() is None
 
 
-def test_the_first_step_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    board = Board()
+def test_what_comes_first_may_take_five_times_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, board = Clock(monkeypatch), Board()
     patience = Patience(os.getpid(), board, 5.0)
-    found = []
     with board.training():
-        for _ in range(8):
-            now[0] += 1
-            found.append(patience.lost())
-    assert found[-1] == Reason("no progress for 5 s, before the first step")
+        assert not any(clock.watch(patience, 25))
+        assert clock.watch(patience, 2)[-1] == Reason("no progress for 25 s, before the first step")
+        board.step(7, 9, 1, 1)  # it has gone on from a checkpoint
+        assert clock.watch(patience, 7)[-1] == Reason("no progress for 5 s, after step 7")
+
+
+@pytest.mark.parametrize(("phase", "seconds"), [("step hook", 25), ("epoch hook", 90)])
+def test_a_hook_is_a_phase_of_its_own(phase: str, seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, board = Clock(monkeypatch), Board()
+    patience = Patience(os.getpid(), board, 5.0, save_within=90.0)
+    board.step(3, 9, 1, 1)
+    with board.during(phase):
+        assert not any(clock.watch(patience, seconds))
+        (found,) = clock.watch(patience, 2)[-1:]
+        assert found is not None
+        assert found.text == f"no progress for {seconds} s, after step 3, in a hook"
+    assert not any(clock.watch(patience, 5))
+    assert clock.watch(patience, 2)[-1] == Reason("no progress for 5 s, after step 3")
+
+
+def test_micro_batches_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, board = Clock(monkeypatch), Board()
+    patience = Patience(os.getpid(), board, 5.0)
+    board.step(1, 9, 1, 1)
+    board.step(2, 9, 1, 1)
+    for _ in range(4):
+        assert not any(clock.watch(patience, 4))
+        board.go_on()
+    board.step(3, 9, 1, 1)
+    board.complete()
+    assert board.read().step_seconds == 8.0  # the mean of 0 and 16
+
+
+def test_who_waits_for_a_rank_that_is_busy_has_not_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in a hook, for example, that has counted itself as such before."""
+    clock, board = Clock(monkeypatch), Board()
+    waits, works = (Patience(os.getpid(), board, 5.0) for _ in range(2))
+    board.step(1, 9, 1, 1)
+    assert not any(clock.watch(waits, 4))
+    waits.others_are_busy = True
+    assert not any(clock.watch(waits, 60))
+    waits.others_are_busy = False
+    assert not any(clock.watch(waits, 5))
+    assert any(clock.watch(waits, 2))
+    with board.during("step hook"):
+        assert not any(clock.watch(works, 3))
+        assert works.is_busy
+        works.others_are_busy = True  # two that are busy do not wait for each other
+        assert any(clock.watch(works, 25))
+    clock.watch(works, 1)
+    assert not works.is_busy
+
+
+def test_before_the_training_a_call_of_torch_distributed_is_bounded_and_preparing_data_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    answers = [Answer([], inside=0)]
+    requests: Any = SimpleNamespace(ask=lambda: None, answered=lambda: answers[-1])
+    patience = Patience(os.getpid(), Board(), 60.0, in_collective=1500.0, requests=requests, in_call=60.0)
+    assert not any(clock.watch(patience, 3000))
+    assert patience.is_busy
+    for call in range(1, 9):  # each takes a while, as process groups are made
+        answers.append(Answer([], inside=call))
+        assert not any(clock.watch(patience, 55))
+        assert not patience.is_busy
+    connecting = Reason("no progress for 60 s, in torch.distributed, but in no collective", is_connecting=True)
+    assert clock.watch(patience, 10)[-1] == connecting
+    patience.others_are_busy = True  # one prepares data, for which this one waits
+    assert not any(clock.watch(patience, 600))
+    patience.others_are_busy = False
+    answers.append(Answer([Call(group="0", number=1, name="barrier", is_over=False)], inside=9))
+    assert not any(clock.watch(patience, 55))
+    assert clock.watch(patience, 10)[-1] == Reason("no progress for 60 s, in a collective")
+    assert "NCCL_SOCKET_IFNAME" in _fix_of(connecting)
+    assert "NCCL_SOCKET_IFNAME" not in _fix_of(SLOW)
+
+
+def _fix_of(reason: Reason) -> str:
+    with stacks.new_file() as file:
+        hang = Hang(0, file)
+        hang.begin(reason)
+        return hang.fix("")
+
+
+def test_a_wait_for_other_ranks_is_one_call_for_as_long_as_it_lasts() -> None:
+    """Looked at from another thread, as the guard's questions are answered."""
+    library: dict[str, Any] = {}
+    text = "def barrier(wait): wait()"
+    exec(compile(text, "/opt/site-packages/torch/distributed/distributed_c10d.py", "exec"), library)
+    inside, seen, lock = Inside(), list[int](), threading.Lock()
+
+    def look() -> None:
+        seen.extend([inside.look(), inside.look()])
+        lock.release()
+
+    lock.acquire()
+    for call in (library["barrier"], library["barrier"], lambda wait: wait()):
+        threading.Timer(0.2, look).start()
+        call(lock.acquire)
+    assert seen[0] == seen[1] != 0
+    assert seen[2] == seen[3] not in (0, seen[0])
+    assert seen[4:] == [0, 0]
 
 
 def test_a_script_makes_progress_by_its_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +287,8 @@ def test_a_script_makes_progress_by_its_collectives(monkeypatch: pytest.MonkeyPa
     calls: list[Call] = []
     is_silent = [False]
     requests: Any = SimpleNamespace(
-        ask=lambda: asked.append(1), answered=lambda: None if is_silent[0] or len(asked) == 1 else calls
+        ask=lambda: asked.append(1),
+        answered=lambda: None if is_silent[0] or len(asked) == 1 else Answer(list(calls), inside=0),
     )
     patience = Patience(os.getpid(), Board(), 600.0, in_collective=60.0, requests=requests)
     assert not any(clock.watch(patience, 200))  # it computes
@@ -263,6 +364,8 @@ def test_the_time_of_a_step_is_without_evaluation(monkeypatch: pytest.MonkeyPatc
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     board = Board()
+    stack = ExitStack()
+    stack.enter_context(board.training(every=1))
     for step, seconds in enumerate([3.0, 0.5, 0.5, 0.5], 1):
         now[0] += seconds
         board.step(step, 9, 1, 2, loss=1.5)
@@ -271,6 +374,25 @@ def test_the_time_of_a_step_is_without_evaluation(monkeypatch: pytest.MonkeyPatc
     board.step(5, 9, 2, 2)
     progress = board.read()
     assert (progress.step_seconds, progress.loss, progress.epoch) == (0.5, 1.5, 2)
+
+
+@pytest.mark.parametrize("every", [20, 50])
+def test_the_time_of_a_step_on_a_gpu_is_that_of_whole_log_intervals(
+    every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step returns when it is launched (10 ms), and the metrics wait for the device (100 ms a step)."""
+    now, board, seen = [0.0], Board(), []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with board.training(every=sys.maxsize):
+        for step in range(1, 401):
+            now[0] += 0.01
+            board.step(step, 400, 1, 1, own=0.002 if step % every < every / 2 else 0.008)
+            if step % every == 0:
+                now[0] += every * (0.1 - 0.01)
+                board.complete()
+            if step > every:
+                seen.append((board.read().step_seconds, board.read().own_seconds))
+    assert seen == [pytest.approx((0.1, 0.005), rel=0.05)] * len(seen)
 
 
 def test_signals_count_from_the_first_steps_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,8 @@ MESSAGES: list[Message] = [
     messages.Ends(2, "no room"),
     messages.Returned(0, ""),
     messages.Done(1),
+    messages.Busy(1, is_busy=True),
+    messages.Patient(1, is_needed=False),
     messages.Reason("stopped by a signal", is_stopped=True),
     messages.Reason("no progress", option="--collective-timeout"),
     messages.Show(1),
