@@ -95,6 +95,7 @@ class Request:
     restarts: int
     on_preempt: Signals | Path | None = None
     time_limit: float | None = None
+    time_to_save: float | None = None
     began: float | None = None
     standby: bool | None = None
 
@@ -260,6 +261,13 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
         metavar="TIME",
         help="how long the job may run, e.g. 1:30:00 (default: as Slurm or TORQUE says)",
     )
+    group.add_argument(
+        "--time-to-save",
+        type=seconds,
+        metavar="SECONDS",
+        help="how long before the time limit it is told (default: a minute, or a tenth of the time if that is less), and how long after "
+        "SIGTERM it may go on (default: 30)",
+    )
     known = parser.parse_args(argv)
     command = known.command[1:] if known.command[:1] == ["--"] else known.command
     if not command:
@@ -289,6 +297,7 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
         restarts=known.restart_in_place,
         on_preempt=known.on_preempt,
         time_limit=known.time_limit,
+        time_to_save=known.time_to_save,
         began=known.began,
         standby=known.standby,
     )
@@ -310,6 +319,8 @@ _IDLE = {
     ("standby", "tool"): "it is for scripts and workloads",
     ("time_limit", "workload"): "a workload takes it after its name",
     ("time_limit", "tool"): "it is for scripts",
+    ("time_to_save", "workload"): "a workload takes it after its name",
+    ("time_to_save", "tool"): "it is for scripts",
 }
 _SHOWS_BACKENDS = "explain"
 
@@ -329,8 +340,9 @@ def refuse_idle_options(request: Request, kind: str, name: str) -> None:
             raise UsageError(f"--{option.replace('_', '-')} has no effect on {name}: {why}")
     if request.standby and request.restarts:
         raise UsageError("--standby and --restart-in-place do not go together", fix="take one of them")
-    if request.time_limit is not None and request.on_preempt is None:
-        raise UsageError(f"--time-limit has no effect on {name}: add --on-preempt, by which a script is told to save")
+    for option, given in (("--time-limit", request.time_limit), ("--time-to-save", request.time_to_save)):
+        if given is not None and request.on_preempt is None:
+            raise UsageError(f"{option} has no effect on {name}: add --on-preempt, by which a script is told to save")
 
 
 def _may_be_workload(target: str) -> bool:

@@ -27,7 +27,7 @@ from runner.launch.hydra import end_other_ranks
 from runner.launch.job_entry import entry_of_job
 from runner.launch.siblings import siblings_of
 from runner.launch.table import launchers
-from runner.launch.time_limit import time_to_save
+from runner.launch.time_limit import margin, time_left
 from runner.options import HANG_TIMEOUT, Request
 from runner.rendezvous.mpi_library import library_of_launcher
 from runner.rendezvous.rendezvous import Rendezvous, Way
@@ -38,6 +38,8 @@ from runner.shutdown import shutdown
 # The share of the collectives' time limit in which a checkpoint is written. The other ranks wait in one meanwhile, and the message at
 # its own end would say less.
 _OF_LIMIT = 5 / 6
+
+_SCRIPT_SAVES = 30.0  # seconds from SIGTERM, of which a script is told, until it is to have ended
 
 # Errors of gloo, NCCL and the store on the other ranks when one has ended.
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "ncclRemoteError")
@@ -141,6 +143,7 @@ def guard_watched(context: LaunchContext, request: Request) -> Watched:
     passed = 0.0 if request.began is None else max(0.0, time.time() - request.began)
     hang_after = HANG_TIMEOUT if request.hang_timeout is None else request.hang_timeout
     save_within = _OF_LIMIT * (request.collective_timeout or Job.collective_timeout)
+    left = time_left(context.environment, request.time_limit, passed) if request.on_preempt else None
     return Watched(
         rendezvous_timeout=request.timeout + 10,
         hang_after=hang_after,
@@ -154,7 +157,8 @@ def guard_watched(context: LaunchContext, request: Request) -> Watched:
         prefixes_output=request.prefixes_output,
         notice=request.on_preempt,
         passed=passed,
-        notice_within=time_to_save(context.environment, request.time_limit, passed) if request.on_preempt else None,
+        notice_within=None if left is None else left - margin(left, request.time_to_save),
+        script_saves_within=request.time_to_save or _SCRIPT_SAVES,
         restarts=request.restarts,
         job_entry=entry_of_job(context.environment) if context.rank.value == 0 else None,
         names={

@@ -18,16 +18,23 @@ class Signals:
     """What has been passed on, and what the worker gets time for."""
 
     def __init__(
-        self, console: Console, notice: Notice, before_telling: Callable[[bool], None], *, is_alone: bool
+        self,
+        console: Console,
+        notice: Notice,
+        before_telling: Callable[[bool], None],
+        *,
+        is_alone: bool,
+        script_saves_within: float,
     ) -> None:
         """Nothing has come yet.
 
         Args:
+            script_saves_within: seconds that a script gets which is told to save.
             before_telling: called before it is printed who ends this rank, with whether that is the launcher.
             is_alone: this is the only rank.
         """
         self._console, self._notice, self._before_telling = console, notice, before_telling
-        self._is_alone = is_alone
+        self._is_alone, self._script_saves_within = is_alone, script_saves_within
         self._ignored = {number for number in ENDS if signal.getsignal(number) == signal.SIG_IGN}  # nohup
         self.passed_on: set[int] = set()
         self.is_ended_by_launcher = False
@@ -53,7 +60,7 @@ class Signals:
             self._before_telling(self.is_ended_by_launcher)
             self._console.say_ended(name_of(number), sender, after_rendezvous=bool(worker.rendezvous_at))
             if number == signal.SIGTERM and is_notice:  # the worker has not got it yet
-                worker.let_save(number)
+                worker.let_save(number, within=self._script_saves_within)
             elif number == signal.SIGTERM and worker.board.read().is_in_training:
                 worker.let_save()
             elif number == signal.SIGINT and worker.board.read().is_in_training:

@@ -64,7 +64,13 @@ class Guard:
         output.pass_on(self._files)
         self._report = Report(words, watched, self._files)
         is_alone = words.size == 1
-        self._signals = Signals(self._console, notice, self._say_before_a_signal, is_alone=is_alone)
+        self._signals = Signals(
+            self._console,
+            notice,
+            self._say_before_a_signal,
+            is_alone=is_alone,
+            script_saves_within=watched.script_saves_within,
+        )
         self.restarts = Restarts(watched.restarts, words.rank, words.size)
         self._peers = Peers(words.rank, nursery.listener, self._events, self.restarts)
         self._states = States(watched, self._files) if self._files else None

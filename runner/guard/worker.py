@@ -21,8 +21,9 @@ from runner.guard.worker_messages import Fails, WorkerMessage, read_message
 GRACE = 2.0
 # Where all ranks fail alike: MPI_Finalize() waits for the others, and the first rank, which prints why, may come last.
 _TOGETHER = 15.0
-# Seconds that a worker gets after SIGTERM until it saves, and then until it ends. How long it saves is bounded by Patience.
-_SAVING = 30.0
+# Seconds that a worker gets after SIGTERM until it ends, from the end of its training on. How long it takes for its step and for saving
+# is bounded by Patience, and by the launcher.
+_ENDING = 30.0
 
 
 class Worker:
@@ -43,7 +44,9 @@ class Worker:
         self.has_ended = False
         self.is_silent = False  # no process can tell anything more
         self._killed_before = killed_for_memory()
-        self._saves = False  # on SIGTERM
+        self._saves: float | None = (
+            None  # on SIGTERM: the seconds that it gets from then, or from the end of its training
+        )
         self._late_code = 128 + signal.SIGTERM  # where it does not end in the time that it gets for it
         self._signals: list[int] = [signal.SIGKILL]  # that end it, one at each deadline
         self._deadline: float | None = time.monotonic() + rendezvous_timeout
@@ -89,12 +92,12 @@ class Worker:
 
     def let_end(self, code: int, within: float) -> None:
         """Let it end as it will, or with this code if it has not after ``within`` seconds, unless it gets time to save."""
-        if not self._saves:
+        if self._saves is None:
             self._late_code, self._deadline = code, time.monotonic() + within
 
-    def let_save(self, *signals: int) -> None:
-        """Give it time to save; then end it, by these signals first."""
-        self._saves, self._deadline = True, time.monotonic() + _SAVING
+    def let_save(self, *signals: int, within: float = _ENDING) -> None:
+        """Give it time to save: a training as long as it goes on, then so many seconds; then end it, by these signals first."""
+        self._saves, self._deadline = within, time.monotonic() + within
         self._signals = [*signals, *self._signals]
 
     def left(self, most: float) -> float:
@@ -105,8 +108,8 @@ class Worker:
         """Whether the next signal is to be sent."""
         if self._deadline is None:
             return False
-        if self._saves and self.verdict is None and self.board.read().phase == "saving":
-            self._deadline = time.monotonic() + _SAVING
+        if self._saves is not None and self.verdict is None and self.board.read().is_in_training:
+            self._deadline = time.monotonic() + self._saves
         return time.monotonic() >= self._deadline
 
     def send_next_signal(self) -> bool:

@@ -8,15 +8,24 @@ from collections.abc import Mapping
 _MARGIN = 60.0  # seconds before the time limit that are left for the checkpoint, at most a tenth of the time
 
 
-def time_to_save(environment: Mapping[str, str], limit: float | None, passed: float) -> float | None:
-    """Seconds from now until a job is to save, and to end; None if its time limit is not known.
+def time_left(environment: Mapping[str, str], limit: float | None, passed: float) -> float | None:
+    """Seconds from now until a job is ended; None if its time limit is not known.
 
     Args:
         limit: seconds that the job may run; None: as the scheduler says, if it does.
         passed: seconds since the job began.
     """
-    left = _time_left(environment, passed) if limit is None else limit - passed
-    return None if left is None else max(0.9 * left, left - _MARGIN)
+    return _time_left(environment, passed) if limit is None else limit - passed
+
+
+def margin(left: float, asked: float | None) -> float:
+    """Seconds before the time limit at which a job is to save, where it is not known how long that takes.
+
+    Args:
+        left: seconds until the time limit, at the start.
+        asked: what the user says (``--time-to-save``).
+    """
+    return min(0.1 * max(0.0, left), _MARGIN) if asked is None else asked
 
 
 def _time_left(environment: Mapping[str, str], passed: float) -> float | None:

@@ -25,6 +25,7 @@ class CheckpointOptions:
     time_limit: float | None = (
         None  # seconds from the start until the job is ended; None: as the scheduler says, if it does
     )
+    time_to_save: float | None = None  # seconds before that which a step and a checkpoint may take at least
     requeue: bool = False
     weights: Path | None = None  # what a fresh start begins with: a file of `checkpoint export`
 
@@ -66,7 +67,14 @@ def add_checkpoint_options(parser: argparse.ArgumentParser, folder: Path) -> Non
         type=duration,
         metavar="TIME",
         help="save and end, with exit code 75, before the job has run for this long: minutes, H:M:S or D-H:M:S "
-        "(default: where Slurm or TORQUE says when it ends, a minute before); SIGTERM and SIGUSR1 do the same at once",
+        "(default: where Slurm or TORQUE says when it ends); SIGTERM and SIGUSR1 do the same at once",
+    )
+    group.add_argument(
+        "--time-to-save",
+        type=positive_float,
+        metavar="S",
+        help="seconds before the time limit at which it does so at the latest (default: a minute, or a tenth of the time if that is "
+        "less); earlier where the longest step and checkpoint so far have taken longer",
     )
     group.add_argument(
         "--requeue", action="store_true", help="after that put the job back into Slurm's queue (scontrol requeue)"
@@ -95,5 +103,6 @@ def read_checkpoint_options(given: argparse.Namespace) -> CheckpointOptions:
         resume=given.resume,
         weights=given.weights,
         time_limit=given.time_limit,
+        time_to_save=given.time_to_save,
         requeue=given.requeue,
     )

@@ -7,10 +7,10 @@ import functools
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +30,14 @@ from runner.training.staging import Staging
 from runner.training.writing import writing
 
 
+@dataclass
+class SaveTimes:
+    """How long the checkpoints of a training have taken, in seconds on this rank."""
+
+    longest: float = 0.0  # until one is written
+    spent: float = 0.0  # of the training's time on all of them: less where they are written in the background
+
+
 class Checkpoints:
     """Writes a trainer's state. Every method is collective, but those that only ask.
 
@@ -40,6 +48,7 @@ class Checkpoints:
     def __init__(self, run: Run, trainer: Trainer, options: CheckpointOptions, settings: dict[str, Any]) -> None:
         self._run, self._trainer, self.options, self.settings = run, trainer, options, settings
         self._folder = options.folder.absolute()  # also if the program changes its working folder
+        self.times = SaveTimes()
         self._aside: tuple[Path, list[Path]] | None = None
         self._step, self._saved_at = -1, time.monotonic()  # of the last checkpoint that was begun
         self._has_saved = False
@@ -114,7 +123,7 @@ class Checkpoints:
         """
         if position.step != self._step:
             self._check_weights(position.step)
-            with self._run.job.board.during("saving"):
+            with self._saving():
                 self._save(position)
 
     def finish(self) -> None:
@@ -125,7 +134,7 @@ class Checkpoints:
         """
         unfinished, self._unfinished = self._unfinished, None
         if unfinished is not None:
-            with self._run.job.board.during("saving"):
+            with self._saving():
                 unfinished()
             path = self._path_of(self._step)
             self._good = self._good if path in self._odd else path
@@ -152,6 +161,13 @@ class Checkpoints:
             fix=f"go on with --resume {self._good} and a smaller --lr, or other data; {where}",
         )
 
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        began, spent = time.monotonic(), self.times.spent
+        with self._run.job.board.during("saving"):
+            yield
+        self.times.spent = spent + time.monotonic() - began  # with what was spent within
+
     def _save(self, position: Position) -> None:
         run, trainer, is_async = self._run, self._trainer, self.options.is_async
         self.finish()
@@ -175,13 +191,19 @@ class Checkpoints:
         if is_async:  # the next step changes the originals
             tensors = self._staging.copy(tensors)
         write: Callable[[], None] = functools.partial(
-            self._write_by_all if trainer.is_sharded else self._write, saved, tensors
+            self._timed, self._write_by_all if trainer.is_sharded else self._write, saved, tensors
         )
         if is_async and here:
             write = _in_background(write).result
         self._unfinished = write if trainer.is_sharded else functools.partial(run.on_main, write)
         if not is_async:
             self.finish()
+
+    def _timed(self, write: Callable[[Saved, Mapping[str, Tensor]], None], *arguments: Any) -> None:
+        """Write, and note how long that takes."""
+        began = time.monotonic()
+        write(*arguments)
+        self.times.longest = max(self.times.longest, time.monotonic() - began)
 
     def _write(self, saved: Saved, tensors: Mapping[str, Tensor]) -> None:
         """Write all tensors. Called on rank 0."""

@@ -183,6 +183,7 @@ def _train(
                 if is_due:
                     checkpoints.save(position)
                     meter.start()
+                    wish = preemption.wish(now=True)  # now it is known how long that takes
                 if wish.reason:
                     end_early(run, checkpoints, position, wish.reason)
             records = meter.records(pace, preemption)
@@ -206,6 +207,7 @@ def _train(
             wish = preemption.wish(now=True)
             if is_due or wish.saves:
                 checkpoints.save(position)
+                wish = preemption.wish(now=True)
             is_evaluated = evaluation is not None or task.test_data is None
             if wish.reason and (position.step < last_step or not is_evaluated):
                 end_early(run, checkpoints, position, wish.reason)

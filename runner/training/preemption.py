@@ -18,14 +18,15 @@ from typing import NoReturn
 
 from runner.early_signals import EARLY
 from runner.errors import EXIT_REQUEUE, RunnerError, raised_on_all_ranks
-from runner.launch.time_limit import time_to_save
+from runner.launch.time_limit import margin, time_left
+from runner.training import slurm
 from runner.training.checkpoint_folder import Position, name_of
-from runner.training.checkpoints import Checkpoints
+from runner.training.checkpoints import Checkpoints, SaveTimes
 from runner.training.run import Run
-from runner.training.slurm import requeue, time_left
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _BETWEEN = 0.2  # seconds between two agreements
+_REPEATED = 1.2  # so many times as long as the longest so far the next step and checkpoint may take
 _TIME_LIMIT = 0  # in place of a signal's number
 _REASONS = (_TIME_LIMIT, signal.SIGUSR1, signal.SIGTERM)  # of several the last one counts
 
@@ -52,16 +53,29 @@ class Wish:
 class Preemption:
     """What all ranks are asked for. Made by ``listening``."""
 
-    def __init__(self, run: Run, within: float | None, save_is_due: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        run: Run,
+        left: float | None,
+        save_is_due: Callable[[], bool] = lambda: False,
+        *,
+        least: float = 0.0,
+        saves: SaveTimes | None = None,
+    ) -> None:
         """Begin to listen.
 
         Args:
-            within: seconds until the time limit is near; None if there is none.
+            left: seconds until the time limit; None if there is none.
             save_is_due: whether the time for a checkpoint has come; rank 0's answer counts.
+            least: seconds before the time limit at which the training is to save at the latest.
+            saves: how long checkpoints take.
         """
-        self._run, self._save_is_due = run, save_is_due
+        self._run, self._save_is_due, self._least = run, save_is_due, least
         self._asked: int | None = None  # the signal that this rank has received, or _TIME_LIMIT
-        self._end = None if within is None else time.monotonic() + within
+        self._end = None if left is None else time.monotonic() + left
+        self._saves = saves or SaveTimes()
+        self._called, self._spent = time.monotonic(), self._saves.spent  # when, and how much of it all was for saving
+        self._first_step, self._longest_step = 0.0, 0.0  # seconds from one call to the next; the first may compile
         self._count = 0  # of calls, the same on all ranks
         self._next = 1  # the call of the next agreement
         self._agreed = (0, time.monotonic())  # call and time of the last one
@@ -79,6 +93,7 @@ class Preemption:
             now: calls take another time from here on: the ranks agree at once, and in the next one. Otherwise they do at every so
                 many calls, and this may be none of them.
         """
+        self._time_step()
         self._count += 1
         sums, self._sums = self._sums, []
         if self._reason is not None:
@@ -106,13 +121,28 @@ class Preemption:
 
     def _own_share(self, call: int) -> list[float]:
         """For the agreement in this call: for each reason whether this rank is asked for it; whether a checkpoint is due, and the calls until the next agreement."""
-        if self._run.is_main and self._end is not None and time.monotonic() > self._end and self._asked is None:
+        if self._run.is_main and self._asked is None and self._time_is_up():
             self._asked = _TIME_LIMIT
         asked = [float(self._asked == reason) for reason in _REASONS]
         return [
             *asked,
             *((float(self._save_is_due()), float(self._interval(call))) if self._run.is_main else (0.0, 0.0)),
         ]
+
+    def _time_step(self) -> None:
+        """Note the time since the last call, without that for checkpoints."""
+        now, spent = time.monotonic(), self._saves.spent
+        seconds = now - self._called - (spent - self._spent)
+        self._called, self._spent = now, spent
+        if self._count == 0:
+            self._first_step = seconds
+        else:
+            self._longest_step = max(self._longest_step, seconds)
+
+    def _time_is_up(self) -> bool:
+        """Whether one more step and a checkpoint might not end before the time limit."""
+        takes = _REPEATED * ((self._longest_step or self._first_step) + self._saves.longest)
+        return self._end is not None and time.monotonic() + max(self._least, takes) > self._end
 
     def ends(self) -> bool:
         """Whether the training is to end. Collective, as ``wish``."""
@@ -129,10 +159,12 @@ class Preemption:
 def listening(run: Run, checkpoints: Checkpoints) -> Iterator[Preemption]:
     """Listen to the signals that a launcher or scheduler sends before it ends a job, unless the program does so itself."""
     passed = time.monotonic() - run.job.board.began
-    within = time_to_save(os.environ, checkpoints.options.time_limit, passed)
-    if within is None and run.is_main and (left := time_left(os.environ)) is not None:
-        within = time_to_save({}, left, 0.0)
-    preemption = Preemption(run, within, checkpoints.time_is_due)
+    options = checkpoints.options
+    left = time_left(os.environ, options.time_limit, passed)
+    if left is None and run.is_main:
+        left = slurm.time_left(os.environ)
+    least = 0.0 if left is None else margin(left, options.time_to_save)
+    preemption = Preemption(run, left, checkpoints.time_is_due, least=least, saves=checkpoints.times)
     free = [number for number in _SIGNALS if signal.getsignal(number) in (signal.SIG_DFL, EARLY.receive)]
     for number in free:
         signal.signal(number, preemption.receive)
@@ -161,7 +193,7 @@ def end_early(run: Run, checkpoints: Checkpoints, position: Position, reason: st
     checkpoints.finish()
     where = f"saved {checkpoints.options.folder / name_of(position.step)}"
     if checkpoints.options.requeue:
-        run.on_main(lambda: requeue(where))
+        run.on_main(lambda: slurm.requeue(where))
         where += ", back in Slurm's queue"
     with raised_on_all_ranks():
         raise Preempted(reason, where)

@@ -114,6 +114,26 @@ def test_a_checkpoint_every_so_many_seconds(turns: Turns, tmp_path: Path) -> Non
     assert [line["step"] for line in metrics(tmp_path)] == list(range(1, 121))
 
 
+def test_the_time_limit_leaves_as_much_as_checkpoints_have_taken(tmp_path: Path) -> None:
+    """Each takes 12 s here, more than a tenth of the time: the second would come too late."""
+    began = time.monotonic()
+    job = ["saves_slowly", "--checkpoint-dir", str(tmp_path), "--time-limit", "0:50", "--save-every-steps", "10"]
+    done = run(*RUNNER, *job, "--save-every", "0", "--keep", "1", "--epochs", "1000", cwd=SCRIPTS, timeout=300)
+    assert done.returncode == 75, done.stderr
+    assert f"the time limit is near: saved {tmp_path}/step-{saved_step(tmp_path)}; go on with --resume" in done.stderr
+    assert time.monotonic() - began < 50  # by the job's own choice
+
+
+def test_after_sigterm_a_step_may_take_longer_than_half_a_minute(tmp_path: Path) -> None:
+    job = ["saves_slowly", "--checkpoint-dir", str(tmp_path), "--step-seconds", "40", "--epochs", "1"]
+    process = subprocess.Popen([*RUNNER, *job], cwd=SCRIPTS, env=clean_environment(), stderr=PIPE, text=True)
+    poll_until((tmp_path / "in-step").exists, 120, "the first step", process)
+    process.send_signal(SIGTERM)
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 75, stderr
+    assert f"SIGTERM: saved {tmp_path}/step-1; go on with --resume" in stderr
+
+
 def test_requeue_is_refused_where_nothing_queues(turns: Turns, tmp_path: Path) -> None:
     done = turns(1, *LONG, "--checkpoint-dir", str(tmp_path), "--requeue")
     assert done.returncode == 2

@@ -20,6 +20,7 @@ from runner.guard.collectives import Answer, Call
 from runner.guard.hang import Hang, Patience
 from runner.guard.messages import Reason
 from runner.guard.place import Inside
+from runner.training.checkpoints import SaveTimes
 from runner.training.preemption import Preemption, Wish
 
 SLEEPING = """Thread 0x00007f (most recent call first):
@@ -320,6 +321,32 @@ def test_signals_are_noticed_where_calls_become_slow(monkeypatch: pytest.MonkeyP
     preemption.wish(now=True)
     preemption.receive(signal.SIGUSR1, None)
     assert preemption.wish().reason == "SIGUSR1"
+
+
+@pytest.mark.parametrize(("least", "until"), [(60, 940), (400, 600)])
+def test_before_the_time_limit_there_is_time_for_a_step_and_a_checkpoint_as_long_as_the_longest(
+    least: float, until: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, run, saves = Clock(monkeypatch), SimpleNamespace(size=1, is_main=True), SaveTimes()
+    began = clock.now
+
+    def steps(preemption: Preemption, seconds: float) -> float:
+        """Make steps until it is to end; when that is."""
+        while preemption.wish(now=True).reason is None:
+            clock.now += seconds
+        return clock.now - began
+
+    preemption = Preemption(cast(Any, run), 1000.0, least=least, saves=saves)
+    clock.now += 300  # the first step compiles
+    preemption.wish(now=True)
+    assert until <= steps(preemption, 10.0) <= until + 10
+
+    clock.now = began
+    preemption = Preemption(cast(Any, run), 1000.0, least=least, saves=saves)
+    preemption.wish(now=True)
+    clock.now += 400  # a checkpoint, written in the background for the most part
+    saves.longest, saves.spent = 300.0, 400.0
+    assert min(until, 628) <= steps(preemption, 10.0) <= min(until, 628) + 10  # 1000 - 1.2 (300 + 10)
 
 
 def test_where_metrics_are_gathered_the_ranks_agree_with_them() -> None:

@@ -1,0 +1,42 @@
+"""A workload whose checkpoints take 12 s, as on a busy file system, and whose steps may take long."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from runner.training import checkpoint_folder
+from runner.training.loop import State, Task, fit
+from runner.training.options import read_options, workload_parser
+from runner.training.run import Run
+
+SECONDS = 12.0
+
+
+def main(run: Run, argv: list[str]) -> None:
+    parser = workload_parser(run, "slow", data=("random",))
+    parser.add_argument("--step-seconds", type=float, default=0.1)
+    options, given = read_options(run, parser, argv)
+    write = checkpoint_folder.write_whole
+
+    def write_slowly(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        time.sleep(SECONDS)
+        write(folder, tensors)
+
+    def on_step(state: State) -> None:
+        (options.checkpoint.folder / "in-step").touch()
+        time.sleep(given.step_seconds)
+
+    vars(checkpoint_folder)["write_whole"] = write_slowly
+    torch.manual_seed(0)
+    task = Task(
+        model=nn.Linear(4, 1),
+        loss=nn.MSELoss(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        train_data=TensorDataset(torch.rand(64, 4), torch.rand(64, 1)),
+        is_classification=False,
+    )
+    fit(run, task, options, on_step=[on_step])
