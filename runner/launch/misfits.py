@@ -14,7 +14,7 @@ from runner.launch.table import SINGLE, launchers
 
 
 def refuse_misfit(context: LaunchContext) -> None:
-    """Refuse a launch in which this process would not train with the other ranks, unless --launcher was given.
+    """Refuse a launch in which this process would not train with the other ranks to the end, unless --launcher was given.
 
     Raises:
         LaunchError: it is such a launch; the message says how to start the ranks instead.
@@ -25,6 +25,9 @@ def refuse_misfit(context: LaunchContext) -> None:
     if context.launcher is SINGLE:
         _refuse_lost_ranks(context)
         _refuse_copies(context)
+    elif context.launcher.elastic in context.environment:
+        with raised_on_all_ranks():
+            _refuse_elastic_jobs(context)
     elif context.launcher.pty:
         _refuse_shell_of_srun(context)
     elif context.launcher.agents:
@@ -80,6 +83,16 @@ def _refuse_shell_of_srun(context: LaunchContext) -> None:
             "place and then srun python -m runner …",
             fix="--launcher single runs one process",
         )
+
+
+def _refuse_elastic_jobs(context: LaunchContext) -> None:
+    """Refuse a job whose ranks may come and go: here all ranks meet once, and end with the first that fails."""
+    raise LaunchError(
+        f"elastic jobs are not supported: {context.launcher.title} would let the others go on after a rank has failed "
+        f"({context.launcher.elastic}), and here all ranks end with it",
+        fix=f"leave out --min-np, --max-np and --host-discovery-script, or start the program without the runner, or say --launcher "
+        f"{context.launcher.name} for a job that ends with its first failure",
+    )
 
 
 def _refuse_torchruns_alone(context: LaunchContext) -> None:

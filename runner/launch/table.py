@@ -58,6 +58,7 @@ class Launcher:
     has_store: bool = False  # it serves a store at MASTER_ADDR and MASTER_PORT
     restarts: str = ""  # variable with how often it has started the ranks again
     agents: str = ""  # variable with the number of its agents that form one job
+    elastic: str = ""  # variable that is set where it lets ranks come and go while the others train on
     pty: str = ""  # variable that is set in a shell that is one of its tasks
     # Its process, and settings.
     has_process: bool = True  # one of its processes is above the ranks, and the ranks end with it
@@ -108,6 +109,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         local_rank="HOROVOD_LOCAL_RANK",
         local_size="HOROVOD_LOCAL_SIZE",
         job=("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+        elastic="HOROVOD_ELASTIC",
         nested_in=_UNDER_ALL,
         hosts="HOROVOD_GLOO_RENDEZVOUS_ADDR",  # where horovodrun runs; rank 0 is on the first host it was given
         ranks_per_host="horovodrun -H host1:{n},host2:{n}",

@@ -323,6 +323,16 @@ def test_one_torchrun_in_a_job_of_several_tasks(outer: str) -> None:
     refuse_misfit(detect(captured(outer) | captured("torchrun")))
 
 
+def test_an_elastic_job_is_refused() -> None:
+    """Its survivors would go on after a failure, which ends a job here. The variable is of horovod/runner/gloo_run.py."""
+    elastic = captured("horovodrun") | {"HOROVOD_ELASTIC": "1"}
+    with pytest.raises(LaunchError, match="elastic jobs are not supported: horovodrun") as raised:
+        refuse_misfit(detect(elastic))
+    assert raised.value.on_all_ranks  # one line
+    refuse_misfit(detect(elastic, "horovodrun"))
+    refuse_misfit(detect(captured("horovodrun")))
+
+
 def test_a_launcher_of_another_package() -> None:
     path = os.pathsep.join([str(SCRIPTS / "other_launcher"), os.environ.get("PYTHONPATH", "")])
     set_by_it = {"GRID_TASK": "0", "GRID_TASKS": "1", "GRID_LOCAL": "0"}
