@@ -127,13 +127,37 @@ def lines(found: Mapping[int, Sequence[Call]]) -> list[str]:
         found: each rank's calls, one for each of its groups; none for a rank that has not answered.
     """
     silent = [rank for rank, calls in found.items() if not calls]
+    groups = _by_group(found).values()
+    shown = [_line(calls, silent) for calls in groups if not all(call.is_over for call in calls.values())]
+    shown.sort(key=lambda line: _MISSING not in line)  # else in the order in which the groups were made
+    return shown[:_MOST] + [f"and {len(shown) - _MOST} more"] * (len(shown) > _MOST)
+
+
+def behind(found: Mapping[int, Sequence[Call]]) -> list[int]:
+    """The ranks for which others wait in a collective, and that wait in none themselves; none where the calls do not tell.
+
+    Args:
+        found: as in ``lines()``.
+    """
+    missing, waiting = set[int](), set[int]()
+    for calls in _by_group(found).values():
+        pending = {rank: call.number for rank, call in calls.items() if not call.is_over and call.number}
+        waiting.update(pending)
+        missing.update(_missing(calls, max(pending.values(), default=0)))
+    return sorted(missing - waiting)
+
+
+def _by_group(found: Mapping[int, Sequence[Call]]) -> dict[str, dict[int, Call]]:
     groups: dict[str, dict[int, Call]] = {}
     for rank, calls in sorted(found.items()):
         for call in calls:
             groups.setdefault(call.group, {})[rank] = call
-    shown = [_line(calls, silent) for calls in groups.values() if not all(call.is_over for call in calls.values())]
-    shown.sort(key=lambda line: _MISSING not in line)  # else in the order in which the groups were made
-    return shown[:_MOST] + [f"and {len(shown) - _MOST} more"] * (len(shown) > _MOST)
+    return groups
+
+
+def _missing(calls: Mapping[int, Call], last: int) -> list[int]:
+    """The ranks of a group that have not come to this collective."""
+    return sorted(rank for rank, call in calls.items() if call.is_over and call.number < last)
 
 
 def _line(calls: Mapping[int, Call], silent: Sequence[int]) -> str:
@@ -145,7 +169,7 @@ def _line(calls: Mapping[int, Call], silent: Sequence[int]) -> str:
         alike.setdefault((call.is_over, call.number, call.name), []).append(rank)
     waiting = [key for key in alike if not key[0] and key[1]]
     last = max((number for _, number, _ in waiting), default=0)
-    missing = sorted(rank for rank, call in calls.items() if call.is_over and call.number < last)
+    missing = _missing(calls, last)
     parts = [f"{_state(ranks_text(alike[key]), *key)}" for key in sorted(alike)]
     if absent := [rank for rank in silent if not any_call.ranks or rank in any_call.ranks]:
         parts.append(f"no answer from {ranks_text(absent)}")

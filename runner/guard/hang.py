@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -294,7 +294,9 @@ class Hang:
         shown = {rank: self.stacks[rank] for rank in ranks if rank in self.stacks}
         found = {rank: stacks.main_thread(text) for rank, text in shown.items() if text is not None}
         frozen = {rank: reason for rank, reason in self.reasons.items() if reason.is_stopped}
-        late = {rank: frames for rank, frames in found.items() if rank in frozen or not stacks.waits(frames)}
+        late = {rank: found[rank] for rank in self._waited_for(found) if rank not in frozen} | {
+            rank: found[rank] for rank in frozen if rank in found
+        }
         self.late = self.silent or [*frozen] or [*late] or [*self.reasons]
         waiting = {rank: frames for rank, frames in found.items() if rank not in late}
         reason = next(iter((frozen or self.reasons).values()))
@@ -310,6 +312,17 @@ class Hang:
                 for one in stacks.of_program(frames)[:_FRAMES]
             ]
         return "\n".join(lines)
+
+    def _waited_for(self, found: Mapping[int, Sequence[stacks.Frame]]) -> list[int]:
+        """The ranks that keep the others waiting: by their collectives, and by their stacks where those do not tell.
+
+        On a GPU a collective returns at once, and who waits for another rank waits anywhere for the device.
+        """
+        by_stack = [rank for rank, frames in found.items() if not stacks.waits(frames)]
+        if not (behind := [rank for rank in collectives.behind(self.calls) if rank in found]):
+            return by_stack
+        late = {*behind, *(rank for rank in by_stack if not self.calls.get(rank))}
+        return sorted(late.intersection(by_stack) or late)
 
 
 def _silent(ranks: list[int], hosts: Mapping[int, str | None], present: Collection[int] | None) -> list[str]:

@@ -36,6 +36,20 @@ _COLLECTIVES = (
 )
 
 
+# Where the runner waits for the device, on which collectives may wait for other ranks: files and functions.
+_SYNCS = (
+    ("runner/training/meter.py", "records"),
+    ("runner/training/run.py", "sum"),
+    ("runner/training/evaluation.py", "evaluate"),
+    ("runner/training/loop.py", "_check_finite"),
+    ("runner/training/replicas.py", "check"),
+    ("runner/training/staging.py", "copy"),
+    ("runner/parallel/pipeline.py", "_described"),
+    ("torch/amp/grad_scaler.py", ""),  # anywhere
+    ("torch/cuda/", "synchronize"),
+)
+
+
 @dataclass(frozen=True)
 class Frame:
     """A line of a stack."""
@@ -96,8 +110,8 @@ def main_thread(text: str) -> list[Frame]:
 
 
 def waits(frames: Sequence[Frame]) -> bool:
-    """Whether a rank with this stack waits for others."""
-    return any(_is_of(frame, _COLLECTIVES) for frame in frames[:6])
+    """Whether a rank with this stack waits for others, or for its device."""
+    return bool(frames) and (_is_sync(frames[0]) or any(_is_of(frame, _COLLECTIVES) for frame in frames[:6]))
 
 
 def place(frames: Sequence[Frame]) -> str:
@@ -106,7 +120,7 @@ def place(frames: Sequence[Frame]) -> str:
         return "a place that it does not show"
     if not waits(frames):  # Python's own frames of an import do not say of what
         return str(next((frame for frame in frames if not frame.file.startswith("<frozen ")), frames[0]))
-    called = [frame for frame in frames if _is_of(frame, _COLLECTIVES)]
+    called = [frame for frame in frames if _is_of(frame, _COLLECTIVES)] or frames
     inner = next((frame for frame in called if frame.file.endswith("distributed_c10d.py")), called[0])
     caller = next((frame for frame in frames if not _is_of(frame, _LIBRARIES)), None)
     return f"{inner.function}, called in {caller}" if caller is not None else str(inner)
@@ -127,6 +141,11 @@ def of_program(frames: Sequence[Frame]) -> list[Frame]:
     while own and _is_of(frames[own - 1], _BELOW):
         own -= 1
     return list(frames[:own])
+
+
+def _is_sync(frame: Frame) -> bool:
+    function = frame.function.rpartition(".")[2]
+    return any(file in frame.file and name in ("", function) for file, name in _SYNCS)
 
 
 def _is_of(frame: Frame, parts: Sequence[str]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runner.guard.collectives import Answer, Call, Requests, answer, lines
+from runner.guard.collectives import Answer, Call, Requests, answer, behind, lines
 from runner.guard.stacks import new_file
 
 WORLD = "0"
@@ -71,6 +71,30 @@ def test_no_more_than_eight_groups_are_shown() -> None:
     shown = lines({0: [call(1, group=f"0{other}") for other in range(1, 10)]})
     assert len(shown) == 9
     assert shown[-1] == "and 1 more"
+
+
+@pytest.mark.parametrize(
+    ("found", "late"),
+    [
+        ({0: [call(58)], 1: [call(57, over=True)], 2: [call(58)]}, [1]),
+        # rank 1 is missing, as it waits for rank 3
+        (
+            {
+                0: [call(8), call(4, group="02", over=True)],
+                1: [call(7, over=True), call(3, group="13")],
+                2: [call(8), call(4, group="02", over=True)],
+                3: [call(7, over=True), call(2, group="13", over=True)],
+            },
+            [3],
+        ),
+        ({0: [call(9)], 1: [call(9, "broadcast of 4")]}, []),  # different calls
+        ({0: [call(9)], 1: [call(9)]}, []),  # a connection is broken
+        ({0: [call(2, group="01")], 1: [call(1, group="01", over=True), call(9)], 2: [call(8, over=True)]}, [2]),
+        ({0: [call(1)], 1: []}, []),  # it does not answer
+    ],
+)
+def test_who_is_behind(found: dict[int, list[Call]], late: list[int]) -> None:
+    assert behind(found) == late
 
 
 @pytest.fixture

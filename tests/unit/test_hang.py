@@ -86,6 +86,40 @@ def test_the_rank_that_others_wait_for_is_named(file: IO[Any]) -> None:
     ]
 
 
+AT_A_SYNC = """Current thread 0x00007e (most recent call first):
+  File "/opt/site-packages/runner/training/meter.py", line 71 in records
+  File "/opt/site-packages/runner/training/loop.py", line 152 in fit
+  File "/home/me/train.py", line 31 in main
+"""
+IN_A_LAUNCH = """Current thread 0x00007e (most recent call first):
+  File "/opt/site-packages/torch/nn/modules/linear.py", line 134 in forward
+  File "/opt/site-packages/runner/training/loop.py", line 140 in fit
+  File "/home/me/train.py", line 31 in main
+"""
+
+
+def test_on_a_gpu_ranks_that_wait_for_their_device_are_not_blamed(file: IO[Any]) -> None:
+    """A collective returns at once there: they wait at the next sync, or where no more kernels can be launched."""
+    hang = Hang(0, file)
+    hang.stacks = {0: AT_A_SYNC, 1: SLEEPING, 2: AT_A_SYNC}
+    hang.reasons = dict.fromkeys(range(3), SLOW)
+    assert (
+        hang.report(range(3))
+        .splitlines()[0]
+        .endswith("rank 1 in load (train.py:14); ranks 0, 2 waiting in records, called in main (train.py:31)")
+    )
+    assert hang.late == [1]
+
+    hang = Hang(0, file)
+    hang.stacks = {0: AT_A_SYNC, 1: SLEEPING, 2: IN_A_LAUNCH, 3: IN_A_LAUNCH}
+    hang.reasons = dict.fromkeys(range(4), SLOW)
+    ahead = Call(group="0", number=9, name="all_reduce", is_over=False)
+    hang.calls = {0: [ahead], 1: [Call(group="0", number=8, name="all_reduce")], 2: [ahead], 3: []}
+    first = hang.report(range(4)).splitlines()[0]
+    assert "rank 1 in load (train.py:14); rank 3 in forward (linear.py:134); rank 0 waiting in records" in first
+    assert hang.late == [1, 3]  # the second has not said in which collective it is
+
+
 def test_a_rank_that_is_stopped_is_named_wherever_it_is(file: IO[Any]) -> None:
     hang = Hang(0, file)
     hang.stacks = {0: WAITING, 1: WAITING}
