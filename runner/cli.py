@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if (gpu := placements[context.rank.value].device_index) is not None:
             lifeline.tell(Computes(record.resources["gpus"][gpu]))
         if context.size.value > 1:
-            answer_when_asked(lifeline)
+            answer_when_asked(lifeline, placements[context.rank.value].torch_device)
         assert target is not None  # otherwise compare_ranks() has refused the records
         job = _job(request, target, context, result, topology, placements, lifeline.board)
         _warn_of_host(job, target)

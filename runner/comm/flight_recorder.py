@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -20,14 +21,31 @@ _RECORDERS_OF_TORCH = "_dump_fr_trace_json", "_dump_nccl_trace_json"  # of gloo,
 _MODULE = "torch.distributed.distributed_c10d"
 
 
-def answer_when_asked(lifeline: Lifeline) -> None:
-    """Once the program has imported torch.distributed, its guard can learn what it has called last."""
+def answer_when_asked(lifeline: Lifeline, device: str) -> None:
+    """Once the program has imported torch.distributed, its guard can learn what it has called last.
+
+    Args:
+        device: of this rank, as torch names it.
+    """
 
     def answer() -> None:
         if os.getpid() == lifeline.worker:  # not a child that it has forked
-            lifeline.answer_with(last_calls)
+            lifeline.answer_with(lambda: _calls_on(device))
 
     when_imported(_MODULE, answer)
+
+
+def _calls_on(device: str) -> list[Call]:
+    """``last_calls()`` in a thread of its own: NCCL's recorder asks the device which calls are over."""
+    import torch
+
+    from runner.comm.devices import current_device, take_device
+
+    own = torch.device(device)
+    if current_device().type == own.type:  # else no GPU is used
+        with contextlib.suppress(RuntimeError):  # the program has hidden some GPUs from itself
+            take_device(own)
+    return last_calls()
 
 
 def last_calls() -> list[Call]:

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runner.comm.devices import take_device
 from runner.comm.gpu import is_gpu
 from runner.errors import RunnerError, raised_on_all_ranks
 from runner.parallel.trainer import Trainer
@@ -194,7 +196,7 @@ class Checkpoints:
             self._timed, self._write_by_all if trainer.is_sharded else self._write, saved, tensors
         )
         if is_async and here:
-            write = _in_background(write).result
+            write = _in_background(write, run.device).result
         self._unfinished = write if trainer.is_sharded else functools.partial(run.on_main, write)
         if not is_async:
             self.finish()
@@ -303,12 +305,13 @@ def _draft_of(saved: Saved) -> Path:
     return saved.path.with_name(f".{saved.path.name}.new")
 
 
-def _in_background(work: Callable[[], None]) -> Future[None]:
-    """Call it in a thread that does not keep a failed job from its end."""
+def _in_background(work: Callable[[], None], device: torch.device) -> Future[None]:
+    """Call it in a thread that does not keep a failed job from its end, and has this current device."""
     future: Future[None] = Future()
 
     def call() -> None:
         try:
+            take_device(device)
             work()
         except BaseException as error:
             future.set_exception(error)

@@ -23,6 +23,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import torch
+
+from runner.comm.devices import current_device, take_device
 from runner.comm.mpi.members import Members
 from runner.comm.mpi.tasks import Order, Task
 from runner.comm.mpi.waiting import Cores, Patience
@@ -148,7 +151,8 @@ class Engine:
             parking = self._parked.pop()
         except IndexError:
             parking = threading.Lock()
-            threading.Thread(target=self._run, args=(parking,), name="mpi4py", daemon=True).start()
+            work = threading.Thread(target=self._run, args=(parking, current_device()), name="mpi4py", daemon=True)
+            work.start()
         self._carriers[parking] = None  # here and not in the thread, so that no second one is woken meanwhile
         with contextlib.suppress(RuntimeError):  # a new thread has not parked
             parking.release()
@@ -288,8 +292,9 @@ class Engine:
             else:
                 self._absent.pop()
 
-    def _run(self, parking: threading.Lock) -> None:
+    def _run(self, parking: threading.Lock, device: torch.device) -> None:
         """A thread of the engine: progresses tasks that no program thread waits for, and checks time limits."""
+        take_device(device)
         self._own.parking = parking
         patience: Patience | None = None
         while True:

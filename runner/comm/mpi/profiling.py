@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from runner.comm.devices import current_device, take_device
 from runner.comm.mpi.tasks import Steps
 
 _PATIENCE = 5.0  # seconds that ending a record may take
@@ -37,4 +38,4 @@ def recorded(name: str, tensors: Sequence[torch.Tensor], steps: Steps) -> Steps:
 
 @functools.cache
 def _thread() -> futures.ThreadPoolExecutor:
-    return futures.ThreadPoolExecutor(1, thread_name_prefix="mpi4py profiling")
+    return futures.ThreadPoolExecutor(1, "mpi4py profiling", initializer=take_device, initargs=(current_device(),))

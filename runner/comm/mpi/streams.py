@@ -19,10 +19,11 @@ class Queued:
     """A request that is done when a stream has finished the work queued so far."""
 
     def __init__(self, device: torch.device) -> None:
-        self.event = torch.cuda.current_stream(device).record_event()
+        self._device, self.event = device, torch.cuda.current_stream(device).record_event()
 
     def Test(self) -> bool:
-        return bool(self.event.query())
+        with torch.cuda.device(self._device):  # a thread of the engine may be older than the choice of a device
+            return bool(self.event.query())
 
 
 class OnDevice:
