@@ -29,6 +29,7 @@ from runner.launch.siblings import siblings_of
 from runner.launch.table import launchers
 from runner.launch.time_limit import margin, time_left
 from runner.options import HANG_TIMEOUT, Request
+from runner.rendezvous.interfaces import own_addresses
 from runner.rendezvous.mpi_library import library_of_launcher
 from runner.rendezvous.rendezvous import Rendezvous, Way
 from runner.rendezvous.secret import derived
@@ -166,6 +167,7 @@ def guard_watched(context: LaunchContext, request: Request) -> Watched:
             "size": context.size.value,
             "local_rank": context.local_rank.value if context.local_rank else None,
             "host": context.host,
+            "addresses": [address for _, address in own_addresses(context.environment)] if request.log_folder else [],
         },
     )
 

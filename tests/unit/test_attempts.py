@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from runner.tools.supervise import attempts
-from runner.tools.supervise.attempts import Attempt, PassedOn, run_attempt, wait_for_ranks
-from runner.tools.supervise.supervise import _note, _reason_to_end
+from runner.tools.supervise.attempts import Attempt, PassedOn, read_attempts, run_attempt, wait_for_ranks
+from runner.tools.supervise.command_hosts import read_hosts
+from runner.tools.supervise.supervise import _host_to_leave, _note, _reason_to_end
 from runner.tools.top.states import State
+from tests.launching import mpirun_path
 
 
 def write(folder: Path, rank: int, **state: Any) -> None:
@@ -131,6 +133,35 @@ def test_the_ranks_code_counts_where_the_launcher_gives_another(
     assert attempt.job_code == code
     given = argparse.Namespace(min_uptime=0.0, max_restarts=3)
     assert _reason_to_end(attempt, None, given, is_workload=True, is_last=False) == reason
+
+
+def ended(folder: Path, code: int, step: int, rank_1: dict[str, object], what: str, **failed: object) -> Attempt:
+    """An attempt that rank 1, on host b, has ended, as the guards leave it: rank 0's knows most."""
+    folder.mkdir()
+    write(folder, 0, host="a", size=2, step=step, phase="ended", addresses=["10.77.0.1"], exit_code=code, what=what)
+    write(folder, 1, host="b", size=2, step=step, addresses=["10.77.0.2", "192.168.7.2"], **rank_1)
+    (folder / "failure.json").write_text(json.dumps({"rank": 1, "host": "b", "what": what, "step": step, **failed}))
+    return run_attempt(1, ["bash", "-c", f"exit {code}"], folder, PassedOn(), None, lambda: None)
+
+
+@pytest.mark.parametrize("hosts", ["a:1,b:1,c:1", "10.77.0.1,192.168.7.2,10.77.0.3"])
+def test_the_host_of_a_rank_that_hung_twice_is_left_out(hosts: str, tmp_path: Path) -> None:
+    what = "no progress for 600 s, after step {}: rank 1 on host b in read (data.py:3); rank 0 waiting in all_reduce"
+    hung: dict[str, object] = {"phase": "ended", "exit_code": 70, "what": ""}
+    one, two = (ended(tmp_path / f"{n}", 70, n, hung, what.format(n), exit_code=70) for n in (1, 2))
+    assert (two.rank, two.host, two.rank_code, two.what) == (1, "b", 70, what.format(2))
+    known = read_hosts([mpirun_path(), "--host", hosts, "-np", "2"], {}, 1)
+    assert _host_to_leave(one, None, known) is None
+    assert _host_to_leave(two, one, known) == hosts.split(",")[1].partition(":")[0]
+
+
+def test_a_lost_host_is_left_out_by_its_address(tmp_path: Path) -> None:
+    lost = ended(tmp_path / "1", 1, 5, {"phase": "training"}, "its host has not answered for 30 s", exit_code=None)
+    assert (lost.is_lost, lost.rank_code, lost.what) == (True, None, "gone with its guard")
+    known = read_hosts([mpirun_path(), "--host", "10.77.0.1:1,10.77.0.2:1,10.77.0.3:1", "-np", "2"], {}, 1)
+    assert _host_to_leave(lost, None, known) == "10.77.0.2"
+    _note(tmp_path / "log", lost)
+    assert read_attempts(tmp_path / "log")[0].addresses == ["10.77.0.2", "192.168.7.2"]
 
 
 def test_a_log_that_cannot_be_written_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:

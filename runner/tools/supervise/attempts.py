@@ -8,13 +8,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from runner.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
+from runner.errors import EXIT_HANG, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.tools.top.states import State, read_states
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -37,6 +38,7 @@ class Attempt:
     rank: int | None = None  # that failed first; None if no rank has left word
     rank_code: int | None = None  # its own exit code, in whose place some launchers give another
     host: str | None = None
+    addresses: Sequence[str] = ()  # of this host
     step: int | None = None
     what: str = ""
     ended_by: str | None = None  # the signal that has ended this rank, or by which it was asked to save
@@ -134,7 +136,7 @@ def run_attempt(
         is_told=bool(signals.passed_on - {signal.SIGUSR1}),  # at which a script may only save
         left=", ".join(f"rank {one.rank} on {one.host}" for one in left),
     )
-    ended = _with_cause(ended, read_states(folder))
+    ended = _with_cause(ended, read_states(folder), _read_failure(folder))
     by_signal = is_killed and code != _NO_SIGNAL
     has_saved_for_it = ended.rank_code == EXIT_REQUEUE and ended.ended_by == "SIGTERM"
     # The signals that supervise has passed on ask the ranks to save, whatever they do to the launcher.
@@ -146,24 +148,52 @@ def _is_killed(code: int, states: list[State]) -> bool:
     return code < 0 or (code >= 128 and all(one.exit_code != code for one in states))
 
 
-def _with_cause(attempt: Attempt, states: list[State]) -> Attempt:
-    """The attempt with the first cause that a rank has left."""
-    # The first that rank 0's guard has lost, which knows all others; it may have been ended before it could write its own end.
-    lost = next((one.lost for one in states if one.lost is not None), None)
-    failed = [one for one in states if (one.exit_code if lost is None else one.rank == lost)]
-    first = min(failed, key=lambda one: (not one.what, one.time or 0.0), default=None)
+def _with_cause(attempt: Attempt, states: list[State], failure: Mapping[str, Any] | None = None) -> Attempt:
+    """The attempt with its first cause: the one that the guards have agreed on, or else the first that a rank has left.
+
+    Args:
+        failure: what the guards say (``failure.json``); None: nothing.
+    """
+    first, is_lost = _first(states) if failure is None else _named(failure, states)
     if first is None:
         return attempt
+    # A rank that hangs leaves no word, and rank 0's guard tells of it.
+    told = failure["what"] if failure is not None and first.exit_code == EXIT_HANG else ""
     return replace(
         attempt,
         rank=first.rank,
         rank_code=first.exit_code,
         host=first.host,
+        addresses=first.addresses,
         step=max((one.step for one in states if one.step is not None), default=None),
-        what="gone with its guard" if lost is not None else first.what or "",
+        what="gone with its guard" if is_lost else first.what or told,
         ended_by=first.ended_by,
-        is_lost=lost is not None,
+        is_lost=is_lost,
     )
+
+
+def _first(states: list[State]) -> tuple[State | None, bool]:
+    """The rank that failed first by what the ranks have left, and whether it is gone with its guard."""
+    # The first that rank 0's guard has lost, which knows all others; it may have been ended before it could write its own end.
+    lost = next((one.lost for one in states if one.lost is not None), None)
+    failed = [one for one in states if (one.exit_code if lost is None else one.rank == lost)]
+    return min(failed, key=lambda one: (not one.what, one.time or 0.0), default=None), lost is not None
+
+
+def _named(failure: Mapping[str, Any], states: list[State]) -> tuple[State, bool]:
+    """The same by what the guards say. A hang is blamed on the rank that the others wait for, and is told by rank 0's guard."""
+    rank, code = failure["rank"], failure["exit_code"]
+    own = next((one for one in states if one.rank == rank), State(rank=rank, host=failure["host"]))
+    return replace(own, exit_code=code if own.exit_code is None else own.exit_code), code is None
+
+
+def _read_failure(folder: Path) -> dict[str, Any] | None:
+    """The job's first failure, if its guards have left one that can be read."""
+    with suppress(OSError, ValueError):
+        failure = json.loads((folder / "failure.json").read_text(errors="replace"))
+        if isinstance(failure, dict) and {"rank", "exit_code", "host", "what"} <= failure.keys():
+            return failure
+    return None
 
 
 def _run(

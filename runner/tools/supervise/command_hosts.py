@@ -7,8 +7,11 @@ runs on those of its Slurm or PBS job.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
+import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,9 +75,13 @@ class CommandHosts:
     working: int  # how many the first start takes
     ranks: int | None  # of the first start; None: the command does not say it
 
-    def knows(self, name: str) -> bool:
-        """Whether a host, by its own name, is one of them."""
-        return any(_are_one(host.name, name) for host in self.hosts)
+    def name_of(self, name: str, addresses: Sequence[str]) -> str | None:
+        """What the command calls a host that has this name of its own and these addresses; None if it does not name it."""
+        by_name = (host.name for host in self.hosts if _are_one(host.name, name))
+        by_address = (
+            host.name for host in self.hosts if addresses and _addresses_of(host.name).intersection(addresses)
+        )
+        return next(itertools.chain(by_name, by_address), None)
 
     def without(self, left_out: Iterable[str]) -> list[Host]:
         """The hosts of the next start: the first that are not left out, as many as in the first start or what there is."""
@@ -269,6 +276,13 @@ def _is_one_of(word: str, names: Sequence[str]) -> bool:
 
 def _dashed(name: str) -> str:
     return f"--{name}" if len(name) > 2 else f"-{name}"
+
+
+def _addresses_of(name: str) -> set[str]:
+    """The addresses of a host that a command names, by name or address, as far as they are known here."""
+    with contextlib.suppress(OSError):
+        return {str(found[4][0]).partition("%")[0] for found in socket.getaddrinfo(name, None)}
+    return {name}
 
 
 def _are_one(name: str, other: str) -> bool:

@@ -347,7 +347,8 @@ def _reason_to_end(
 def _host_to_leave(attempt: Attempt, last: Attempt | None, hosts: CommandHosts) -> str | None:
     """The host that the next attempt is to leave out."""
     is_again = last is not None and attempt.host == last.host
-    return attempt.host if (attempt.is_lost or is_again) and attempt.host and hosts.knows(attempt.host) else None
+    is_sick = attempt.is_lost or is_again
+    return hosts.name_of(attempt.host, attempt.addresses) if is_sick and attempt.host else None
 
 
 def _without(hosts: CommandHosts, left_out: list[str], min_ranks: int | None) -> tuple[str, str]:

@@ -27,6 +27,7 @@ class State:
     rank: int
     size: int | None = None
     host: str | None = None
+    addresses: tuple[str, ...] = ()  # of the host
     local_rank: int | None = None
     pid: int | None = None
     time: float | None = None  # of writing
@@ -140,6 +141,10 @@ def _text(value: object) -> str | None:
     return " ".join("".join(letter if letter.isprintable() else " " for letter in value).split())
 
 
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(filter(None, map(_text, value))) if isinstance(value, list) else ()
+
+
 def _any_number(value: object) -> float | None:
     with suppress(OverflowError):
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
@@ -162,6 +167,7 @@ def _fields(read: Callable[[object], Any], *names: str) -> dict[str, Callable[[o
 
 _FIELDS = {
     **_fields(_text, "host", "phase", "what", "ended_by"),
+    **_fields(_texts, "addresses"),
     **_fields(_whole, "size", "local_rank", "pid", "step", "steps", "epoch", "epochs", "memory", "gpu_memory"),
     **_fields(_whole, "exit_code", "lost"),
     **_fields(_number, "time", "started", "interval", "step_seconds", "own_seconds", "progress", "cpu", "gpu"),
