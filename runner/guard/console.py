@@ -39,6 +39,12 @@ class Console:
             output.close()
             self._output.keep(line)
 
+    def repeat(self, text: str) -> None:
+        """Print what the worker has printed itself, if its launcher does not show that any more."""
+        if not self._words.is_shown_to_the_end and (output := error_output_of(self._launcher)):
+            _print(self._line(text, False), output)
+            output.close()
+
     def say_once(self, text: str) -> None:
         """Print what concerns all ranks, on one of them."""
         if self._words.is_reporting:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from runner.guard.console import Console
 from runner.guard.events import ENDS, name_of
+from runner.guard.launcher import described
 from runner.guard.notice import Notice
 from runner.guard.worker import Worker
 
@@ -38,6 +39,7 @@ class Signals:
         self._ignored = {number for number in ENDS if signal.getsignal(number) == signal.SIG_IGN}  # nohup
         self.passed_on: set[int] = set()
         self.is_ended_by_launcher = False
+        self.first_end: tuple[str, str] | None = None  # who ends the job by a signal, and its name
 
     @property
     def has_ended_it(self) -> bool:
@@ -57,6 +59,7 @@ class Signals:
             self._give_notice(worker)
         if is_new and number in ENDS and number not in self._ignored and worker.verdict is None:
             self.is_ended_by_launcher = self._console.is_launchers(sender)
+            self.first_end = self.first_end or (f"{name_of(number)} from {described(sender)}", name_of(number))
             self._before_telling(self.is_ended_by_launcher)
             self._console.say_ended(name_of(number), sender, after_rendezvous=bool(worker.rendezvous_at))
             if number == signal.SIGTERM and is_notice:  # the worker has not got it yet

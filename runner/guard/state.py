@@ -64,6 +64,11 @@ class StateFile:
         self._facts["lost"] = rank
         self._soon.set()
 
+    def note(self, what: str, ended_by: str) -> None:
+        """Write that a signal is to end the rank; at once, as the launcher may kill this guard before there is more to say."""
+        self._facts |= {"what": what, "ended_by": ended_by}
+        self._soon.set()
+
     def end(self, code: int, what: str, ended_by: str | None = None) -> None:
         """Write how the rank has ended, and by which signal; within two seconds."""
         self._end = {"phase": "ended", "exit_code": code, "what": what, "ended_by": ended_by}

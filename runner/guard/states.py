@@ -64,6 +64,11 @@ class States:
         if self._own:
             self._own.lost(rank)
 
+    def note(self, what: str, ended_by: str) -> None:
+        """Write that a signal is to end this rank."""
+        if self._own:
+            self._own.note(what, ended_by)
+
     def end(self, code: int, what: str, ended_by: str | None) -> None:
         """Write how this rank has ended; within two seconds."""
         if self._own:

@@ -228,8 +228,11 @@ class Guard:
         )
 
     def _take_events(self) -> None:
+        known = self._signals.first_end
         for event in self._events.signals():
             self._signals.take(self._worker, *event)
+        if self._states and self._signals.first_end and not known:
+            self._states.note(*self._signals.first_end)
         if self._events.has_lost_launcher():
             self._worker.end(EXIT_FAILURE, _ORPHANED)
             self._worker.signal(signal.SIGTERM)
@@ -257,8 +260,18 @@ class Guard:
                 case Fails():
                     self._console.said = message.why
                     worker.has_failed(message)
+                    self._tell_before_the_launcher_kills(message)
                     if message.everywhere:
                         self._peers.tell(Ends(message.code, message.why))
+
+    def _tell_before_the_launcher_kills(self, message: Fails) -> None:
+        """Tell how the worker ends where its launcher ends the job: it may kill this guard next."""
+        if not self._signals.is_ended_by_launcher:
+            return
+        if message.why and self._words.is_reporting:
+            self._console.repeat(message.why)
+        if self._states:
+            self._states.end(message.code, message.why, message.signal)
 
     def _join(self, address: Address) -> None:
         """Join the line of the guards: after the first rendezvous."""

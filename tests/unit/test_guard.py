@@ -9,10 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psutil
 import pytest
 
+from runner.tools.top.states import read_states
 from tests.launching import SCRIPTS
 
 WITHOUT_TORCH = "sys.modules['torch'] = sys.modules['torch.distributed'] = None"
@@ -331,6 +333,38 @@ def test_a_signal_to_the_worker_alone_is_named() -> None:
         worker_of(process).terminate()
         _, errors = process.communicate(timeout=20)
         assert (process.returncode, errors) == (143, "runner: rank 0 of 1 on host here: killed by SIGTERM\n")
+
+
+# Starts what its arguments say, drops its output, and ends it by SIGTERM, and by SIGKILL once it has left its last state.
+LAUNCHER = """
+import json, pathlib, signal, subprocess, sys, time
+folder, *command = sys.argv[1:]
+state = pathlib.Path(folder, "state", "rank-00000.json")
+rank = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+while rank.stdout.readline() != "ready\\n":
+    pass
+rank.send_signal(signal.SIGTERM)
+while "exit_code" not in json.loads(state.read_text()):
+    time.sleep(0.05)
+rank.kill()
+"""
+
+
+def test_a_launcher_that_drops_the_last_words_and_kills_is_no_loss(tmp_path: Path) -> None:
+    """As Open MPI's mpirun after SIGTERM or Ctrl-C. The worker would wait for a minute for the others after its words."""
+    tell = "lifeline.tell(Fails(code=75, everywhere=True, why='SIGTERM: saved step-7', signal='SIGTERM'))"
+    line = f"signal.signal(signal.SIGTERM, lambda *_: {tell}); print('ready', flush=True); time.sleep(60)"
+    line = f"lifeline.tell(Met(None)); {line}; time.sleep(60)"
+    names = "{'rank': 0, 'size': 1, 'local_rank': 0, 'host': 'here'}"
+    watched = f"launcher=os.getppid, log_folder=Path({str(tmp_path)!r}), names={names}"
+    job = command(line, watched=watched, words="is_shown_to_the_end=False")
+    launcher = subprocess.run(
+        [sys.executable, "-c", LAUNCHER, str(tmp_path), *job], stderr=subprocess.PIPE, text=True, timeout=120
+    )
+    assert launcher.returncode == 0, launcher.stderr
+    assert launcher.stderr.splitlines()[-1] == "runner: SIGTERM: saved step-7"
+    (state,) = read_states(tmp_path)
+    assert (state.exit_code, state.what, state.ended_by) == (75, "SIGTERM: saved step-7", "SIGTERM")
 
 
 @pytest.mark.parametrize("before", ["", "del os.pidfd_open"], ids=["", "before Linux 5.3"])
