@@ -23,6 +23,11 @@ def test_every_operation(ranks: int, end: list[str]) -> None:
     assert done.stderr == ""
 
 
+def test_calls_whose_tensors_do_not_fit_together_are_refused() -> None:
+    done = ok(runner(3, str(SCRIPTS / "misfits.py")))
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: all were refused" for rank in range(3)]
+
+
 def test_ranks_that_a_script_gives_in_another_order_are_obeyed(tmp_path: Path) -> None:
     done = ok(runner(4, str(SCRIPTS / "ranks_in_another_order.py"), str(tmp_path)))
     assert sorted(done.stdout.splitlines()) == [f"MPI rank {rank}: all right" for rank in range(4)]

@@ -1,7 +1,7 @@
 """torch.distributed over the MPI that started the job: ``init_process_group("mpi4py")``, with stock torch wheels.
 
-A c10d ``Backend`` in Python (torch 2.14 or newer allows such subclasses). Each group has two communicators of its own, one
-for collectives and one for messages; one engine per process progresses the calls of all groups.
+A c10d ``Backend`` in Python (torch 2.14 or newer allows such subclasses). Each group has a communicator of its own; one
+engine per process progresses the calls of all groups.
 """
 
 from __future__ import annotations
@@ -18,9 +18,18 @@ from torch.distributed import DistBackendError
 from runner.comm.flight_recorder import RECORDERS
 from runner.comm.mpi import collectives, messages, profiling
 from runner.comm.mpi.blocking import Blocking
+from runner.comm.mpi.checks import (
+    check_dense,
+    check_exchange,
+    check_number,
+    check_parts,
+    check_rank,
+    check_tag,
+    check_whole,
+)
 from runner.comm.mpi.engine import Engine
 from runner.comm.mpi.members import Members
-from runner.comm.mpi.monitored import MonitoredBarrier
+from runner.comm.mpi.monitored import MonitoredBarrier, highest_tag_of_messages
 from runner.comm.mpi.streams import Streams
 from runner.comm.mpi.tasks import Order, Steps, Task
 from runner.comm.mpi.types import Reduction, reduction_of
@@ -53,7 +62,8 @@ class MPIBackend(Backend):
         super().__init__(comm.rank, comm.size)
         self._engine, self._comm, self._members = engine, comm, members
         self._timeout, self._name, self._group = timeout, name, group
-        self._comm_of_messages = comm.Dup()
+        self._mailbox, self._highest_tag = messages.Mailbox(comm), highest_tag_of_messages()
+        self._rank, self._ranks = comm.rank, comm.size
         self._order, self._streams = Order(), Streams()
         self._asked_for = 0  # collectives
         self._blocking = Blocking(engine, self._order, comm)
@@ -89,7 +99,7 @@ class MPIBackend(Backend):
         self._timeout = timeout.total_seconds()
 
     def shutdown(self) -> None:
-        """Finish all calls, and free the communicators.
+        """Finish all calls, and free the communicator.
 
         A collective that is not done after the group's time limit is given up, and its communicator is not freed; MPI can
         be finalised nevertheless (seen with Open MPI 4 and 5, MPICH and Intel MPI). MPI cannot be finalised while there
@@ -109,16 +119,16 @@ class MPIBackend(Backend):
         if has_messages or not order.is_idle() or order.broken is not None or MPI.Is_finalized():
             return
         self._blocking.free()
-        for comm in (self._comm, self._comm_of_messages):
-            comm.Free()
+        self._comm.Free()
 
     # Collectives. Each is called by torch with the tensors and its options.
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
         reductions = self._reductions(opts, tensors)
-        if tensors[0].is_sparse:
+        if all(tensor.is_sparse for tensor in tensors):
             steps = collectives.sparse_allreduce(self._comm, tensors, reductions)
             return self._call("sparse_all_reduce", opts, tensors, tensors, steps)
+        check_dense("all_reduce", tensors)
         steps = collectives.allreduce(self._comm, self._blocking, tensors, reductions)
         return self._call("all_reduce", opts, tensors, tensors, steps)
 
@@ -130,16 +140,20 @@ class MPIBackend(Backend):
         Raises:
             TypeError: the operation is not defined for a tensor's dtype.
         """
-        operation, ranks = opts.reduceOp, self._comm.size
-        return [reduction_of(operation, tensor.dtype, ranks) for tensor in tensors]
+        operation = opts.reduceOp
+        return [reduction_of(operation, tensor.dtype, self._ranks) for tensor in tensors]
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
         (tensor,) = tensors
         (reduction,) = self._reductions(opts, tensors)
+        check_dense("reduce", tensors)
+        check_rank("reduce", opts.rootRank, self._ranks)
         steps = collectives.reduce(self._comm, tensor, reduction, opts.rootRank)
         return self._call("reduce", opts, tensors, tensors, steps)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> MPIWork | None:
+        check_dense("broadcast", tensors)
+        check_rank("broadcast", opts.rootRank, self._ranks)
         steps = collectives.broadcast(self._comm, tensors, opts.rootRank)
         return self._call("broadcast", opts, tensors, tensors, steps)
 
@@ -147,28 +161,47 @@ class MPIBackend(Backend):
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+        for output, own in zip(outputs, inputs, strict=True):
+            check_whole("all_gather", "output", output, own, self._ranks)
         steps = collectives.all_gather_single(self._comm, self._blocking, outputs, inputs)
         return self._call("all_gather", opts, inputs, outputs, steps)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+        for parts, own in zip(outputs, inputs, strict=True):
+            check_parts("all_gather", "output", parts, own, self._rank, self._ranks)
         steps = collectives.allgather(self._comm, outputs, inputs)
         return self._call("all_gather", opts, inputs, _flat(outputs), steps)
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
-        by_tensor = [list(of_ranks) for of_ranks in zip(*outputs, strict=True)]  # the argument has a list per rank
+        check_number("all_gather", "lists of outputs", len(outputs), self._ranks)
+        for of_rank in outputs:
+            check_number("all_gather", "outputs for a rank", len(of_rank), len(inputs))
+        by_tensor = [list(of_ranks) for of_ranks in zip(*outputs, strict=True)]
         return self.allgather(by_tensor, inputs, opts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork | None:
         (own,) = inputs
+        check_rank("gather", opts.rootRank, self._ranks)
+        check_dense("gather", inputs)
+        if self._rank == opts.rootRank:
+            (parts,) = outputs
+            check_parts("gather", "output", parts, own, self._rank, self._ranks, even=True)
         steps = collectives.gather(self._comm, outputs, own, opts.rootRank)
         return self._call("gather", opts, inputs, _flat(outputs), steps)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> MPIWork | None:
         (output,) = outputs
+        check_rank("scatter", opts.rootRank, self._ranks)
+        check_dense("scatter", outputs)
+        if self._rank == opts.rootRank:
+            (parts,) = inputs
+            check_parts("scatter", "input", parts, output, self._rank, self._ranks, even=True)
         steps = collectives.scatter(self._comm, output, inputs, opts.rootRank)
         return self._call("scatter", opts, _flat(inputs) or outputs, outputs, steps)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> MPIWork | None:
+        for output, parts in zip(outputs, inputs, strict=True):
+            check_parts("reduce_scatter", "input", parts, output, self._rank, self._ranks)
         steps = collectives.reduce_scatter(self._comm, outputs, inputs, self._reductions(opts, outputs))
         return self._call("reduce_scatter", opts, _flat(inputs), outputs, steps)
 
@@ -176,16 +209,22 @@ class MPIBackend(Backend):
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+        for output, whole in zip(outputs, inputs, strict=True):
+            check_whole("reduce_scatter", "input", whole, output, self._ranks)
         steps = collectives.reduce_scatter_single(self._comm, outputs, inputs, self._reductions(opts, outputs))
         return self._call("reduce_scatter", opts, inputs, outputs, steps)
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any
     ) -> MPIWork | None:
+        check_exchange(output, input, output_splits, input_splits, self._rank, self._ranks)
         steps = collectives.all_to_all_single(self._comm, output, input, output_splits, input_splits)
         return self._call("all_to_all", opts, [input], [output], steps)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> MPIWork | None:
+        check_number("all_to_all", "inputs", len(inputs), self._ranks)
+        check_parts("all_to_all", "output", outputs, inputs[self._rank], self._rank, self._ranks)
+        check_parts("all_to_all", "input", inputs, outputs[self._rank], self._rank, self._ranks)
         steps = collectives.alltoall(self._comm, outputs, inputs)
         return self._call("all_to_all", opts, inputs, outputs, steps)
 
@@ -218,20 +257,27 @@ class MPIBackend(Backend):
 
     def send(self, tensors: list[Tensor], destination: int, tag: int) -> MPIWork:
         (tensor,) = tensors
-        steps = messages.send(self._comm_of_messages, tensor, destination, tag)
+        self._check_message("send", tensor, destination, tag)
+        steps = messages.send(self._comm, tensor, destination, tag)
         return self._message("send", f"send to rank {destination}", tensor, steps, destination)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> MPIWork:
         (tensor,) = tensors
-        steps = messages.receive(self._comm_of_messages, tensor, source, tag)
+        self._check_message("recv", tensor, source, tag)
+        steps = messages.receive(self._mailbox.expect(source, tag), tensor)
         return self._message("recv", f"recv from rank {source}", tensor, steps, source)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> MPIWork:
         (tensor,) = tensors
-        status = MPI.Status()
-        steps = messages.receive(self._comm_of_messages, tensor, MPI.ANY_SOURCE, tag)
-        steps = messages.from_anybody(steps, status)
-        return self._message("recvAnySource", "recv from any rank", tensor, steps, -1, status.Get_source)
+        self._check_message("recv", tensor, 0, tag)
+        arrival = self._mailbox.expect(MPI.ANY_SOURCE, tag)
+        steps = messages.receive(arrival, tensor)
+        return self._message("recvAnySource", "recv from any rank", tensor, steps, -1, lambda: arrival.status.source)
+
+    def _check_message(self, call: str, tensor: Tensor, peer: int, tag: int) -> None:
+        check_dense(call, [tensor])
+        check_rank(call, peer, self._ranks)
+        check_tag(call, tag, self._highest_tag)
 
     def _message(
         self, name: str, what: str, tensor: Tensor, steps: Steps, peer: int, sender: Callable[[], int] | None = None
@@ -261,6 +307,11 @@ def _last_calls() -> dict[str, Call]:
 
 
 RECORDERS.append(_last_calls)
+
+
+def open_groups() -> int:
+    """The number of this process's groups that have not been destroyed."""
+    return len(_open)
 
 
 def _flat(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:

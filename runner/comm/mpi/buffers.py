@@ -166,14 +166,6 @@ def scatter_into(data: Tensor, parts: Sequence[Tensor]) -> None:
 def split_bytes(tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
     """Bytes per rank. ``splits`` are numbers of slices of the first dimension; empty means equal parts."""
     if not splits:
-        check_same(tensor.shape[0] % size, 0, f"all_to_all: {tensor.shape[0]} rows ÷ {size} ranks: the rest")
         return [tensor.nbytes // size] * size
-    check_same(sum(splits), tensor.shape[0], "all_to_all: the sum of the splits")
     row = tensor.nbytes // tensor.shape[0] if tensor.shape[0] else 0
     return [split * row for split in splits]
-
-
-def check_same(found: int, wanted: int, what: str) -> None:
-    """Raise ValueError if they differ."""
-    if found != wanted:
-        raise ValueError(f"{what} are {found}, not {wanted}")

@@ -16,7 +16,6 @@ from runner.comm.mpi.buffers import (
     as_numbers,
     as_parts,
     blocks_in_pieces,
-    check_same,
     joined,
     pieces,
     scatter_into,
@@ -64,7 +63,6 @@ def all_gather_single(
 ) -> Steps:
     size = comm.size
     for output, own in zip(outputs, inputs, strict=True):
-        check_same(output.numel(), own.numel() * size, "allgather: the output's elements")
         with_one_call = blocking.is_faster("allgather", own.nbytes) and (yield from blocking.is_agreed())
         gather = comm.Allgather if with_one_call else comm.Iallgather
         with Staged(output, receive_only=True) as data:
@@ -129,7 +127,6 @@ def reduce_scatter_single(
 def _reduce_scatter(
     comm: MPI.Intracomm, output: Tensor, whole: Tensor, reduction: Reduction, counts: list[int]
 ) -> Steps:
-    check_same(whole.numel(), sum(counts), "reduce_scatter: the input's elements")
     prepared = reduction.before(whole.detach()) if reduction.before else whole
     with staged(output, reduction, receive_only=True) as data:
         source = apart(sendable(prepared.to(reduction.dtype)), data)

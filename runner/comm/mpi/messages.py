@@ -1,12 +1,70 @@
-"""A group's point-to-point messages: MPI's own, begun at once, so that two ranks may send to each other."""
+"""A group's point-to-point messages: begun at once, so that two ranks may send to each other.
+
+A receive first learns the size of its message (a matched probe), and takes it in only then: Open MPI writes a message that is
+longer than the receive's memory past its end (seen with 4.1.4 and 5.0.11, from 4 KiB on), a shorter one leaves the rest as it
+was, and MPICH's status does not have a longer one's size.
+"""
 
 from __future__ import annotations
 
+import threading
+
+import torch
 from mpi4py import MPI
 from torch import Tensor
 
 from runner.comm.mpi.buffers import as_bytes, is_plain, scratch, sendable
-from runner.comm.mpi.tasks import Request, Steps
+from runner.comm.mpi.tasks import Steps
+
+
+class Arrival:
+    """The message that a receive waits for: a request that is done when the message has been matched.
+
+    Attributes:
+        message: the matched message; None before.
+        status: its sender and size.
+    """
+
+    def __init__(self, mailbox: Mailbox, source: int, tag: int) -> None:
+        self.source, self.tag, self._mailbox = source, tag, mailbox
+        self.message: MPI.Message | None = None
+        self.status = MPI.Status()
+
+    def Test(self) -> bool:
+        self._mailbox.look(self)
+        return self.message is not None
+
+    def takes(self, status: MPI.Status) -> bool:
+        return self.tag == status.tag and self.source in (status.source, MPI.ANY_SOURCE)
+
+
+class Mailbox:
+    """The receives of a group that wait for their messages, in the order in which they were made.
+
+    A message goes to the first receive that takes it, as MPI's own order requires, whichever receive is tested first.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm, self._lock = comm, threading.Lock()
+        self._waiting: list[Arrival] = []
+
+    def expect(self, source: int, tag: int) -> Arrival:
+        arrival = Arrival(self, source, tag)
+        with self._lock:
+            self._waiting.append(arrival)
+        return arrival
+
+    def look(self, arrival: Arrival) -> None:
+        """Take the messages that a receive may get from MPI, until it has one or there is none."""
+        with self._lock:
+            while arrival.message is None:
+                status = MPI.Status()
+                message = self._comm.Improbe(arrival.source, arrival.tag, status)
+                if message is None:
+                    return
+                first = next(one for one in self._waiting if one.takes(status))
+                first.message, first.status = message, status
+                self._waiting.remove(first)
 
 
 def send(comm: MPI.Intracomm, tensor: Tensor, destination: int, tag: int) -> Steps:
@@ -14,26 +72,22 @@ def send(comm: MPI.Intracomm, tensor: Tensor, destination: int, tag: int) -> Ste
     yield comm.Isend(as_bytes(data), destination, tag)
 
 
-def receive(comm: MPI.Intracomm, tensor: Tensor, source: int, tag: int) -> Steps:
+def receive(arrival: Arrival, tensor: Tensor) -> Steps:
+    """
+    Raises:
+        ValueError: the message has another size than the tensor.
+    """
+    yield arrival
+    message, size = arrival.message, arrival.status.Get_elements(MPI.BYTE)
+    assert message is not None
+    if size != tensor.nbytes:
+        rest = torch.empty(size, dtype=torch.uint8, device="cpu")
+        yield message.Irecv(as_bytes(rest))  # or its sender would wait
+        raise ValueError(
+            f"recv: the message of rank {arrival.status.source} has {size} bytes, the tensor {tensor.nbytes} "
+            f"({tensor.numel()} × {tensor.dtype})"
+        )
     data = tensor if is_plain(tensor) else scratch(tensor.shape, tensor.dtype, tensor)
-    yield comm.Irecv(as_bytes(data), source, tag)
+    yield message.Irecv(as_bytes(data))
     if data is not tensor:
         tensor.detach().copy_(data)
-
-
-class Sender:
-    """A receive request that stores the message's sender in a status."""
-
-    def __init__(self, request: MPI.Request, status: MPI.Status) -> None:
-        self._request, self._status = request, status
-
-    def Test(self) -> bool:
-        return bool(self._request.Test(self._status))
-
-
-def from_anybody(steps: Steps, status: MPI.Status) -> Steps:
-    """The steps of a receive from any rank; afterwards the status holds the sender."""
-    for request in steps:
-        assert isinstance(request, MPI.Request)
-        sender: Request = Sender(request, status)
-        yield sender

@@ -10,17 +10,22 @@ from mpi4py import MPI
 
 from runner.comm.mpi.waiting import Cores, Patience
 
-# Tags that every MPI has: the standard's least MPI_TAG_UB is 32767, and Intel MPI over TCP has few more than 2^19.
-TAGS = 1 << 15
+_TAGS = 1 << 12  # the highest ones that the MPI has are the barriers'; a group's other messages have those below
 _HEAD_START = 1.0  # seconds by which rank 0 may fail a barrier before the others do
 _NOTHING = [bytearray(), MPI.BYTE]
 
 
+def highest_tag_of_messages() -> int:
+    """The highest tag of a group's messages: what the MPI has (at least 32767), less the tags of monitored barriers."""
+    return int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - _TAGS  # always set on this communicator
+
+
 class MonitoredBarrier:
-    """A group's monitored barrier; no other point-to-point messages use its communicator."""
+    """A group's monitored barrier."""
 
     def __init__(self, comm: MPI.Intracomm, cores: Cores) -> None:
         self._comm, self._cores, self._made = comm, cores, 0
+        self._first_tag = highest_tag_of_messages() + 1
 
     def __call__(self, limit: float, *, all_ranks: bool) -> None:
         """
@@ -32,7 +37,7 @@ class MonitoredBarrier:
             DistBackendError: a rank is missing.
         """
         self._made += 1
-        tag, rank = self._made % TAGS, self._comm.rank
+        tag, rank = self._first_tag + self._made % _TAGS, self._comm.rank
         if rank == 0:
             self._as_first(limit, all_ranks, tag)
             return
