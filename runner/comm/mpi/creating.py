@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import zlib
 from datetime import timedelta
 from typing import Any
@@ -11,12 +12,15 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from runner.comm.mpi.backend import MPIBackend
+from runner.comm.mpi.backend import MPIBackend, open_groups
 from runner.comm.mpi.engine import Engine
 from runner.comm.mpi.group import MPIGroup, can_be_used
-from runner.comm.mpi.members import Members
-from runner.comm.mpi.monitored import TAGS
+from runner.comm.mpi.members import Members, listed
 from runner.comm.mpi.waiting import Cores
+
+_TAGS = 1 << 15  # as many as every MPI has
+_DECISION = "mpi4py decision"  # the key of what all members read: the members' ranks in MPI, or why there is no group
+_NAMED = 256  # members that any but the first looks up one by one, at most
 
 
 def create(options: Any, name: str, *, crowded: bool) -> MPIBackend | MPIGroup:
@@ -27,21 +31,40 @@ def create(options: Any, name: str, *, crowded: bool) -> MPIBackend | MPIGroup:
         crowded: whether some host has more ranks than cores; the same on all ranks.
 
     Raises:
-        DistBackendError: not all members called this within the group's time limit.
+        DistBackendError: not all members called this within the group's time limit, or MPI makes no more groups.
     """
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    timeout = options.timeout.total_seconds() if isinstance(options.timeout, timedelta) else float(options.timeout)
-    world = MPI.COMM_WORLD
-    own_key = _key(ranks[options.group_rank])
-    options.store.set(own_key, str(world.rank))
-    mpi_ranks = _mpi_ranks(options.store, ranks, timeout)
-    members = world.group.Incl(mpi_ranks)
-    comm = world.Create_group(members, zlib.crc32(str(options.group_id).encode()) % TAGS)
-    members.Free()
-    options.store.delete_key(own_key)  # all have read it; a later group may use the same key
+    timeout = options.timeout if isinstance(options.timeout, timedelta) else timedelta(seconds=options.timeout)
+    mpi_ranks = _agreed_ranks(options.store, ranks, options.group_rank, timeout)
+    try:
+        comm = _communicator(mpi_ranks, str(options.group_id))
+    finally:  # all have read these keys; a later group may use the same
+        options.store.delete_key(_key(ranks[options.group_rank]))
+        if options.group_rank == 0:
+            options.store.delete_key(_DECISION)
     known = Members(options.store, ranks, options.group_rank)
-    backend = MPIBackend(_engine(crowded), comm, known, timeout, name, str(options.group_id))
+    backend = MPIBackend(_engine(crowded), comm, known, timeout.total_seconds(), name, str(options.group_id))
     return MPIGroup(options, backend, options.process_group) if _is_alone(options.process_group, backend) else backend
+
+
+def _communicator(mpi_ranks: list[int], group: str) -> MPI.Intracomm:
+    """A communicator of its own for a group.
+
+    Raises:
+        DistBackendError: MPI makes no more; all members get this error.
+    """
+    world = MPI.COMM_WORLD
+    members = world.group.Incl(mpi_ranks)
+    try:
+        return world.Create_group(members, zlib.crc32(group.encode()) % _TAGS)
+    except MPI.Exception as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise dist.DistBackendError(
+            f"{MPI.get_vendor()[0]} makes no group of {len(mpi_ranks)} ranks, as one of them is in as many groups as it allows "
+            f"(rank {world.rank} is in {open_groups()}): {reason}; destroy those that are done with, or use gloo"
+        ) from None
+    finally:
+        members.Free()
 
 
 @functools.cache
@@ -66,20 +89,41 @@ def _key(rank: int) -> str:
     return f"mpi4py {rank}"
 
 
-def _mpi_ranks(store: Any, ranks: list[int], timeout: float) -> list[int]:
-    """The members' ranks in MPI, in the order of their ranks in the group; the two numberings may differ.
+def _agreed_ranks(store: Any, ranks: list[int], own: int, timeout: timedelta) -> list[int]:
+    """The members' ranks in MPI, in the order of their ranks in the group, when all members are there.
 
-    Waits until all members have stored theirs, as making a communicator has no time limit.
+    Making a communicator has no time limit, so this waits for them. Either all members make the group or none: a member
+    that has waited in vain decides so for all, unless it has been decided otherwise.
 
     Raises:
         DistBackendError: some members are late.
     """
+    store.set(_key(ranks[own]), str(MPI.COMM_WORLD.rank))
+    decision = _decision(store, ranks, own, timeout)
+    decided = store.get(_DECISION) if decision is None else store.compare_set(_DECISION, "", json.dumps(decision))
+    late, mpi_ranks = json.loads(decided)
+    if late:
+        raise dist.DistBackendError(
+            f"rank {listed(late)} did not come to make a group of {len(ranks)} within {timeout.total_seconds():.0f} s"
+        )
+    return mpi_ranks or ranks
+
+
+def _decision(store: Any, ranks: list[int], own: int, timeout: timedelta) -> tuple[list[int], list[int]] | None:
+    """This member's decision: the members that are late, or else all members' ranks in MPI; None: another's holds.
+
+    The first member collects the ranks, so that the store serves few requests of each. They are left out if they are the
+    ranks in the job, as usual, so that the answers are short, too.
+    """
     keys = [_key(rank) for rank in ranks]
     try:
-        store.wait(keys, timedelta(seconds=timeout))
+        store.wait(keys if own == 0 else [_DECISION], timeout)
     except RuntimeError:
-        late = ", ".join(str(rank) for rank in ranks if not store.check([_key(rank)]))
-        raise dist.DistBackendError(
-            f"rank {late} did not come to make a group of {len(ranks)} within {timeout:.0f} s"
-        ) from None
-    return [int(value) for value in (store.multi_get(keys) if store.has_extended_api() else map(store.get, keys))]
+        known = ranks if own == 0 else ranks[:_NAMED]
+        late = [rank for rank in known if not store.check([_key(rank)])]
+        if late or own != 0:
+            return late or ranks[:1], []
+    if own != 0:
+        return None
+    mpi_ranks = [int(value) for value in (store.multi_get(keys) if store.has_extended_api() else map(store.get, keys))]
+    return [], mpi_ranks if mpi_ranks != ranks else []

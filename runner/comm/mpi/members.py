@@ -75,7 +75,7 @@ class Members:
     def will_not_end(self, task: Task) -> DistBackendError:
         missed = self._missed(task)
         verb = "has" if len(missed) == 1 else "have"
-        return DistBackendError(f"{task.what}: rank {_listed(missed)} {verb} left the group while this rank waits")
+        return DistBackendError(f"{task.what}: rank {listed(missed)} {verb} left the group while this rank waits")
 
     def _missed(self, task: Task) -> list[int]:
         """Ranks that a task needs and that have left before they took part in it."""
@@ -91,7 +91,7 @@ class Members:
             with contextlib.suppress(RuntimeError):
                 others = [rank for place, rank in enumerate(self.ranks) if place != self._own]
                 if missing := [rank for rank in others if self._waits_in(rank) < task.order.number]:
-                    return f"rank {_listed(missing)}"
+                    return f"rank {listed(missing)}"
         return "the other ranks"
 
     def _waits_in(self, rank: int) -> int:
@@ -111,6 +111,6 @@ class Members:
         return self._handle
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def listed(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:8]))
     return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
