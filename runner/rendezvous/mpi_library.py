@@ -116,6 +116,16 @@ def takes_gpu_memory() -> bool:
     return MPI is not None and _says_yes(MPI.__file__)
 
 
+# MPIs whose non-blocking reductions take GPU memory, as they say. Open MPI's crash on it (its documentation lists them among
+# the calls without CUDA; ompi #9845, #12045); MPICH's "GPU support matrix" has reductions on NVIDIA's and Intel's GPUs.
+_REDUCE_ON_GPUS = ("MPICH",)
+
+
+def reduces_gpu_memory() -> bool:
+    """Whether the loaded MPI also takes GPU memory where it computes with it, in non-blocking calls."""
+    return takes_gpu_memory() and sys.modules["mpi4py.MPI"].get_vendor()[0] in _REDUCE_ON_GPUS
+
+
 @functools.cache
 def _says_yes(module: str) -> bool:
     library = ctypes.CDLL(module)  # finds symbols also in the libraries it is linked to: MPI's

@@ -140,3 +140,14 @@ def test_the_mpi_is_asked_whether_it_takes_gpu_memory() -> None:
     built = run(ompi_info, "--parsable", "--all").stdout
     answer = ok(mpirun(1, sys.executable, str(SCRIPTS / "takes_gpu_memory.py"))).stdout.strip()
     assert answer == "False" or "mpi_built_with_cuda_support:value:true" in built
+
+
+@pytest.mark.parametrize(("vendor", "where"), [("Open MPI", "host"), ("MPICH", "device")])
+def test_where_gpu_memory_is_reduced(vendor: str, where: str) -> None:
+    """Open MPI's non-blocking reductions crash on GPU memory, even if it takes that elsewhere."""
+    done = ok(mpirun(1, sys.executable, str(SCRIPTS / "reduces_gpu_memory.py"), vendor))
+    calls = ("Iallreduce", "Ireduce", "Ireduce_scatter", "Ireduce_scatter_block")
+    assert done.stdout.splitlines() == [
+        *(f"{call} {where}" for call in calls),
+        *("Ibcast device", "Iallgather device", "all right"),
+    ]

@@ -1,7 +1,7 @@
 """Tensors as buffers for MPI: contiguous, not overlapping the output, and in pieces whose size fits into an int.
 
-An MPI that accepts GPU memory gets it directly; for others it is copied through the host's pinned memory. Data that is
-only moved is moved as bytes, whatever its dtype.
+An MPI that accepts GPU memory gets it directly; for others it is copied through the host's pinned memory. What is reduced is
+copied for Open MPI, too. Data that is only moved is moved as bytes, whatever its dtype.
 """
 
 from __future__ import annotations
@@ -15,22 +15,27 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from runner.rendezvous.mpi_library import takes_gpu_memory
+from runner.rendezvous.mpi_library import reduces_gpu_memory, takes_gpu_memory
 
 # Bytes per call where a call can be split, and elements per buffer where it cannot: MPI 3 (Open MPI) counts in an int.
 LARGEST_CALL = 1 << 30
 LARGEST_COUNT = (1 << 31) - 1
 
 
-def is_plain(tensor: Tensor) -> bool:
+def _is_in_reach(tensor: Tensor, *, reduced: bool) -> bool:
+    """Whether MPI can access the tensor's memory; ``reduced``: to compute with it, not only to move it."""
+    return tensor.is_cpu or (reduces_gpu_memory() if reduced else takes_gpu_memory())
+
+
+def is_plain(tensor: Tensor, *, reduced: bool = False) -> bool:
     """Whether MPI can use the tensor's memory directly."""
-    in_reach = tensor.is_cpu or takes_gpu_memory()
-    return in_reach and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    is_in_reach = _is_in_reach(tensor, reduced=reduced)
+    return is_in_reach and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
-def scratch(shape: Sequence[int], dtype: torch.dtype, of: Tensor) -> Tensor:
+def scratch(shape: Sequence[int], dtype: torch.dtype, of: Tensor, *, reduced: bool = False) -> Tensor:
     """An empty tensor that MPI can use, for data from or to a tensor: on its device, or in the host's pinned memory."""
-    if of.is_cpu or takes_gpu_memory():
+    if _is_in_reach(of, reduced=reduced):
         return torch.empty(shape, dtype=dtype, device=of.device)
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
@@ -99,6 +104,7 @@ class Staged:
         width: how many numbers ``before`` makes of each element, in an additional last dimension.
         copy_back: if False, the tensor is not changed.
         receive_only: the tensor's own values are not needed.
+        reduced: MPI computes with it.
     """
 
     def __init__(
@@ -111,15 +117,17 @@ class Staged:
         width: int = 1,
         copy_back: bool = True,
         receive_only: bool = False,
+        reduced: bool = False,
     ) -> None:
         self._tensor, self._after, self._copy_back = tensor, after, copy_back
         dtype = dtype or tensor.dtype
         is_same = dtype == tensor.dtype and width == 1 and (before is None or receive_only)
-        self._is_own = copy_back and is_same and is_plain(tensor)
+        self._is_own = copy_back and is_same and is_plain(tensor, reduced=reduced)
         if self._is_own:
             self._data = tensor.detach() if tensor.requires_grad else tensor
         else:
-            self._data = scratch((*tensor.shape, width) if width > 1 else tensor.shape, dtype, tensor)
+            shape = (*tensor.shape, width) if width > 1 else tensor.shape
+            self._data = scratch(shape, dtype, tensor, reduced=reduced)
             if not receive_only:
                 source = tensor.detach()
                 self._data.copy_(before(source) if before else source)
@@ -135,11 +143,11 @@ class Staged:
             self._tensor.detach().copy_(result)
 
 
-def sendable(tensor: Tensor) -> Tensor:
+def sendable(tensor: Tensor, *, reduced: bool = False) -> Tensor:
     """The tensor, or a copy that MPI can use; hold a reference until MPI is done."""
-    if is_plain(tensor):
+    if is_plain(tensor, reduced=reduced):
         return tensor
-    return scratch(tensor.shape, tensor.dtype, tensor).copy_(tensor.detach())
+    return scratch(tensor.shape, tensor.dtype, tensor, reduced=reduced).copy_(tensor.detach())
 
 
 def apart(source: Tensor, target: Tensor) -> Tensor:

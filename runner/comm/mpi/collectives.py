@@ -129,7 +129,7 @@ def _reduce_scatter(
 ) -> Steps:
     prepared = reduction.before(whole.detach()) if reduction.before else whole
     with staged(output, reduction, receive_only=True) as data:
-        source = apart(sendable(prepared.to(reduction.dtype)), data)
+        source = apart(sendable(prepared.to(reduction.dtype), reduced=True), data)
         if len(set(counts)) > 1:
             send, receive = as_numbers(source, reduction.datatype), as_numbers(data, reduction.datatype)
             wide_counts = [count * reduction.width for count in counts]
@@ -187,7 +187,7 @@ def sparse_allreduce(comm: MPI.Intracomm, tensors: Sequence[Tensor], reductions:
 def staged(tensor: Tensor, reduction: Reduction, *, copy_back: bool = True, receive_only: bool = False) -> Staged:
     """The tensor in the form that its reduction needs."""
     if reduction.is_direct:
-        return Staged(tensor, copy_back=copy_back, receive_only=receive_only)
+        return Staged(tensor, copy_back=copy_back, receive_only=receive_only, reduced=True)
     return Staged(
         tensor,
         reduction.dtype,
@@ -196,4 +196,5 @@ def staged(tensor: Tensor, reduction: Reduction, *, copy_back: bool = True, rece
         width=reduction.width,
         copy_back=copy_back,
         receive_only=receive_only,
+        reduced=True,
     )
