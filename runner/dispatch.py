@@ -47,7 +47,7 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
         _run_workload(target.name, arguments, job)
     else:
         set_variables(torchrun_variables(job))
-        _check_replaced(job)
+        _check_backend(job)
         serve_store(job)
         prepare_backends(job)
         limit_when_imported(job)
@@ -59,10 +59,9 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
 
 
 @raised_on_all_ranks()
-def _check_replaced(job: Job) -> None:
-    for name in job.replaced_backends.values():
-        if reason := backends()[name].unavailable_reason(job):
-            raise UsageError(f"--replace-backend: {reason}")
+def _check_backend(job: Job) -> None:
+    if job.replaces_gloo and (reason := backends()[job.backend].unavailable_reason(job)):
+        raise UsageError(f"--backend {job.backend}: {reason}")
 
 
 def _run_workload(name: str, arguments: Sequence[str], job: Job) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from runner.guard.board import Board
@@ -24,7 +23,7 @@ class Job:
     device: str = "auto"  # as asked for; the placements say which one is used
     backend: str = ""  # of a workload's process group; comm/choice.py chooses it
     backend_why: str = ""
-    replaced_backends: Mapping[str, str] = field(default_factory=dict)  # the name in the script: the backend it gets
+    replaces_gloo: bool = False  # mpi4py serves a script that says gloo, or names no backend
     collective_timeout: float = 1800.0  # seconds
     board: Board = field(default_factory=Board, compare=False, repr=False)  # where the worker reports its progress
     is_standby: bool = False  # it waits until it is needed

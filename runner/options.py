@@ -86,7 +86,6 @@ class Request:
     rendezvous: str
     device: str
     backend: str | None  # None if not given, here and below
-    replace_backend: str | None
     timeout: float
     collective_timeout: float | None
     hang_timeout: float | None
@@ -145,13 +144,8 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
         "--backend",
         choices=("auto", *process_groups()),
         help="of a workload's process group: gloo, nccl, mpi4py (over the MPI that started the job; torch 2.14 or newer), or "
-        "mpi where torch was built with it (auto: nccl on GPUs, xccl on Intel's; on CPUs mpi4py where it can be used, else gloo)",
-    )
-    group.add_argument(
-        "--replace-backend",
-        choices=("gloo=mpi4py",),
-        metavar="gloo=mpi4py",
-        help="give a script that asks for gloo the backend mpi4py instead",
+        "mpi where torch was built with it (auto: nccl on GPUs, xccl on Intel's; on CPUs mpi4py where it can be used, else gloo). For a "
+        "script mpi4py only, which then serves one that says gloo or mpi, or names no backend",
     )
     group.add_argument(
         "--launcher",
@@ -288,7 +282,6 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
         rendezvous=known.rendezvous,
         device=known.device,
         backend=known.backend,
-        replace_backend=known.replace_backend,
         timeout=known.timeout,
         collective_timeout=known.collective_timeout,
         hang_timeout=known.hang_timeout,
@@ -308,11 +301,8 @@ _IDLE = {
     (
         "backend",
         "script",
-    ): "a script names its backend itself, in init_process_group(); --replace-backend gloo=mpi4py gives "
-    "it mpi4py in gloo's place",
-    ("replace_backend", "workload"): "a workload takes --backend mpi4py",
+    ): "a script names its backend itself, in init_process_group(); --backend mpi4py serves one that says gloo or mpi",
     ("backend", "tool"): "it has options of its own: see its --help",
-    ("replace_backend", "tool"): "it is for scripts that ask for gloo",
     ("hang_timeout", "tool"): "it is for workloads",
     ("on_preempt", "workload"): "a workload saves by itself",
     ("on_preempt", "tool"): "it is for scripts",
@@ -323,6 +313,7 @@ _IDLE = {
     ("time_to_save", "tool"): "it is for scripts",
 }
 _SHOWS_BACKENDS = "explain"
+_SERVES_SCRIPTS = "mpi4py"
 
 
 def refuse_idle_options(request: Request, kind: str, name: str) -> None:
@@ -334,6 +325,7 @@ def refuse_idle_options(request: Request, kind: str, name: str) -> None:
     for (option, of_kind), why in _IDLE.items():
         if (
             (option, name) != ("backend", _SHOWS_BACKENDS)
+            and (option, of_kind, request.backend) != ("backend", "script", _SERVES_SCRIPTS)
             and of_kind == ("script" if kind == "module" else kind)
             and getattr(request, option) is not None
         ):

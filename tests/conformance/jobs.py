@@ -28,7 +28,7 @@ DUMPING = 2.0  # seconds that a test's ranks get after its limit, to write where
 ENDING = 5.0  # seconds that a launcher gets to end its ranks
 POLL = 0.05  # seconds
 
-IN_GLOOS_PLACE = ("--replace-backend", "gloo=mpi4py")
+IN_GLOOS_PLACE = ("--backend", "mpi4py")
 END = "the end of the job"  # stands where a test's name stands, if a job that passed all does not end in order
 
 

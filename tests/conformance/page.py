@@ -58,7 +58,7 @@ def page(gloo: Outcomes, by_mpi: dict[str, Outcomes], left_out: dict[str, str], 
         "",
         f"Written by `make conformance` on {date.today()}: {versions}; {ranks} ranks on one host, no GPU. The tests are those of "
         "`torch.testing._internal.distributed.distributed_test` in torch's wheel. They ask for gloo; "
-        "`--replace-backend gloo=mpi4py` gives them mpi4py instead.",
+        "`--backend mpi4py` gives them mpi4py instead.",
         "",
         *(f"* {line}" for line in summary(gloo, by_mpi, left_out)),
         f"* gloo itself: {len(counted[PASSED])} passed, {len(counted[FAILED])} failed, {len(counted[SKIPPED])} skipped "

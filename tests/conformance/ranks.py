@@ -1,6 +1,6 @@
 """What each rank of a job runs: the tests of a list, one after the other, until one fails.
 
-    mpirun -np 3 python -m runner --replace-backend gloo=mpi4py -m tests.conformance.ranks FOLDER
+    mpirun -np 3 python -m runner --backend mpi4py -m tests.conformance.ranks FOLDER
 
 FOLDER holds plan.json, and a folder per test where the ranks leave their outcomes. A job ends with the first test that
 fails: what it may have left (a message on its way, a group) must not reach the next.

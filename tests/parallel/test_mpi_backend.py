@@ -51,9 +51,20 @@ def test_workloads_get_it_where_the_ranks_met_by_mpi() -> None:
 
 def test_a_script_that_asks_for_gloo_gets_it() -> None:
     limit = ["--collective-timeout", "600"]  # which is also set when the script imports torch
-    done = ok(runner(2, *limit, "--replace-backend", "gloo=mpi4py", str(SCRIPTS / "backend_names.py"), "gloo"))
-    assert sorted(done.stdout.splitlines()) == ["rank 0: mpi4py 2.0 [0, 1]", "rank 1: mpi4py 2.0 [0, 1]"]
-    assert ok(runner(1, str(SCRIPTS / "backend_names.py"), "cpu:mpi4py")).stdout == "rank 0: mpi4py 1.0 [0]\n"
+    done = ok(
+        runner(2, *limit, "--backend", "mpi4py", str(SCRIPTS / "backend_names.py"), "gloo", "none", "MPI", "cpu:mpi")
+    )
+    assert sorted(done.stdout.splitlines()) == ["rank 0: MPIBackend 2.0"] * 4 + ["rank 1: MPIBackend 2.0"] * 4
+    assert ok(runner(1, str(SCRIPTS / "backend_names.py"), "cpu:mpi4py")).stdout == "rank 0: MPIBackend 1.0\n"
+
+
+def test_a_script_that_asks_for_mpi_gets_it_where_torch_has_none() -> None:
+    done = ok(runner(2, str(SCRIPTS / "backend_names.py"), "mpi", "none"))
+    assert sorted(done.stdout.splitlines()) == [
+        f"rank {rank}: {name} 2.0" for rank in range(2) for name in ("MPIBackend", "ProcessGroupGloo")
+    ]
+    done = runner(2, "--rendezvous", "file", str(SCRIPTS / "backend_names.py"), "mpi")
+    assert "doesn't have MPI built in" in done.stderr
 
 
 def test_ranks_that_wait_for_a_late_one_are_told() -> None:
@@ -130,8 +141,8 @@ def test_messages(transport: str) -> None:
 def test_it_is_refused_where_there_is_no_mpi(tmp_path: Path) -> None:
     done = runner(2, "--rendezvous", "file", "workloads.linear", "--backend", "mpi4py", cwd=tmp_path)
     refused(done, "--backend mpi4py: the ranks did not meet by MPI")
-    done = runner(2, "--rendezvous", "file", "--replace-backend", "gloo=mpi4py", str(SCRIPTS / "ddp_training.py"))
-    refused(done, "runner: --replace-backend: the ranks did not meet by MPI")
+    done = runner(2, "--rendezvous", "file", "--backend", "mpi4py", str(SCRIPTS / "ddp_training.py"))
+    refused(done, "runner: --backend mpi4py: the ranks did not meet by MPI")
 
 
 def test_the_mpi_is_asked_whether_it_takes_gpu_memory() -> None:

@@ -210,9 +210,6 @@ def test_a_folder_for_socket_files_that_is_not_ones_own(there: str) -> None:
     [
         (["--backend", "gloo", "script.py"], "a script names its backend itself"),
         (["--backend", "gloo", "-m", "script"], "a script names its backend itself"),
-        (["--replace-backend", "gloo=mpi4py", "workloads.linear"], "a workload takes --backend mpi4py"),
-        (["workloads.linear", "--replace-backend", "gloo=mpi4py"], "a workload takes --backend mpi4py"),
-        (["--replace-backend", "gloo=mpi4py", "explain"], "it is for scripts"),
         (["--backend", "gloo", "doctor"], "it has options of its own"),
         (["--hang-timeout", "60", "explain"], "it is for workloads"),
     ],

@@ -1,12 +1,20 @@
+"""Makes a group by each backend's name, one after the other, and prints which backend it got; "none" stands for no name."""
+
 import sys
 
 import torch
 import torch.distributed as dist
 
-dist.init_process_group(sys.argv[1])
-total = torch.ones(1)
-dist.all_reduce(total)
-backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-ranks = backend.options.global_ranks_in_group  # what torch 2.15 asks for itself
-print(f"rank {dist.get_rank()}: {backend.getBackendName()} {total.item()} {ranks}", flush=True)
-dist.destroy_process_group()
+for name in sys.argv[1:]:
+    dist.init_process_group(**{} if name == "none" else {"backend": name})
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    pair = torch.ones(1)
+    dist.all_reduce(pair, group=dist.new_group())
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    found = type(backend).__name__
+    if found == "MPIBackend":  # what torch 2.15 asks for itself
+        assert backend.options.global_ranks_in_group == [*range(dist.get_world_size())]
+    print(f"rank {dist.get_rank()}: {found} {pair.item()}", flush=True)
+    assert total.item() == pair.item()
+    dist.destroy_process_group()

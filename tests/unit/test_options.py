@@ -38,9 +38,9 @@ def test_a_workload_may_be_called_like_an_options_value(argv: str) -> None:
 
 
 def test_a_workload_has_the_runners_options_on_either_side_of_its_name() -> None:
-    argv = "--timeout 5 --device cpu work --device cuda --replace-backend gloo=mpi4py"
+    argv = "--timeout 5 --device cpu work --device cuda --backend mpi4py"
     request = parse(argv.split(), TOOLS)
-    assert (request.timeout, request.device, request.replace_backend) == (5.0, "cuda", "gloo=mpi4py")
+    assert (request.timeout, request.device, request.backend) == (5.0, "cuda", "mpi4py")
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ class MPI4Py(Backend):
         return ""
 
     def prepare(self, job: Job) -> None:
-        """Make ``init_process_group("mpi4py")`` work, also under the name of a backend that it replaces."""
+        """Make ``init_process_group("mpi4py")`` work, also for a script that says gloo or mpi, where this serves it."""
         when_imported(_MODULE, lambda: self._register(sys.modules[_MODULE], job))
 
     def examine(self, job: Job) -> Finding:
@@ -73,9 +73,24 @@ class MPI4Py(Backend):
             crowded = any(placement.is_crowded for placement in job.placements)
             return create(options, name, crowded=crowded)
 
-        for name in (self.name, *(name for name, by in job.replaced_backends.items() if by == self.name)):
+        for name in (self.name, *(["gloo"] if job.replaces_gloo else [])):
             create = partial(create_as, name)
             module.Backend.register_backend(name, create, extended_api=True, devices=["cpu", "cuda"])
+        if not module.is_mpi_available() and not self.unavailable_reason(job):
+            _rename(module.Backend, "mpi", self.name)
+
+
+def _rename(names: Any, asked: str, served: str) -> None:
+    """Make torch.distributed take one backend's name for another's.
+
+    Registering under the name mpi is not enough: torch gives the backend of that name no store, rank and size.
+    """
+    as_before = names.__new__
+
+    def renamed(kind: Any, name: Any) -> Any:
+        return as_before(kind, served if isinstance(name, str) and name.lower() == asked else name)
+
+    names.__new__ = renamed
 
 
 def _version_of_torch(job: Job) -> tuple[int, ...]:
