@@ -2,41 +2,65 @@
 
 By TORCHELASTIC_USE_AGENT_STORE torchrun tells its workers that a store is served at MASTER_ADDR and MASTER_PORT, so that
 all ranks join it as clients; the runner does the same. But the variable must apply to that store only: otherwise a script
-that sets MASTER_ADDR and MASTER_PORT itself, or processes that it spawns by multiprocessing, which are not ranks of the
-job, would wait for a store that no process serves.
+that sets MASTER_ADDR and MASTER_PORT itself, or processes that it spawns by multiprocessing and that do so, would wait for a
+store that no process serves.
 """
 
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import partial
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
 from runner.comm.importing import when_imported
 from runner.environment import without_variable
-from runner.job import Job
+
+if TYPE_CHECKING:
+    from runner.job import Job
 
 IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 _MODULE = "torch.distributed.rendezvous"
-# The modules by which multiprocessing starts processes that do not inherit this one's modules.
-_SPAWNING = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver")
+_SPAWNING = "multiprocessing.spawn"
+_IN_SPAWNED = str(Path(__file__).with_name("spawned.py"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """The runner's store, as one rank of the job sees it.
+
+    Attributes:
+        process: the rank's process; others that see it were started by that one.
+        starts: how often that process had started others by multiprocessing, when it had none.
+    """
+
+    host: str
+    port: int
+    rank: int
+    size: int
+    process: int
+    starts: int = 0
 
 
 def serve_own_endpoint_only(job: Job) -> None:
     """Make the variable apply to the runner's store only, in a program that imports torch later."""
-    if job.context.launcher.has_store:
-        return
-    endpoint = job.endpoint.host, str(job.endpoint.port)
-    when_imported(_MODULE, lambda: _wrap_handlers(vars(sys.modules[_MODULE])["_rendezvous_handlers"], endpoint))
-    for module in _SPAWNING:
-        when_imported(module, partial(_wrap_launch, module))
+    if not job.context.launcher.has_store:
+        host, port = job.endpoint.host, job.endpoint.port
+        join_only(Served(host=host, port=port, rank=job.rank, size=job.size, process=os.getpid()))
 
 
-def _wrap_handlers(handlers: dict[str, Callable[..., Iterator[Any]]], endpoint: tuple[str, str]) -> None:
+def join_only(served: Served) -> None:
+    """The same for a process of the program, and for those that it starts by multiprocessing."""
+    when_imported(_MODULE, lambda: _wrap_handlers(vars(sys.modules[_MODULE])["_rendezvous_handlers"], served))
+    when_imported(_SPAWNING, lambda: _tell_spawned(sys.modules[_SPAWNING], served))
+
+
+def _wrap_handlers(handlers: dict[str, Callable[..., Iterator[Any]]], served: Served) -> None:
     def asked_for(url: str) -> tuple[str | None, str | None]:
         if url.startswith("env:"):
             return os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
@@ -45,9 +69,10 @@ def _wrap_handlers(handlers: dict[str, Callable[..., Iterator[Any]]], endpoint: 
     def wrapped(handler: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         def handle(url: str, *arguments: Any, **options: Any) -> Iterator[Any]:
             found = handler(url, *arguments, **options)
-            with nullcontext() if asked_for(url) == endpoint else without_variable(IS_SERVED):
+            is_own = asked_for(url) == (served.host, str(served.port))
+            with nullcontext() if is_own else without_variable(IS_SERVED):
                 first = next(found)  # this makes the store
-            yield first
+            yield _of_own_group(served, *first) if is_own and os.getpid() != served.process else first
             yield from found
 
         return handle
@@ -55,12 +80,45 @@ def _wrap_handlers(handlers: dict[str, Callable[..., Iterator[Any]]], endpoint: 
     handlers.update({scheme: wrapped(handlers[scheme]) for scheme in ("env", "tcp")})
 
 
-def _wrap_launch(module: str) -> None:
-    popen = vars(sys.modules[module])["Popen"]
-    launch = popen._launch
+def _of_own_group(served: Served, store: Any, rank: int, size: int) -> tuple[Any, int, int]:
+    """What a process that a rank has started gets, at the job's address: the rank's place, or a place in a group of such processes.
 
-    def launch_without_the_variable(self: Any, process: Any) -> None:
-        with without_variable(IS_SERVED):
-            launch(self, process)
+    Raises:
+        RuntimeError: several ranks have started such processes, which would all meet there.
+    """
+    if (rank, size) == (served.rank, served.size):
+        return store, rank, size
+    if served.size > 1:
+        raise RuntimeError(
+            f"rank {served.rank} of {served.size} has started a process that wants to be rank {rank} of {size} at MASTER_ADDR and "
+            "MASTER_PORT, where the job's own ranks meet: start the script once, not by a launcher, or set both for such processes"
+        )
+    from torch._C._distributed_c10d import PrefixStore
 
-    popen._launch = launch_without_the_variable
+    return PrefixStore(f"started {served.starts}", store), rank, size
+
+
+class _InSpawned:
+    """Has the process that unpickles it run a file of this folder."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return runpy.run_path, (_IN_SPAWNED, {"SERVED": asdict(self._served)})
+
+
+def _tell_spawned(module: Any, served: Served) -> None:
+    """Let the processes that multiprocessing starts anew, which inherit none of this one's modules, do as this one does."""
+    from multiprocessing import active_children
+
+    prepared = module.get_preparation_data
+    starts = served.starts
+
+    def prepared_with_ours(name: str) -> dict[str, Any]:
+        nonlocal starts
+        starts += name != "ignore" and not active_children()  # (that is the fork server's own start)
+        data: dict[str, Any] = prepared(name)
+        return data | {"runner": _InSpawned(replace(served, starts=starts))}
+
+    module.get_preparation_data = prepared_with_ours

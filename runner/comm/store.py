@@ -2,29 +2,102 @@
 
 from __future__ import annotations
 
+import os
+import select
+import socket
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 
+from runner.comm.importing import when_imported
 from runner.comm.keeping import keep
 from runner.job import Job
 
 _has_served = threading.Event()
+_serving = threading.Lock()
+
+# Ends with its parent: when the pipe on its standard input closes, or, if a child of the program holds that open, a second
+# after it has another parent.
+_PROCESS = """
+import os, select, sys
+from datetime import timedelta
+host, port, listener, timeout, parent = sys.argv[1:]
+from torch._C._distributed_c10d import TCPStore
+store = TCPStore(host, int(port), is_master=True, master_listen_fd=int(listener), wait_for_workers=False,
+                 timeout=timedelta(seconds=float(timeout)))
+while os.getppid() == int(parent) and not select.select([0], [], [], 1)[0]:
+    pass
+os._exit(0)
+"""
 
 
 def serve_store(job: Job) -> None:
     """On rank 0, serve the job's store on the held socket until the process ends, once. Called on all ranks."""
-    has_served = _has_served.is_set()
-    _has_served.set()
-    if has_served or job.endpoint.listener is None or job.endpoint.is_launchers:
-        return
-    from torch._C._distributed_c10d import TCPStore
+    with _serving:
+        has_served = _has_served.is_set()
+        _has_served.set()
+        if has_served or not _is_ours(job):
+            return
+        from torch._C._distributed_c10d import TCPStore
 
-    store = TCPStore(
-        job.endpoint.host,
-        job.endpoint.port,
-        is_master=True,
-        master_listen_fd=job.endpoint.listener.detach(),
-        wait_for_workers=False,
-        timeout=timedelta(seconds=job.collective_timeout),
+        assert job.endpoint.listener is not None
+        store = TCPStore(
+            job.endpoint.host,
+            job.endpoint.port,
+            is_master=True,
+            master_listen_fd=job.endpoint.listener.detach(),
+            wait_for_workers=False,
+            timeout=timedelta(seconds=job.collective_timeout),
+        )
+        keep(store)
+
+
+def serve_when_needed(job: Job) -> None:
+    """Serve the store for a program that may import torch later, or never. Called on all ranks.
+
+    It is served as soon as the program imports torch. If somebody connects before it does (the other ranks, or a process that
+    the program has started), a process of its own serves it: what the program does before its import stays as it is.
+    """
+    if _has_served.is_set() or not _is_ours(job):
+        return
+    program = os.getpid()
+
+    def serve() -> None:
+        if os.getpid() == program:  # not in a child that it has forked
+            serve_store(job)
+
+    when_imported("torch", serve)
+    if not _has_served.is_set():
+        assert job.endpoint.listener is not None
+        threading.Thread(
+            target=_serve_first_client, args=(job, job.endpoint.listener), name="store", daemon=True
+        ).start()
+
+
+def _serve_first_client(job: Job, listener: socket.socket) -> None:
+    select.select([listener.fileno()], [], [])
+    while not _has_served.is_set():
+        with _serving:
+            # While the program imports torch, the client waits for the end of that: this may be any second.
+            if not _has_served.is_set() and "torch" not in sys.modules:
+                _has_served.set()
+                _start_process(job, listener)
+        _has_served.wait(0.2)
+
+
+def _start_process(job: Job, listener: socket.socket) -> None:
+    words = job.endpoint.host, job.endpoint.port, listener.fileno(), job.collective_timeout, os.getpid()
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROCESS, *map(str, words)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[listener.fileno()],
+        start_new_session=True,  # Ctrl-C is for the program
     )
-    keep(store)
+    keep(process)
+    listener.close()
+
+
+def _is_ours(job: Job) -> bool:
+    return job.endpoint.listener is not None and not job.endpoint.is_launchers

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from runner.comm.keeping import keep
+from runner.comm.own_modules import own_modules
 from runner.environment import set_missing
 from runner.job import Job
 
@@ -33,7 +34,8 @@ def prepare_rendezvous(job: Job) -> None:
     from horovod.runner.util.network import get_local_host_addresses
     from torch._C._distributed_c10d import TCPStore
 
-    from runner.comm.horovod.server import serve
+    with own_modules():
+        from runner.comm.horovod.server import serve
 
     slots = []
     for rank, record in enumerate(job.topology.records):

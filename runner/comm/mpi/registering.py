@@ -8,6 +8,7 @@ from typing import Any
 
 from runner.comm.backend import Backend, Finding
 from runner.comm.importing import when_imported
+from runner.comm.own_modules import own_modules
 from runner.job import Job
 from runner.rendezvous.mpi_library import load_mpi, takes_gpu_memory, threads_may_call
 
@@ -68,7 +69,8 @@ class MPI4Py(Backend):
             if problem:
                 raise RuntimeError(f"backend mpi4py: {problem}")
             load_mpi(job.context)  # a job of one rank has not loaded it for the rendezvous
-            from runner.comm.mpi.creating import create
+            with own_modules():
+                from runner.comm.mpi.creating import create
 
             crowded = any(placement.is_crowded for placement in job.placements)
             return create(options, name, crowded=crowded)

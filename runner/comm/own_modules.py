@@ -1,0 +1,91 @@
+"""Let a program have a module ``runner`` of its own, as thousands do, beside this package.
+
+Before a program starts, this package's modules leave ``sys.modules``. If the program imports ``runner``, it gets the one that is
+on its path; if there is no other, it gets these modules, and they are back for good.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+_NAME = __name__.partition(".")[0]
+_LANDMARK = Path("rendezvous", "mpi_library.py")  # in every copy of this package, and in no other of its name
+_hidden: dict[str, ModuleType] = {}
+_swapping = threading.RLock()
+
+
+def hide_own_modules() -> None:
+    """Let the program's ``import runner`` find its own. Call when its folder is on ``sys.path``, before it starts."""
+    if not _hidden:
+        _hidden.update(_taken_out())
+        sys.meta_path.insert(0, _Finder())
+
+
+@contextmanager
+def own_modules() -> Iterator[None]:
+    """A block in which this package imports more of its own modules, also where the program has others of their names.
+
+    Another thread that imports the program's meanwhile would get these; so keep the block short.
+    """
+    with _swapping:
+        if not _hidden:
+            yield
+            return
+        theirs = _taken_out()
+        sys.modules.update(_hidden)
+        try:
+            yield
+        finally:
+            _hidden.update(_taken_out())
+            sys.modules.update(theirs)
+
+
+def _taken_out() -> dict[str, ModuleType]:
+    names = [name for name in sys.modules if name == _NAME or name.startswith(f"{_NAME}.")]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds a program's ``runner`` anywhere on its path, or else this package's modules, which are loaded already."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != _NAME or not _hidden:
+            return None
+        others = [entry for entry in sys.path if not _is_ours(Path(entry or ".", _NAME))]
+        theirs = importlib.machinery.PathFinder.find_spec(name, others)
+        if theirs is not None and _has_source(theirs):
+            return theirs
+        return importlib.util.spec_from_loader(name, _Loaded(), is_package=True)
+
+
+class _Loaded(importlib.abc.Loader):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        found = dict(_hidden)
+        _hidden.clear()
+        self.spec = found[_NAME].__spec__
+        sys.modules.update(found)
+        return found[_NAME]
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self.spec  # that of this import is in its place
+
+
+def _is_ours(folder: Path) -> bool:
+    return (folder / _LANDMARK).is_file()
+
+
+def _has_source(spec: importlib.machinery.ModuleSpec) -> bool:
+    """Whether it is a module or package, or a folder of modules: not any folder that happens to have this name."""
+    return spec.origin is not None or any(
+        next(Path(folder).glob("*.py"), None) is not None for folder in spec.submodule_search_locations or ()
+    )
