@@ -92,8 +92,8 @@ def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple
     problem: UsageError | None = None
     target: Target | None = None
     try:
-        target = find_target(request.target, as_module=request.as_module, tools=tool_names())
-        refuse_idle_options(request, target.kind, target.name)
+        target = find_target(request.target, form=request.form, tools=tool_names())
+        refuse_idle_options(request, target)
     except UsageError as error:
         problem = error
     record = own_record(
@@ -157,11 +157,7 @@ def _job(
 
 def _warn_of_host(job: Job, target: Target) -> None:
     warnings = [job.placement.warning, job.placement.gpu_warning]
-    if (
-        job.size > 1
-        and target.kind in ("script", "module")
-        and (absent := job.topology.records[job.rank].absent_interfaces)
-    ):
+    if job.size > 1 and target.is_program and (absent := job.topology.records[job.rank].absent_interfaces):
         warnings.append(f"GLOO_SOCKET_IFNAME names {', '.join(absent)}, which is not here, so gloo will fail")
     if job.local_rank == 0 and target.kind != "tool":
         for warning in filter(None, warnings):

@@ -20,6 +20,7 @@ from runner.launch.detect import is_reporting
 from runner.launch.table import SINGLE, launchers
 from runner.numbers import duration, not_negative
 from runner.rendezvous.rendezvous import WAYS
+from runner.target import AS_CODE, AS_MODULE, NO_PYTHON, SCRIPT, Target, is_path
 
 HANG_TIMEOUT = 600.0  # seconds
 
@@ -79,8 +80,8 @@ class Request:
     """The parsed command line."""
 
     target: str
-    as_module: bool
-    may_be_workload: bool  # neither a tool nor a script nor a module
+    form: str  # how its name is meant: -m, -c, --no-python or ""
+    may_be_workload: bool  # neither a tool nor a program
     arguments: tuple[str, ...]
     launcher: str | None
     rendezvous: str
@@ -100,8 +101,8 @@ class Request:
 
     @property
     def tool(self) -> str:
-        """The target's name, where it may be a tool; "" after ``-m``, which always names a module."""
-        return "" if self.as_module else self.target
+        """The target's name, where it may be a tool; "" after ``-m`` and others, which never name one."""
+        return "" if self.form else self.target
 
 
 def seconds(text: str) -> float:
@@ -233,7 +234,13 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
         epilog=EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"runner {runner.__version__}")
-    parser.add_argument("-m", dest="as_module", action="store_true", help="the target is a module, run as a program")
+    forms = {
+        AS_MODULE: "the target is a module, run as a program",
+        AS_CODE: "the target is code",
+        NO_PYTHON: "the target is not for Python: execute it",
+    }
+    for form, what in forms.items():
+        parser.add_argument(form, dest="form", action="store_const", const=form, default="", help=what)
     # One positional for target and arguments: if they were two, argparse would drop a "--" that follows the target.
     parser.add_argument(
         "command",
@@ -267,7 +274,7 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
     if not command:
         parser.error("no target given; for example workloads.mnist, train.py or explain")
     target, *arguments = command
-    may_be_workload = _may_be_workload(target) and target not in tools and not known.as_module
+    may_be_workload = not known.form and target not in tools and not is_path(target)
     if may_be_workload:
         # A workload also accepts the runner's options after its name; they override those before it.
         shared = Parser(prog=f"python -m runner {target}", add_help=False)
@@ -275,7 +282,7 @@ def parse(argv: Sequence[str], tools: Sequence[str] = ()) -> Request:
         shared.parse_known_args(arguments, known)
     return Request(
         target=target,
-        as_module=known.as_module,
+        form=known.form,
         may_be_workload=may_be_workload,
         arguments=tuple(arguments),
         launcher=known.launcher,
@@ -316,17 +323,18 @@ _SHOWS_BACKENDS = "explain"
 _SERVES_SCRIPTS = "mpi4py"
 
 
-def refuse_idle_options(request: Request, kind: str, name: str) -> None:
+def refuse_idle_options(request: Request, target: Target) -> None:
     """Refuse an option that would have no effect on this kind of target.
 
     Raises:
         UsageError: there is one; the message says what to use instead.
     """
+    name, kind = target.name, SCRIPT if target.is_program else target.kind
     for (option, of_kind), why in _IDLE.items():
         if (
             (option, name) != ("backend", _SHOWS_BACKENDS)
-            and (option, of_kind, request.backend) != ("backend", "script", _SERVES_SCRIPTS)
-            and of_kind == ("script" if kind == "module" else kind)
+            and (option, of_kind, request.backend) != ("backend", SCRIPT, _SERVES_SCRIPTS)
+            and of_kind == kind
             and getattr(request, option) is not None
         ):
             raise UsageError(f"--{option.replace('_', '-')} has no effect on {name}: {why}")
@@ -335,7 +343,3 @@ def refuse_idle_options(request: Request, kind: str, name: str) -> None:
     for option, given in (("--time-limit", request.time_limit), ("--time-to-save", request.time_to_save)):
         if given is not None and request.on_preempt is None:
             raise UsageError(f"{option} has no effect on {name}: add --on-preempt, by which a script is told to save")
-
-
-def _may_be_workload(target: str) -> bool:
-    return not target.endswith(".py") and os.sep not in target

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import NoReturn
 
 import runner.dispatch
+import runner.program
 from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError
 from runner.guard.advice import EVERY_STEP, after_error
 from runner.guard.launcher import launcher_of
@@ -258,7 +259,9 @@ def _who_has_ended(job: Job | None) -> str:
 def _skip_runner(trace: TracebackType | None) -> TracebackType | None:
     """The traceback without the runner's own frames above the target."""
     # Its first frame is the command line's main().
-    way = {trace.tb_frame.f_code.co_filename, runner.dispatch.__file__} if trace is not None else set()
+    way = {runner.dispatch.__file__, runner.program.__file__}
+    if trace is not None:
+        way.add(trace.tb_frame.f_code.co_filename)
     start = trace
     while start is not None and (
         start.tb_frame.f_code.co_filename in way or "<frozen" in start.tb_frame.f_code.co_filename

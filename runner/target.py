@@ -1,4 +1,4 @@
-"""The target: a tool, a script, a module or a workload; found and read, not yet imported.
+"""The target: a tool, a workload, or a program in any form that Python runs; found and read, not yet imported.
 
 Modules are found without importing their packages, so that a wrong name, or a rank whose copy of the code
 differs, is refused before torch is imported.
@@ -13,6 +13,7 @@ import hashlib
 import importlib.machinery
 import os
 import pkgutil
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -21,41 +22,74 @@ from pathlib import Path
 
 from runner.errors import UsageError
 
+# The kinds of targets. All but the first two are programs.
+TOOL, WORKLOAD = "tool", "workload"
+SCRIPT = "script"  # also a folder or a zip file with a __main__.py
+MODULE, CODE, STANDARD_INPUT, EXECUTABLE = "module", "code", "standard input", "executable"
+
+# The options that say how a target's name is meant.
+AS_MODULE, AS_CODE, NO_PYTHON = "-m", "-c", "--no-python"
+
 
 @dataclass(frozen=True)
 class Target:
-    """What to run. ``digest`` is a hash of its source, "" for a tool."""
+    """What to run.
 
-    kind: str  # tool, script, module, workload
+    Attributes:
+        name: as the user has named it; of code, its text.
+        digest: a hash of its source, "" for a tool.
+        source: of a program that is in no file.
+    """
+
+    kind: str
     name: str
     path: Path | None = None
     digest: str = ""
+    source: bytes = b""
+
+    @property
+    def is_program(self) -> bool:
+        return self.kind not in (TOOL, WORKLOAD)
 
 
-def find_target(name: str, *, as_module: bool, tools: Iterable[str]) -> Target:
-    """Find what ``python -m runner [-m] NAME`` means.
+def find_target(name: str, *, form: str = "", tools: Iterable[str]) -> Target:
+    """Find what ``python -m runner [FORM] NAME`` means.
 
     Raises:
         UsageError: there is no such tool, script or module; a workload has no ``main(run, argv)``, or a program has
             one and does not call it.
     """
-    if as_module:
+    if form == AS_CODE:
+        return Target(CODE, "-c", digest=_hash(name.encode()), source=name.encode())
+    if form == NO_PYTHON:
+        if (program := shutil.which(name)) is None:
+            raise UsageError(f"no program {name} to execute")
+        return Target(EXECUTABLE, name, Path(program), _digest(Path(program)))
+    if form == AS_MODULE:
         path = _module_file(name, run_as_main=True)
         if path is None:
             raise UsageError(
                 f"no module named {name}{_near(name, _workloads())}", fix=f"it is looked for in {_places()}"
             )
         _refuse_idle(name, path, lambda: f"{name} without -m: python -m runner {name}")
-        return Target("module", name, path, _digest(path))
+        return Target(MODULE, name, path, _digest(path))
     if name in tools:
-        return Target("tool", name)
-    if name.endswith(".py") or os.sep in name:
+        return Target(TOOL, name)
+    if name == "-":
+        source = _standard_input()
+        return Target(STANDARD_INPUT, name, digest=_hash(source), source=source)
+    if is_path(name):
         script = Path(name)
+        if script.is_dir():
+            if not (script / "__main__.py").is_file():
+                raise UsageError(f"the folder {name} has no __main__.py")
+            return Target(SCRIPT, name, script, _digest(script / "__main__.py"))
         if not script.is_file():
             near = _near(script.name, (p.name for p in script.parent.glob("*.py")) if script.parent.is_dir() else ())
             raise UsageError(f"no script {name} in {Path.cwd()}{near}")
-        _refuse_idle(name, script, lambda: _workload_of(script))
-        return Target("script", name, script, _digest(script))
+        if not has_main_of_its_own(name):
+            _refuse_idle(name, script, lambda: _workload_of(script))
+        return Target(SCRIPT, name, script, _digest(script))
     path = _module_file(name, run_as_main=False)
     if path is None:
         scripts = [p.name for p in Path.cwd().glob("*.py")]
@@ -66,7 +100,31 @@ def find_target(name: str, *, as_module: bool, tools: Iterable[str]) -> Target:
             f"({', '.join(_workloads())})",
         )
     _refuse_programs(name, path)
-    return Target("workload", name, path, _digest(path))
+    return Target(WORKLOAD, name, path, _digest(path))
+
+
+def is_path(name: str) -> bool:
+    """Whether a target's name is that of a program's file or folder (or "-", standard input), and not of a module."""
+    if name == "-" or name.endswith(".py") or os.sep in name:
+        return True
+    is_there = os.path.isfile(name) or os.path.isfile(os.path.join(name, "__main__.py"))
+    return is_there and _module_file(name, run_as_main=False) is None
+
+
+def has_main_of_its_own(path: str) -> bool:
+    """Whether it is a folder or a zip file, of which Python runs the ``__main__``."""
+    return pkgutil.get_importer(path) is not None
+
+
+def _standard_input() -> bytes:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError("standard input is a terminal, and no program", fix="give a file: - < train.py")
+    source = sys.stdin.buffer.read()
+    if not source.strip():
+        raise UsageError(
+            "no program on standard input, which most launchers give to rank 0 only", fix="save it as a file"
+        )
+    return source
 
 
 def _refuse_idle(name: str, path: Path, instead: Callable[[], str]) -> None:
@@ -187,9 +245,13 @@ def _is_main(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id == "main" and isinstance(node.ctx, ast.Store)
 
 
+def _hash(source: bytes) -> str:
+    return hashlib.sha256(source).hexdigest()[:16]
+
+
 def _digest(path: Path) -> str:
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        return _hash(path.read_bytes())
     except OSError as error:
         raise _unreadable(path, error) from None
 

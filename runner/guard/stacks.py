@@ -24,7 +24,7 @@ _WITHIN = 2.0
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/runner/", "/lib/python")
-_BELOW = ("/runner/dispatch.py", "/runner/cli.py", "/runner/__main__.py", "<frozen runpy>")
+_BELOW = ("/runner/program.py", "/runner/dispatch.py", "/runner/cli.py", "/runner/__main__.py", "<frozen runpy>")
 # A rank whose innermost frames are of these waits for other ranks: torch's collectives, the runner's, DDP's in backward().
 _COLLECTIVES = (
     "/torch/distributed/",

@@ -27,7 +27,7 @@ from runner.launch.detect import is_reporting
 from runner.launch.outer_job import for_a_new_job
 from runner.numbers import positive
 from runner.options import Parser
-from runner.target import find_target
+from runner.target import AS_MODULE, find_target
 from runner.tools import tool_names, works_alone
 from runner.tools.mpirun import find_mpirun
 from runner.tools.schedulers import MPIS, SCHEDULERS, Scheduler, Shape
@@ -118,7 +118,14 @@ def _parser() -> Parser:
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the script there instead of printing it")
     parser.add_argument("--submit", action="store_true", help="hand it to the scheduler, and print what that answers")
-    parser.add_argument("-m", dest="as_module", action="store_true", help="the target is a module, run as a program")
+    parser.add_argument(
+        AS_MODULE,
+        dest="form",
+        action="store_const",
+        const=AS_MODULE,
+        default="",
+        help="the target is a module, run as a program",
+    )
     parser.add_argument("target", metavar="TARGET", help="what to run: see python -m runner --help")
     parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="the target's own arguments")
     return parser
@@ -142,7 +149,7 @@ def _text(options: argparse.Namespace) -> str:
             f"--mpi {mpi}: with --scheduler {options.scheduler} the ranks are started by {' or '.join(scheduler.scripts)}",
             fix="choose that, or leave --mpi out",
         )
-    kind = find_target(options.target, as_module=options.as_module, tools=tool_names()).kind
+    kind = find_target(options.target, form=options.form, tools=tool_names()).kind
     shape = Shape(
         name=options.name,
         nodes=options.nodes,
@@ -176,12 +183,12 @@ def _text(options: argparse.Namespace) -> str:
             f"--requeue: with --resume {checkpoint} each start begins there again",
             fix="take --resume auto, with that checkpoint's folder as --checkpoint-dir",
         )
-    target = ["-m"] * options.as_module + [options.target, *options.arguments]
+    target = [*filter(None, [options.form]), options.target, *options.arguments]
     if requeue and kind == "workload":
         for option in (("--resume", AUTO), requeue.option):
             if not any(word.partition("=")[0] == option[0] for word in options.arguments):
                 target += option
-    if gpus and not works_alone("" if options.as_module else options.target):
+    if gpus and not works_alone("" if options.form else options.target):
         target = ["--device", "cuda", *target]
     filled_in = [
         *(f"export {name}={_quoted(value)}" for name, value in settings.items()),

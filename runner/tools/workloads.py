@@ -19,7 +19,7 @@ def load_workload(name: str, tool: str) -> ModuleType:
     """
     sys.path.insert(0, os.getcwd())
     try:
-        is_workload = find_target(name, as_module=False, tools=()).kind == "workload"
+        is_workload = find_target(name, tools=()).kind == "workload"
     except UsageError:
         is_workload = False
     if not is_workload:

@@ -31,7 +31,8 @@ TABLE: dict[str, set[str]] = {
     "job": {"launch", "guard", "placement", "rendezvous"},
     "target": {"errors"},
     "numbers": set(),
-    "options": {"errors", "numbers", "launch", "devices", "rendezvous", "comm"},
+    "program": {"target"},
+    "options": {"errors", "numbers", "launch", "devices", "rendezvous", "comm", "target", "placement"},
     "comm": {"errors", "environment", "collector", "extensions", "launch", "guard", "placement", "rendezvous", "job"},
     "parallel": {"errors", "extensions", "numbers", "rendezvous", "comm"},
     "training": {
@@ -56,9 +57,13 @@ TABLE: dict[str, set[str]] = {
         ),
         *("comm", "parallel", "training"),
     },
-    "dispatch": {"errors", "environment", "collector", "target", "job", "comm", "parallel", "training", "tools"},
+    "dispatch": {
+        *("errors", "environment", "collector", "target", "program", "job", "comm", "parallel", "training", "tools")
+    },
     "shutdown": {"collector", "rendezvous", "job", "comm"},
-    "outcome": {"errors", "launch", "guard", "rendezvous", "job", "options", "comm", "dispatch", "shutdown"},
+    "outcome": {
+        *("errors", "launch", "guard", "rendezvous", "job", "options", "comm", "program", "dispatch", "shutdown")
+    },
     "cli": {
         *(
             "errors",

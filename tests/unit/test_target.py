@@ -10,8 +10,8 @@ from runner.target import Target, find_target
 from runner.tools import tool_names
 
 
-def find(name: str, *, as_module: bool = False) -> Target:
-    return find_target(name, as_module=as_module, tools=tool_names())
+def find(name: str, *, form: str = "") -> Target:
+    return find_target(name, form=form, tools=tool_names())
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def test_kinds(folder: Path) -> None:
     (folder / "package" / "work.py").write_text("def main(run, argv): ...\n")
     assert find("explain").kind == "tool"
     assert find("train.py").kind == "script"
-    assert find("package", as_module=True).path == folder / "package" / "__main__.py"
+    assert find("package", form="-m").path == folder / "package" / "__main__.py"
     assert find("package.work").kind == "workload"
     assert find("workloads.mnist").kind == "workload"
     (folder / "no" / "init").mkdir(parents=True)
@@ -85,7 +85,7 @@ def test_a_workload_given_as_a_module_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"main\(run, argv\) and never calls it.* say workloads.mnist without -m: python -m runner"
     ):
-        find("workloads.mnist", as_module=True)
+        find("workloads.mnist", form="-m")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_workload_given_as_a_module_is_refused() -> None:
 def test_a_script_that_does_something_stays_one(folder: Path, text: str) -> None:
     (folder / "train.py").write_text(text)
     assert find("train.py").kind == "script"
-    assert find("train", as_module=True).kind == "module"
+    assert find("train", form="-m").kind == "module"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_wrong_module_is_told_with_the_folders_where_it_could_be(
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(folder), "/no/lib/python311.zip", *sys.path])
     with pytest.raises(UsageError, match=r"no module named package\.work; it is looked for in ") as told:
-        find("package.work", as_module=True)
+        find("package.work", form="-m")
     places = str(told.value).partition("looked for in ")[2].split(", ")
     assert places[0] == str(folder)
     assert all(Path(place).is_dir() and not (Path(place) / "ast.py").exists() for place in places)

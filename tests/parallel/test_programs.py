@@ -1,0 +1,186 @@
+"""A program finds under the runner what it finds under python: in each form in which Python runs one, and before its imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.launching import RUNNER, SCRIPTS, clean_environment, free_port, ok, own_lines, run, runner, torchrun
+
+PROGRAM = SCRIPTS / "how_it_runs.py"
+FORMS = {
+    "script": ["s.py", "spawn"],
+    "script, ended with a reason": ["s.py", "reason"],
+    "script in a folder": ["sub/s.py", "spawn"],
+    "script, by a link": ["link.py", "spawn"],
+    "script without a suffix": ["./plain", "a"],
+    "compiled": ["c.pyc"],
+    "folder": ["folder", "a"],
+    "folder with a slash": ["./folder/"],
+    "zip file": ["app.pyz", "reason"],
+    "module": ["-m", "package.module", "spawn"],
+    "package": ["-m", "package", "--lr", "0.1"],
+    "code": ["-c", PROGRAM.read_text(), "a", "-x"],
+    "standard input": ["-", "a"],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import py_compile
+
+    folder = tmp_path_factory.mktemp("programs")
+    for copy in ("s.py", "plain", "sub/s.py", "folder/__main__.py", "package/__main__.py", "package/module.py"):
+        (folder / copy).parent.mkdir(exist_ok=True)
+        (folder / copy).write_text(PROGRAM.read_text())
+    (folder / "package" / "__init__.py").touch()
+    (folder / "link.py").symlink_to(folder / "sub" / "s.py")
+    py_compile.compile(str(folder / "s.py"), str(folder / "c.pyc"))
+    with zipfile.ZipFile(folder / "app.pyz", "w") as archive:
+        archive.write(PROGRAM, "__main__.py")
+    return folder
+
+
+def found(command: list[str], folder: Path) -> tuple[int, str, str]:
+    with open(PROGRAM) as program:
+        done = subprocess.run(
+            command, cwd=folder, env=clean_environment(), stdin=program, capture_output=True, text=True, timeout=300
+        )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_program_is_run_as_python_does(form: list[str], folder: Path) -> None:
+    flags = ["-X", "utf8", "-W", "ignore::ImportWarning"]
+    assert found([sys.executable, *flags, *RUNNER[1:], *form], folder) == found([sys.executable, *flags, *form], folder)
+
+
+def test_a_program_that_is_none_of_pythons(tmp_path: Path) -> None:
+    done = ok(runner(2, "--no-python", "sh", "-c", 'echo "$RANK of $WORLD_SIZE"'))
+    assert sorted(done.stdout.split("\n")) == ["", "0 of 2", "1 of 2"]
+    ended = runner(1, "--no-python", "sh", "-c", "kill -KILL $$")
+    assert (ended.returncode, own_lines(ended)) == (137, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--no-python", "no-such-program"), "no program no-such-program to execute"),
+        (("-",), "no program on standard input"),
+        (("no_main/",), "the folder no_main/ has no __main__.py"),
+    ],
+)
+def test_what_is_no_program_is_refused(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    (tmp_path / "no_main").mkdir()
+    done = run(*RUNNER, *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    (line,) = own_lines(done)
+    assert message in line
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return sorted(ok(done).stdout.splitlines())
+
+
+@pytest.mark.parametrize("way", [["auto"], ["file"], ["env"], ["torchrun"]], ids="".join)
+def test_torch_is_imported_by_the_program(way: list[str]) -> None:
+    """So what the program sets before its import counts on all ranks."""
+    script = str(SCRIPTS / "before_torch.py")
+    if way == ["torchrun"]:
+        done = torchrun(2, *RUNNER[1:], script)
+    elif way == ["env"]:
+        done = runner(2, script, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    else:
+        done = runner(2, "--rendezvous", *way, script)
+    assert lines(done) == ["rank 0: False True", "rank 1: False True"]
+
+
+def test_a_rank_0_without_torch_serves_the_others_all_the_same(tmp_path: Path) -> None:
+    done = runner(2, str(SCRIPTS / "before_torch.py"), str(tmp_path / "done"))
+    assert lines(done) == ["rank 0: False False", "rank 1: False True"]
+
+
+SPAWNS = str(SCRIPTS / "recipes" / "spawns_by_default.py")
+
+
+def test_a_program_alone_may_spawn_its_ranks_at_the_address_that_it_finds() -> None:
+    """As it may under python and torchrun; and more than once, as under python."""
+    done = run(*RUNNER, SPAWNS, str(free_port()))
+    assert lines(done) == [f"{method} {rank}: sum 3" for method in ("forkserver", "spawn") for rank in (0, 1)]
+
+
+def test_several_ranks_may_not_spawn_ranks_at_one_address() -> None:
+    done = runner(2, SPAWNS, str(free_port()))
+    assert done.returncode == 1
+    assert "has started a process that wants to be rank" in done.stderr
+
+
+@pytest.fixture
+def projects(tmp_path: Path) -> Path:
+    """Programs with a package or module ``runner`` of their own, as they lie in a folder of projects."""
+    package = tmp_path / "package" / "src" / "runner"  # no __init__.py
+    package.mkdir(parents=True)
+    (package / "options.py").write_text("def own(number):\n    return number + 1\n")
+    (tmp_path / "package" / "train.py").write_text(PACKAGE)
+    (tmp_path / "module").mkdir()
+    (tmp_path / "module" / "runner.py").write_text("class Runner: ...\n")
+    (tmp_path / "module" / "train.py").write_text(MODULE)
+    (tmp_path / "ours.py").write_text(OURS)
+    return tmp_path
+
+
+# A name that this package has, too, is imported in processes of each kind.
+PACKAGE = """\
+import multiprocessing, os, sys
+
+sys.path.append(os.path.join(os.path.dirname(__file__), "src"))
+from runner.options import own
+
+def in_child(number):
+    from runner import options
+    return options.own(number)
+
+if __name__ == "__main__":
+    for method in ("spawn", "fork"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            print(method, pool.map(in_child, [own(1)]))
+"""
+
+# The backend's modules are imported when the first group is made.
+MODULE = """\
+from runner import Runner
+import sys
+import torch, torch.distributed as dist
+
+dist.init_process_group("mpi4py")
+total = torch.ones(1)
+dist.all_reduce(total)
+print(total.item(), Runner.__module__, sys.modules["runner"].Runner is Runner)
+dist.destroy_process_group()
+"""
+
+OURS = """\
+import importlib.util
+assert importlib.util.find_spec("runner") is not None
+import runner.launch.table
+from runner.early_signals import EARLY
+import runner.cli
+print(runner.cli.EARLY is EARLY, runner.__spec__.name)
+"""
+
+
+def test_a_program_may_have_a_package_of_this_ones_name(projects: Path) -> None:
+    assert lines(run(*RUNNER, "package/train.py", cwd=projects)) == ["fork [3]", "spawn [3]"]
+
+
+@pytest.mark.mpi4py
+def test_a_program_may_have_a_module_of_this_ones_name(projects: Path) -> None:
+    assert lines(runner(2, "module/train.py", cwd=projects)) == ["2.0 runner True"] * 2
+
+
+def test_a_program_without_one_gets_this_package(projects: Path) -> None:
+    assert lines(run(*RUNNER, "ours.py", cwd=projects)) == ["True runner"]
