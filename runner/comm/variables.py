@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import hashlib
+import os
+import tempfile
 
 from runner.comm.served_store import IS_SERVED
 from runner.job import Job
@@ -73,9 +77,30 @@ def torchrun_variables(job: Job) -> dict[str, str]:
     }
     return (
         {name: str(number) for name, number in numbers.items()}
-        | {"ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": run_id}
+        | {
+            "ROLE_NAME": "default",
+            "TORCHELASTIC_RUN_ID": run_id,
+            "TORCHELASTIC_ERROR_FILE": _error_file(),
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": job.context.environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        }
         | store
     )
+
+
+def _error_file() -> str:
+    """Where torch's ``@record`` leaves what it knows of an exception; "" (nowhere) if no folder can be made."""
+    try:
+        folder = tempfile.mkdtemp(prefix="torchelastic_")
+    except OSError:
+        return ""
+
+    def remove() -> None:
+        with contextlib.suppress(OSError):  # there is an error in it
+            os.rmdir(folder)
+
+    atexit.register(remove)
+    return os.path.join(folder, "error.json")
 
 
 def _have_gpus_of_their_own(job: Job) -> bool:

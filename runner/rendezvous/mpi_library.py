@@ -55,6 +55,9 @@ def load_mpi(context: LaunchContext) -> Any:
 
         mpi4py.rc.finalize = False  # after an exception MPI_Finalize() would wait for the others for ever
         from mpi4py import MPI
+
+        if not _is_initialised(MPI):  # the program has imported it, and left that out
+            MPI.Init_thread()
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise NoLibraryError(
@@ -64,6 +67,7 @@ def load_mpi(context: LaunchContext) -> Any:
     with raised_on_all_ranks():
         _check_world(MPI.COMM_WORLD, MPI.Get_library_version(), context)
     _finalise_politely()
+    _let_program_initialise()
     return MPI
 
 
@@ -98,6 +102,35 @@ def _finalise_politely() -> None:
             nap = min(2 * nap, _LONGEST_NAP)
 
     MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=wait_for_all), True)
+
+
+@functools.cache
+def _let_program_initialise() -> None:
+    """Let a program initialise MPI itself, which is initialised already: to it MPI is not until it does so.
+
+    Such a program says ``mpi4py.rc.initialize = False``, or asks whether MPI is initialised first.
+    """
+    import mpi4py
+    from mpi4py import MPI
+
+    is_initialised, has_called = MPI.Is_initialized, threading.Event()
+
+    def Is_initialized() -> bool:
+        return is_initialised() and (mpi4py.rc.initialize or has_called.is_set())
+
+    def Init() -> None:
+        has_called.set()
+
+    def Init_thread(required: int = MPI.THREAD_MULTIPLE) -> int:
+        has_called.set()
+        return MPI.Query_thread()
+
+    for function in (Is_initialized, Init, Init_thread):
+        setattr(MPI, function.__name__, functools.wraps(getattr(MPI, function.__name__))(function))
+
+
+def _is_initialised(MPI: Any) -> bool:
+    return bool(getattr(MPI.Is_initialized, "__wrapped__", MPI.Is_initialized)())
 
 
 def threads_may_call() -> bool:
@@ -144,7 +177,7 @@ def finalize_mpi() -> bool:
         there; a process that skips them counts as killed.
     """
     MPI = sys.modules.get("mpi4py.MPI")
-    if MPI is None or not MPI.Is_initialized() or abandoned.is_set():
+    if MPI is None or not _is_initialised(MPI) or abandoned.is_set():
         return False
     if not MPI.Is_finalized():
         MPI.Finalize()

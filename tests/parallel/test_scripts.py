@@ -72,11 +72,15 @@ def test_a_script_finds_what_torchrun_gives(ranks: int, found_by: dict[int, list
         assert not rank["initialized"]
         assert rank["elastic"]
     assert len({rank["variables"]["TORCHELASTIC_RUN_ID"] for rank in found}) == 1
+    errors = {Path(rank["variables"]["TORCHELASTIC_ERROR_FILE"]) for rank in found}
+    assert {file.name for file in errors} == {"error.json"}
+    assert len(errors) == ranks
+    assert not any(file.parent.exists() for file in errors), "where there was no error, nothing is left behind"
 
 
 def test_torchrun_itself_gives_the_same(found_by: dict[int, list[dict[str, Any]]]) -> None:
     """The variables' names and the values that do not name a host or a port are those of torchrun."""
-    chance = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
+    chance = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
 
     def same(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [
@@ -141,6 +145,15 @@ def test_a_script_may_use_mpi4py_itself(ranks: int) -> None:
     done = ok(runner(ranks, script("uses_mpi4py")))
     total = ranks * (ranks + 1) // 2
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of {ranks}: {total}" for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(("how", "before"), [("Init", False), ("Init_thread", False), ("asks", True)])
+def test_a_script_may_initialise_mpi_itself(how: str, before: bool) -> None:
+    """As under mpirun alone: to the script MPI is not initialised before it does that."""
+    script = str(SCRIPTS / "initialises_mpi.py")
+    wanted = [f"{how} {before} True 2"] * 2
+    assert ok(mpirun(2, RUNNER[0], script, how)).stdout.splitlines() == wanted
+    assert ok(runner(2, script, how)).stdout.splitlines() == wanted
 
 
 def test_a_rank_may_finalise_mpi_itself() -> None:
