@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from runner.collector import freeze, freeze_before_program
+from runner.comm.alone import ran_alone
 from runner.comm.importing import import_without_collector, when_imported
 from runner.comm.own_modules import hide_own_modules
 from runner.comm.process_group import limit_when_imported, prepare_backends, start_process_group
@@ -54,7 +55,28 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
         serve_own_endpoint_only(job)
         put_program_on_path(target)
         hide_own_modules()
+        _run_and_tell(target, arguments, job)
+
+
+def _run_and_tell(target: Target, arguments: Sequence[str], job: Job) -> None:
+    """Run a program; if it was meant for one process, and so has run once per rank, one line says so at its end."""
+    try:
         run_program(target, arguments)
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise
+        _tell_if_alone(target, job)
+        raise
+    _tell_if_alone(target, job)
+
+
+def _tell_if_alone(target: Target, job: Job) -> None:
+    if ran_alone(job):
+        print(
+            f"runner: no rank has made a process group: {job.size} copies of {target.name} ran alone, each as if there were no "
+            "other; to train together they need init_process_group() and DistributedDataParallel (for a sweep all is well)",
+            file=sys.stderr,
+        )
 
 
 @raised_on_all_ranks()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 _MODULE = "torch.distributed.rendezvous"
 _SPAWNING = "multiprocessing.spawn"
+has_asked_for_ranks = threading.Event()  # this process has made a group, by any address or file
 _IN_SPAWNED = str(Path(__file__).with_name("spawned.py"))
 
 
@@ -64,10 +66,12 @@ def _wrap_handlers(handlers: dict[str, Callable[..., Iterator[Any]]], served: Se
     def asked_for(url: str) -> tuple[str | None, str | None]:
         if url.startswith("env:"):
             return os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-        return urlparse(url).hostname, str(urlparse(url).port)
+        address = urlparse(url)
+        return address.hostname, str(address.port)
 
     def wrapped(handler: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         def handle(url: str, *arguments: Any, **options: Any) -> Iterator[Any]:
+            has_asked_for_ranks.set()
             found = handler(url, *arguments, **options)
             is_own = asked_for(url) == (served.host, str(served.port))
             with nullcontext() if is_own else without_variable(IS_SERVED):
@@ -77,7 +81,7 @@ def _wrap_handlers(handlers: dict[str, Callable[..., Iterator[Any]]], served: Se
 
         return handle
 
-    handlers.update({scheme: wrapped(handlers[scheme]) for scheme in ("env", "tcp")})
+    handlers.update({scheme: wrapped(handlers[scheme]) for scheme in ("env", "tcp", "file")})
 
 
 def _of_own_group(served: Served, store: Any, rank: int, size: int) -> tuple[Any, int, int]:

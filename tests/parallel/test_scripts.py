@@ -140,6 +140,16 @@ def test_scripts_without_a_group(name: str, text: str, ranks: int) -> None:
     assert not own_lines(done)
 
 
+def test_copies_of_a_script_for_one_process_are_told_of() -> None:
+    """Not refused: a sweep is started like this. A script that communicates by MPI is none."""
+    done = ok(runner(2, script("trains_alone"), "--lr", "0.1"))
+    assert done.stdout == "trained\n" * 2
+    (line,) = own_lines(done)
+    assert "no rank has made a process group: 2 copies of" in line
+    assert own_lines(ok(runner(2, script("trains_alone"), "by MPI"))) == []
+    assert own_lines(ok(runner(1, script("trains_alone")))) == []
+
+
 @pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
 def test_a_script_may_use_mpi4py_itself(ranks: int) -> None:
     done = ok(runner(ranks, script("uses_mpi4py")))
