@@ -58,7 +58,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(
         key=lambda item: (order[item.path.parent.name], is_shared and item.path.stem not in LONG, -tests[item.path])
     )
-    _mark_fast(items, everything=not config.option.file_or_dir)
+    narrowed = ("file_or_dir", "lf", "ignore", "ignore_glob", "deselect")
+    _mark_fast(items, everything=not any(config.getoption(option, None) for option in narrowed))
     needs = {
         "the virtual cluster": (lambda item: item.path.parent.name == "cluster", missing(slurm=True) or _missing_mpi()),
         "Horovod": (lambda item: item.path.stem == "test_horovod", _missing_horovod()),

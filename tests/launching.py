@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from runner.launch.table import LAUNCHERS
+from tests.polling import LIMIT
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -84,7 +85,7 @@ def mpirun_path() -> str:
 
 
 def run(
-    *command: str, cwd: Path | None = None, timeout: float = 120, **environment: str
+    *command: str, cwd: Path | None = None, timeout: float = LIMIT, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, in a clean environment.
 
@@ -103,7 +104,7 @@ def run(
     return finish(process, timeout)
 
 
-def finish(process: subprocess.Popen[str], timeout: float) -> subprocess.CompletedProcess[str]:
+def finish(process: subprocess.Popen[str], timeout: float = LIMIT) -> subprocess.CompletedProcess[str]:
     """Read what a process prints until it ends.
 
     Raises:
@@ -124,14 +125,14 @@ def finish(process: subprocess.Popen[str], timeout: float) -> subprocess.Complet
 
 
 def mpirun(
-    ranks: int, *command: str, cwd: Path | None = None, timeout: float = 120, **environment: str
+    ranks: int, *command: str, cwd: Path | None = None, timeout: float = LIMIT, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``mpirun -np RANKS COMMAND``."""
     return run(mpirun_path(), "-np", str(ranks), *command, cwd=cwd, timeout=timeout, **environment)
 
 
 def torchrun(
-    ranks: int, *program: str, cwd: Path | None = None, timeout: float = 120, **environment: str
+    ranks: int, *program: str, cwd: Path | None = None, timeout: float = LIMIT, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``torchrun --nproc-per-node RANKS PROGRAM`` on this host; for the runner the program is ``*RUNNER[1:]``."""
     return run(*torchrun_command(ranks, *program), cwd=cwd, timeout=timeout, **environment)
@@ -144,7 +145,7 @@ def torchrun_command(ranks: int, *program: str) -> list[str]:
 
 
 def runner(
-    ranks: int, *arguments: str, cwd: Path | None = None, timeout: float = 120, **environment: str
+    ranks: int, *arguments: str, cwd: Path | None = None, timeout: float = LIMIT, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``mpirun -np RANKS python -m runner ARGUMENTS``."""
     return mpirun(ranks, *RUNNER, *arguments, cwd=cwd, timeout=timeout, **environment)

@@ -9,6 +9,10 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+# Seconds in which whatever a test waits for has happened: a limit only catches a hang, and no honest machine is so slow. But it
+# is less than the 300 s that programs sleep which are to be ended.
+LIMIT = 240.0
+
 
 def poll_until(condition: Callable[[], T], within: float, what: str, process: subprocess.Popen[Any] | None = None) -> T:
     """Call a condition until its value is true, and return that.

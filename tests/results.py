@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from tests.launching import own_lines
-from tests.polling import poll_until
+from tests.polling import LIMIT, poll_until
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def wait_for_phase(process: subprocess.Popen[Any], folder: Path, rank: int, phas
             return found if found["phase"] == phase else None
         return None
 
-    found = poll_until(state, 200, f"rank {rank} is {phase}", process)
+    found = poll_until(state, LIMIT, f"rank {rank} is {phase}", process)
     assert found is not None
     return found
 

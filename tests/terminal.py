@@ -15,10 +15,11 @@ import time
 from pathlib import Path
 
 from tests.launching import clean_environment
+from tests.polling import LIMIT
 
 
 def on_terminal(
-    columns: int, *command: str, cwd: Path | None = None, timeout: float = 120, **environment: str
+    columns: int, *command: str, cwd: Path | None = None, timeout: float = LIMIT, **environment: str
 ) -> list[str]:
     """The lines that a command prints, without colours; it must end well."""
     ours, theirs = pty.openpty()

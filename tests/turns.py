@@ -20,6 +20,7 @@ from typing import Any, Literal
 import pytest
 
 from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path
+from tests.polling import LIMIT
 
 
 class Turns:
@@ -31,7 +32,7 @@ class Turns:
         self._jobs: dict[int, _Job] = {}
 
     def __call__(
-        self, ranks: int, *command: str, cwd: Path = SCRIPTS, timeout: float = 120, **environment: str
+        self, ranks: int, *command: str, cwd: Path = SCRIPTS, timeout: float = LIMIT, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """Run ``WORKLOAD|TOOL [ARGUMENTS…]`` on this many ranks, in a folder. The ranks' outputs follow one another.
 

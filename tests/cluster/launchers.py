@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.cluster.virtual import Cluster
 from tests.launching import ROOT, clean_environment
+from tests.polling import LIMIT
 
 BIN = Path(sys.executable).parent
 PREFIXES = (ROOT / ".venv").resolve() / "mpi"
@@ -115,7 +116,7 @@ def torchrun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subpr
                     text=True,
                 )
             )
-        output = "".join(process.communicate(timeout=120)[0] for process in processes)
+        output = "".join(process.communicate(timeout=LIMIT)[0] for process in processes)
         errors.seek(0)
         return subprocess.CompletedProcess([], max(process.returncode for process in processes), output, errors.read())
 

@@ -12,6 +12,7 @@ from tests.cluster.launchers import BIN, LAUNCHERS
 from tests.cluster.virtual import Cluster
 from tests.gpu_node import Nvidia, node
 from tests.launching import RUNNER, SCRIPTS, clean_environment, ok, own_lines
+from tests.polling import LIMIT
 
 COMPUTES = str(SCRIPTS / "only_computes.py")
 
@@ -28,7 +29,7 @@ def typed(vc: Cluster, command: str, *lines: str) -> str:
         cwd=vc.folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT,
     )
     return done.stdout.replace("\r", "")
 

@@ -12,6 +12,7 @@ import psutil
 from tests.cluster.launchers import slurm_shape
 from tests.cluster.virtual import Cluster
 from tests.launching import ROOT, RUNNER, SCRIPTS, clean_environment
+from tests.polling import LIMIT
 from tests.results import see_the_next_start_go_on
 
 
@@ -36,9 +37,9 @@ def test_in_an_allocation_the_next_start_is_ready_too(vc: Cluster, tmp_path: Pat
         see_the_next_start_go_on(process, tmp_path / "log")
         below = psutil.Process(process.pid).children(recursive=True)
         next(one for one in below if "supervise" in one.cmdline()).send_signal(SIGUSR1)
-        assert process.wait(timeout=60) == 75, (tmp_path / "errors").read_text()
+        assert process.wait(timeout=LIMIT) == 75, (tmp_path / "errors").read_text()
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=LIMIT)
     attempts = [json.loads(line) for line in (tmp_path / "log" / "attempts.jsonl").read_text().splitlines()]
     assert [one["next"] for one in attempts] == ["started again", "it asks to be queued again"]

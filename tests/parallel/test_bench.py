@@ -14,7 +14,7 @@ import pytest
 
 from runner.tools.bench.bench import NAMES
 from tests.launching import RUNNER, clean_environment, mpirun_path, ok, run, runner
-from tests.polling import poll_until
+from tests.polling import LIMIT, poll_until
 from tests.results import refused
 from tests.terminal import on_terminal
 from tests.turns import Turns
@@ -113,12 +113,12 @@ def test_busy_loops_end_with_a_killed_job(killed: str) -> None:
         stderr=subprocess.DEVNULL,
     ) as launcher:
         try:
-            loops = poll_until(lambda: all_loops_of(mark), 90, "all busy loops run", launcher)
+            loops = poll_until(lambda: all_loops_of(mark), LIMIT, "all busy loops run", launcher)
             (rank,) = {loop.ppid() for loop in loops}
             pids = {"rank": rank, "guard": psutil.Process(rank).ppid(), "mpirun": launcher.pid}
             psutil.Process(pids[killed]).kill()
-            assert launcher.wait(timeout=60) != 0
-            assert not psutil.wait_procs(loops, timeout=30)[1]
+            assert launcher.wait(timeout=LIMIT) != 0
+            assert not psutil.wait_procs(loops, timeout=LIMIT)[1]
         finally:
             launcher.kill()
 

@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 from tests.launching import RUNNER, SCRIPTS, clean_environment, finish, free_port, mpirun_path, ok, own_lines, runner
-from tests.polling import poll_until
+from tests.polling import LIMIT, poll_until
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_an_exception_on_one_rank_ends_the_job(ranks: int, tmp_path: Path) -> None:
     mark = str(tmp_path)  # in its command line: others may run beside it
-    done = runner(ranks, str(SCRIPTS / "one_rank_raises.py"), mark, timeout=60)
+    done = runner(ranks, str(SCRIPTS / "one_rank_raises.py"), mark)
     assert done.returncode == 1
     told = [line for line in done.stderr.splitlines() if line.strip()]
     assert told[0].startswith(f"runner: rank {ranks - 1} of {ranks} on host ")
@@ -32,20 +32,20 @@ def test_an_exception_on_one_rank_ends_the_job(ranks: int, tmp_path: Path) -> No
     def is_left() -> bool:
         return any(mark in (process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
 
-    poll_until(lambda: not is_left(), 5, "all processes have ended")  # the launcher may end before the last of them
+    poll_until(lambda: not is_left(), LIMIT, "all processes have ended")  # the launcher may end before the last of them
 
 
 @pytest.mark.parametrize("way", ["mpi", "file"])
 def test_what_one_rank_alone_refuses_for_all_is_not_lost(way: str) -> None:
     """Only rank 0 prints what all ranks refuse. Where it has not refused it, its guard prints it for the other."""
-    done = runner(2, "--rendezvous", way, str(SCRIPTS / "refused_by_one.py"), timeout=60)
+    done = runner(2, "--rendezvous", way, str(SCRIPTS / "refused_by_one.py"))
     assert done.returncode != 0
     (told,) = (line for line in own_lines(done) if "no strategy" in line)
     assert re.fullmatch(r"runner: rank 1 of 2 on host \S+: there is no strategy theirs; install its package", told)
 
 
 def test_an_exception_ends_ranks_that_do_not_communicate() -> None:
-    done = runner(2, str(SCRIPTS / "one_rank_raises_alone.py"), timeout=60)
+    done = runner(2, str(SCRIPTS / "one_rank_raises_alone.py"))
     assert done.returncode == 1
     first = next(line for line in done.stderr.splitlines() if line.strip())
     assert first.endswith("failed: ValueError: the loss exploded"), "the first line of the message is the cause"
@@ -59,14 +59,14 @@ def test_a_programs_own_excepthook_is_called() -> None:
 
 @pytest.mark.parametrize("code", [1, 2, 7])
 def test_an_exit_code_on_one_rank_ends_the_job_while_others_wait_in_mpi(code: int) -> None:
-    done = runner(2, str(SCRIPTS / "exits.py"), "1", str(code), "wait", timeout=60)
+    done = runner(2, str(SCRIPTS / "exits.py"), "1", str(code), "wait")
     assert done.returncode == code
 
 
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi4py", marks=pytest.mark.mpi4py)])
 def test_a_hang_shows_which_rank_is_missing_from_which_collective(backend: str) -> None:
     job = ["faulty", "--fault", "sleep", "--save-every", "0"]
-    done = runner(3, "--hang-timeout", "2", "--backend", backend, *job, cwd=SCRIPTS, timeout=60)
+    done = runner(3, "--hang-timeout", "2", "--backend", backend, *job, cwd=SCRIPTS)
     assert done.returncode == 70
     shown = re.search(
         r"^process group default_pg: ranks 0, 2 in collective (\d+) \(\w+.*\); rank 1 done with collective (\d+).*; missing: rank 1$",
@@ -78,7 +78,7 @@ def test_a_hang_shows_which_rank_is_missing_from_which_collective(backend: str) 
 
 
 def test_a_script_that_hangs_in_a_collective_shows_it_too() -> None:
-    done = runner(2, "--hang-timeout", "2", str(SCRIPTS / "late_for_a_barrier.py"), timeout=60)
+    done = runner(2, "--hang-timeout", "2", str(SCRIPTS / "late_for_a_barrier.py"))
     assert done.returncode == 70
     first, *more = done.stderr[done.stderr.index("runner: no progress") :].splitlines()
     assert re.fullmatch(
@@ -92,7 +92,7 @@ def test_a_script_that_hangs_in_a_collective_shows_it_too() -> None:
 def test_a_workload_that_hangs_before_its_training_does_so_too() -> None:
     """After five sixths of the time that a collective may take."""
     timeouts = ["--hang-timeout", "2", "--collective-timeout", "60"]
-    done = runner(2, *timeouts, "late_for_its_training", cwd=SCRIPTS, timeout=120)
+    done = runner(2, *timeouts, "late_for_its_training", cwd=SCRIPTS)
     assert done.returncode == 70
     first, *more = done.stderr[done.stderr.index("runner: no progress") :].splitlines()
     assert first.startswith("runner: no progress for 50 s, in a collective: rank 1 on host ")
@@ -116,7 +116,7 @@ def test_hooks_and_many_micro_batches_may_take_longer_than_a_step(tmp_path: Path
 
 
 def test_a_failure_in_a_workloads_own_code() -> None:
-    done = runner(2, "fails_in_its_own_code", cwd=SCRIPTS, timeout=60)
+    done = runner(2, "fails_in_its_own_code", cwd=SCRIPTS)
     assert done.returncode == 1
     assert "runner: rank 1 of 2 on host" in done.stderr.splitlines()[0]
     assert "no_such_thing" in done.stderr.splitlines()[0]
@@ -146,7 +146,7 @@ def test_files_that_the_program_left_open_are_written(tmp_path: Path) -> None:
 )
 def test_a_rank_that_ends_while_others_work_is_named_and_ends_the_job(early: int, how: str, way: str) -> None:
     """One batch fewer, one barrier left out: a job that would wait until the group's time limit."""
-    done = runner(2, "--rendezvous", way, str(SCRIPTS / "ends_early.py"), str(early), how, timeout=90)
+    done = runner(2, "--rendezvous", way, str(SCRIPTS / "ends_early.py"), str(early), how)
     assert done.returncode == 1
     (told,) = (line for line in own_lines(done) if " failed: " in line)
     assert told.startswith(f"runner: rank {1 - early} of 2 on host ")
@@ -155,14 +155,14 @@ def test_a_rank_that_ends_while_others_work_is_named_and_ends_the_job(early: int
 
 
 def test_an_exit_code_is_told_with_its_rank() -> None:
-    done = runner(2, str(SCRIPTS / "exits.py"), "1", "7", "wait", timeout=60)
+    done = runner(2, str(SCRIPTS / "exits.py"), "1", "7", "wait")
     assert own_lines(done)[0].startswith("runner: rank 1 of 2 on host ")
     assert own_lines(done)[0].endswith(" ended with code 7, by sys.exit()")
 
 
 @pytest.mark.parametrize(("rank", "code"), [(0, 0), (1, 0), (1, 3)])
 def test_a_rank_that_leaves_without_a_word_is_named(rank: int, code: int) -> None:
-    done = runner(2, str(SCRIPTS / "exits.py"), str(rank), f"_{code}", "wait", timeout=60)
+    done = runner(2, str(SCRIPTS / "exits.py"), str(rank), f"_{code}", "wait")
     assert done.returncode == (code or 1)
     named = [line for line in own_lines(done) if f": ended with code {code}, without Python's own end" in line]
     assert [line.partition(" on host ")[0] for line in named] == [f"runner: rank {rank} of 2"]
@@ -171,17 +171,17 @@ def test_a_rank_that_leaves_without_a_word_is_named(rank: int, code: int) -> Non
 @pytest.mark.parametrize("what", ["shape", "type"])
 def test_calls_that_differ_name_the_setting_that_shows_them(what: str) -> None:
     """gloo ends the process, or raises an error of its own."""
-    done = runner(2, str(SCRIPTS / "different_shapes.py"), what, timeout=60)
+    done = runner(2, str(SCRIPTS / "different_shapes.py"), what)
     assert done.returncode != 0
     assert own_lines(done)[0].startswith("runner: rank ")
     assert "TORCH_DISTRIBUTED_DEBUG=DETAIL shows whether the ranks' collective calls differ" in own_lines(done)[0]
-    shown = runner(2, str(SCRIPTS / "different_shapes.py"), what, timeout=60, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    shown = runner(2, str(SCRIPTS / "different_shapes.py"), what, TORCH_DISTRIBUTED_DEBUG="DETAIL")
     difference = {"shape": ["TensorShape=[1100]", "[1000]"], "type": ["TensorDtypes=Double", "Float"]}[what]
     assert all(part in own_lines(shown)[0] for part in ["Detected mismatch between collectives", *difference])
 
 
 def test_the_time_limit_of_collectives_counts_in_scripts() -> None:
-    done = runner(2, "--collective-timeout", "3", str(SCRIPTS / "late_for_a_barrier.py"), timeout=60)
+    done = runner(2, "--collective-timeout", "3", str(SCRIPTS / "late_for_a_barrier.py"))
     assert done.returncode == 1
     assert "rank 0 of 2" in own_lines(done)[0]
     assert "imed out" in own_lines(done)[0]
@@ -199,7 +199,7 @@ def started(tmp_path: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]
             stderr=subprocess.STDOUT,
         )
     files = [tmp_path / f"child{rank}" for rank in range(2)]
-    poll_until(lambda: all(file.exists() for file in files), 60, "both ranks have started a child", launcher)
+    poll_until(lambda: all(file.exists() for file in files), LIMIT, "both ranks have started a child", launcher)
     return launcher, psutil.Process(launcher.pid).children(recursive=True)
 
 
@@ -208,25 +208,25 @@ def test_a_job_whose_mpirun_is_ended_leaves_nothing_behind(number: signal.Signal
     launcher, below = started(tmp_path)
     assert len(below) >= 6, "guards, workers, and what they have started"
     launcher.send_signal(number)
-    assert launcher.wait(timeout=60) != 0
-    assert not psutil.wait_procs(below, timeout=30)[1]
+    assert launcher.wait(timeout=LIMIT) != 0
+    assert not psutil.wait_procs(below, timeout=LIMIT)[1]
     if number == signal.SIGTERM:
         told = [line for line in (tmp_path / "output").read_text().splitlines() if line.startswith("runner: ")]
         assert [line.partition(": SIGTERM from the launcher")[0][:22] for line in told] == ["runner: rank 0 of 2 on"]
 
 
 def test_what_a_rank_has_started_ends_with_a_failed_job(tmp_path: Path) -> None:
-    done = runner(2, str(SCRIPTS / "starts_a_child.py"), "fails", cwd=tmp_path, timeout=60)
+    done = runner(2, str(SCRIPTS / "starts_a_child.py"), "fails", cwd=tmp_path)
     assert done.returncode == 1
     for rank in range(2):
         pid = int((tmp_path / f"child{rank}").read_text())
         with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(pid).wait(timeout=20)
+            psutil.Process(pid).wait(timeout=LIMIT)
 
 
 @pytest.mark.parametrize("how", ["handler", "thread"])
 def test_files_of_a_failed_program_are_written_before_what_takes_long(how: str, tmp_path: Path) -> None:
-    done = runner(1, str(SCRIPTS / "fails_and_takes_long.py"), how, cwd=tmp_path, timeout=60)
+    done = runner(1, str(SCRIPTS / "fails_and_takes_long.py"), how, cwd=tmp_path)
     assert done.returncode == 1
     assert (tmp_path / "log").read_text() == "found"
 
@@ -243,10 +243,10 @@ def test_a_signal_to_a_rank_that_has_ended_does_not_fail_the_job(tmp_path: Path)
         text=True,
     ) as launcher:
         files = [tmp_path / f"ready{rank}" for rank in range(2)]
-        poll_until(lambda: all(file.exists() for file in files), 60, "both ranks are ready", launcher)
+        poll_until(lambda: all(file.exists() for file in files), LIMIT, "both ranks are ready", launcher)
         time.sleep(1)  # rank 0 is in MPI's end by now
         launcher.send_signal(signal.SIGUSR1)
-        output, _ = launcher.communicate(timeout=60)
+        output, _ = launcher.communicate(timeout=LIMIT)
         assert (launcher.returncode, output) == (0, "")
 
 
@@ -264,7 +264,7 @@ def test_a_failure_is_known_to_all_after_rank_0_has_ended(tmp_path: Path) -> Non
         )
         for rank in range(3)
     ]
-    ended = [finish(process, timeout=60) for process in processes]
+    ended = [finish(process) for process in processes]
     assert [done.returncode for done in ended] == [1, 1, 1]
     assert [own_lines(done)[:1] for done in ended if done is not ended[1]] == [[], []]
     assert own_lines(ended[1])[0].endswith("failed: ValueError: odd")

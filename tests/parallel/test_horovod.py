@@ -34,7 +34,7 @@ SHORT = ["--data", "digits", "--dtype", "float64"]
 
 
 def test_a_workload_that_imports_it_first() -> None:
-    done = ok(runner(2, "--rendezvous", "file", "horovod_imported_first", cwd=SCRIPTS, timeout=60))
+    done = ok(runner(2, "--rendezvous", "file", "horovod_imported_first", cwd=SCRIPTS))
     assert done.stdout == "2 ranks\n"
 
 
@@ -132,7 +132,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_ends_the_job() -> None:
-    done = runner(2, str(SCRIPTS / "horovod_fails.py"), timeout=60)
+    done = runner(2, str(SCRIPTS / "horovod_fails.py"))
     assert done.returncode == 1
     assert any("rank 1 of 2" in line and "no more data" in line for line in own_lines(done))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.launching import RUNNER, SCRIPTS, clean_environment, ok, run, runner
+from tests.polling import LIMIT
 from tests.terminal import on_terminal
 
 PRINTS = str(SCRIPTS / "prints.py")
@@ -40,7 +41,7 @@ def test_what_a_rank_prints_is_kept_and_shown(tmp_path: Path) -> None:
 
 
 def test_a_process_that_outlives_the_rank_is_not_waited_for(tmp_path: Path) -> None:
-    done = ok(run(*RUNNER, "--log-dir", str(tmp_path), PRINTS, "leaves-a-child", str(tmp_path / "pid"), timeout=45))
+    done = ok(run(*RUNNER, "--log-dir", str(tmp_path), PRINTS, "leaves-a-child", str(tmp_path / "pid")))
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     assert done.stdout == kept(tmp_path, "rank-00000.out") == "left\n"
 
@@ -54,7 +55,7 @@ def test_a_terminal_stays_one(tmp_path: Path) -> None:
 def test_without_it_the_output_is_the_launchers(tmp_path: Path) -> None:
     with open(tmp_path / "log", "wb") as log:
         command = [*RUNNER, PRINTS, "same-file", str(tmp_path / "log")]
-        subprocess.run(command, env=clean_environment(), stdout=log, check=True, timeout=60)
+        subprocess.run(command, env=clean_environment(), stdout=log, check=True, timeout=LIMIT)
     assert (tmp_path / "log").read_text() == "True\n"
 
 
@@ -79,7 +80,7 @@ def test_lines_are_shown_with_their_rank() -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.read(10) == b"[0] name? "
-        output, _ = process.communicate(b"me\n", timeout=60)
+        output, _ = process.communicate(b"me\n", timeout=LIMIT)
         assert (process.returncode, output) == (0, b"me\n[0] 10 %\r[0] done\n")
 
 
@@ -134,5 +135,5 @@ def test_a_file_system_that_hangs_stops_nothing(tmp_path: Path) -> None:
     for folder, name in (("state", "rank-00000.new"), ("output", "rank-00000.out")):
         (tmp_path / folder).mkdir()
         os.mkfifo(tmp_path / folder / name)
-    done = ok(run(*RUNNER, "--log-dir", str(tmp_path), PRINTS, "plain", timeout=45))
+    done = ok(run(*RUNNER, "--log-dir", str(tmp_path), PRINTS, "plain"))
     assert done.stdout == "second\n"

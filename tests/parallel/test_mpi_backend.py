@@ -68,7 +68,7 @@ def test_a_script_that_asks_for_mpi_gets_it_where_torch_has_none() -> None:
 
 
 def test_ranks_that_wait_for_a_late_one_are_told() -> None:
-    done = runner(2, str(SCRIPTS / "waits_for_a_late_rank.py"), timeout=90)
+    done = runner(2, str(SCRIPTS / "waits_for_a_late_rank.py"))
     assert done.returncode == 1
     late = "all_reduce: Timed out waiting 2000ms for rank 1;"
     told = dict(line.split(": ", 1) for line in done.stdout.splitlines())
@@ -81,7 +81,7 @@ def test_ranks_that_wait_for_a_late_one_are_told() -> None:
 
 
 def test_a_monitored_barrier_names_who_is_missing() -> None:
-    done = runner(4, str(SCRIPTS / "monitored_barrier.py"), timeout=60)
+    done = runner(4, str(SCRIPTS / "monitored_barrier.py"))
     assert done.returncode == 1
     first = next(line for line in done.stdout.splitlines() if line.startswith("rank 0: "))
     assert "Rank 1 failed to pass monitoredBarrier within 1 s" in first
@@ -91,7 +91,7 @@ def test_a_monitored_barrier_names_who_is_missing() -> None:
 
 def test_a_group_that_has_failed_can_be_destroyed_and_the_job_ends() -> None:
     """Its call is still open in MPI: nobody waits for that, and the program that has caught the error ends well."""
-    done = ok(runner(2, str(SCRIPTS / "destroys_a_failed_group.py"), timeout=40))
+    done = ok(runner(2, str(SCRIPTS / "destroys_a_failed_group.py")))
     assert done.stdout == "went on\n"
 
 
@@ -121,7 +121,7 @@ def test_a_late_rank_does_not_join_a_blocking_call_that_was_given_up() -> None:
 @pytest.mark.parametrize(("ranks", "how"), [(3, "ends"), (2, "destroys")])
 def test_a_rank_that_leaves_is_named_to_those_who_wait_for_it(ranks: int, how: str) -> None:
     """In seconds, where the limit of the call is half an hour."""
-    done = runner(ranks, str(SCRIPTS / "leaves_before_a_call.py"), how, timeout=50)
+    done = runner(ranks, str(SCRIPTS / "leaves_before_a_call.py"), how)
     assert done.returncode == 1
     assert "all_reduce: rank 1 has left the group while this rank waits" in done.stderr
 
@@ -130,7 +130,7 @@ def test_a_rank_that_leaves_is_named_to_those_who_wait_for_it(ranks: int, how: s
 def test_messages(transport: str) -> None:
     """Where a sender is outside of MPI, nothing but the engine's thread moves a large message on over TCP."""
     environment = {"OMPI_MCA_btl": transport, "OMPI_MCA_pml": "ob1"} if transport else {}
-    done = ok(runner(3, str(SCRIPTS / "messages.py"), timeout=60, **environment))
+    done = ok(runner(3, str(SCRIPTS / "messages.py"), **environment))
     assert sorted(done.stdout.splitlines()) == [
         "from [1, 1, 2, 2]",
         *("rank 0: 4000 messages", "rank 0: answered", "rank 1: 4000 messages", "rank 1: received"),

@@ -15,7 +15,7 @@ import pytest
 from runner.tools.top.states import read_states
 from runner.training.checkpoint_folder import unseal
 from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok, run, runner
-from tests.polling import poll_until
+from tests.polling import LIMIT, poll_until
 from tests.results import metrics, refused
 from tests.turns import Turns
 
@@ -27,7 +27,7 @@ def started(folder: Path, *arguments: str, of_runner: Sequence[str] = ()) -> sub
     command = [mpirun_path(), "-np", "2", *RUNNER, *of_runner, *LONG, "--checkpoint-dir", str(folder), *arguments]
     process = subprocess.Popen(command, cwd=SCRIPTS, env=clean_environment(), stdout=PIPE, stderr=PIPE, text=True)
     file = folder / "metrics.jsonl"
-    poll_until(lambda: file.exists() and metrics(folder), 60, "metrics of the first steps", process)
+    poll_until(lambda: file.exists() and metrics(folder), LIMIT, "metrics of the first steps", process)
     return process
 
 
@@ -42,7 +42,7 @@ def saved_step(folder: Path) -> int:
 def test_a_signal_saves_and_asks_for_another_run(turns: Turns, tmp_path: Path) -> None:
     process = started(tmp_path / "parts")
     process.send_signal(SIGUSR1)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=LIMIT)
     assert process.returncode == 75, stderr
     step = saved_step(tmp_path / "parts")
     assert stderr.count("runner: ") == 1
@@ -66,7 +66,7 @@ def test_a_rank_that_alone_gets_sigterm_takes_the_others_with_it(tmp_path: Path)
     process = started(tmp_path, of_runner=["--log-dir", str(tmp_path / "log")])
     worker = max(psutil.Process(process.pid).children(recursive=True), key=lambda one: one.memory_info().rss)
     worker.send_signal(SIGTERM)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=LIMIT)
     assert process.returncode == 75, stderr
     assert f"SIGTERM: saved {tmp_path}/step-{saved_step(tmp_path)}" in stderr
     assert [state.ended_by for state in read_states(tmp_path / "log")] == ["SIGTERM", "SIGTERM"]
@@ -81,11 +81,11 @@ def test_a_warning_before_the_training_begins_is_received(tmp_path: Path) -> Non
         below = psutil.Process(process.pid).children(recursive=True)
         return sum("resumable" in " ".join(one.cmdline()) for one in below) >= 4
 
-    poll_until(both_ranks_run, 60, "guards and workers of two ranks", process)
+    poll_until(both_ranks_run, LIMIT, "guards and workers of two ranks", process)
     time.sleep(0.5)
     assert not (tmp_path / "metrics.jsonl").exists()
     process.send_signal(SIGUSR1)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=LIMIT)
     assert process.returncode == 75, stderr
     assert f"SIGUSR1: saved {tmp_path}/step-{saved_step(tmp_path)}" in stderr
 
@@ -99,7 +99,7 @@ def test_an_evaluation_is_left(epochs: str, tmp_path: Path) -> None:
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(SIGUSR1)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=LIMIT)
     assert process.returncode == 75, stderr
     assert f"SIGUSR1: saved {tmp_path}/step-2; go on with --resume" in stderr
     assert saved_step(tmp_path) == 2
@@ -157,9 +157,9 @@ def test_a_script_is_told_at_a_signal(number: Signals, how: str, tmp_path: Path)
     options = ["--on-preempt", "usr1" if how == "usr1" else f"touch={file}"]
     script = [str(SCRIPTS / "saves_when_told.py"), str(tmp_path), *([str(file)] if how == "touch" else [])]
     process = subprocess.Popen([*RUNNER, *options, *script], env=clean_environment(), stderr=PIPE, text=True)
-    poll_until((tmp_path / "0.started").exists, 60, "the script has started", process)
+    poll_until((tmp_path / "0.started").exists, LIMIT, "the script has started", process)
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, stderr
     assert (tmp_path / "0.saved").exists()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import RUNNER, SCRIPTS, clean_environment, free_port, ok, own_lines, run, runner, torchrun
+from tests.polling import LIMIT
 
 PROGRAM = SCRIPTS / "how_it_runs.py"
 FORMS = {
@@ -48,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(command: list[str], folder: Path) -> tuple[int, str, str]:
     with open(PROGRAM) as program:
         done = subprocess.run(
-            command, cwd=folder, env=clean_environment(), stdin=program, capture_output=True, text=True, timeout=300
+            command, cwd=folder, env=clean_environment(), stdin=program, capture_output=True, text=True, timeout=LIMIT
         )
     return done.returncode, done.stdout, done.stderr
 

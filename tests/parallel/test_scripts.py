@@ -116,12 +116,12 @@ def test_all_ways_to_make_a_group(ranks: int, ways: tuple[str, ...], tmp_path: P
 
 def test_a_script_that_sets_its_own_rendezvous_address() -> None:
     """As courses teach it for mpirun: rank and size from the MPI's variables, MASTER_ADDR and MASTER_PORT by itself."""
-    done = ok(runner(2, script("recipes/sets_its_own_master"), str(free_port()), timeout=60))
+    done = ok(runner(2, script("recipes/sets_its_own_master"), str(free_port())))
     assert len([line for line in done.stdout.splitlines() if "of 2: sum 1" in line]) == 2
 
 
 def test_processes_that_a_script_spawns_are_no_ranks_of_the_job() -> None:
-    done = ok(runner(2, script("recipes/spawns_its_ranks"), str(free_port()), timeout=60))
+    done = ok(runner(2, script("recipes/spawns_its_ranks"), str(free_port())))
     assert done.stdout.count("of 2 at") == done.stdout.count("sum 3") == 4
 
 
@@ -167,7 +167,7 @@ def test_a_script_may_initialise_mpi_itself(how: str, before: bool) -> None:
 
 
 def test_a_rank_may_finalise_mpi_itself() -> None:
-    ok(runner(3, script("finalises_mpi"), timeout=40))
+    ok(runner(3, script("finalises_mpi")))
 
 
 @pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
@@ -199,7 +199,7 @@ def test_exit_codes_pass_through(how: str, code: int, ranks: int) -> None:
 
 
 def test_a_forked_child_may_end_as_it_likes() -> None:
-    done = ok(runner(2, script("forks"), "0", "3", timeout=60))
+    done = ok(runner(2, script("forks"), "0", "3"))
     assert done.stdout.count("child 0") == done.stdout.count("child 3") == 2
     assert done.stdout.count("parent done") == 2
 
@@ -275,5 +275,5 @@ def test_plain_mpirun_of_the_same_script_would_not_do() -> None:
 
 
 def test_a_script_that_runs_its_training_in_another_process() -> None:
-    done = ok(runner(2, script("trains_in_a_child"), script("ddp_allreduce"), timeout=60))
+    done = ok(runner(2, script("trains_in_a_child"), script("ddp_allreduce")))
     assert sorted(done.stdout.splitlines()) == ["rank 0 of 2: 2", "rank 1 of 2: 2"]

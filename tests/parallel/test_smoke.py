@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from tests.launching import RUNNER, clean_environment, mpirun, mpirun_path, ok, own_lines, run
-from tests.polling import poll_until
+from tests.polling import LIMIT, poll_until
 
 
 def test_on_this_machine(tmp_path: Path) -> None:
@@ -30,11 +30,11 @@ def test_ended_by_a_signal_it_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "mpirun").chmod(0o755)
     settings = clean_environment(MPIRUN=str(tmp_path / "mpirun"))
     with subprocess.Popen([*RUNNER, "smoke"], cwd=tmp_path, env=settings, stdin=subprocess.DEVNULL) as process:
-        poll_until((tmp_path / "mpirun.runs").exists, 60, "mpirun runs", process)
+        poll_until((tmp_path / "mpirun.runs").exists, LIMIT, "mpirun runs", process)
         started = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 143
-    _, alive = psutil.wait_procs(started, timeout=5)
+        assert process.wait(timeout=LIMIT) == 143
+    _, alive = psutil.wait_procs(started, timeout=LIMIT)
     assert started
     assert not alive
     assert {path.name for path in tmp_path.iterdir()} == {"mpirun", "mpirun.runs"}

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from tests.launching import RUNNER, SCRIPTS, clean_environment, free_port
+from tests.polling import LIMIT
 
 NONSENSE = (
     b"",
@@ -54,7 +55,7 @@ def test_a_job_goes_on_among_strangers(tmp_path: Path) -> None:
     try:
         time.sleep(2)
         second = start(1)
-        outputs = [process.communicate(timeout=100) for process in (first, second)]
+        outputs = [process.communicate(timeout=LIMIT) for process in (first, second)]
     finally:
         over.set()
         attacker.join()

@@ -16,7 +16,7 @@ import pytest
 
 from tests.kills import is_worker
 from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, own_lines, run
-from tests.polling import poll_until
+from tests.polling import LIMIT, poll_until
 from tests.results import metrics, see_the_next_start_go_on, wait_for_phase
 
 
@@ -93,13 +93,13 @@ def test_a_signal_between_two_attempts_is_received(tmp_path: Path) -> None:
     command = [*RUNNER, "supervise", "--log-dir", str(tmp_path / "log"), "--", *job]
     process = subprocess.Popen(command, cwd=SCRIPTS, env=clean_environment(), stderr=subprocess.PIPE, text=True)
     try:
-        poll_until((tmp_path / "run" / "metrics.jsonl").exists, 60, "the training has begun", process)
+        poll_until((tmp_path / "run" / "metrics.jsonl").exists, LIMIT, "the training has begun", process)
         below = psutil.Process(process.pid).children(recursive=True)
         next(one for one in below if is_worker(one)).send_signal(SIGSTOP)  # it ends five seconds after mpirun
         next(one for one in below if one.name() in ("mpirun", "prterun")).kill()
         time.sleep(0.5)
         process.send_signal(SIGUSR1)
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=LIMIT)
     finally:
         process.kill()
     assert process.returncode == 75, stderr
@@ -117,12 +117,12 @@ def test_the_next_start_is_ready_and_goes_on_where_it_is_needed(tmp_path: Path) 
             wait_for_phase(process, tmp_path / "log" / "attempt-3", rank, "standby")
         below = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(SIGUSR1)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=LIMIT)
     finally:
         process.kill()
     assert process.returncode == 75, stderr
     assert [one["next"] for one in attempts(tmp_path)] == ["started again", "it asks to be queued again"]
-    assert not psutil.wait_procs(below, timeout=20)[1]
+    assert not psutil.wait_procs(below, timeout=LIMIT)[1]
     assert not (tmp_path / "log" / "attempt-3").exists(), "of a start that was not needed nothing is left"
 
 

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 
 from tests.launching import RUNNER, clean_environment, mpirun_path, ok, own_lines, run, runner, torchrun
+from tests.polling import LIMIT
 from tests.results import metrics, refused
 from tests.turns import Turns
 
 
 def test_mnist_on_digits_reaches_97_percent(turns: Turns, tmp_path: Path) -> None:
-    done = ok(turns(2, "workloads.mnist", "--data", "digits", cwd=tmp_path, timeout=200))
+    done = ok(turns(2, "workloads.mnist", "--data", "digits", cwd=tmp_path, timeout=3 * LIMIT))
     lines = metrics(tmp_path / "runs" / "mnist")
     known = ["step", "epoch", "loss", "lr", "samples_per_s"]
     assert list(lines[0]) == [*known, "val_loss", "val_accuracy"]

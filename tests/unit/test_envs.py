@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.launching import ROOT, clean_environment, ok, run
-from tests.polling import poll_until
+from tests.polling import LIMIT, poll_until
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -87,7 +87,7 @@ def test_a_build_that_takes_too_long_ends_with_all_that_it_has_started(tmp_path:
         if child.exists():
             break
     pid = int(child.read_text())
-    poll_until(lambda: not is_running(pid), 10, "what pip has started ends")
+    poll_until(lambda: not is_running(pid), LIMIT, "what pip has started ends")
 
 
 def is_running(pid: int) -> bool:

@@ -16,6 +16,7 @@ import pytest
 
 from runner.tools.top.states import read_states
 from tests.launching import SCRIPTS
+from tests.polling import LIMIT
 
 WITHOUT_TORCH = "sys.modules['torch'] = sys.modules['torch.distributed'] = None"
 
@@ -54,7 +55,7 @@ def worker_of(process: subprocess.Popen[str]) -> psutil.Process:
 @pytest.mark.parametrize("code", [0, 1, 7, 255])
 def test_exit_codes_pass_through(code: int) -> None:
     with guarded(f"sys.exit({code})") as process:
-        process.communicate(timeout=20)
+        process.communicate(timeout=LIMIT)
         assert process.returncode == code
 
 
@@ -62,37 +63,37 @@ def test_exit_codes_pass_through(code: int) -> None:
 def test_a_deadly_signal_is_named(name: str) -> None:
     number = signal.Signals[name]
     with guarded(f"os.kill(os.getpid(), {int(number)})") as process:
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=LIMIT)
         assert process.returncode == 128 + number
         assert f"rank 0 of 1 on host here: killed by {name}" in errors
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT"])
 def test_signals_are_passed_on(name: str) -> None:
-    line = f"signal.signal(signal.{name}, lambda *_: os._exit(42)); print('ready', flush=True); time.sleep(60)"
+    line = f"signal.signal(signal.{name}, lambda *_: os._exit(42)); print('ready', flush=True); time.sleep(300)"
     with guarded(line) as process:
         worker_of(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.Signals[name])
-        assert process.wait(timeout=20) == 42
+        assert process.wait(timeout=LIMIT) == 42
 
 
 def test_the_worker_dies_with_its_guard() -> None:
-    with guarded("time.sleep(60)") as process:
+    with guarded("time.sleep(300)") as process:
         worker = worker_of(process)
         process.kill()
         process.wait()
-        assert worker.wait(timeout=10) is not None or not worker.is_running()
+        assert worker.wait(timeout=LIMIT) is not None or not worker.is_running()
 
 
 def test_a_wait_that_the_worker_cannot_bound_is_bounded_and_its_place_is_told() -> None:
     for line, what in (
-        ("lifeline.tell(Seeks()); time.sleep(60)", "nobody came (None)"),
-        ("time.sleep(60)", "has not started in time; allow more with --timeout"),
+        ("lifeline.tell(Seeks()); time.sleep(300)", "nobody came (None)"),
+        ("time.sleep(300)", "has not started in time; allow more with --timeout"),
     ):
         with guarded(line, watched="rendezvous_timeout=3") as process:
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=LIMIT)
             assert process.returncode == 1
             assert what in errors
             assert "it was in <module> (<string>:1)" in errors
@@ -102,16 +103,16 @@ def test_a_worker_that_does_not_come_to_look_for_the_others_is_told_early() -> N
     """Its file system may hang. The others wait for it."""
     slow = "has not started yet: it is in <module> (<string>:1)"
     with guarded("time.sleep(9); lifeline.tell(Met(None))", watched="rendezvous_timeout=14") as process:
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=LIMIT)
         assert (process.returncode, errors.count(slow)) == (0, 1)
     with guarded("lifeline.tell(Seeks()); time.sleep(9)", watched="rendezvous_timeout=14") as process:
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=LIMIT)
         assert (process.returncode, errors) == (0, "")
 
 
 def test_a_worker_that_is_stopped_before_it_has_met_the_others_counts_as_hung() -> None:
     with guarded("os.kill(os.getpid(), signal.SIGSTOP)") as process:
-        _, errors = process.communicate(timeout=50)
+        _, errors = process.communicate(timeout=LIMIT)
         assert process.returncode == 70
         assert "stopped by a signal (SIGSTOP) for 10 s: rank 0 in <module> (<string>:1)" in errors
 
@@ -119,17 +120,17 @@ def test_a_worker_that_is_stopped_before_it_has_met_the_others_counts_as_hung() 
 def test_the_clock_stops_when_the_ranks_have_met() -> None:
     line = "lifeline.tell(Met(None)); time.sleep(4); sys.exit(5)"
     with guarded(line, watched="rendezvous_timeout=3") as process:
-        process.communicate(timeout=20)
+        process.communicate(timeout=LIMIT)
         assert process.returncode == 5
 
 
 def test_a_library_that_ends_the_worker_before_the_rendezvous_is_told() -> None:
     with guarded("os._exit(16)") as process:
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=LIMIT)
         assert process.returncode == 16
         assert "rank 0 of 1 on host here: nobody came (16)" in errors
     with guarded("lifeline.tell(Met(None)); os._exit(16)") as process:
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=LIMIT)
         assert process.returncode == 16
         assert errors == ""
 
@@ -137,16 +138,16 @@ def test_a_library_that_ends_the_worker_before_the_rendezvous_is_told() -> None:
 def test_the_last_word_of_a_worker_that_ended_before_its_guard_looked_counts() -> None:
     slow = "os.register_at_fork(after_in_parent=lambda: time.sleep(1))"
     with guarded("lifeline.tell(Met(None)); os._exit(16)", before=slow) as process:
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=LIMIT)
         assert (process.returncode, errors) == (16, "")
     with guarded("lifeline.tell(Fails(code=9, everywhere=False)); os.kill(os.getpid(), 9)", before=slow) as process:
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=LIMIT)
         assert (process.returncode, errors) == (9, "")
 
 
 def test_a_failed_worker_that_hangs_is_ended_with_its_code() -> None:
-    with guarded("lifeline.tell(Fails(code=9, everywhere=False)); time.sleep(60)") as process:
-        process.communicate(timeout=20)
+    with guarded("lifeline.tell(Fails(code=9, everywhere=False)); time.sleep(300)") as process:
+        process.communicate(timeout=LIMIT)
         assert process.returncode == 9
 
 
@@ -165,31 +166,31 @@ def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     [
         "os._exit(3)",
         "os.kill(os.getpid(), 9)",
-        "lifeline.tell(Fails(code=9, everywhere=False)); time.sleep(60)",
+        "lifeline.tell(Fails(code=9, everywhere=False)); time.sleep(300)",
         "sys.exit()",
         "guard killed",
     ],
 )
 def test_what_the_program_has_started_ends_with_it(end: str) -> None:
     """But for what it has put in a session of its own."""
-    with guarded("start_children(); " + (end if end != "guard killed" else "time.sleep(60)")) as process:
+    with guarded("start_children(); " + (end if end != "guard killed" else "time.sleep(300)")) as process:
         worker_of(process)
         *ending, staying = children_of(process)
         if end == "guard killed":
             process.kill()
-        process.wait(timeout=20)
-        assert not psutil.wait_procs(ending, timeout=20)[1]
+        process.wait(timeout=LIMIT)
+        assert not psutil.wait_procs(ending, timeout=LIMIT)[1]
         assert staying.is_running()
         staying.kill()
 
 
 def test_what_the_program_has_started_ends_also_with_a_guard_that_is_killed_at_once() -> None:
     slow = "os.register_at_fork(after_in_parent=lambda: time.sleep(1))"
-    with guarded("start_children(); time.sleep(60)", before=slow) as process:
+    with guarded("start_children(); time.sleep(300)", before=slow) as process:
         worker_of(process)
         *ending, staying = children_of(process)
         process.kill()
-        assert not psutil.wait_procs(ending, timeout=20)[1]
+        assert not psutil.wait_procs(ending, timeout=LIMIT)[1]
         assert staying.is_running()
         staying.kill()
 
@@ -197,7 +198,9 @@ def test_what_the_program_has_started_ends_also_with_a_guard_that_is_killed_at_o
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_the_program_receives_a_signal_before_what_it_has_started(name: str) -> None:
     """Else the end of its data loaders would spoil the checkpoint that it saves on SIGTERM."""
-    line = f"start_children(); signal.signal(signal.{name}, tell_and_leave); print('ready', flush=True); time.sleep(60)"
+    line = (
+        f"start_children(); signal.signal(signal.{name}, tell_and_leave); print('ready', flush=True); time.sleep(300)"
+    )
     with guarded(line) as process:
         worker_of(process)
         children = children_of(process)
@@ -205,25 +208,25 @@ def test_the_program_receives_a_signal_before_what_it_has_started(name: str) -> 
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.Signals[name])
         assert process.stdout.readline() == "None\n"
-        assert process.wait(timeout=20) == 42
-        assert not psutil.wait_procs(children[:2], timeout=20)[1]
+        assert process.wait(timeout=LIMIT) == 42
+        assert not psutil.wait_procs(children[:2], timeout=LIMIT)[1]
         children[2].kill()
 
 
 def test_without_standard_input_what_the_program_has_started_ends_with_its_guard_too() -> None:
     """The number of standard input goes to the first file that the guard opens."""
-    closed = ["bash", "-c", 'exec "$@" 0<&-', "bash", *command("start_children(waits=False); time.sleep(60)")]
+    closed = ["bash", "-c", 'exec "$@" 0<&-', "bash", *command("start_children(waits=False); time.sleep(300)")]
     with subprocess.Popen(closed, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         worker_of(process)
         assert process.stdout is not None
         *ending, staying = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
         process.kill()
-        assert not psutil.wait_procs(ending, timeout=20)[1]
+        assert not psutil.wait_procs(ending, timeout=LIMIT)[1]
         staying.kill()
 
 
 def test_a_child_for_which_there_is_no_room_leaves_nothing() -> None:
-    done = subprocess.run([sys.executable, SCRIPTS / "few_files.py"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, SCRIPTS / "few_files.py"], capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     failures = done.stdout.splitlines()
     assert len(failures) > 5  # it opens some files one after the other
@@ -233,13 +236,13 @@ def test_a_child_for_which_there_is_no_room_leaves_nothing() -> None:
 def test_a_rank_that_fails_as_all_do_waits_for_the_one_that_says_why() -> None:
     line = "lifeline.tell(Met(None)); lifeline.tell(Fails(code=2, everywhere=True)); time.sleep(4); print('left', flush=True); os._exit(2)"
     with guarded(line) as process:
-        assert process.communicate(timeout=20)[0].endswith("left\n")
+        assert process.communicate(timeout=LIMIT)[0].endswith("left\n")
         assert process.returncode == 2
 
 
 def test_where_the_ends_of_children_are_ignored_the_workers_exit_code_is_passed_on_all_the_same() -> None:
     with guarded("sys.exit(7)", before="signal.signal(signal.SIGCHLD, signal.SIG_IGN)") as process:
-        process.communicate(timeout=20)
+        process.communicate(timeout=LIMIT)
         assert process.returncode == 7
 
 
@@ -276,7 +279,7 @@ def test_a_guard_holds_no_more_files_after_restarts() -> None:
     count = "lifeline.attempt < 2 and count_files_around_the_end_of_a_spare()"
     line = f"lifeline.tell(Met(None)); {count}; os._exit(1)"
     with guarded(line, WITHOUT_TORCH, "restarts=2") as process:
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=LIMIT)
         counts = [int(line.split()[1]) for line in output.splitlines() if line.startswith("files")]
         assert len(counts) == 4
         assert len(set(counts)) == 1, counts
@@ -285,7 +288,7 @@ def test_a_guard_holds_no_more_files_after_restarts() -> None:
 def test_a_spare_process_holds_none_of_the_guards_ends() -> None:
     """If one hangs in the kernel, the end of the guard would not be seen."""
     with guarded("lifeline.tell(Met(None)); shared_with_a_spare()", WITHOUT_TORCH, "restarts=1") as process:
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=LIMIT)
         held, shared = (int(number) for number in output.splitlines()[-1].split()[1:])
         assert held > 4
         assert shared == 0
@@ -294,26 +297,26 @@ def test_a_spare_process_holds_none_of_the_guards_ends() -> None:
 def test_a_script_that_was_started_again_is_told_to_save_too() -> None:
     line = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(40 + lifeline.attempt)); lifeline.tell(Met(None)); time.sleep(20)"
     with guarded(line, watched="restarts=1, notice=signal.SIGUSR1, notice_within=0.0") as process:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=LIMIT)
         assert process.returncode == 41
         assert errors.count("the time limit is near: the script is told to save") == 2
 
 
 def test_who_ended_it_is_said() -> None:
-    line = "lifeline.tell(Met(None)); print('ready', flush=True); time.sleep(60)"
+    line = "lifeline.tell(Met(None)); print('ready', flush=True); time.sleep(300)"
     with guarded(line, watched=f"launcher=lambda: {os.getpid()}") as process:
         worker_of(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=LIMIT)
         assert process.returncode == 143
         assert errors.startswith("runner: rank 0 of 1 on host here: SIGTERM from the launcher: the job was ended, or")
         assert errors.endswith("; go on\n")
-    with guarded("time.sleep(60)") as process:
+    with guarded("time.sleep(300)") as process:
         worker_of(process)
         subprocess.run(["sh", "-c", f"kill -TERM {process.pid}; true"], check=True)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=LIMIT)
         assert "rank 0 of 1 on host here: SIGTERM from sh (process " in errors or "from process " in errors
 
 
@@ -324,14 +327,14 @@ def test_a_worker_that_ends_by_itself_is_not_said_to_be_ended() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=LIMIT)
         assert (process.returncode, errors) == (2, "")
 
 
 def test_a_signal_to_the_worker_alone_is_named() -> None:
-    with guarded("time.sleep(60)") as process:
+    with guarded("time.sleep(300)") as process:
         worker_of(process).terminate()
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=LIMIT)
         assert (process.returncode, errors) == (143, "runner: rank 0 of 1 on host here: killed by SIGTERM\n")
 
 
@@ -371,13 +374,13 @@ def test_a_launcher_that_drops_the_last_words_and_kills_is_no_loss(tmp_path: Pat
 def test_it_ends_when_its_launcher_has_ended(before: str) -> None:
     with (
         subprocess.Popen(["sleep", "300"]) as launcher,
-        guarded("start_children(); time.sleep(60)", before, f"launcher=lambda: {launcher.pid}") as process,
+        guarded("start_children(); time.sleep(300)", before, f"launcher=lambda: {launcher.pid}") as process,
     ):
         worker = worker_of(process)
         children = children_of(process)
         children[2].kill()  # it would hold the pipes
         launcher.kill()
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=LIMIT)
         assert process.returncode == 1
         assert "the launcher has ended without its ranks" in errors
-        assert not psutil.wait_procs([worker, *children[:2]], timeout=20)[1]
+        assert not psutil.wait_procs([worker, *children[:2]], timeout=LIMIT)[1]

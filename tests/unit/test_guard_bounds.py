@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from tests.polling import LIMIT
 from tests.unit.test_guard import guarded, worker_of
 
 
@@ -19,7 +20,7 @@ def test_ctrl_c_ends_ranks_that_do_not_notice_it(begin: str, words: str) -> None
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 130
+        assert process.wait(timeout=LIMIT) == 130
 
 
 def test_ctrl_c_leaves_a_script_its_own_end() -> None:
@@ -28,10 +29,10 @@ def test_ctrl_c_leaves_a_script_its_own_end() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 7
+        assert process.wait(timeout=LIMIT) == 7
 
 
 def test_output_that_nobody_takes_does_not_keep_the_guard() -> None:
     """A launcher that was stopped, or a pager behind it, no longer reads."""
     with guarded("fill_errors(); os.kill(os.getpid(), signal.SIGKILL)") as process:
-        assert process.wait(timeout=30) == 137
+        assert process.wait(timeout=LIMIT) == 137

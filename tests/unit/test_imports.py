@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import ROOT, clean_environment
+from tests.polling import LIMIT
 
 # package or module of runner/: what it may import of runner/, itself not counted
 TABLE: dict[str, set[str]] = {
@@ -160,7 +161,11 @@ def test_workloads_import_training_only() -> None:
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], env=clean_environment(**environment), capture_output=True, text=True, timeout=60
+        [sys.executable, *arguments],
+        env=clean_environment(**environment),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
     )
 
 

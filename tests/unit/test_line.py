@@ -18,7 +18,7 @@ from runner.guard.line import Address, Line
 from runner.guard.messages import Apart, Failed, Gone, Show, Stacks
 from runner.rendezvous.endpoint import listen, port_of
 from tests.launching import SCRIPTS
-from tests.polling import poll_until
+from tests.polling import LIMIT, poll_until
 
 KEY = "00" * 32
 FAILED = Failed(attempt=0, again=False, failure=None)
@@ -99,7 +99,7 @@ def test_the_middle_that_leaves_is_not_missed(ends: list[End]) -> None:
         end.line.tell(Show(0))
         assert ends[0].receive(Show)
     ends[0].line.close()
-    poll_until(lambda: not ends[1].line.is_open and not ends[2].line.is_open, 20, "the line is closed")
+    poll_until(lambda: not ends[1].line.is_open and not ends[2].line.is_open, LIMIT, "the line is closed")
     assert [told for end in ends for told in end.line.received() if isinstance(told[1], Gone)] == []
 
 

@@ -15,7 +15,7 @@ from runner.guard.messages import Done, Failed, Gone, Host, Hung, Message, Reaso
 from runner.guard.peers import Peers
 from runner.guard.restarts import Restarts
 from runner.rendezvous.endpoint import listen, port_of
-from tests.polling import poll_until
+from tests.polling import LIMIT, poll_until
 
 
 class Peer:
@@ -42,7 +42,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Peer, Peer]]:
     listener = listen(loopback=True)
     middle = Peer(0, listener, port_of(listener))
     other = Peer(1, None, port_of(listener))
-    poll_until(lambda: middle.hears(Host("host 1")), 20, "rank 1 joins")
+    poll_until(lambda: middle.hears(Host("host 1")), LIMIT, "rank 1 joins")
     assert middle.peers.others_present == {1}
     yield middle, other
     other.peers.leave()
@@ -72,7 +72,7 @@ def test_of_another_attempt_nothing_is_taken_and_what_is_early_is_kept(pair: tup
         for message in of(attempt):
             other.peers.tell(message)
     other.peers.tell(last := State({"loss": 1.0}))
-    poll_until(lambda: middle.hears(last), 20, "all is received")
+    poll_until(lambda: middle.hears(last), LIMIT, "all is received")
     assert [message for message in middle.heard if message in of(0) + of(2)] == []
     assert [message for message in middle.heard if message in of(1)] == of(1)
     middle.restarts.next()
@@ -84,12 +84,12 @@ def test_a_rank_that_is_not_started_again_counts_in_any_attempt(pair: tuple[Peer
     middle, other = pair
     middle.restarts.next()
     other.peers.tell(ends := Failed(attempt=0, again=False, failure=None))
-    poll_until(lambda: middle.hears(ends), 20, "that a rank ends")
+    poll_until(lambda: middle.hears(ends), LIMIT, "that a rank ends")
 
 
 def test_a_guard_that_leaves_is_not_present_and_one_that_was_is_not_gone(pair: tuple[Peer, Peer]) -> None:
     middle, other = pair
     other.peers.leave()
-    poll_until(lambda: not middle.peers.others_present, 20, "rank 1 leaves")
+    poll_until(lambda: not middle.peers.others_present, LIMIT, "rank 1 leaves")
     middle.hears(Done(0))
     assert not [message for message in middle.heard if isinstance(message, Gone)]

@@ -31,7 +31,7 @@ from runner.rendezvous.record_exchange import exchange_records, serve_records
 from runner.rendezvous.secret import job_key
 from runner.rendezvous.server import Server
 from tests.launching import SCRIPTS, run
-from tests.polling import poll_until
+from tests.polling import LIMIT, poll_until
 
 KEY = b"the job's"
 
@@ -165,12 +165,12 @@ def test_silent_visitors_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> No
 
         for stranger in (silent, slow):
             stranger.setblocking(False)
-            poll_until(lambda stranger=stranger: is_disconnected(stranger), 20, "the visitor is disconnected")
+            poll_until(lambda stranger=stranger: is_disconnected(stranger), LIMIT, "the visitor is disconnected")
             stranger.close()
 
 
 def test_more_ranks_than_files_may_be_opened_is_said() -> None:
-    done = run(sys.executable, str(SCRIPTS / "too_many_ranks.py"), timeout=60)
+    done = run(sys.executable, str(SCRIPTS / "too_many_ranks.py"))
     assert "rank 0 may not open as many files as 60 ranks need" in done.stdout, done.stdout + done.stderr
 
 
@@ -281,7 +281,7 @@ def server_with_rank_1() -> Iterator[tuple[Server, Client]]:
             list(server.receive(0.05))
             return 1 in server.ranks
 
-        poll_until(has_come, 20, "rank 1 is there")
+        poll_until(has_come, LIMIT, "rank 1 is there")
         with client.result() as rank:
             yield server, rank
 
@@ -309,5 +309,5 @@ def test_what_a_rank_sent_before_it_left_is_received() -> None:
             received.extend(message for _, message in server.receive(0.05))
             return 1 not in server.ranks
 
-        poll_until(has_left, 20, "rank 1 has left")
+        poll_until(has_left, LIMIT, "rank 1 has left")
         assert received == ["it leaves"]

@@ -16,7 +16,7 @@ from runner.guard.board import Board
 from runner.guard.gpu import Gpu
 from runner.guard.nursery import Lifeline, Nursery
 from runner.guard.state import StateFile
-from tests.polling import poll_until
+from tests.polling import LIMIT, poll_until
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
@@ -67,7 +67,7 @@ def test_no_process_is_forked_while_a_thread_is_in_the_driver(monkeypatch: pytes
 def test_the_worker_is_measured_while_it_runs(tmp_path: Path) -> None:
     state = StateFile(tmp_path, Board(), os.getpid(), rank=0)
     path = tmp_path / "state" / "rank-00000.json"
-    poll_until(path.exists, 20, "the guard writes the state")
+    poll_until(path.exists, LIMIT, "the guard writes the state")
     assert json.loads(path.read_text())["memory"] > 1 << 20
     state.end(7, "why", "SIGSEGV")
     found = json.loads(path.read_text())
