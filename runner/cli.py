@@ -33,12 +33,14 @@ from runner.rendezvous.record import RankRecord, own_record
 from runner.rendezvous.rendezvous import Rendezvous, choose_way, rendezvous
 from runner.rendezvous.topology import Topology
 from runner.resources import Resources, as_record, resources
+from runner.streams import replace_characters
 from runner.target import Target, find_target
 from runner.tools import examines, shows_training, tool_names, works_alone
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; ends the process with the exit code that the README documents."""
+    replace_characters()
     try:
         request = parse(sys.argv[1:] if argv is None else argv, tool_names())
         context = detect(os.environ, SINGLE.name if works_alone(request.tool) else request.launcher)

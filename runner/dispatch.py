@@ -23,6 +23,7 @@ from runner.job import Job
 from runner.parallel.mesh import lay_out
 from runner.parallel.options import degrees_in
 from runner.program import put_first_on_path, put_program_on_path, run_program
+from runner.streams import as_python_has_them
 from runner.target import Target
 from runner.tools import load_tool, works_alone
 
@@ -55,6 +56,7 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
         serve_own_endpoint_only(job)
         put_program_on_path(target)
         hide_own_modules()
+        as_python_has_them()
         _run_and_tell(target, arguments, job)
 
 

@@ -101,7 +101,7 @@ class LaunchContext:
             if not text:
                 continue
             if os.path.isfile(text):
-                with open(text) as lines:
+                with open(text, encoding="utf-8", errors="replace") as lines:
                     return list(dict.fromkeys(line.split()[0] for line in lines if line.split()))
             if os.path.isabs(text):
                 continue  # a file that is not here: PBS writes it on the job's first host only

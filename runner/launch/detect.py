@@ -115,7 +115,7 @@ def tasks_of_job(environment: Mapping[str, str]) -> int:
     for name in TASK_COUNTS:
         text = environment.get(name, "")
         if os.path.isfile(text):
-            with open(text) as lines:
+            with open(text, encoding="utf-8", errors="replace") as lines:
                 text = str(sum(1 for line in lines if line.strip()))
         if text.isdecimal():
             return int(text)

@@ -74,7 +74,7 @@ def remove_old_entries() -> None:
 def read_entry(entry: Path) -> tuple[str, Path] | None:
     """The host of rank 0, and the folder; None if there is no file that says so."""
     try:
-        known = json.loads(entry.read_text())
+        known = json.loads(entry.read_text(encoding="utf-8"))
         return str(known["host"]), Path(known["folder"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -82,7 +82,7 @@ def own_record(context: LaunchContext, **more: Any) -> RankRecord:
 def _machine(host: str) -> str:
     """The id of this start of the kernel, which differs between machines; the host's name where it cannot be read."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         return host
 

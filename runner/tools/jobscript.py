@@ -194,7 +194,7 @@ def _text(options: argparse.Namespace) -> str:
         *(f"export {name}={_quoted(value)}" for name, value in settings.items()),
         f"set -- {' '.join(map(_quoted, target))}",
     ]
-    lines = (FOLDER / scheduler.scripts[mpi]).read_text().splitlines()
+    lines = (FOLDER / scheduler.scripts[mpi]).read_text(encoding="utf-8").splitlines()
     added = [line.removeprefix(scheduler.mark).strip() for line in options.directive]
     again = [requeue.line] if requeue else []
     request = [f"{scheduler.mark} {line}" for line in [*scheduler.request(shape), *again, *added]]
@@ -266,6 +266,8 @@ def _submit(scheduler: Scheduler, text: str) -> str:
             env=for_a_new_job(os.environ),
             capture_output=True,
             text=True,
+            encoding="utf-8",
+            errors="surrogateescape",
             timeout=SUBMITTING,
         )
     except subprocess.TimeoutExpired:
@@ -278,7 +280,7 @@ def _submit(scheduler: Scheduler, text: str) -> str:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8", errors="surrogateescape")
         path.chmod(0o755)
     except OSError as error:
         raise UsageError(f"--output {path}: {error.strerror}") from None

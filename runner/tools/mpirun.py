@@ -42,7 +42,15 @@ def mpi_of(path: str) -> str:
         UsageError: it cannot be asked.
     """
     try:
-        done = subprocess.run([path, "--version"], check=False, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(
+            [path, "--version"],
+            check=False,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=20,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{path} --version: {error}") from None
     return next(name for name, sign in _SIGNS.items() if re.search(sign, done.stdout + done.stderr))

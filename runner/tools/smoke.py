@@ -152,7 +152,7 @@ def _by_mpirun(title: str, settings: dict[str, str], option: str) -> Way:
 def _read_hosts(path: Path) -> dict[str, int]:
     """Hosts and their slots from a host file of Open MPI (``node1 slots=4``), MPICH (``node1:4``), or plain names."""
     try:
-        lines = [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
+        lines = [line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--hostfile {path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
     hosts: dict[str, int] = {}
@@ -190,6 +190,7 @@ def _run(name: str, way: Way, target: list[str], read: Callable[[str], tuple[str
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        encoding="utf-8",
         errors="replace",
         start_new_session=True,  # so that the launcher and its processes here can be ended together
     )

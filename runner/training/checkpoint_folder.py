@@ -161,7 +161,7 @@ def seal(folder: Path, saved: Saved, sums: Sums) -> None:
         "values": saved.values,
         "files": sums,
     }
-    with open(folder / SEAL, "w") as file:
+    with open(folder / SEAL, "w", encoding="utf-8") as file:
         json.dump({"format": _FORMAT, "sha256": _digest(content), "content": content}, file)
         file.flush()
         os.fsync(file.fileno())
@@ -197,7 +197,7 @@ def unseal(folder: Path) -> tuple[Saved, Sums]:
         DamagedError: it is damaged, or a later runner has written it.
     """
     try:
-        outer = json.loads((folder / SEAL).read_text())
+        outer = json.loads((folder / SEAL).read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise damaged(folder, f"{SEAL}: {error}") from None
     if not isinstance(outer, dict) or not {"format", "sha256", "content"} <= outer.keys():

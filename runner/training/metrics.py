@@ -52,7 +52,7 @@ class MetricsFile:
         if kept:
             draft = path.with_name(f".{path.name}.new")
             with writing(path):
-                draft.write_text("".join(kept))
+                draft.write_text("".join(kept), encoding="utf-8")
                 os.replace(draft, path)
         # Unbuffered: data that a full disk refused must not be written again when the file is closed.
         self._file = stack.enter_context(open(path, "ab", buffering=0))
@@ -93,7 +93,7 @@ class TensorBoard:
 def lines_until(path: Path, step: int) -> list[str]:
     """The lines of a metrics file up to this step; lines that are no records, or were cut off, are skipped."""
     kept = []
-    for line in path.read_text(errors="replace").split("\n"):
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             record = json.loads(line)
         except ValueError:

@@ -22,7 +22,9 @@ def time_left(environment: Mapping[str, str]) -> float | None:
         return None
     command = ["squeue", "--noheader", f"--jobs={job}", "--format=%L"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASKING, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, encoding="utf-8", errors="replace", timeout=_ASKING, check=False
+        )
         return duration(done.stdout.strip())
     except (OSError, subprocess.TimeoutExpired, argparse.ArgumentTypeError):  # "UNLIMITED", or nothing
         return None
@@ -52,7 +54,9 @@ def requeue(where: str) -> None:
     """
     command = ["scontrol", "requeue", os.environ["SLURM_JOB_ID"]]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, encoding="utf-8", errors="replace", timeout=60, check=False
+        )
         problem = "" if done.returncode == 0 else done.stderr.strip()
     except (OSError, subprocess.TimeoutExpired) as error:
         problem = str(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.launching import (
     BASE_PYTHON,
     RUNNER,
     SCRIPTS,
+    clean_environment,
     free_port,
     mpirun,
     mpirun_path,
@@ -24,6 +26,7 @@ from tests.launching import (
     runner,
     torchrun,
 )
+from tests.polling import LIMIT
 from tests.terminal import on_terminal
 
 HOST = socket.gethostname()
@@ -153,3 +156,25 @@ def test_help_fits_a_narrow_terminal(target: str) -> None:
     text = ok(run(*RUNNER, *target.split(), "--help", COLUMNS="80")).stdout
     assert max(map(len, text.splitlines())) <= 80
     assert "``" not in text
+
+
+@pytest.mark.parametrize(
+    "locale",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        {"PYTHONIOENCODING": "iso8859-1"},
+        {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+    ],
+    ids=str,
+)
+def test_a_locale_may_lack_characters(locale: dict[str, str], tmp_path: Path) -> None:
+    """Those are printed as "?"; but the bytes of a command line stay as they are."""
+    (tmp_path / "trän.py").touch()
+    for arguments in (["explain"], ["--help"], ["jobscript", "--output", "job.sh", "trän.py"]):
+        command = [*RUNNER, *arguments]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=clean_environment(**locale), capture_output=True, timeout=LIMIT
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.isascii() or "iso8859-1" in locale.values()
+    assert "trän.py" in (tmp_path / "job.sh").read_text(encoding="utf-8")

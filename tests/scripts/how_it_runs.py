@@ -48,6 +48,7 @@ if __name__ == "__main__":
         "path0": sys.path[0],
         "is_main": sys.modules["__main__"].__dict__ is globals(),
         "code": fails.__code__.co_filename,
+        "streams": [[stream.encoding, stream.errors] for stream in (sys.stdout, sys.stderr)],
         "flags": [sys.flags.optimize, sys.flags.utf8_mode, sys.warnoptions, sorted(sys._xoptions)],
     }
     os.chdir(tempfile.gettempdir())

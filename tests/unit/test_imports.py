@@ -18,6 +18,7 @@ TABLE: dict[str, set[str]] = {
     "environment": set(),
     "collector": set(),
     "early_signals": set(),
+    "streams": set(),
     "extensions": {"errors"},
     "launch": {"errors", "extensions"},
     "locks": {"errors"},
@@ -59,7 +60,19 @@ TABLE: dict[str, set[str]] = {
         *("comm", "parallel", "training"),
     },
     "dispatch": {
-        *("errors", "environment", "collector", "target", "program", "job", "comm", "parallel", "training", "tools")
+        *(
+            "errors",
+            "environment",
+            "collector",
+            "streams",
+            "target",
+            "program",
+            "job",
+            "comm",
+            "parallel",
+            "training",
+            "tools",
+        )
     },
     "shutdown": {"collector", "rendezvous", "job", "comm"},
     "outcome": {
@@ -69,6 +82,7 @@ TABLE: dict[str, set[str]] = {
         *(
             "errors",
             "early_signals",
+            "streams",
             "launch",
             "guard",
             "rendezvous",

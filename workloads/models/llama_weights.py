@@ -166,14 +166,14 @@ def _hugging_face(config: LlamaConfig, dtype: str) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise _damaged(path.parent, f"{path.name}: {error}") from None
     return content if isinstance(content, dict) else {}
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _refused(folder: Path, reason: str) -> UsageError:

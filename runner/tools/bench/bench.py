@@ -84,7 +84,7 @@ def bench(job: Job, argv: list[str]) -> None:
     for measurement in _measure(job, options, usable):
         found.append(measurement)
         if job.rank == 0 and options.json:
-            with Path(options.json).open("a" if len(found) > 1 else "w") as lines:
+            with Path(options.json).open("a" if len(found) > 1 else "w", encoding="utf-8") as lines:
                 lines.write(json.dumps(asdict(measurement)) + "\n")
     if job.rank == 0:
         _print(found, usable)

@@ -128,7 +128,7 @@ def compare(job: Job, argv: list[str]) -> None:
                 "versions": {name: getattr(job.topology.records[0], name) for name in ("runner", "python", "torch")},
                 "engines": [asdict(comparison) for comparison in comparisons],
             }
-            Path(given.json).write_text(json.dumps(facts, indent=1) + "\n")
+            Path(given.json).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         if given.plot:
             plot(f"{given.target}, {job.size} ranks", comparisons[:-1], comparisons[-1], given.plot)
         for path in filter(None, (given.json, given.plot)):

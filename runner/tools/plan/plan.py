@@ -76,7 +76,8 @@ def plan(job: Job, argv: list[str]) -> None:
     if given.json:
         found = facts(plans, advice, limit=limit, count=count, trained=trained, left_out=dict(left_out))
         about = {"workload": given.target, "arguments": rest, "gpus": cluster.gpus, "hosts": cluster.hosts}
-        Path(given.json).write_text(json.dumps(about | {"memory": given.memory} | found, indent=1) + "\n")
+        text = json.dumps(about | {"memory": given.memory} | found, indent=1)
+        Path(given.json).write_text(text + "\n", encoding="utf-8")
     if given.plot:
         from runner.tools.plan.plot import plot
 

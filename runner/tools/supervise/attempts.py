@@ -64,7 +64,7 @@ def read_attempts(log: Path) -> list[Attempt]:
         OSError: it cannot be read.
     """
     attempts = []
-    for line in log.read_text(errors="replace").splitlines():
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         with suppress(ValueError, TypeError):
             attempts.append(Attempt(**json.loads(line)))
     return attempts

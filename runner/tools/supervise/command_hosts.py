@@ -102,7 +102,7 @@ class CommandHosts:
         value = ",".join(entries)
         if self.option.lstrip("-") in self.launcher.files:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text("".join(f"{entry}\n" for entry in entries))
+            file.write_text("".join(f"{entry}\n" for entry in entries), encoding="utf-8")
             value = str(file)
         words = _replaced(self.words, names, self.option, value)
         if (ranks := self.ranks_on(hosts)) is not None:
@@ -226,7 +226,7 @@ def _names(text: str) -> list[str]:
 
 def _lines(file: str) -> list[str]:
     try:
-        lines = [line.partition("#")[0].strip() for line in Path(file).read_text().splitlines()]
+        lines = [line.partition("#")[0].strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
     except OSError as error:
         raise UsageError(f"supervise: cannot read the hosts in {file}: {error.strerror}") from None
     return [line for line in lines if line]

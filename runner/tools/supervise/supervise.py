@@ -183,7 +183,7 @@ def _only_one_in(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / "lock", "a")
+        lock = open(folder / "lock", "a", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--log-dir: cannot write {folder}: {error.strerror}", fix="name another folder") from None
     with lock:
@@ -206,7 +206,7 @@ def _earlier_attempts(log: Path) -> int:
         UsageError: the log cannot be written.
     """
     try:
-        with open(log, "a+") as file:
+        with open(log, "a+", encoding="utf-8") as file:
             file.seek(0)
             if not file.read().endswith("\n") and file.tell():
                 file.write("\n")  # a line was cut off
@@ -218,7 +218,7 @@ def _earlier_attempts(log: Path) -> int:
 def _note(log: Path, attempt: Attempt) -> None:
     """Append an attempt to the log, which is no reason to end a job where that cannot be done."""
     try:
-        with open(log, "a") as file:
+        with open(log, "a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(attempt)) + "\n")
     except OSError as error:
         _say_once(f"cannot write {log}: {error.strerror}; going on without it")

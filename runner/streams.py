@@ -1,0 +1,33 @@
+"""Standard output and error in a locale that lacks some of the characters that the runner prints, as LC_ALL=C does."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import sys
+
+_REPLACING = "runner.replacing"  # among the codecs' handlers of errors
+_before: list[tuple[io.TextIOWrapper, str]] = []
+
+
+def replace_characters() -> None:
+    """Have a "?" printed for what the locale lacks, instead of an error. Bytes of a command line that are no text stay."""
+    codecs.register_error(_REPLACING, _replaced)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            _before.append((stream, stream.errors or "strict"))
+            stream.reconfigure(errors=_REPLACING)
+
+
+def as_python_has_them() -> None:
+    """For a program that may rely on what Python does: undo it."""
+    for stream, errors in _before:
+        stream.reconfigure(errors=errors)
+
+
+def _replaced(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    numbers = [ord(character) for character in error.object[error.start : error.end]]
+    # (PEP 383: Python has 0xdc80 to 0xdcff for such bytes.)
+    return bytes(number - 0xDC00 if 0xDC80 <= number <= 0xDCFF else ord("?") for number in numbers), error.end
