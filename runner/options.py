@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import itertools
 import os
 import textwrap
@@ -68,7 +69,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         with raised_on_all_ranks():  # all ranks have the same arguments
-            raise UsageError(f"{message} (see {self.prog} --help)")
+            raise UsageError(f"{message}{self._meant(message)} (see {self.prog} --help)")
+
+    def _meant(self, message: str) -> str:
+        """A hint at the options that unknown ones were meant to be, "" if none is similar."""
+        _, is_unknown, words = message.partition("unrecognized arguments: ")
+        given = [word.partition("=")[0] for word in words.split() if is_unknown and word.startswith("--")]
+        known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+        near = [difflib.get_close_matches(option, known, n=1, cutoff=0.75) for option in given]
+        found = dict.fromkeys(match for matches in near for match in matches)
+        return f"; did you mean {' and '.join(found)}?" if found else ""
 
     def print_help(self, file: object = None) -> None:
         if is_reporting(os.environ):

@@ -84,7 +84,8 @@ def outcome_of(error: BaseException, context: LaunchContext, job: Job | None) ->
             and (progress := job.board.read()).is_in_training
         ):
             print(
-                f"runner: {context.label} left early, by sys.exit() after step {progress.step} of the training; {EVERY_STEP}",
+                f"runner: {context.label} left early, by sys.exit() after step {progress.step} of the training; {EVERY_STEP}; "
+                "to stop at a step take --max-steps, to save and stop now os.kill(os.getpid(), signal.SIGTERM)",
                 file=sys.stderr,
                 flush=True,
             )

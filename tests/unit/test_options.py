@@ -56,3 +56,18 @@ def test_a_workload_has_the_runners_options_on_either_side_of_its_name() -> None
 def test_what_cannot_be_read_is_told(argv: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse(argv.split(), TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        ("--rendevous file train.py", "; did you mean --rendezvous?"),
+        ("--hang-timout=3 train.py", "; did you mean --hang-timeout?"),
+        ("--nothing-like-it train.py", ""),
+    ],
+)
+def test_an_unknown_option_is_told_with_the_nearest(argv: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(argv.split(), TOOLS)
+    unknown = argv.split()[0]
+    assert str(caught.value) == f"unrecognized arguments: {unknown}{hint} (see python -m runner --help)"
