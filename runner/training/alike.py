@@ -22,6 +22,7 @@ from runner.training.samples import Look, Sketch, look_at
 # Ranks may differ in these options: they concern the rank itself, or rank 0's files.
 _OWN = {"workers", "folder", "metrics", "tensorboard", "weights", "resume"}
 _FIX = "give all ranks the same; the runner divides the data among them"
+_SEEDED = "torch.manual_seed(options.seed) before data is drawn or split makes it the same"
 _LONGEST, _VALUES, _DIFFERENCES = 60, 4, 3  # characters of a value, and how many are told
 
 Facts = dict[str, str]
@@ -56,8 +57,10 @@ def check_task(run: Run, task: Task, options: StepOptions) -> Look | None:
     if int(most[0]) != -int(most[1]) or int(most[2]):
         everyone: list[Any] = [None] * run.size
         dist.all_gather_object(everyone, (facts, sketches, problem))
-        if differences := _differences([one[0] for one in everyone]) or _odd_samples([one[1] for one in everyone]):
-            raise UsageError(f"the ranks do not train the same: {'; '.join(differences[:_DIFFERENCES])}", fix=_FIX)
+        if differences := _differences([one[0] for one in everyone]):
+            raise _refusal(differences[:_DIFFERENCES], _FIX)
+        if odd := _odd_samples([one[1] for one in everyone]):
+            raise _refusal(odd, f"{_FIX}, and {_SEEDED}")
         for _, _, one in everyone:
             if one is not None:
                 raise one
@@ -112,6 +115,10 @@ def _differences(everyone: list[Facts]) -> list[str]:
             texts = [f"{value[:_LONGEST]} on {ranks_text(on)}" for value, on in ranks.items()]
             found.append(f"{name} {', '.join(texts[:_VALUES])}{', …' if len(texts) > _VALUES else ''}")
     return found
+
+
+def _refusal(differences: list[str], fix: str) -> UsageError:
+    return UsageError(f"the ranks do not train the same: {'; '.join(differences)}", fix=fix)
 
 
 def _odd_samples(everyone: list[Sketches]) -> list[str]:

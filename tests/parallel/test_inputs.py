@@ -19,7 +19,10 @@ CLOSURE = "LBFGS.step() needs closure, and is called here without"
     [
         ("length", ["the training data has 64 samples on rank 0, 48 samples on rank 1"]),
         ("test length", ["the test data has 64 samples on rank 0, no samples on rank 1"]),
-        ("split", ["samples of the training data are others on rank 1 than on rank 0"]),
+        (
+            "split",
+            ["samples of the training data are others on rank 1 than on rank 0", "torch.manual_seed(options.seed)"],
+        ),
         ("parameters", ["the parameter 0.weight is [3, 8] on rank 0, [8, 8] on rank 1"]),
         ("setting", ["the task's setting 'width' is 8 on rank 0, 9 on rank 1"]),
         ("dict", ["{'x': float32 [2, 8], 'y': int64 [2]}", "make each sample a pair (input, target)"]),

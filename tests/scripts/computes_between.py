@@ -36,6 +36,7 @@ def main(run: Run, argv: list[str]) -> None:
     parser = workload_parser(run, __doc__, data=("random",))
     parser.add_argument("--what", choices=MODELS, required=True)
     options, given = read_options(run, parser, argv)
+    torch.manual_seed(options.seed)
     data = TensorDataset(torch.rand(64, 1, 6, 6), torch.randint(2, (64,)))
     plan = Plan(pipeline=("features.*", "head"))
     model = MODELS[given.what]()

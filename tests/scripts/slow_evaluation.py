@@ -29,6 +29,7 @@ class Slow(Dataset[tuple[Tensor, Tensor]]):
 
 def main(run: Run, argv: list[str]) -> None:
     options, _ = read_options(run, workload_parser(run, __doc__, data=("random",), batch_size=4), argv)
+    torch.manual_seed(options.seed)
     data = Slow(options.checkpoint.folder / "evaluates")
     task = Task(
         model=nn.Linear(8, 1),
