@@ -112,9 +112,7 @@ class Task:
     optimizer: OptimizerFactory
     train_data: Dataset[Any]  # of (input, target), the same on all ranks
     test_data: Dataset[Any] | None = None
-    is_classification: bool = (
-        True  # outputs are [batch, classes, …], targets class numbers [batch, …]; accuracy is computed
-    )
+    is_classification: bool = True  # of outputs [batch, classes, …] by class numbers [batch, …]: accuracy is computed
     unit: str = "samples"  # what printed lines count
     units_per_sample: int = 1  # a sequence has many tokens
     flops_per_sample: float | None = None  # of a training step, if known: floating-point operations
@@ -359,5 +357,8 @@ def to_device(
     inputs: Tensor, targets: Tensor, device: torch.device, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
     """A batch on a device. Real floating-point tensors get the dtype; others (tokens, masks, complex numbers) keep theirs."""
-    own = (one.to(device, dtype if one.is_floating_point() else None, non_blocking=True) for one in (inputs, targets))
-    return next(own), next(own)
+
+    def moved(tensor: Tensor) -> Tensor:
+        return tensor.to(device, dtype if tensor.is_floating_point() else None, non_blocking=True)
+
+    return moved(inputs), moved(targets)
