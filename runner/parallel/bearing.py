@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +15,15 @@ from torch.nn.parameter import is_lazy
 from runner.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.parallel.state import whole_of
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 _SIZES = (4, 3, 5, 2, 6)  # of the dimensions of parameters that an optimizer is tried with
 # How many steps, and which share of one is more than rounding: that of Muon, which computes in bfloat16, is up to 0.04.
 _STEPS, _FAR = 2, 0.2
 # Errors that say nothing of what a model or an optimizer is.
 NOT_ABOUT_THE_MODEL = (RunnerError, torch.OutOfMemoryError, torch.distributed.DistError)
+_OTHERWISE = "take another optimizer, or --strategy ddp or zero1"
 
 
 @raised_on_all_ranks()
@@ -45,7 +50,7 @@ def check_divisible(model: nn.Module) -> None:
     """
     if sparse := sparse_modules(model):
         raise UsageError(
-            f"{sparse[0]} gives sparse gradients, which a divided model cannot exchange",
+            f"{sparse[0] or 'the model'} gives sparse gradients, which a divided model cannot exchange",
             fix="leave out sparse=True, or take --strategy ddp or zero1",
         )
 
@@ -80,66 +85,96 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
+def results(model: nn.Module) -> list[Tensor]:
+    """Tensors that modules hold from their last call, as the old form of weight normalisation does: deepcopy() refuses them."""
+    held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    return [value for value in held if not value.is_leaf]
+
+
 @raised_on_all_ranks()
-def check_steps(factory: Any, parameters: Sequence[nn.Parameter], *, compares: bool = True) -> None:
+def check_one_dtype(model: nn.Module) -> None:
+    """Refuse what ZeroRedundancyOptimizer does.
+
+    Raises:
+        UsageError: parameters are of several dtypes.
+    """
+    first, *others = model.named_parameters()
+    odd = next((one for one in others if one[1].dtype != first[1].dtype), None)
+    if odd is not None:
+        kinds = " and ".join(f"{name} is {str(one.dtype).removeprefix('torch.')}" for name, one in (first, odd))
+        raise UsageError(f"--strategy zero1 takes parameters of one dtype, and {kinds}", fix="take --strategy ddp")
+
+
+@dataclass(frozen=True, order=True)
+class Kind:
+    """What an optimizer may do differently for: a parameter's dimensions and dtype, and whether ranks have parts of it."""
+
+    dimensions: int
+    is_divided: bool
+    dtype: str
+
+
+def kinds_of(parameters: Iterable[nn.Parameter]) -> list[Kind]:
+    """Those of the parameters that are trained. ``is_divided``: as they are."""
+    trained = [one for one in parameters if one.requires_grad]
+    kinds = {Kind(one.dim(), hasattr(one, "placements"), str(one.dtype).removeprefix("torch.")) for one in trained}
+    return sorted(kinds)
+
+
+@raised_on_all_ranks()
+def check_steps(factory: Any, kinds: Sequence[Kind], mesh: DeviceMesh, *, compares: bool = True) -> None:
     """Try the optimizer on small parameters that are divided as the model's are, beside the same ones whole. Collective.
 
     What it cannot do with small whole ones, it may well do with the model's: then nothing is found.
 
     Args:
         factory: of the optimizer.
-        parameters: this rank's.
+        mesh: along whose last dimension they are divided.
         compares: whether values are compared, too; not in a process group that exchanges nothing.
 
     Raises:
         UsageError: it fails with divided parameters, or its steps are others.
     """
-    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-
-    divided = [one for one in parameters if isinstance(one, DTensor) and one.requires_grad]
-    if not divided:
+    if not any(kind.is_divided for kind in kinds):
         return
-    mesh = divided[0].device_mesh
-    placements = [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
-    kinds = sorted(
-        {(one.dim(), isinstance(one, DTensor), one.dtype) for one in parameters if one.requires_grad}, key=str
-    )
-    values = [(_values(dimensions, dtype, 0), is_divided) for dimensions, is_divided, dtype in kinds]
-
-    def part(value: Tensor, *, is_divided: bool) -> Tensor:
-        whole = value.to(mesh.device_type)
-        return distribute_tensor(whole, mesh, placements, src_data_rank=None) if is_divided else whole
-
-    def stepped(*, divides: bool) -> list[Tensor]:
-        own = [nn.Parameter(part(value.clone(), is_divided=divides and is_divided)) for value, is_divided in values]
-        optimizer = factory(iter(own))
-        for number in range(1, 1 + _STEPS):
-            for one, (value, is_divided) in zip(own, values, strict=True):
-                gradient = _values(value.dim(), value.dtype, number)
-                one.grad = part(gradient, is_divided=divides and is_divided)
-            optimizer.step()
-        return [whole_of(one.detach()) for one in own]
-
     try:
-        expected = stepped(divides=False)
+        expected = _stepped(factory, kinds, None)
     except Exception:
         return
     try:
-        found = stepped(divides=True)
+        found = _stepped(factory, kinds, mesh)
     except Exception as error:
         raise UsageError(
             f"the optimizer cannot step parameters that are divided among ranks ({described(error)})", fix=_OTHERWISE
         ) from error
-    for one, other, (value, _) in zip(found, expected, values, strict=True):
-        step = (other.cpu() - value).abs().max()
-        if compares and (one - other).abs().max() > _FAR * step:
+    for kind, one, other in zip(kinds, found, expected, strict=True) if compares else ():
+        step = (other - _values(kind, 0)).abs().max()
+        if (whole_of(one).cpu() - other).abs().max() > _FAR * step:
             raise UsageError("the optimizer steps otherwise where parameters are divided among ranks", fix=_OTHERWISE)
 
 
-_OTHERWISE = "take another optimizer, or --strategy ddp or zero1"
+def _stepped(factory: Any, kinds: Sequence[Kind], mesh: DeviceMesh | None) -> list[Tensor]:
+    """Parameters of these kinds after some steps; divided along a mesh, if there is one."""
+
+    def part(kind: Kind, number: int) -> Tensor:
+        whole = _values(kind, number)
+        if mesh is None or not kind.is_divided:
+            return whole if mesh is None else whole.to(mesh.device_type)
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+        placements = [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
+        return distribute_tensor(whole.to(mesh.device_type), mesh, placements, src_data_rank=None)
+
+    own = [nn.Parameter(part(kind, 0)) for kind in kinds]
+    optimizer = factory(iter(own))
+    for number in range(1, 1 + _STEPS):
+        for kind, one in zip(kinds, own, strict=True):
+            one.grad = part(kind, number)
+        optimizer.step()
+    return [one.detach() for one in own]
 
 
-def _values(dimensions: int, dtype: torch.dtype, number: int) -> Tensor:
-    """Some values, the same on all ranks, for a parameter of so many dimensions."""
-    shape = tuple(itertools.islice(itertools.cycle(_SIZES), dimensions))
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(number))
+def _values(kind: Kind, number: int) -> Tensor:
+    """Some values, the same on all ranks."""
+    shape = tuple(itertools.islice(itertools.cycle(_SIZES), kind.dimensions))
+    return torch.randn(shape, dtype=getattr(torch, kind.dtype), generator=torch.Generator().manual_seed(number))

@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from runner.comm.gpu import is_gpu
 from runner.parallel import Setting, precision
-from runner.parallel.bearing import borne_by, check_divisible, check_steps
+from runner.parallel.bearing import borne_by, check_divisible, check_steps, kinds_of
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import degree
 from runner.parallel.options import ParallelOptions
@@ -49,7 +50,10 @@ class DividedTrainer(Trainer):
             parts: what is called: the model, or this rank's stages of it.
         """
         optimizer = task.make_optimizer(model.parameters())
-        check_steps(task.optimizer, [*model.parameters()])
+        own = [*model.parameters()]
+        mesh = next((one.device_mesh for one in own if isinstance(one, DTensor)), None)
+        if mesh is not None:
+            check_steps(task.optimizer, kinds_of(own), mesh)
         super().__init__(task, model, optimizer, setting.options, no_sync=lambda: _no_sync(parts))
         self.replicas, self.sends_from = setting.mesh.get_group("data"), setting.device
         self._order = CallOrder(parts, self.replicas, setting.device)

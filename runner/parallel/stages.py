@@ -6,7 +6,6 @@ keep their names, and the model's ``forward`` stays as it is.
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -99,8 +98,8 @@ def part_of(model: nn.Module, pieces: Collection[str], own: Collection[str]) -> 
 
 
 def _part_of(module: nn.Module, prefix: str, others: Collection[str], own: Collection[str]) -> nn.Module:
-    part = copy.copy(module)
-    part._modules = dict(module._modules)  # what copy() shares
+    part = module.__class__.__new__(module.__class__)  # copy() refuses modules with parametrizations
+    part.__dict__ = {**module.__dict__, "_modules": dict(module._modules)}
     for key, child in module.named_children():
         name = f"{prefix}{key}"
         if name not in own:

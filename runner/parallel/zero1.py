@@ -6,7 +6,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
 from runner.parallel import Setting
-from runner.parallel.bearing import borne_by
+from runner.parallel.bearing import borne_by, check_one_dtype
 from runner.parallel.ddp import wrap
 from runner.parallel.layers import prepare
 from runner.parallel.state import State, load_state, merged, restricted, state_of
@@ -42,6 +42,7 @@ class ZeroTrainer(Trainer):
 def zero1(task: Task, setting: Setting) -> Trainer:
     """Wrap the model in DDP, and the optimizer in ZeroRedundancyOptimizer, over the mesh's ``data`` dimension."""
     model = task.build(setting.device, setting.dtype)
+    check_one_dtype(model)
     prepare(model, task.plan.units(model), setting.options)
     wrapped, finished = wrap(model, task, setting)
     made = task.make_optimizer(model.parameters())  # has no state yet; its groups have all options

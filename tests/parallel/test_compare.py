@@ -53,7 +53,8 @@ def test_the_default_engines_train_llama_which_clips_gradients(tmp_path: Path) -
 # engine: bytes that a rank sends per step, of 16 samples
 LAYOUTS = {
     "ddp:gloo": PARAMETERS,  # an all-reduce among two: each sends as much as there is
-    "fsdp:mpi4py": 1.5 * PARAMETERS,  # two all-gathers and a reduce-scatter of halves
+    # two all-gathers and a reduce-scatter of halves; and two numbers before each of four gathers, after the pass and the step
+    "fsdp:mpi4py": 1.5 * PARAMETERS + 6 * 2 * 8,
     "tp2+fsdp:gloo": 16 * 16 * 8,  # the second layer's outputs are summed
     "pp2:gloo": 16 * 64 * 8 + 4,  # the first layer's outputs are handed on; the loss is broadcast
     "pp2+schedule=zbv:mpi4py": None,
@@ -65,10 +66,14 @@ LAYOUTS = {
 def test_layouts_train_the_same_model(tmp_path: Path) -> None:
     options = ["--steps", "4", "--rounds", "1", "--dtype", "float64", "--batch-size", "8", "--scale-lr"]
     files = ["--json", str(tmp_path / "found.json"), "--plot", str(tmp_path / "found.png")]
-    done = ok(runner(2, "compare", "divisible", *options, *files, "--engines", ",".join(LAYOUTS), cwd=SCRIPTS))
+    too_many = "pp2+schedule=interleaved1f1b+stages-per-rank=8+micro-batches=2:gloo"
+    asked = ",".join([too_many, *LAYOUTS])
+    done = ok(runner(2, "compare", "divisible", *options, *files, "--engines", asked, cwd=SCRIPTS))
     found = json.loads((tmp_path / "found.json").read_text())
     engines = {engine["engine"]: engine for engine in found["engines"]}
     assert list(engines) == [*LAYOUTS, "alone"]
+    assert list(found["not_trained"]) == [too_many]
+    assert f"{too_many}: not trained: the model can be cut into 4 pieces at most" in done.stdout
     assert found["samples_per_step"] == 16
     assert "divisible, 2 ranks on 1 host, cpu, 16 samples per step of each engine" in done.stdout
     assert done.stdout.count("began") == 1

@@ -31,6 +31,8 @@ from runner.tools.plan.schedules import timeline
 from runner.tools.plan.sizes import size, size_text
 from runner.tools.plan.tracing import Tracer
 from runner.tools.plan.traffic import Traffic
+from tests.sweep.cases import CASES
+from tests.sweep.plans import outcome
 
 PLAN = Plan(
     shard=("layers.*",),
@@ -377,3 +379,13 @@ def test_where_nothing_fits_the_smallest_is_named() -> None:
     advice = advise(ranked(plans, cluster, 100), cluster, 100)
     assert advice.planned is None
     assert "the smallest, ddp 2, needs 200 B per GPU" in advice.reason
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+def test_no_model_and_no_optimizer_ends_it_in_a_traceback() -> None:
+    found = {name: outcome(name) for name in CASES}
+    assert {name: detail for name, (what, detail) in found.items() if what == "FAILS"} == {}
+    assert {name for name, (what, _) in found.items() if what == "refused"} == {"lazy", "LBFGS", "SparseAdam"}
+    for name in ("sparse embedding", "integer", "Adafactor", "Rprop"):  # whose layouts a run would refuse
+        assert "left out: 1 layout: " in found[name][1], name
+    assert found["number"] == found["weight norm"] == found["old weight norm"] == ("planned", "")

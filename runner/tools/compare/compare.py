@@ -25,7 +25,7 @@ import io
 import json
 import statistics
 from argparse import SUPPRESS
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ from runner.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
 from runner.numbers import positive
 from runner.options import Parser
-from runner.tools.compare.choices import ALONE, BACKENDS, KINDS, Choice, about, alone, borne, chosen
+from runner.tools.compare.choices import ALONE, BACKENDS, KINDS, Choice, alone, borne, chosen
 from runner.tools.compare.passes import Timeline
 from runner.tools.compare.plot import plot
 from runner.tools.output import check_output
@@ -79,8 +79,10 @@ class Comparison:
 def compare(job: Job, argv: list[str]) -> None:
     """Measure, print a table, and write what was asked for.
 
+    An engine that cannot be trained is a row that says so.
+
     Raises:
-        UsageError: an engine cannot be used here, or the target is not a workload.
+        UsageError: an engine cannot be used here, or none can be trained, or the target is not a workload.
     """
     parser = _parser()
     given, rest = parser.parse_known_args(argv)
@@ -116,8 +118,9 @@ def compare(job: Job, argv: list[str]) -> None:
         with raised_on_all_ranks():
             raise UsageError(f"{given.target} trains without fit(), so its training cannot be taken over")
     comparisons = _comparisons(found[0])
+    problems = {entrant.choice.name: entrant.problem for entrant in found[0].entrants if entrant.problem}
     if job.rank == 0:
-        _print(given.target, job, found[0].samples, comparisons)
+        _print(given.target, job, found[0].samples, comparisons, problems)
         if given.json:
             facts = {
                 "workload": given.target,
@@ -127,6 +130,7 @@ def compare(job: Job, argv: list[str]) -> None:
                 "samples_per_step": found[0].samples,
                 "versions": {name: getattr(job.topology.records[0], name) for name in ("runner", "python", "torch")},
                 "engines": [asdict(comparison) for comparison in comparisons],
+                "not_trained": problems,
             }
             Path(given.json).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         if given.plot:
@@ -174,21 +178,25 @@ def _entrants(
         task: the workload's, with plain data parallelism over all ranks, and its ``options``.
 
     Raises:
-        UsageError: the workload does not bear an engine.
+        UsageError: a rank alone does not bear an engine.
     """
     from runner.tools.compare.turns import Entrant
 
     samples = options.batch_size * run.size
     entrants = []
     for choice in choices:
-        own_task, own_options = task, options
+        own_task, own_options, problem = task, options, ""
         if choice.flags:
             more = [*choice.flags, f"--global-batch-size={samples}"]
-            with about(choice.name):
+            try:
                 own_task, own_options = _captured(module, replace(run, layout=choice.layout), [*arguments, *more])
                 _check_samples(own_options.batch_size * choice.layout.degrees.data, samples)
+            except UsageError as error:
+                if not error.on_all_ranks:
+                    raise
+                problem = str(error)
             own_task = replace(own_task, train_data=task.train_data, optimizer=task.optimizer)
-        entrants.append(Entrant(choice=choice, task=own_task, options=own_options))
+        entrants.append(Entrant(choice=choice, task=own_task, options=own_options, problem=problem))
     return entrants
 
 
@@ -215,10 +223,11 @@ def _captured(module: ModuleType, run: Run, arguments: Sequence[str]) -> tuple[T
 
 
 def _comparisons(turns: Turns) -> list[Comparison]:
-    """The results of all engines, ``alone`` last."""
-    by_itself, first = statistics.median(turns.entrants[-1].all_seconds), turns.entrants[0]
+    """The results of all engines that could be trained, ``alone`` last."""
+    entrants = [entrant for entrant in turns.entrants if not entrant.problem]
+    by_itself, first = statistics.median(entrants[-1].all_seconds), entrants[0]
     comparisons = []
-    for entrant in turns.entrants:
+    for entrant in entrants:
         seconds = sorted(entrant.all_seconds)
         step, exchange = statistics.median(seconds), entrant.exchange
         ratios = [
@@ -251,12 +260,12 @@ def _comparisons(turns: Turns) -> list[Comparison]:
     return comparisons
 
 
-def _print(target: str, job: Job, samples: int, comparisons: list[Comparison]) -> None:
+def _print(target: str, job: Job, samples: int, comparisons: list[Comparison], problems: Mapping[str, str]) -> None:
     hosts = len(job.topology.hosts)
     ranks = f"{job.size} ranks on {hosts} host{'s' * (hosts > 1)}, {job.placement.device}"
 
     def column(title: str, text: Callable[[Comparison], str], spared: int = 0) -> Column:
-        return Column(title=title, cells=[text(c) for c in comparisons], spared=spared)
+        return Column(title=title, cells=[*(text(c) for c in comparisons), *("" for _ in problems)], spared=spared)
 
     def of_exchange(text: Callable[[Comparison], str]) -> Callable[[Comparison], str]:
         return lambda c: "" if c.engine == ALONE else text(c)
@@ -264,7 +273,7 @@ def _print(target: str, job: Job, samples: int, comparisons: list[Comparison]) -
     print_columns(
         f"{target}, {ranks}, {samples} samples per step of each engine",
         [
-            Column(title="engine\n", cells=[c.engine for c in comparisons], justify="left"),
+            Column(title="engine\n", cells=[*(c.engine for c in comparisons), *problems], justify="left"),
             column("samples/s\n", lambda c: f"{c.samples_per_s:.1f}"),
             column("step\n(ms)", lambda c: f"{1e3 * c.step:.2f}"),
             column("10 % to\n90 % (ms)", lambda c: f"{1e3 * c.step_low:.2f} to {1e3 * c.step_high:.2f}", 4),
@@ -276,11 +285,17 @@ def _print(target: str, job: Job, samples: int, comparisons: list[Comparison]) -
             column("sent\n(MiB)", of_exchange(lambda c: "" if c.sent is None else f"{c.sent / 2**20:.3g}"), 2),
             column("memory\n(MiB)", lambda c: f"{c.memory / 2**20:.0f}", 1),
             column("last loss\n", lambda c: f"{c.loss:.6f}", 5),
-            Column(title="weights\n", cells=[_agreement(c) for c in comparisons], justify="left"),
+            Column(
+                title="weights\n",
+                cells=[*map(_agreement, comparisons), *("not trained" for _ in problems)],
+                justify="left",
+            ),
             column("off the\nfirst's", of_exchange(lambda c: f"{c.distance:.0e}" if c.distance else "0"), 6),
         ],
     )
     print(f"\n{ALONE}: every rank for itself, nothing is exchanged")
+    for name, problem in problems.items():
+        print(f"{name}: not trained: {problem}")
 
 
 def _agreement(c: Comparison) -> str:

@@ -18,6 +18,7 @@ from runner.comm.backend import Buffers, Connection, Finish
 from runner.comm.process_group import with_host_memory
 from runner.comm.table import backends
 from runner.parallel import Setting, make_trainer, precision
+from runner.parallel.bearing import results
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import device_mesh
 from runner.parallel.options import ParallelOptions, traits_of
@@ -102,7 +103,7 @@ def _copied(task: Task) -> Task:
     """The task with a model of its own."""
     if not isinstance(task.model, nn.Module):
         return task
-    model = copy.deepcopy(task.model)
+    model = copy.deepcopy(task.model, {id(one): one.detach().clone() for one in results(task.model)})
     if getattr(task.model, "_compiled_call_impl", None) is not None:  # deepcopy drops this
         model.compile()
     return replace(task, model=model)

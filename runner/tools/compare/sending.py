@@ -79,7 +79,11 @@ def _rule(name: str) -> Callable[[float, int], float] | None:
 def _bytes_in(values: Mapping[str, Any]) -> float:
     """Of the arguments that are inputs, or of the first if they are outputs, too."""
     names = [name for name in values if name.startswith("input")] or list(values)[:1]
-    return float(sum(one.nbytes for one in tree_leaves([values[name] for name in names]) if isinstance(one, Tensor)))
+    return float(sum(_nbytes(one) for one in tree_leaves([values[name] for name in names]) if isinstance(one, Tensor)))
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor._values().nbytes + tensor._indices().nbytes if tensor.is_sparse else tensor.nbytes
 
 
 def _ranks_of(values: Mapping[str, Any]) -> int:

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
+import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from runner.comm.gpu import is_gpu
 from runner.comm.timing import largest, seconds_per_call, synchronize
+from runner.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.launch.processes import on_terminal
+from runner.parallel.bearing import described
 from runner.parallel.state import whole_of
 from runner.parallel.task import Task, parts_of, to_device
-from runner.tools.compare.choices import ALONE, Choice, about
+from runner.tools.compare.choices import ALONE, Choice
 from runner.tools.compare.engines import Engine, build
 from runner.tools.compare.passes import Timeline
 from runner.tools.compare.sending import counted
@@ -32,6 +39,7 @@ from runner.training.run import Run
 
 _WARM_UP = 3  # steps of an engine that are not timed
 _EXCHANGES = 5  # of which the median is taken, in each round
+_PATIENCE = timedelta(seconds=60)  # until the other ranks come to tell what went wrong
 _RECORDED = 3  # steps of a pipeline, of which the shortest is shown
 
 
@@ -44,6 +52,7 @@ class Entrant:
         exchange: seconds to exchange the gradients with nothing else running; 0 if there is no such exchange.
         memory: rise of the peak in bytes, of the largest rank.
         loss: of the last step, mean over ranks.
+        problem: why it cannot be trained here; "" if it can.
         agree: whether all ranks have the same weights.
         distance: ‖w - w₁‖ ÷ ‖w₁‖, from the first engine's weights.
         sent: bytes per step, of the rank that sends most; None if they cannot be counted.
@@ -57,6 +66,7 @@ class Entrant:
     exchange: float = 0.0
     memory: int = 0
     loss: float = 0.0
+    problem: str = ""
     agree: bool = True
     distance: float = 0.0
     sent: float | None = None
@@ -85,24 +95,31 @@ class Turns:
         self._rounds = min(rounds, steps)
         self._each = -(-steps // self._rounds)
         names = [entrant.choice.name for entrant in entrants]
-        self._random = dict.fromkeys(names, torch.get_rng_state())  # so that dropout is the same for each engine
+        self._random = dict.fromkeys(names, _random_numbers())  # so that dropout is the same for each engine
         self._exchanges: dict[str, list[float]] = {name: [] for name in names}
         self._built: dict[str, tuple[Engine, Iterator[tuple[Tensor, Tensor]]]] = {}
 
     def take(self) -> None:
-        """Run all steps of all engines. Collective.
+        """Run all steps of all engines. Those that cannot be built, or cannot do a step, get a problem. Collective.
 
         Raises:
-            UsageError: an engine cannot be built.
+            UsageError: no engine can be trained.
         """
-        order, alone = list(self.entrants), self.entrants[-1]
-        # So that no engine's time includes torch's first step.
-        warmed = build(alone.choice, self._run, alone.task, alone.options)
-        warmed.step(*next(self._batches(alone)))
-        del warmed
-        # All first, so that an engine that cannot be built is refused before the others train.
-        for entrant in self.entrants:
-            self._build(entrant)
+        alone = self.entrants[-1]
+        # So that no engine's time includes torch's first step; and what no engine can train is told as such.
+        problem = self._tried(functools.partial(self._warm, alone))
+        if problem is None:
+            # All first, so that what each engine's model takes is there before the others train.
+            for entrant in self.entrants:
+                if not entrant.problem:
+                    entrant.problem = str(self._tried(functools.partial(self._build, entrant)) or "")
+            if len(self._trained()) < 2 or alone.problem:
+                odd = next(entrant for entrant in self.entrants if entrant.problem)
+                problem = f"--engines {odd.choice.name}: {odd.problem}"
+        if problem is not None:
+            with raised_on_all_ranks():
+                raise UsageError(problem)
+        order = self._trained()
         for number in range(self._rounds):
             for entrant in order:
                 if self._run.is_main and on_terminal(in_place=True):
@@ -112,27 +129,61 @@ class Turns:
         if self._run.is_main:
             show_progress("")
         self._compare_weights()
-        for entrant in self.entrants:
+        for entrant in self._trained():
             self._look_into(entrant)
+
+    def _trained(self) -> list[Entrant]:
+        """Those that can be trained."""
+        return [entrant for entrant in self.entrants if not entrant.problem]
+
+    def _warm(self, alone: Entrant) -> None:
+        build(alone.choice, self._run, alone.task, alone.options).step(*next(self._batches(alone)))
+
+    def _tried(self, work: Callable[[], None]) -> str | None:
+        """What goes wrong on any rank, in a line; None if nothing does. Collective.
+
+        Raises:
+            Exception: this rank's, if the others do not come to tell theirs: they wait for this rank.
+        """
+        raised: Exception | None = None
+        try:
+            work()
+        except Exception as error:
+            raised = error
+        problem = raised and (str(raised) if isinstance(raised, RunnerError) else described(raised))
+        flag = torch.tensor([problem is not None], dtype=torch.int32, device=self._run.device)
+        met = dist.all_reduce(flag, async_op=True)
+        assert met is not None
+        if raised is None:
+            met.wait()
+        else:
+            try:
+                met.wait(_PATIENCE)
+            except RuntimeError:
+                raise raised from None
+        if not int(flag):
+            return None
+        everyone: list[Any] = [None] * self._run.size
+        dist.all_gather_object(everyone, problem)
+        return "; ".join(dict.fromkeys(text for text in everyone if text))
 
     def _build(self, entrant: Entrant) -> None:
         """Make an engine, and do its first steps."""
         device, name = self._run.device, entrant.choice.name
-        torch.set_rng_state(self._random[name])
+        _set_random_numbers(self._random[name])
         before = _reset_peak(device)
-        with about(name):
-            engine = build(entrant.choice, self._run, entrant.task, entrant.options)
+        engine = build(entrant.choice, self._run, entrant.task, entrant.options)
         batches = self._batches(entrant)
         self._built[name] = engine, batches
         for _ in range(_WARM_UP):
             engine.step(*next(batches))
         (rise,) = largest([float(_peak(device) - before)], device)
         entrant.memory = int(rise)
-        self._random[name] = torch.get_rng_state()
+        self._random[name] = _random_numbers()
 
     def _turn(self, entrant: Entrant) -> None:
         device, name = self._run.device, entrant.choice.name
-        torch.set_rng_state(self._random[name])
+        _set_random_numbers(self._random[name])
         engine, batches = self._built[name]
         with engine.turn():
             own, loss = [], torch.zeros(())
@@ -147,7 +198,7 @@ class Turns:
                 self._exchanges[name].append(statistics.median(times))
                 entrant.exchange = statistics.median(self._exchanges[name])
         entrant.seconds.append(largest(own, device))
-        self._random[name] = torch.get_rng_state()
+        self._random[name] = _random_numbers()
         (total,) = self._run.sum(float(loss))
         entrant.loss = total / self._run.size
 
@@ -166,9 +217,9 @@ class Turns:
     def _compare_weights(self) -> None:
         """Find whether ranks agree, and how far each engine's weights are from the first one's."""
         whole, _ = self._built[ALONE]
-        places = {name: weight.numel() for name, weight in whole.model.named_parameters()}
+        places = {name: _as_row(weight).numel() for name, weight in whole.model.named_parameters()}
         reference = None
-        for entrant in self.entrants:
+        for entrant in self._trained():
             engine, _ = self._built[entrant.choice.name]
             with engine.turn():
                 engine.settle()
@@ -201,6 +252,20 @@ class Turns:
                 entrant.timeline = min(recorded, key=lambda one: one.seconds)
 
 
+def _random_numbers() -> tuple[Any, ...]:
+    """The states of all generators that a step may draw from."""
+    of_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return torch.get_rng_state(), of_devices, random.getstate(), numpy.random.get_state()
+
+
+def _set_random_numbers(states: tuple[Any, ...]) -> None:
+    torch.set_rng_state(states[0])
+    if states[1]:
+        torch.cuda.set_rng_state_all(states[1])
+    random.setstate(states[2])
+    numpy.random.set_state(states[3])
+
+
 @torch.no_grad()
 def _weights(engine: Engine, places: dict[str, int]) -> tuple[Tensor, bool]:
     """The whole model's parameters in a row, and whether all ranks that have one have the same. Collective.
@@ -209,20 +274,23 @@ def _weights(engine: Engine, places: dict[str, int]) -> tuple[Tensor, bool]:
         places: the number of elements of each parameter, by name.
     """
     with _without_advice():
-        own = {name: whole_of(weight.detach()).double() for name, weight in engine.model.named_parameters()}
+        own = {name: _as_row(whole_of(weight.detach())) for name, weight in engine.model.named_parameters()}
     device = next(iter(own.values())).device
     elsewhere = -torch.inf  # another stage's
     row = torch.cat(
         [
-            own[name].reshape(-1)
-            if name in own
-            else torch.full([number], elsewhere, dtype=torch.float64, device=device)
+            own[name] if name in own else torch.full([number], elsewhere, dtype=torch.float64, device=device)
             for name, number in places.items()
         ]
     )
     extremes = torch.stack([row, torch.where(row == elsewhere, elsewhere, -row)])
     dist.all_reduce(extremes, dist.ReduceOp.MAX)
     return torch.where(row == elsewhere, extremes[0], row), bool((extremes[0] == -extremes[1]).all())
+
+
+def _as_row(tensor: Tensor) -> Tensor:
+    """All of its numbers; of complex ones both parts."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1).double()
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.errors import UsageError
+from runner.parallel.bearing import sparse_modules
 from runner.parallel.task import OptimizerFactory
 
 _TINY = (2, 3, 5, 7, 11)  # sizes of its dimensions: different, so that a state's dimension shows which one it follows
@@ -69,8 +70,10 @@ def state_rule(factory: OptimizerFactory, model: nn.Module, dtype: torch.dtype) 
     own = {id(made): names[key] for key, made in tiny.items()}
     try:
         optimizer = factory(list(tiny.values()))
-        for parameter in tiny.values():
-            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        sparse = {id(model.get_submodule(name).weight) for name in sparse_modules(model)}
+        for key, parameter in tiny.items():
+            gradient = torch.zeros_like(parameter)
+            parameter.grad = (gradient.to_sparse(1) if key in sparse else gradient) if parameter.requires_grad else None
         optimizer.step()
     except UsageError:
         raise

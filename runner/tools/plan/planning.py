@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from runner.errors import UsageError
 from runner.parallel.options import traits_of
 from runner.parallel.stages import balanced
+from runner.tools.plan.bearing import check_borne, told_in_one_line
 from runner.tools.plan.layouts import Candidate, Cluster
 from runner.tools.plan.memory import PER_PARAMETER_ACTIVATIONS, Memory, is_wrapped, memory_of
 from runner.tools.plan.optimizers import StateRule
@@ -75,14 +76,17 @@ class Planned:
         return self.step.seconds / (self.candidate.batch * self.candidate.degrees.data)
 
 
+@told_in_one_line()
 def plan_layout(
     candidate: Candidate, cluster: Cluster, tracer: Tracer, rule: StateRule, costs: Sequence[float]
 ) -> Planned:
     """Plan one layout.
 
     Raises:
-        UsageError: the model cannot be cut into so many stages, or does not run with its layers divided so.
+        UsageError: a run would be refused, as the model cannot be cut into so many stages or does not run with its layers
+            divided so; or torch cannot follow it.
     """
+    check_borne(candidate, tracer.task, tracer.model)
     options = candidate.options
     traced = tracer.trace(options, candidate.micro_batch, casts_parameters=is_wrapped(candidate))
     if traced.problem and options.tp > 1:

@@ -25,7 +25,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
 
+from runner.errors import UsageError
 from runner.parallel import precision
+from runner.parallel.bearing import described, results
 from runner.parallel.compose import loss_context
 from runner.parallel.layers import prepare
 from runner.parallel.options import ParallelOptions
@@ -121,7 +123,7 @@ class Tracer:
         Raises:
             UsageError: a parameter belongs to a module that is cut.
         """
-        self._task, self._options, self._dtype = task, options, dtype
+        self.task, self._options, self._dtype = task, options, dtype
         whole = task.outline(dtype)
         self.model = _copied(whole, torch.device("meta"))
         self.pieces = segments(self.model, task.plan.cuts(self.model))
@@ -130,14 +132,22 @@ class Tracer:
         self._traced: dict[tuple[Any, ...], Traced] = {}
 
     def costs(self) -> list[float]:
-        """Of each piece, the operations by which a run balances the stages of a model that a factory makes."""
-        inputs, _ = _batch(self._task, _COST_SAMPLES, self._dtype)
+        """Of each piece, the operations by which a run balances the stages of a model that a factory makes.
+
+        Where they cannot be followed, its number of parameters.
+        """
         model = _copied(self.model, torch.device("meta"))  # it may keep what it computes
-        values, costs = inputs.to("meta"), []
-        for piece in self.pieces:
-            with FlopCounterMode(display=False) as counter:
-                values = part_of(model, self._names, piece)(values)
-            costs.append(float(counter.get_total_flops()))
+        costs: list[float] = []
+        try:
+            inputs, _ = _batch(self.task, _COST_SAMPLES, self._dtype)
+            values = inputs.to("meta")
+            for piece in self.pieces:
+                with FlopCounterMode(display=False) as counter:
+                    values = part_of(model, self._names, piece)(values)
+                costs.append(float(counter.get_total_flops()))
+        except Exception:  # of the model: what it does may depend on data
+            parts = [part_of(model, self._names, piece) for piece in self.pieces]
+            return [float(sum(one.numel() for one in part.parameters())) for part in parts]
         return costs
 
     def trace(self, options: ParallelOptions, samples: int, *, casts_parameters: bool) -> Traced:
@@ -163,9 +173,7 @@ class Tracer:
             with divided.mode:
                 return Traced(divided.parameters, self._passes(divided.model, options, samples, casts=casts))
         except Exception as error:  # of the model: what it does may depend on data
-            return Traced(
-                divided.parameters, None, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-            )
+            return Traced(divided.parameters, None, described(error))
         finally:
             for unit, forward in zip(divided.units, own, strict=True):
                 vars(unit).pop("forward", None)
@@ -177,10 +185,10 @@ class Tracer:
         if key not in self._models:
             mode = FakeTensorMode(allow_non_fake_inputs=True)
             model = _copied(self.model, torch.device("cpu"), _DTYPES[options.precision] if casts else None, mode)
-            units = self._task.plan.units(model)
+            units = self.task.plan.units(model)
             if options.tp > 1:
                 mesh = DeviceMesh("cpu", list(range(options.tp)), mesh_dim_names=("tensor",))
-                styles = self._task.plan.styles(model, sequence=options.sequence_parallel)
+                styles = self.task.plan.styles(model, sequence=options.sequence_parallel)
                 with mode:
                     parallelize_module(model, mesh, styles, src_data_rank=None)
             trained: list[Any] = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -215,7 +223,7 @@ class Tracer:
         found: list[Pass] = []
         known: dict[Any, tuple[Pass, Tensor]] = {}
         with ledger:
-            inputs, targets = _batch(self._task, samples, cast or self._dtype)
+            inputs, targets = _batch(self.task, samples, cast or self._dtype)
             start = -sum(t.untyped_storage().nbytes() for t in (inputs, targets)) + ledger.now
             values = inputs
             for number, piece in enumerate(self.pieces):
@@ -233,7 +241,7 @@ class Tracer:
         return found
 
     def _loss(self, targets: Tensor, *, casts: bool) -> Callable[[Tensor], Tensor]:
-        return lambda outputs: self._task.mean_loss(outputs.to(self._dtype) if casts else outputs, targets)
+        return lambda outputs: self.task.mean_loss(outputs.to(self._dtype) if casts else outputs, targets)
 
 
 def _follow(
@@ -288,7 +296,11 @@ def _copied(
     dtype: torch.dtype | None = None,
     mode: AbstractContextManager[Any] | None = None,
 ) -> nn.Module:
-    """The model with tensors of the same shapes, made under a mode; tied ones stay tied, and nothing is copied."""
+    """The model with tensors of the same shapes, made under a mode; tied ones stay tied, and nothing is copied.
+
+    Raises:
+        UsageError: something that the model holds cannot be copied.
+    """
 
     def empty(tensor: Tensor) -> Tensor:
         own = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
@@ -296,8 +308,11 @@ def _copied(
         return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
     with mode or nullcontext():
-        memo: dict[int, Any] = {id(one): empty(one) for one in [*model.parameters(), *model.buffers()]}
-    return copy.deepcopy(model, memo)
+        memo: dict[int, Any] = {id(one): empty(one) for one in [*model.parameters(), *model.buffers(), *results(model)]}
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:
+        raise UsageError(f"the model cannot be copied ({described(error)})") from error
 
 
 def _signature(model: nn.Module, piece: Sequence[str], part: nn.Module, values: Tensor) -> tuple[Any, ...]:

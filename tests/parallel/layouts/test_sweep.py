@@ -13,10 +13,8 @@ LAZY = "layer.weight has no shape yet, as lazy modules get theirs in their first
 CANNOT = "the optimizer cannot step parameters that are divided among ranks (RuntimeError: "
 REFUSED = {
     ("sparse embedding", "fsdp"): SPARSE,
-    (
-        "integer",
-        "zero1",
-    ): "--strategy zero1 does not bear this model (ValueError: ZeroRedundancyOptimizer only supports",
+    ("sparse only", "fsdp"): "the model gives sparse gradients",
+    ("integer", "zero1"): "--strategy zero1 takes parameters of one dtype, and ",
     ("lazy", "ddp"): LAZY,
     ("lazy", "fsdp"): LAZY,
     ("Adafactor", "fsdp"): CANNOT,
