@@ -24,7 +24,7 @@ endif
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 
-.PHONY: help setup run test test-fast test-faults test-kills test-versions test-version lint format speed compare parity conformance horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
+.PHONY: help setup run sweep test test-fast test-faults test-kills test-versions test-version lint format speed compare parity conformance horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -33,6 +33,7 @@ help:
 	@echo "make speed    ratios of start-up and step times, taken in turn"
 	@echo "make compare  collectives and training by every engine, in turn; writes docs/performance.md (15 minutes)"
 	@echo "make parity   every strategy and combination against one process; writes the table of docs/parallelism.md (an hour)"
+	@echo "make sweep    torch's layers and optimizers under each strategy; writes the table of docs/models.md (ten minutes)"
 	@echo "make test-faults  what can go wrong, under every launcher; writes the table of docs/reliability.md (as root; an hour and a quarter)"
 	@echo "make test-kills   two hundred kills in the middle of training and saving, two hundred clean jobs (forty minutes)"
 	@echo "make conformance  PyTorch's own tests of a backend on mpi4py, by each MPI; MPI=mpich TEST=send_recv for some of them"
@@ -64,6 +65,9 @@ test: setup
 
 test-fast: setup
 	$(BIN)/python -m pytest -q $(WORKERS) -m fast $(PYTEST_FLAGS)
+
+sweep: setup
+	$(BIN)/python -m tests.sweep
 
 test-faults: setup
 	$(BIN)/python -m tests.cluster.faults
