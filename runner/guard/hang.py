@@ -24,9 +24,8 @@ _FRAMES = 12  # of a stack, in the report
 _BETWEEN = 0.9  # seconds between two looks at least
 # What comes first in a training or an evaluation may take so many times as long as what follows: it may compile and connect.
 _SEVERAL = 5
-_TOLD = (
-    4  # of the time that a step may take, the share after which the other guards are told that a worker takes longer
-)
+# The other guards are told of a worker that takes longer than a step, after this share of the time that a step may take.
+_TOLD = 1 / 4
 _AS_A_SAVE = ("saving", "epoch hook")  # phases that may take as long as a checkpoint
 _WHILE = {"saving": ", while it saves", "step hook": ", in a hook", "epoch hook": ", in a hook"}
 _CONNECTING = (
@@ -81,7 +80,7 @@ class Patience:
         """
         self._worker, self._board, self._hang_after, self._save_within = worker, board, hang_after, save_within
         self._in_collective, self._in_call, self._requests = in_collective, in_call, requests
-        self._busy_after = hang_after / _TOLD if trains else 0.0
+        self._busy_after = _TOLD * hang_after if trains else 0.0
         self._looked = self._looked_at_process = self._asked = time.monotonic()
         self._waiting: tuple[Call, ...] | None = None  # the collectives that the worker waits in
         self._call: object = None  # of torch.distributed, in which it is
