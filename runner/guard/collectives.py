@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
+from runner.guard.events import readable
 from runner.guard.place import Inside
 from runner.rendezvous.topology import ranks_text
 
 _WITHIN = 2.0  # seconds for an answer
+_KEPT = 30.0  # seconds after a question in which the next one may be about the same call
 _MOST = 8  # process groups in a report
 _MISSING = "missing: "
 
@@ -54,7 +56,11 @@ def answer(asked: int, file: IO[Any], calls: Callable[[], list[Call]]) -> None:
     inside = Inside()
 
     def work() -> None:
-        while os.read(asked, 16):
+        while True:
+            if inside.keeps_a_call and not readable([asked], _KEPT):
+                inside.forget()  # the guard asks no more, as a training has begun
+            if not os.read(asked, 16):
+                return
             try:
                 found = [asdict(call) for call in calls()]
             except Exception:  # of torch's inner parts, which may change: the report goes without

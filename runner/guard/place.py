@@ -22,6 +22,15 @@ class Inside:
         self._frame: FrameType | None = None  # of the call; kept, as no other one can then be taken for it
         self._number = 0
 
+    @property
+    def keeps_a_call(self) -> bool:
+        """Whether it keeps a call's variables, such as tensors, also after the call has ended."""
+        return self._frame is not None
+
+    def forget(self) -> None:
+        """Keep nothing: the next look finds another call."""
+        self._frame = None
+
     def look(self) -> int:
         """A number that is another one for each call; 0: it is in none."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from runner.guard import collectives
 from runner.guard.collectives import Answer, Call, Requests, answer, behind, lines
 from runner.guard.stacks import new_file
+from tests.polling import poll_until
 
 WORLD = "0"
 
@@ -115,6 +120,25 @@ def test_a_guard_asks_more_than_once(pipe: tuple[int, int]) -> None:
         assert Requests(ask, file).take() == [call(1000)]
         assert Requests(ask, file).take() == [call(2)]
         assert Requests(ask, file).take() == []
+
+
+def test_a_call_that_has_ended_is_not_kept_in_memory(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tensors would be, for the whole training."""
+    asked, ask = pipe
+    monkeypatch.setattr(collectives, "_KEPT", 0.1)
+    library: dict[str, Any] = {"Tensor": type("Tensor", (), {}), "weakref": weakref}
+    text = "def broadcast(ask, wait):\n tensor = Tensor()\n ask()\n wait(True, 1.0)\n return weakref.ref(tensor)"
+    exec(compile(text, "/opt/site-packages/torch/distributed/distributed_c10d.py", "exec"), library)
+    lock = threading.Lock()
+    lock.acquire()
+    with new_file() as file:
+        requests = Requests(ask, file)
+        answer(asked, file, list)
+        tensor = library["broadcast"](requests.ask, lock.acquire)
+        found = requests.answered()
+        assert found is not None
+        assert found.inside
+        poll_until(lambda: tensor() is None, 60, "the tensor is gone")
 
 
 def fails() -> list[Call]:

@@ -315,6 +315,7 @@ def test_a_wait_for_other_ranks_is_one_call_for_as_long_as_it_lasts() -> None:
     assert seen[0] == seen[1] != 0
     assert seen[2] == seen[3] not in (0, seen[0])
     assert seen[4:] == [0, 0]
+    assert not inside.keeps_a_call
 
 
 def test_a_script_makes_progress_by_its_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
