@@ -6,6 +6,7 @@ records when the last rank has connected.
 
 from __future__ import annotations
 
+import random
 import socket
 import sys
 import time
@@ -28,6 +29,11 @@ _ANSWERING = 10.0  # seconds for sending the answer
 _CONNECTING = 2.0  # seconds for one address
 _EARLIER = 5.0  # seconds before rank 0 does, at which a rank that has not found it gives up
 _FIRST_NOTICE, _NEXT_NOTICES = 10.0, 30.0  # seconds before rank 0 prints which ranks it waits for
+_MOST_ANSWERING = (
+    30.0  # seconds that one that takes connections gets for its answer, in the end: it may be a busy rank 0
+)
+
+Candidate = tuple[socket.AddressFamily, Any]  # an address that may be rank 0's
 
 
 @dataclass(frozen=True)
@@ -51,13 +57,13 @@ def serve_records(
         RefusedError: two processes claim the same rank.
     """
     records: dict[int, Flat] = {0: flat(own)}
+    absent = set(range(1, size))
     start = time.monotonic()
     notice = start + _FIRST_NOTICE
     with Server(listener, key, size, _LARGEST_RECORD, also) as server:
         try:
             while len(records) < size:
                 now = time.monotonic()
-                absent = set(range(size)) - set(records)
                 if now - start > timeout:
                     raise RendezvousError(
                         f"{len(records)} of {size} ranks met within {timeout:.0f} s; absent: {_listed(absent)}"
@@ -69,6 +75,7 @@ def serve_records(
                     notice = now + _NEXT_NOTICES
                 for peer, record in server.receive(0.2):
                     _enter(peer, record, records)
+                    absent.difference_update({peer.rank} & records.keys())
             ordered = [records[rank] for rank in range(size)]
             addresses = Counter(
                 _plain(peer.connection.getsockname()[0]) for peer in server.ranks.values() if _is_inet(peer)
@@ -106,11 +113,7 @@ def _answer(server: Server, answer: dict[str, Any]) -> None:
 
 
 def exchange_records(
-    candidates: Callable[[], Iterator[tuple[socket.AddressFamily, Any]]],
-    own: RankRecord,
-    key: bytes,
-    timeout: float,
-    searched: str,
+    candidates: Callable[[], Iterator[Candidate]], own: RankRecord, key: bytes, timeout: float, searched: str
 ) -> tuple[Exchanged, Any]:
     """Find rank 0 at one of the candidate addresses, send it this rank's record, and wait for all records.
 
@@ -126,32 +129,36 @@ def exchange_records(
         RefusedError: rank 0 refused the job.
     """
     start = time.monotonic()
+    patient: dict[str, float] = {}  # seconds for those that have not answered in time
     failures: dict[str, OSError | ProtocolError] = {}  # of each address the last one, the newest at the end
     # Rank 0 knows only that this one is absent; this one knows why, so it gives up first.
     patience = timeout - min(_EARLIER, timeout / 2)
     for family, address, left in _tries(candidates, start + patience):
         try:
-            client = connect(family, address, key, own.rank, min(_CONNECTING, left))
+            within = patient.get(_shown(address), _CONNECTING)
+            client = connect(family, address, key, own.rank, min(within, left))
             with client:
                 client.send(flat(own), _CONNECTING)
                 return _wait_for_answer(client, start, timeout), address
         except (OSError, ProtocolError) as error:
+            if isinstance(error, TimeoutError):  # it takes connections, and does not answer in time
+                patient[_shown(address)] = min(2 * within, _MOST_ANSWERING)
             failures.pop(_shown(address), None)
             failures[_shown(address)] = error
     raise RendezvousError(f"did not find {searched} within {patience:.0f} s ({_found(failures)})", fix=_fix(failures))
 
 
 def _tries(
-    candidates: Callable[[], Iterator[tuple[socket.AddressFamily, Any]]], until: float
+    candidates: Callable[[], Iterator[Candidate]], until: float
 ) -> Iterator[tuple[socket.AddressFamily, Any, float]]:
-    """Yield the candidate addresses and the seconds left, round by round, with pauses in between."""
+    """Yield the candidate addresses and the seconds left, round by round, with pauses in between that differ between ranks."""
     pause = 0.02
     while time.monotonic() < until:
         for family, address in candidates():
             if (left := until - time.monotonic()) <= 0:
                 return
             yield family, address, left
-        time.sleep(pause)
+        time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - so that many ranks do not come at once
         pause = min(pause * 1.5, 1.0)
 
 

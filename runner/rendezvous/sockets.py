@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from runner.errors import RendezvousError, UsageError
 from runner.launch.context import LaunchContext
@@ -19,9 +19,11 @@ from runner.rendezvous.endpoint import Endpoint, listen, port_of
 from runner.rendezvous.interfaces import interface_towards
 from runner.rendezvous.local import listen_on_file, listen_on_name, named
 from runner.rendezvous.record import RankRecord
-from runner.rendezvous.record_exchange import exchange_records, serve_records
+from runner.rendezvous.record_exchange import Candidate, exchange_records, serve_records
 from runner.rendezvous.records import Records
 from runner.rendezvous.secret import derived, job_key
+
+_MOST_AT_ONCE = 16  # hosts beside the first that a rank tries in a round
 
 
 def own_endpoint(listener: socket.socket, way: str, reached_by: str = "", key: bytes = b"") -> Endpoint:
@@ -97,13 +99,7 @@ def by_hosts(context: LaunchContext, own: RankRecord, timeout: float) -> tuple[R
         address = exchanged.reached_by[0] if exchanged.reached_by else ""
         return exchanged.records, own_endpoint(listener, "hosts", address, key)
     searched = f"rank 0 on {', '.join(context.hosts[:4])} at one of ports {ports[0]}-{ports[-1]}"
-    exchanged, reached = exchange_records(
-        lambda: (candidate for name in context.hosts for candidate in _resolve(name, ports)),
-        own,
-        key,
-        timeout,
-        searched,
-    )
+    exchanged, reached = exchange_records(_in_turn(context.hosts, ports), own, key, timeout, searched)
     return exchanged.records, _others_endpoint(reached[0], reached[1], "hosts", key)
 
 
@@ -123,14 +119,34 @@ def candidate_ports(job: str, count: int = 8) -> list[int]:
     return list(range(start, start + count))
 
 
-def _resolve(name: str, ports: list[int]) -> Iterator[tuple[socket.AddressFamily, Any]]:
+def _in_turn(hosts: Sequence[str], ports: Sequence[int]) -> Callable[[], Iterator[Candidate]]:
+    """What to try in each round: the first host, where rank 0 is as a rule, and then others in turn, twice as many each time.
+
+    All ranks may wait for a rank 0 that is late, so no round tries more than some hosts, and each name is looked up once.
+    """
+    found: dict[str, list[Candidate]] = {}
+    others = itertools.cycle(hosts[1:])
+    numbers = itertools.chain(
+        [0], (2**n for n in range(_MOST_AT_ONCE.bit_length() - 1)), itertools.repeat(_MOST_AT_ONCE)
+    )
+
+    def one_round() -> Iterator[Candidate]:
+        for name in [hosts[0], *itertools.islice(others, min(next(numbers), len(hosts) - 1))]:
+            found[name] = found.get(name) or list(_resolve(name, ports))
+            yield from found[name]
+
+    return one_round
+
+
+def _resolve(name: str, ports: Sequence[int]) -> Iterator[Candidate]:
+    """The addresses of a host, each with each of the ports; none if the name does not resolve, as it may later."""
+    try:
+        found = socket.getaddrinfo(name, ports[0], type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        return
     for port in ports:
-        try:
-            found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-        except socket.gaierror:
-            return  # another host, or a later round, may resolve
         for family, _, _, _, address in found:
-            yield family, address
+            yield family, (address[0], port, *address[2:])
 
 
 def _first_free(ports: list[int], context: LaunchContext) -> socket.socket:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 import pytest
 
 from runner.errors import RefusedError, RendezvousError
+from runner.launch.detect import detect
 from runner.rendezvous.client import connect
 from runner.rendezvous.endpoint import listen, port_of
 from runner.rendezvous.record import RankRecord
 from runner.rendezvous.record_exchange import Exchanged, exchange_records, serve_records
 from runner.rendezvous.records import flat
-from runner.rendezvous.sockets import candidate_ports
+from runner.rendezvous.secret import job_key
+from runner.rendezvous.sockets import by_hosts, candidate_ports
 
 
 def candidates(*ports: int) -> Any:
@@ -178,6 +181,51 @@ def test_candidate_ports_are_alike_on_all_ranks_and_differ_between_jobs() -> Non
     starts = {candidate_ports(f"slurm/0/{job}/0")[0] for job in range(50)}
     assert len(starts) > 45
     assert all(15000 <= port < 32768 for port in candidate_ports("x"))
+
+
+def test_a_rank_that_waits_looks_each_name_up_once_and_finds_rank_0_on_any_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"127.0.1.{number}" for number in range(1, 101)]
+    step = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NODELIST": ",".join(names),
+    }
+    context = detect(step | {"SLURM_PROCID": "1", "RUNNER_SECRET": "x"})
+    looked_up: list[str] = []
+    real = socket.getaddrinfo
+
+    def counted(host: str, *arguments: Any, **named: Any) -> Any:
+        looked_up.append(host)
+        return real(host, *arguments, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", counted)
+    port = candidate_ports(context.job_id or "")[3]
+    with socket.create_server((names[-1], port)) as listener, ThreadPoolExecutor(1) as pool:
+        hosted = pool.submit(serve_records, listener, RankRecord(rank=0), 2, job_key(context), 60.0)
+        records, endpoint = by_hosts(context, RankRecord(rank=1), 60.0)
+        assert len(hosted.result().records) == len(records) == 2
+    assert (endpoint.host, endpoint.port) == (names[-1], port)
+    searched = [name for name in looked_up if name != endpoint.host]
+    assert searched == names[:-1]  # each once, the first host first
+
+
+def test_a_rank_0_that_is_slow_to_answer_gets_more_time() -> None:
+    """One that thousands of ranks have come to at once: who has given up too early waits longer the next time."""
+
+    class Busy(socket.socket):
+        def accept(self) -> Any:
+            time.sleep(1.2)
+            return super().accept()
+
+    with Busy(socket.AF_INET, socket.SOCK_STREAM) as listener, ThreadPoolExecutor(1) as pool:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        hosted = pool.submit(serve_records, listener, RankRecord(rank=0), 2, b"job", 100.0)
+        assert len(fetch(1, port_of(listener), timeout=100.0).records) == 2
+        assert len(hosted.result().records) == 2
 
 
 def test_many_at_once() -> None:
