@@ -73,7 +73,7 @@ def _run_and_tell(target: Target, arguments: Sequence[str], job: Job) -> None:
 
 
 def _tell_if_alone(target: Target, job: Job) -> None:
-    if ran_alone(job):
+    if ran_alone(job, target.source):
         print(
             f"runner: no rank has made a process group: {job.size} copies of {target.name} ran alone, each as if there were no "
             "other; to train together they need init_process_group() and DistributedDataParallel (for a sweep all is well)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import sys
@@ -14,26 +15,30 @@ from types import ModuleType
 from runner.comm.served_store import has_asked_for_ranks
 from runner.job import Job
 
-# By these a program may reach its other ranks without torch.distributed.
+# By these libraries a program may reach its other ranks without torch.distributed.
 _LIBRARIES = ("horovod", "deepspeed", "ray", "distributed", "jax", "tensorflow", "zmq", "grpc")
+# What a program names that does so by itself, or that knows which share of the work is its own.
 _WORDS = re.compile(
-    rb"\b(mpi4py|socket|socketserver|xmlrpc|multiprocessing\.(connection|managers)|shared_memory|spawn|start_processes)\b"
+    r"RANK|WORLD_SIZE|PROCID|\b(mpi4py|socket|socketserver|xmlrpc|multiprocessing\.(connection|managers)|shared_memory|"
+    r"spawn|start_processes|FileStore|HashStore)\b"
 )
 _PATIENCE = timedelta(seconds=10)
-_LARGEST = 1 << 20  # bytes of a program's file that is looked through
 
 
-def ran_alone(job: Job) -> bool:
+def ran_alone(job: Job, source: bytes = b"") -> bool:
     """Whether a program that has imported torch, and ends on rank 0, has made no process group and used nothing in its place.
 
     In doubt it has.
+
+    Args:
+        source: of a program that is in no file.
     """
     is_rank_0 = job.rank == 0 and os.getpid() == job.board.process
     if not is_rank_0 or job.size == 1 or job.context.launcher.has_store or "torch" not in sys.modules:
         return False
     if has_asked_for_ranks.is_set() or any(name in sys.modules for name in _LIBRARIES):
         return False
-    return not (_has_group() or _uses_mpi() or _names_another_way() or _has_keys(job))
+    return not (_has_group() or _uses_mpi() or _names_another_way(source.decode(errors="replace")) or _has_keys(job))
 
 
 def _has_group() -> bool:
@@ -54,20 +59,19 @@ def _uses_mpi() -> bool:
     return False
 
 
-def _names_another_way() -> bool:
-    return any(_WORDS.search(file.read_bytes()) for file in _own_files())
+def _names_another_way(source: str) -> bool:
+    """Whether the program says somewhere that there are ranks."""
+    return any(_WORDS.search(text) for text in (source, *_own_sources()))
 
 
-def _own_files() -> Iterator[Path]:
-    """The program's own source files: not those of Python, of installed packages and of this one."""
+def _own_sources() -> Iterator[str]:
+    """Those of the program's modules: not of Python's, of installed packages' and of this one's."""
     others = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     others.append(str(Path(__file__).parent.parent))
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.endswith(".py") and not file.startswith(tuple(others)):
-            path = Path(file)
-            if path.is_file() and path.stat().st_size <= _LARGEST:
-                yield path
+        if isinstance(file, str) and not file.startswith(tuple(others)):
+            yield "".join(linecache.getlines(file, vars(module)))  # (of a zip file's, too)
 
 
 def _has_keys(job: Job) -> bool:

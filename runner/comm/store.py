@@ -70,13 +70,14 @@ def serve_when_needed(job: Job) -> None:
     when_imported("torch", serve)
     if not _has_served.is_set():
         assert job.endpoint.listener is not None
-        threading.Thread(
-            target=_serve_first_client, args=(job, job.endpoint.listener), name="store", daemon=True
-        ).start()
+        clients = select.poll()
+        clients.register(job.endpoint.listener, select.POLLIN)
+        words = job, job.endpoint.listener, clients
+        threading.Thread(target=_serve_first_client, args=words, name="store", daemon=True).start()
 
 
-def _serve_first_client(job: Job, listener: socket.socket) -> None:
-    select.select([listener.fileno()], [], [])
+def _serve_first_client(job: Job, listener: socket.socket, clients: select.poll) -> None:
+    clients.poll()
     while not _has_served.is_set():
         with _serving:
             # While the program imports torch, the client waits for the end of that: this may be any second.

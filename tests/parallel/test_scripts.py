@@ -147,6 +147,8 @@ def test_copies_of_a_script_for_one_process_are_told_of() -> None:
     (line,) = own_lines(done)
     assert "no rank has made a process group: 2 copies of" in line
     assert own_lines(ok(runner(2, script("trains_alone"), "by MPI"))) == []
+    knows = "import os, torch; print(os.environ['RANK'])"  # and takes its share by that
+    assert own_lines(ok(runner(2, "-c", knows))) == []
     assert own_lines(ok(runner(1, script("trains_alone")))) == []
 
 
