@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -134,6 +135,8 @@ def divide(
     with borne_by(f"--tp {options.tp}"):
         _divide_layers(model, styles, setting)
     units = task.plan.units(model)
+    if options.tp > 1 and options.compile:
+        _wait_outside_of(units, model)
     prepare(model, units, options, _streams(model, styles, setting, stage))
     if wraps:
         with borne_by(f"--strategy {options.strategy}"):
@@ -178,6 +181,22 @@ def _divide_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], settin
             model, setting.mesh["tensor"], {**styles}, src_data_rank=None
         )  # all ranks have the same weights
         tie_divided(shared)
+
+
+def _wait_outside_of(units: Sequence[nn.Module], model: nn.Module) -> None:
+    """Have all layers but those of the units, which are compiled, return what has arrived.
+
+    A tensor-parallel embedding returns what is still being reduced (torch's AsyncCollectiveTensor). A compiled unit takes apart
+    such an input, and its gradient reaches the embedding as a plain tensor where DTensor's backward pass needs its own (2.14).
+    """
+    compiled = {id(module) for unit in units for module in unit.modules()}
+    for module in model.modules() if units else ():
+        if module is not model and id(module) not in compiled:
+            module.register_forward_hook(_arrived)
+
+
+def _arrived(_: nn.Module, __: Any, output: Any) -> Any:
+    return output.clone() if isinstance(output, AsyncCollectiveTensor) else output  # any operation but a view waits
 
 
 def _shard(model: nn.Module, units: Iterable[nn.Module], setting: Setting, *, is_last: bool) -> None:

@@ -41,6 +41,7 @@ FEATURES = {
     "both": "--sequence-parallel --loss-parallel --clip-norm 0.1",
     "offload": "--offload cpu",
     "compiled": "--compile",
+    "compiled, with a divided embedding": "--compile --tied --meta",
 }
 COMPILED = (
     "--strategy ddp",
@@ -98,6 +99,8 @@ def bears(layout: str, feature: str, ranks: int) -> bool:
             return "--strategy fsdp" in layout
         case "compiled":
             return ranks == 2 and layout in COMPILED
+        case "compiled, with a divided embedding":
+            return ranks == 2 and layout == "--strategy ddp --tp 2"
     return True
 
 
