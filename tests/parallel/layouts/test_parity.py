@@ -27,6 +27,7 @@ COVERING = {
         "--strategy fsdp --activation-checkpointing full --compile",
         "--strategy zero1 --clip-norm 0.1 --micro-batches 2 --frozen",
         "--tp 2 --meta --tied",
+        "--tp 2 --meta --tied --compile",
         "--tp 2 --sequence-parallel --loss-parallel --clip-norm 0.1",
         "--tp 2 --frozen --clip-norm 0.1 --activation-checkpointing selective",
         "--pp 2 --micro-batches 4 --schedule gpipe --frozen --tied --clip-norm 0.1",
