@@ -1,7 +1,7 @@
 """A group's point-to-point messages: begun at once, so that two ranks may send to each other.
 
 A receive first learns the size of its message (a matched probe), and takes it in only then: Open MPI writes a message that is
-longer than the receive's memory past its end (seen with 4.1.4 and 5.0.11, from 4 KiB on), a shorter one leaves the rest as it
+longer than the receive's memory past its end (seen with 5.0, from 5,000 bytes on), a shorter one leaves the rest as it
 was, and MPICH's status does not have a longer one's size.
 """
 
