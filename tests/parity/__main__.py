@@ -42,6 +42,7 @@ FEATURES = {
     "offload": "--offload cpu",
     "compiled": "--compile",
     "compiled, with a divided embedding": "--compile --tied --meta",
+    "compiled, divided in sequence and loss": "--compile --sequence-parallel --loss-parallel --activation-checkpointing full",
 }
 COMPILED = (
     "--strategy ddp",
@@ -99,7 +100,7 @@ def bears(layout: str, feature: str, ranks: int) -> bool:
             return "--strategy fsdp" in layout
         case "compiled":
             return ranks == 2 and layout in COMPILED
-        case "compiled, with a divided embedding":
+        case "compiled, with a divided embedding" | "compiled, divided in sequence and loss":
             return ranks == 2 and layout == "--strategy ddp --tp 2"
     return True
 
