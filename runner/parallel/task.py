@@ -245,6 +245,8 @@ def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.devic
     places = dict(model.named_modules())
     with torch.device("meta"):
         whole = factory()
+    check_outline(whole)
+    names = [_joined(name, key) for name, module in whole.named_modules() for key in _own_tensors(module)]
     where: dict[int, list[tuple[str, str]]] = {}  # the modules that have a tensor, of which the first initialises it
     for name, module in whole.named_modules():
         for key, tensor in _own_tensors(module).items():
@@ -271,8 +273,6 @@ def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.devic
             for part in parts:
                 copy_part(getattr(module, key), part)
         module.to_empty(device=torch.device("meta"), recurse=False)
-    check_outline(whole)
-    names = [_joined(name, key) for name, module in whole.named_modules() for key in _own_tensors(module)]
     check_digests([(name, digests.get(name)) for name in names], "the weights by reset_parameters()", _ALIKE)
 
 
