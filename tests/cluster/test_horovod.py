@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.launchers import LAUNCHERS
+from tests.cluster.launchers import BIN, LAUNCHERS
 from tests.cluster.virtual import Cluster
 from tests.launching import BASE_PYTHON, RUNNER, SCRIPTS, ok, own_lines, packages_without
+from tests.results import hosts, json_object
 
 
 @pytest.mark.parametrize(("name", "slots"), [("openmpi5", [2, 1]), ("srun", [1, 1])])
@@ -19,6 +22,27 @@ def test_an_unmodified_horovod_script(vc: Cluster, name: str, slots: list[int]) 
         f"rank {rank} of {len(local_ranks)}, local {local} of {size}: same True"
         for rank, (local, size) in enumerate(local_ranks)
     ]
+
+
+@pytest.mark.parametrize("way", ["--gloo", "--mpi"])
+def test_horovodrun_between_two_hosts(way: str, vc: Cluster, tmp_path: Path) -> None:
+    """It goes by ssh itself, or has mpirun do it."""
+    options = ["--network-interfaces", "eth0", "-np", "2", "-H", "node1:1,node2:1"]
+    if way == "--mpi":
+        options.append(f"--mpi-args=--prtemca prte_if_include eth0 --prtemca plm_ssh_agent {vc.agent}")
+    path = f"{vc.folder}:{BIN}:{os.environ['PATH']}"  # with what stands in for ssh
+
+    def lines(*target: str) -> list[str]:
+        done = ok(vc.run("node1", [str(BIN / "horovodrun"), way, *options, *RUNNER, *target], PATH=path))
+        return [re.sub(r"^\[[\d,]+\]<stdout>: ?", "", line) for line in done.stdout.splitlines()]
+
+    found = json_object("\n".join(lines("explain", "--json")))
+    assert found["launcher"]["name"] == {"--gloo": "horovodrun", "--mpi": "openmpi"}[way]
+    assert hosts(found) == {"node1": [0], "node2": [1]}
+    trained = ["--strategy", "horovod", "--max-steps", "4", "--checkpoint-dir", str(tmp_path)]
+    assert any(line.startswith("done: 4 steps") for line in lines("workloads.mnist", *trained, "--data", "fake"))
+    table = lines("compare", "workloads.linear", "--engines", "horovod,ddp:gloo", "--steps", "4", "--rounds", "1")
+    assert [line.split()[0] for line in table if line.startswith(("horovod ", "ddp:gloo "))] == ["horovod", "ddp:gloo"]
 
 
 @pytest.mark.parametrize("bare", ["node1", "node2"])  # rank 0's, and the other

@@ -30,9 +30,11 @@ STATE = Path("/run/torch-mpi-runner")  # a folder per cluster
 CORES_PER_HOST = 4  # as Slurm is told; the machine's cores are shared
 
 AGENT = """#!/bin/bash
-# Stands in for ssh: skips options, takes the host, runs the rest there.
-while [[ $1 == -* ]]; do case $1 in -l|-p|-o|-i) shift 2 ;; *) shift ;; esac; done
-host=${{1##*@}}; shift
+# Stands in for ssh: takes the host from between the options, and runs the rest there.
+host=
+while [[ $1 == -* || -z $host ]]; do
+  case $1 in -l|-p|-o|-i) shift 2 ;; -*) shift ;; *) host=${{1##*@}}; shift ;; esac
+done
 case $host in {known}) ;; *) echo "ssh: Could not resolve hostname $host" >&2; exit 255 ;; esac
 exec ip netns exec "{prefix}$host" unshare --uts bash -c "mount --bind {folder}/shm-$host /dev/shm; hostname $host; $*"
 """
