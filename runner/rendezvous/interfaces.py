@@ -147,6 +147,18 @@ def is_loopback(interface: str) -> bool:
     return any(ipaddress.ip_address(number).is_loopback for number in numbers)
 
 
+def is_elsewhere(host: str) -> bool:
+    """Whether this is an address, and none of this host's; False for a name."""
+    import psutil
+
+    try:
+        number = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    own = (one.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for one in addresses)
+    return not number.is_loopback and host not in own
+
+
 def interface_towards(host: str) -> str:
     """The interface by which this host would send to an address or name; "" if unknown."""
     import psutil

@@ -16,7 +16,7 @@ from pathlib import Path
 from runner.errors import RendezvousError, UsageError
 from runner.launch.context import LaunchContext
 from runner.rendezvous.endpoint import Endpoint, listen, port_of
-from runner.rendezvous.interfaces import interface_towards
+from runner.rendezvous.interfaces import interface_towards, is_elsewhere
 from runner.rendezvous.local import listen_on_file, listen_on_name, named
 from runner.rendezvous.record import RankRecord
 from runner.rendezvous.record_exchange import Candidate, exchange_records, serve_records
@@ -94,6 +94,12 @@ def by_hosts(context: LaunchContext, own: RankRecord, timeout: float) -> tuple[R
     """Rank 0 takes the first free of a few ports computed from the job's name; the others try them on the known hosts."""
     ports, key = candidate_ports(context.job_id or ""), job_key(context)
     if context.rank.value == 0:
+        if len(context.hosts) == 1 and is_elsewhere(context.hosts[0]):
+            raise UsageError(
+                f"the others look for rank 0 at {context.hosts[0]}, as {context.launcher.title} says, and it is on host "
+                f"{context.host}",
+                fix="have rank 0 on that host, or set MASTER_ADDR (rank 0's host) and MASTER_PORT (a free port)",
+            )
         listener = _first_free(ports, context)
         exchanged = serve_records(listener, own, context.size.value, key, timeout)
         address = exchanged.reached_by[0] if exchanged.reached_by else ""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runner.errors import RefusedError, RendezvousError
+from runner.errors import RefusedError, RendezvousError, UsageError
 from runner.launch.detect import detect
 from runner.rendezvous.client import connect
 from runner.rendezvous.endpoint import listen, port_of
@@ -210,6 +210,14 @@ def test_a_rank_that_waits_looks_each_name_up_once_and_finds_rank_0_on_any_host(
     assert (endpoint.host, endpoint.port) == (names[-1], port)
     searched = [name for name in looked_up if name != endpoint.host]
     assert searched == names[:-1]  # each once, the first host first
+
+
+def test_a_rank_0_on_another_host_than_the_only_one_that_is_known() -> None:
+    """horovodrun tells its ranks where it runs itself, and no other host."""
+    horovodrun = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2", "HOROVOD_GLOO_RENDEZVOUS_PORT": "1"}
+    context = detect(horovodrun | {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "192.0.2.1", "RUNNER_SECRET": "x"})
+    with pytest.raises(UsageError, match=r"the others look for rank 0 at 192\.0\.2\.1, as horovodrun"):
+        by_hosts(context, RankRecord(rank=0), 2.0)
 
 
 def test_a_rank_0_that_is_slow_to_answer_gets_more_time() -> None:
