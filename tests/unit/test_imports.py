@@ -34,7 +34,7 @@ TABLE: dict[str, set[str]] = {
     "target": {"errors"},
     "numbers": set(),
     "program": {"target"},
-    "options": {"errors", "numbers", "launch", "devices", "rendezvous", "comm", "target", "placement"},
+    "options": {"errors", "numbers", "launch", "target", "devices", "rendezvous", "comm"},
     "comm": {"errors", "environment", "collector", "extensions", "launch", "guard", "placement", "rendezvous", "job"},
     "parallel": {"errors", "extensions", "numbers", "rendezvous", "comm"},
     "training": {
