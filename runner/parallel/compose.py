@@ -35,6 +35,7 @@ from runner.parallel.trainer import Trainer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ParallelStyle
 
 
@@ -55,7 +56,7 @@ class DividedTrainer(Trainer):
         mesh = next((one.device_mesh for one in own if isinstance(one, DTensor)), None)
         if mesh is not None:
             check_steps(task.optimizer, kinds_of(own), mesh)
-        super().__init__(task, model, optimizer, setting.options, no_sync=lambda: _no_sync(parts))
+        super().__init__(task, model, optimizer, setting.options, no_sync=lambda: _no_sync(parts, setting.mesh))
         self.replicas, self.sends_from = setting.mesh.get_group("data"), setting.device
         self._order = CallOrder(parts, self.replicas, setting.device)
         # fully_shard takes no parameters without dimensions: each rank has them whole.
@@ -267,16 +268,18 @@ def _shares_parameters(unit: nn.Module, model: nn.Module) -> bool:
 
 
 @contextmanager
-def _no_sync(parts: Iterable[nn.Module]) -> Iterator[None]:
-    """The context of a backward pass whose gradients are not summed over replicas yet.
+def _no_sync(parts: Iterable[nn.Module], mesh: DeviceMesh) -> Iterator[None]:
+    """The context of a backward pass whose gradients are not exchanged yet; of shards they are, as whole ones would take more memory.
 
-    Shards are summed after each: to sum them once, a rank would have to keep whole gradients, in single precision.
+    (To sum shards at once and replicas at last, torch has ``set_requires_all_reduce``. It adds wrong gradients up where a unit does
+    not compute the same parameters' in each micro-batch.)
     """
-    sharded = [part for part in parts if isinstance(part, FSDPModule)]
-    for part in sharded:
-        part.set_requires_all_reduce(False)
+    has_shards = "replicate" not in (mesh.mesh_dim_names or ()) or degree(mesh, "shard") > 1
+    replicas = [part for part in parts if isinstance(part, FSDPModule) and not has_shards]
+    for part in replicas:
+        part.set_requires_gradient_sync(False)
     try:
         yield
     finally:
-        for part in sharded:
-            part.set_requires_all_reduce(True)
+        for part in replicas:
+            part.set_requires_gradient_sync(True)

@@ -182,7 +182,7 @@ def _traffic(
         gathers, scatters = (1, 1) if options.pp > 1 else (2 * micro_batches, micro_batches)
         number = sharded(gradients, narrow * weights, degrees.shard, gathers, scatters)
         traffic.add(options.strategy, number, links=links(dimension))
-        copies = replicated(gradients / degrees.shard, degrees.replicate)
+        copies = scatters * replicated(gradients / degrees.shard, degrees.replicate)
         traffic.add("replicas", copies, links=links("replicate" if degrees.shard > 1 else "data"))
     else:
         traits = traits_of(options.strategy)

@@ -54,6 +54,12 @@ def test_compressed_gradients_are_near_whole_ones(hook: str, turns: Turns, tmp_p
     assert compressed[12:] != whole[12:]
 
 
+def test_micro_batches_that_use_other_parameters_have_gradients_of_their_own(turns: Turns) -> None:
+    for options in ("--replicate 2 replicate", "--replicate 2 replicate units", "units"):
+        lines = ok(turns(4, "alternates", *f"--strategy fsdp {options}".split())).stdout.splitlines()
+        assert sorted(lines) == [f"rank {rank}: True" for rank in range(4)], options
+
+
 def test_accumulated_gradients_are_shards(turns: Turns) -> None:
     """A rank never has them whole between two micro-batches: half of 2 × (8 × 8 + 8) numbers."""
     lines = ok(turns(2, "accumulates")).stdout.splitlines()
