@@ -21,6 +21,9 @@ EXIT_USAGE = 2
 EXIT_HANG = 70  # EX_SOFTWARE: a rank has made no progress
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: ended before its time, with its state saved; run it again
 
+# Errors of gloo, NCCL and the store on the other ranks when one has ended.
+_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "ncclRemoteError")
+
 
 class Policy(enum.Enum):
     """How ranks that do not fit together are treated."""
@@ -71,3 +74,18 @@ def raised_on_all_ranks() -> Iterator[None]:
     except RunnerError as error:
         error.on_all_ranks = True
         raise
+
+
+@contextmanager
+def raised_by_some_ranks() -> Iterator[None]:
+    """A phase in which not all ranks do the same: whoever raises an error tells it, also one that else all would raise."""
+    try:
+        yield
+    except RunnerError as error:
+        error.on_all_ranks = False
+        raise
+
+
+def is_echo(error: BaseException) -> bool:
+    """Whether an error says no more than that another rank has ended."""
+    return any(sign in str(error) for sign in _ECHOES)

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import runner.dispatch
 import runner.program
-from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError
+from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError, is_echo
 from runner.guard.advice import EVERY_STEP, after_error
 from runner.guard.launcher import launcher_of
 from runner.guard.line import Address
@@ -43,8 +43,6 @@ _OF_LIMIT = 5 / 6
 
 _SCRIPT_SAVES = 30.0  # seconds from SIGTERM, of which a script is told, until it is to have ended
 
-# Errors of gloo, NCCL and the store on the other ranks when one has ended.
-_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "ncclRemoteError")
 # How torch begins the message of an error that a worker of a DataLoader has raised (torch._utils.ExceptionWrapper).
 _IN_WORKER = re.compile(r"Caught (\w+) in (DataLoader worker process \d+)\.")
 _UNREPORTED = 2.0  # seconds that a rank waits so that another rank's message comes first
@@ -227,7 +225,7 @@ def _tell_failure(error: BaseException, context: LaunchContext, job: Job | None)
     """Print one line with rank, host and cause, then the program's own part of the traceback. Returns the cause."""
     cause = _cause_of(error)
     own = _skip_runner(error.__traceback__)
-    if any(sign in str(error) for sign in _ECHOES):
+    if is_echo(error):
         time.sleep(_UNREPORTED)  # another rank has failed, and its own message should come first
         cause = _who_has_ended(job) + cause
     fix = after_error(error)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from runner.errors import RunnerError, UsageError, raised_on_all_ranks
+from runner.errors import UsageError, is_echo, raised_on_all_ranks
 from runner.parallel.state import whole_of
 
 if TYPE_CHECKING:
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 _SIZES = (4, 3, 5, 2, 6)  # of the dimensions of parameters that an optimizer is tried with
 # How many steps, and which share of one is more than rounding: that of Muon, which computes in bfloat16, is up to 0.04.
 _STEPS, _FAR = 2, 0.2
-# Errors that say nothing of what a model or an optimizer is.
-NOT_ABOUT_THE_MODEL = (RunnerError, torch.OutOfMemoryError, torch.distributed.DistError)
+# Errors by which torch and optimizers say what they cannot do with a model.
+_ABOUT_THE_MODEL = (TypeError, ValueError, NotImplementedError, AttributeError, KeyError, AssertionError)
+# In a RuntimeError: what has failed is memory, a device, or the exchange with other ranks.
+_OF_A_RANK = ("DefaultCPUAllocator", "CUDA error", "NCCL error", "/gloo/")
 _OTHERWISE = "take another optimizer, or --strategy ddp or zero1"
 
 
@@ -66,17 +68,24 @@ def borne_by(what: str) -> Iterator[None]:
     """The context in which torch wraps or divides a model: what it does not bear is told in one line.
 
     Raises:
-        UsageError: torch has raised something.
+        UsageError: torch has refused it.
     """
     with raised_on_all_ranks():
         try:
             yield
-        except NOT_ABOUT_THE_MODEL:
-            raise
         except Exception as error:
+            if not is_about_the_model(error):
+                raise
             raise UsageError(
                 f"{what} does not bear this model ({described(error)})", fix="take --strategy ddp"
             ) from error
+
+
+def is_about_the_model(error: Exception) -> bool:
+    """Whether an error says what torch or an optimizer cannot do; else it is one rank's misfortune, and no request is wrong."""
+    if type(error) is RuntimeError:  # its subclasses are of devices, memory and exchanges: torch's, and Horovod's
+        return not (is_echo(error) or any(sign in str(error) for sign in _OF_A_RANK))
+    return isinstance(error, _ABOUT_THE_MODEL)
 
 
 def described(error: BaseException) -> str:
@@ -144,6 +153,8 @@ def check_steps(factory: Any, kinds: Sequence[Kind], mesh: DeviceMesh, *, compar
     try:
         found = _stepped(factory, kinds, mesh)
     except Exception as error:
+        if not is_about_the_model(error):
+            raise
         raise UsageError(
             f"the optimizer cannot step parameters that are divided among ranks ({described(error)})", fix=_OTHERWISE
         ) from error

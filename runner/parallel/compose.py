@@ -21,6 +21,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import DTensor
 
 from runner.comm.gpu import is_gpu
+from runner.errors import raised_by_some_ranks
 from runner.parallel import Setting, precision
 from runner.parallel.bearing import borne_by, check_divisible, check_steps, kinds_of
 from runner.parallel.layers import prepare
@@ -55,7 +56,8 @@ class DividedTrainer(Trainer):
         own = [*model.parameters()]
         mesh = next((one.device_mesh for one in own if isinstance(one, DTensor)), None)
         if mesh is not None:
-            check_steps(task.optimizer, kinds_of(own), mesh)
+            with _told_by(setting):
+                check_steps(task.optimizer, kinds_of(own), mesh)
         super().__init__(task, model, optimizer, setting.options, no_sync=lambda: _no_sync(parts, setting.mesh))
         self.replicas, self.sends_from = setting.mesh.get_group("data"), setting.device
         self._order = CallOrder(parts, self.replicas, setting.device)
@@ -128,6 +130,16 @@ def divide(
     model: nn.Module, task: Task, setting: Setting, *, shard: bool, stage: int = 0, is_last: bool = True
 ) -> None:
     """Divide a model, or a stage of one, in place: tensor parallelism, checkpointing, compilation, shards; in this order."""
+    with _told_by(setting):
+        _divide(model, task, setting, shard=shard, stage=stage, is_last=is_last)
+
+
+def _told_by(setting: Setting) -> AbstractContextManager[None]:
+    """The context in which a stage of a pipeline is made ready: the ranks that have it tell what is wrong with it."""
+    return raised_by_some_ranks() if degree(setting.mesh, "pipeline") > 1 else nullcontext()
+
+
+def _divide(model: nn.Module, task: Task, setting: Setting, *, shard: bool, stage: int, is_last: bool) -> None:
     options = setting.options
     styles = task.plan.styles(model, sequence=options.sequence_parallel) if options.tp > 1 else {}
     wraps = shard or setting.mesh["data"].size() > 1 or options.precision != "fp32"

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel import precision
 from runner.parallel.alike import broadcast, check_digests, digest_of
-from runner.parallel.bearing import NOT_ABOUT_THE_MODEL, described
+from runner.parallel.bearing import described, is_about_the_model
 from runner.parallel.gradients import clip_gradients
 from runner.parallel.options import ParallelOptions
 from runner.parallel.state import NO_COPIES, State, copy_part, load_state, shapes_of, state_of, whole_of
@@ -139,10 +139,8 @@ class Trainer:
         """
         try:
             yield
-        except NOT_ABOUT_THE_MODEL:
-            raise
         except Exception as error:
-            if self._has_stepped:
+            if self._has_stepped or not is_about_the_model(error):
                 raise
             raise UsageError(
                 f"{type(self.optimizer).__name__} cannot step these parameters ({described(error)})",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from torch.utils.data import TensorDataset
 
 from runner.errors import UsageError
 from runner.parallel import Setting
-from runner.parallel.compose import compose
+from runner.parallel.bearing import borne_by
+from runner.parallel.compose import compose, divide
 from runner.parallel.options import ParallelOptions
 from runner.parallel.stages import part_of
 from runner.parallel.task import Plan, Task, fill, to_device
@@ -196,3 +198,51 @@ def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
                     of_kind.make_optimizer([nn.Parameter(torch.zeros(2, 2))])
             else:
                 assert type(of_kind.make_optimizer([nn.Parameter(torch.zeros(2, 2))])) is kind
+
+
+class Failing(torch.optim.SGD):
+    """An optimizer that fails in its step."""
+
+    error: Exception
+
+    def step(self, closure: Any = None) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_refused"),
+    [
+        (RuntimeError("SparseAdam does not support dense gradients"), True),
+        (NotImplementedError("no complex numbers"), True),
+        (RuntimeError("[/pytorch/third_party/gloo/pair.cc:534] Connection closed by peer [10.0.0.1]:1"), False),
+        (RuntimeError("[/pytorch/third_party/gloo/unbound_buffer.cc:84] Timed out waiting 1000ms for recv"), False),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory"), False),
+        (torch.AcceleratorError("CUDA error: an illegal memory access"), False),
+        (torch.OutOfMemoryError("CUDA out of memory"), False),
+        (torch.distributed.DistBackendError("NCCL error"), False),
+        (MemoryError(), False),
+    ],
+    ids=repr,
+)
+def test_what_befalls_a_rank_in_the_first_step_is_not_told_as_a_wrong_request(
+    error: Exception, is_refused: bool
+) -> None:
+    made = task(nn.Linear(2, 1))
+    model = made.build(CPU, torch.float32)
+    optimizer = Failing(model.parameters(), lr=0.1)
+    optimizer.error = error
+    trainer = Trainer(made, model, optimizer, ParallelOptions())
+    with pytest.raises(UsageError if is_refused else type(error)):
+        trainer.step(torch.ones(4, 2), torch.ones(4, 1))
+    with pytest.raises(UsageError if is_refused else type(error)), borne_by("--strategy ddp"):
+        raise error
+
+
+def test_what_a_stage_of_a_pipeline_does_not_bear_is_told_by_the_ranks_that_have_it() -> None:
+    model = nn.Sequential(nn.Embedding(4, 4, sparse=True), nn.Linear(4, 1))
+    mesh: Any = MagicMock(mesh_dim_names=("pipeline", "data"))
+    mesh["pipeline"].size.return_value = 2
+    setting = Setting(device=CPU, dtype=torch.float32, mesh=mesh, options=ParallelOptions(pp=2))
+    with pytest.raises(UsageError, match="sparse gradients") as caught:
+        divide(model, task(model), setting, shard=False, stage=1)
+    assert not caught.value.on_all_ranks
