@@ -113,6 +113,8 @@ class Turns:
             for entrant in self.entrants:
                 if not entrant.problem:
                     entrant.problem = str(self._tried(functools.partial(self._build, entrant)) or "")
+                if not entrant.problem:  # not before it is known that all ranks come here
+                    entrant.memory = int(*largest([float(entrant.memory)], self._run.device))
             if len(self._trained()) < 2 or alone.problem:
                 odd = next(entrant for entrant in self.entrants if entrant.problem)
                 problem = f"--engines {odd.choice.name}: {odd.problem}"
@@ -177,8 +179,7 @@ class Turns:
         self._built[name] = engine, batches
         for _ in range(_WARM_UP):
             engine.step(*next(batches))
-        (rise,) = largest([float(_peak(device) - before)], device)
-        entrant.memory = int(rise)
+        entrant.memory = _peak(device) - before
         self._random[name] = _random_numbers()
 
     def _turn(self, entrant: Entrant) -> None:
