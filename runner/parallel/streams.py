@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _OUTER = ""  # the stream of all that is outside of the model, and of its first stage where nothing is divided
 
+# Layers that draw in training, whatever attributes they have.
+_DRAWING = nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d
+
 # The stream in torch's generators, those that are kept, and the number that they began with: None outside of the model.
 _Place = tuple[str, dict[str, list[Tensor]], int | None]
 
@@ -108,16 +111,18 @@ class Streams:
 
 
 def draws(model: nn.Module) -> bool:
-    """Whether a module of the model shows that it draws random numbers in training: a dropout, or an attribute of that name."""
+    """Whether a module of the model shows that it draws random numbers in training: by its class, or a probability that it has."""
     return any(
-        "drop" in name.lower() and isinstance(value, float) and value > 0
+        isinstance(module, _DRAWING) or any(_is_rate(name, value) for name, value in vars(module).items())
         for module in model.modules()
-        for name, value in [*vars(module).items(), *([("drop", module.p)] if _is_dropout(module) else [])]
     )
 
 
-def _is_dropout(module: nn.Module) -> Any:
-    return isinstance(getattr(module, "p", None), float) and "drop" in type(module).__name__.lower()
+def _is_rate(name: str, value: Any) -> bool:
+    """Whether an attribute is how much is dropped, or how loud a noise is. ``p``: the probability of layers such as StochasticDepth."""
+    if not isinstance(value, float):
+        return False
+    return 0 < value <= 1 if name == "p" else value > 0 and any(word in name.lower() for word in ("drop", "noise"))
 
 
 def _hook(use: Any, division: bool | None) -> Any:
