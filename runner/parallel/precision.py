@@ -42,14 +42,18 @@ def policy(precision: str, *, is_root: bool, is_last: bool) -> MixedPrecisionPol
     )
 
 
-def check(model: nn.Module, precision: str) -> None:
+def check(model: nn.Module, precision: str, *, will_be_wrapped: bool = False) -> None:
     """Check that a model's parameters can be trained in this precision: torch has no way for complex ones (2.14).
+
+    Args:
+        will_be_wrapped: whether fully_shard is still to wrap the model, which takes no parameters without dimensions.
 
     Raises:
         UsageError: they cannot.
     """
     for name, parameter in model.named_parameters():
-        is_summed_in_fp32 = hasattr(parameter, "placements") and precision != "fp32"  # as fully_shard's gradients
+        is_wrapped = hasattr(parameter, "placements") or (will_be_wrapped and parameter.dim() > 0)
+        is_summed_in_fp32 = is_wrapped and precision != "fp32"  # as fully_shard's gradients
         if parameter.is_complex() and parameter.requires_grad and (precision == "fp16" or is_summed_in_fp32):
             raise UsageError(
                 f"--precision {precision}: {name} is complex, and its gradient would have to become real",

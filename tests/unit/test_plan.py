@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from runner.parallel.mesh import lay_out
 from runner.parallel.options import ParallelOptions, add_parallel_options, read_parallel_options
 from runner.parallel.task import Plan, Task
 from runner.tools.plan import traffic
+from runner.tools.plan.bearing import check_borne
 from runner.tools.plan.capturing import fake_process_group
 from runner.tools.plan.layouts import Candidate, Cluster, candidates
 from runner.tools.plan.memory import Memory
@@ -285,6 +287,50 @@ def test_tensor_parallelism_over_whole_hosts_is_planned_as_a_run_takes_it_where_
     (one, *_) = every(cluster, tp=4)
     assert one.options.tp == 4
     assert cluster.spans_hosts(one.layout, "tensor")
+
+
+class Turned(nn.Module):
+    """Has a complex weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16, dtype=torch.complex64))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return (values * self.weight).real
+
+
+@pytest.mark.usefixtures("eight_ranks")
+@pytest.mark.parametrize(
+    ("strategy", "precision", "is_refused"),
+    [("fsdp", "bf16", True), ("fsdp", "fp32", False), ("ddp", "bf16", False), ("ddp", "fp16", True)],
+)
+def test_complex_weights_are_refused_in_the_precisions_in_which_a_run_refuses_them(
+    strategy: str, precision: str, is_refused: bool
+) -> None:
+    tracer = Tracer(task(Turned), ParallelOptions(), torch.float32)
+    layout = {"strategy": strategy, "precision": precision, "tp": 1, "pp": 1}
+    options = replace(ParallelOptions(), **layout)
+    (one, *_) = candidates(Cluster(gpus=8, hosts=1), Plan(), options, layout, batch=8)[0]
+    with pytest.raises(UsageError, match="weight is complex") if is_refused else nullcontext():
+        check_borne(one, tracer)
+
+
+@pytest.mark.usefixtures("eight_ranks")
+def test_an_optimizer_is_tried_once_for_all_layouts() -> None:
+    made = []
+
+    def factory(parameters: Any) -> torch.optim.Optimizer:
+        made.append(1)
+        return torch.optim.Adafactor(parameters)
+
+    tracer = Tracer(replace(task(), optimizer=factory), ParallelOptions(), torch.float32)
+    layouts = candidates(Cluster(gpus=8, hosts=1), Plan(), ParallelOptions(), {"strategy": "fsdp"}, batch=8)[0]
+    assert len(layouts) > 1
+    for one in layouts:
+        with pytest.raises(UsageError, match="cannot step parameters that are divided"):
+            check_borne(one, tracer)
+    assert len(made) == 2  # with whole and with divided parameters
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from runner.errors import UsageError
-from runner.parallel.bearing import check_divisible, check_one_dtype, check_steps, described, kinds_of
+from runner.parallel import precision
+from runner.parallel.bearing import check_divisible, check_one_dtype, described
 from runner.parallel.options import traits_of
-from runner.parallel.task import Task
 from runner.tools.plan.layouts import Candidate
 from runner.tools.plan.memory import is_wrapped
+from runner.tools.plan.tracing import Tracer
 
 
 @contextmanager
@@ -33,16 +31,18 @@ def told_in_one_line() -> Iterator[None]:
         raise UsageError(f"it cannot be followed ({described(error)})") from error
 
 
-def check_borne(candidate: Candidate, task: Task, model: nn.Module) -> None:
+def check_borne(candidate: Candidate, tracer: Tracer) -> None:
     """Check what the strategies do; in a process group that exchanges nothing.
 
     Raises:
         UsageError: a run would be refused.
     """
+    model = tracer.model
+    precision.check(model, candidate.options.precision, will_be_wrapped=is_wrapped(candidate))
     if traits_of(candidate.options.strategy).shards_optimizer:
         check_one_dtype(model)
     if is_wrapped(candidate) or candidate.options.tp > 1:
         check_divisible(model)
-    if is_wrapped(candidate) and dist.is_initialized() and dist.get_world_size() > 1:
-        kinds = [replace(kind, is_divided=kind.dimensions > 0) for kind in kinds_of(model.parameters())]
-        check_steps(task.optimizer, kinds, DeviceMesh("cpu", [0, 1]), compares=False)
+    divides = is_wrapped(candidate) and dist.is_initialized() and dist.get_world_size() > 1
+    if divides and tracer.optimizer_problem is not None:
+        raise tracer.optimizer_problem

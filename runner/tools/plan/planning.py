@@ -86,7 +86,7 @@ def plan_layout(
         UsageError: a run would be refused, as the model cannot be cut into so many stages or does not run with its layers
             divided so; or torch cannot follow it.
     """
-    check_borne(candidate, tracer.task, tracer.model)
+    check_borne(candidate, tracer)
     options = candidate.options
     traced = tracer.trace(options, candidate.micro_batch, casts_parameters=is_wrapped(candidate))
     if traced.problem and options.tp > 1:

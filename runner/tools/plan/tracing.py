@@ -8,10 +8,11 @@ and tensors that several operations save count once, and what activation checkpo
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_c
 
 from runner.errors import UsageError
 from runner.parallel import precision
-from runner.parallel.bearing import described, results
+from runner.parallel.bearing import check_steps, described, kinds_of, results
 from runner.parallel.compose import loss_context
 from runner.parallel.layers import prepare
 from runner.parallel.options import ParallelOptions
@@ -130,6 +131,16 @@ class Tracer:
         self._names = [name for piece in self.pieces for name in piece]
         self._models: dict[tuple[Any, ...], _Divided] = {}
         self._traced: dict[tuple[Any, ...], Traced] = {}
+
+    @functools.cached_property
+    def optimizer_problem(self) -> UsageError | None:
+        """Why a run refuses the optimizer where parameters are divided, in every layout; None if it does not."""
+        kinds = [replace(kind, is_divided=kind.dimensions > 0) for kind in kinds_of(self.model.parameters())]
+        try:
+            check_steps(self.task.optimizer, kinds, DeviceMesh("cpu", [0, 1]), compares=False)
+        except UsageError as error:
+            return error
+        return None
 
     def costs(self) -> list[float]:
         """Of each piece, the operations by which a run balances the stages of a model that a factory makes.
