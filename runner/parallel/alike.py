@@ -25,11 +25,13 @@ _MIXER = 0x9E3779B97F4A7C15 - (1 << 64)
 def begin_alike(model: nn.Module | Callable[[], nn.Module], device: torch.device) -> None:
     """Give all ranks rank 0's parameters and buffers; to a factory rank 0's seed, from which ``fill`` draws. Collective.
 
+    Only what differs is sent and written: weights that all ranks have read from the same file stay where they are.
+
     Args:
         device: through whose memory the tensors are sent.
 
     Raises:
-        UsageError: the ranks' models have other parameters or buffers, or some without a shape.
+        UsageError: the ranks' models have other parameters or buffers, some without a shape, or sparse ones.
     """
     if isinstance(model, nn.Module):
         check_shapes(model)
@@ -37,7 +39,8 @@ def begin_alike(model: nn.Module | Callable[[], nn.Module], device: torch.device
         return
     if isinstance(model, nn.Module):
         check_outline(model)
-        broadcast([*model.parameters(), *model.buffers()], device)
+        _check_dense(model)
+        broadcast(_differing([*model.parameters(), *model.buffers()]), device)
         return
     seed = [torch.initial_seed()]
     dist.broadcast_object_list(seed, src=0, device=device)
@@ -46,8 +49,31 @@ def begin_alike(model: nn.Module | Callable[[], nn.Module], device: torch.device
 
 
 @raised_on_all_ranks()
+def _check_dense(model: nn.Module) -> None:
+    """Refuse what cannot be sent as bytes.
+
+    Raises:
+        UsageError: a parameter or buffer is sparse.
+    """
+    for name, one in [*model.named_parameters(), *model.named_buffers()]:
+        if one.layout != torch.strided:
+            raise UsageError(
+                f"{name} is sparse ({_layout(one)}), and ranks cannot exchange it",
+                fix="make it dense, or keep its indices and values as buffers and make it of them in forward()",
+            )
+
+
+def _differing(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Those of the tensors that are not the same on all ranks. Collective."""
+    rows: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(rows, [int(digest_of(tensor)) for tensor in tensors])
+    columns = zip(*rows, strict=True)
+    return [tensor for tensor, found in zip(tensors, columns, strict=True) if len(set(found)) > 1]
+
+
+@raised_on_all_ranks()
 def check_outline(model: nn.Module) -> None:
-    """Compare names, shapes and dtypes of parameters and buffers on all ranks. Collective.
+    """Compare names, shapes, dtypes and layouts of parameters and buffers on all ranks. Collective.
 
     Raises:
         UsageError: they differ.
@@ -75,6 +101,8 @@ def check_outline(model: nn.Module) -> None:
 @torch.no_grad()
 def broadcast(tensors: Iterable[Tensor], device: torch.device, group: dist.ProcessGroup | None = None) -> None:
     """Copy the tensors of a group's first rank to its others, as bytes: backends do not take all dtypes. Collective."""
+    if dist.get_world_size(group) == 1:
+        return
     is_source = dist.get_rank(group) == 0
     for bucket in _buckets(tensor.detach() for tensor in tensors if tensor.numel()):
         pieces = [tensor.reshape(-1).view(torch.uint8).to(device) for tensor in bucket]
@@ -132,8 +160,13 @@ def _has_others() -> bool:
 
 
 def _described(tensor: Tensor) -> str:
+    layout = f", {_layout(tensor)}" if tensor.layout != torch.strided else ""
     trained = ", trained" if tensor.requires_grad else ""
-    return f"({list(tensor.shape)}, {str(tensor.dtype).removeprefix('torch.')}{trained})"
+    return f"({list(tensor.shape)}, {str(tensor.dtype).removeprefix('torch.')}{layout}{trained})"
+
+
+def _layout(tensor: Tensor) -> str:
+    return str(tensor.layout).removeprefix("torch.")
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
