@@ -59,6 +59,7 @@ class DividedTrainer(Trainer):
             with _told_by(setting):
                 check_steps(task.optimizer, kinds_of(own), mesh)
         super().__init__(task, model, optimizer, setting.options, no_sync=lambda: _no_sync(parts, setting.mesh))
+        self._parts = parts
         self.replicas, self.sends_from = setting.mesh.get_group("data"), setting.device
         self._order = CallOrder(parts, self.replicas, setting.device)
         # fully_shard takes no parameters without dimensions: each rank has them whole.
@@ -90,6 +91,13 @@ class DividedTrainer(Trainer):
         outputs = super().outputs(inputs, *more)
         self._order.check()
         return outputs
+
+    def outputs_are_over(self) -> None:
+        """As in the base class. What is gathered for a forward pass stays so until the backward pass, or here."""
+        for part in self._parts:
+            for unit in part.modules():
+                if isinstance(unit, FSDPModule):
+                    unit.reshard()
 
     def computing(self) -> AbstractContextManager[Any]:
         """As in the base class, but fully_shard has a policy of its own."""

@@ -176,6 +176,9 @@ class Trainer:
         with self.computing():
             return whole_of(self.model(inputs, *more))
 
+    def outputs_are_over(self) -> None:
+        """Let the model's parameters be the optimizer's again, after calls of ``outputs``. Collective."""
+
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load the model's weights, and nothing of the optimizer. Every rank takes its part of each tensor.

@@ -37,7 +37,9 @@ def evaluate(
     with run.job.board.during(
         "evaluating"
     ):  # after it a program may end: it is in no training, if it was in none before
-        return _evaluate(run, trainer, options, is_over)
+        evaluation = _evaluate(run, trainer, options, is_over)
+        trainer.outputs_are_over()
+        return evaluation
 
 
 @torch.no_grad()
@@ -112,6 +114,7 @@ def try_evaluation(run: Run, trainer: Trainer, options: TrainingOptions, batch: 
     with own_random_numbers("a first evaluation", run.device), _evaluated(trainer.model):
         outputs = trainer.outputs(inputs)
         task.mean_loss(outputs, targets)
+    trainer.outputs_are_over()
     if task.is_classification and hits(outputs, targets) is None:
         run.say(
             f"accuracy n/a: the outputs are {form_of(outputs)} and the targets {form_of(targets)}; it needs outputs "

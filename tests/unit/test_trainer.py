@@ -9,7 +9,9 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import TensorDataset
 
 from runner.errors import UsageError
@@ -246,3 +248,20 @@ def test_what_a_stage_of_a_pipeline_does_not_bear_is_told_by_the_ranks_that_have
     with pytest.raises(UsageError, match="sparse gradients") as caught:
         divide(model, task(model), setting, shard=False, stage=1)
     assert not caught.value.on_all_ranks
+
+
+def test_after_an_evaluation_the_parameters_are_the_optimizers_again() -> None:
+    """And not whole copies in bfloat16, in which a hook's changes would be lost."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data",))
+        options = ParallelOptions(strategy="fsdp", precision="bf16")
+        made = task(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), Plan(shard=("0",)))
+        trainer = compose(made, Setting(device=CPU, dtype=torch.float32, mesh=mesh, options=options), shard=True)
+        own = [id(one) for group in trainer.optimizer.param_groups for one in group["params"]]
+        with torch.no_grad():
+            trainer.outputs(torch.ones(2, 4))
+        trainer.outputs_are_over()
+        assert [id(one) for one in trainer.model.parameters()] == own
+    finally:
+        dist.destroy_process_group()
