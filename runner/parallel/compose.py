@@ -28,6 +28,7 @@ from runner.parallel.layers import prepare
 from runner.parallel.mesh import degree
 from runner.parallel.options import ParallelOptions
 from runner.parallel.order import CallOrder
+from runner.parallel.state import State
 from runner.parallel.streams import Streams, draws
 from runner.parallel.task import Task, fill
 from runner.parallel.tied import shared_parameters, tie_divided
@@ -86,14 +87,20 @@ class DividedTrainer(Trainer):
                 mean = complex(real, imaginary) / dist.get_world_size(self.replicas)
                 one.grad = torch.full_like(one, mean if one.is_complex() else mean.real)
 
+    def state(self) -> State:
+        """As in the base class; not of a model that has got wrong gradients."""
+        self._order.settle()
+        return super().state()
+
     def outputs(self, inputs: Tensor, *more: Any) -> Tensor:
         """As in the base class."""
         outputs = super().outputs(inputs, *more)
-        self._order.check()
+        self._order.settle()
         return outputs
 
     def outputs_are_over(self) -> None:
         """As in the base class. What is gathered for a forward pass stays so until the backward pass, or here."""
+        self._order.settle()  # what was exchanged last, also where nothing was evaluated
         for part in self._parts:
             for unit in part.modules():
                 if isinstance(unit, FSDPModule):

@@ -189,7 +189,7 @@ class PipelineTrainer(DividedTrainer):
                     values = whole_of(self._stages[number](values, *more))
             if after is not None and after != owner:
                 values = self._hand_on(values, owner, after)
-        self._order.check()
+        self._order.settle()
         return self._from(values, self._owners[-1])
 
     def _hand_on(self, values: Tensor, owner: int, receiver: int) -> Tensor:
