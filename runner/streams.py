@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import sys
 
@@ -22,7 +23,9 @@ def replace_characters() -> None:
 def as_python_has_them() -> None:
     """For a program that may rely on what Python does: undo it."""
     for stream, errors in _before:
-        stream.reconfigure(errors=errors)
+        # It was a file, and the guard has put a terminal or a pipe in its place: the stream asks for its position last.
+        with contextlib.suppress(OSError):
+            stream.reconfigure(errors=errors)
 
 
 def _replaced(error: UnicodeError) -> tuple[str | bytes, int]:

@@ -75,7 +75,7 @@ class Preemption:
         self._end = None if left is None else time.monotonic() + left
         self._saves = saves or SaveTimes()
         self._called, self._spent = time.monotonic(), self._saves.spent  # when, and how much of it all was for saving
-        self._first_step, self._longest_step = 0.0, 0.0  # seconds from one call to the next; the first may compile
+        self._longest_step = 0.0  # seconds from one call to the next
         self._count = 0  # of calls, the same on all ranks
         self._next = 1  # the call of the next agreement
         self._agreed = (0, time.monotonic())  # call and time of the last one
@@ -134,14 +134,12 @@ class Preemption:
         now, spent = time.monotonic(), self._saves.spent
         seconds = now - self._called - (spent - self._spent)
         self._called, self._spent = now, spent
-        if self._count == 0:
-            self._first_step = seconds
-        else:
+        if self._count:  # the first one starts the data's processes, and may compile
             self._longest_step = max(self._longest_step, seconds)
 
     def _time_is_up(self) -> bool:
         """Whether one more step and a checkpoint might not end before the time limit."""
-        takes = _REPEATED * ((self._longest_step or self._first_step) + self._saves.longest)
+        takes = _REPEATED * (self._longest_step + self._saves.longest)
         return self._end is not None and time.monotonic() + max(self._least, takes) > self._end
 
     def ends(self) -> bool:

@@ -120,7 +120,7 @@ def test_a_narrow_terminal_gets_fewer_columns(tmp_path: Path) -> None:
         ([*SMALL, "--engines", "ddp:nccl"], "--engines ddp:nccl: no GPU is used"),
         ([*SMALL, "--engines", "ddp,bare", "--micro-batches", "2"], "DDP by hand knows no --micro-batches; leave it out, or take ddp"),
         (["workloads.nothing"], "no workload workloads.nothing: compare takes a module with main(run, argv)"),
-        ([*SMALL, "--epochz", "3"], "unrecognized arguments: --epochz 3 (see python -m runner workloads.mnist --help)"),
+        ([*SMALL, "--epochz", "3"], "unrecognized arguments: --epochz 3; did you mean --epochs? (see python -m runner workloads.mnist --help)"),
         ([*SMALL, "--plot", "/nowhere/x.png"], "--plot: cannot write in /nowhere"),
         ([*SMALL, "--rounds", "0"], "--rounds: '0' is not a whole number above 0"),
     ],

@@ -72,6 +72,7 @@ def main(run: Run, argv: list[str]) -> None:
 
 def by_hand(run: Run, task: Task, options: TrainingOptions, clock: Callable[[], float]) -> float:
     """Seconds per step, by this clock."""
+    torch.manual_seed(options.seed)
     model = task.build(run.device, torch.float32)
     wrapped: Any = model
     if options.parallel.strategy == "fsdp":
@@ -106,6 +107,7 @@ def by_fabric(run: Run, task: Task, options: TrainingOptions, clock: Callable[[]
         plugins=[MPIEnvironment()],
     )
     fabric.launch()
+    torch.manual_seed(options.seed)
     model = task.build(run.device, torch.float32)
     model, optimizer = fabric.setup(model, task.optimizer(model.parameters()))
     loader = fabric.setup_dataloaders(_loader(run, task, options), use_distributed_sampler=False)

@@ -38,7 +38,7 @@ def test_the_losses_are_those_of_rank_0s_model(by: str, turns: Turns, tmp_path: 
 @pytest.mark.parametrize(
     ("by", "layout", "told"),
     [
-        ("shape", "--strategy fsdp", "rank 0 has 0.weight ([64, 16], float32, trained), and rank 1 0.weight ([65, 16]"),
+        ("shape", "--strategy fsdp", "the parameter 0.weight is [64, 16] on rank 0, [65, 16] on rank 1"),
         (
             "environment",
             "--tp 2",

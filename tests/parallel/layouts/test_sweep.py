@@ -20,7 +20,7 @@ REFUSED = {
     ("Adafactor", "fsdp"): CANNOT,
     ("Rprop", "fsdp"): CANNOT,
     ("SparseAdam", "ddp"): "SparseAdam cannot step these parameters (RuntimeError: SparseAdam does not support dense",
-    ("LBFGS", "fsdp"): "LBFGS ",
+    ("LBFGS", "fsdp"): "LBFGS.step() needs closure",
 }
 
 
