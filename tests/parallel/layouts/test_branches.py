@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import ok
+from tests.launching import ROOT, SCRIPTS, ok, runner
 from tests.results import losses, refused
 from tests.turns import Turns
 
@@ -27,17 +27,23 @@ JOB = ("branches", "--dtype=float64", "--global-batch-size=16", "--max-steps=4",
             "--strategy fsdp --micro-batches 2 --activation-checkpointing full",
             "the ranks call different units",
         ),
-        ("rank", "--pp 2 --micro-batches 4", "the ranks call different units of the sharded model: layers.1 on rank 0"),
     ],
 )
 def test_ranks_that_call_different_units_are_named(
     by: str, layout: str, told: str, turns: Turns, tmp_path: Path
 ) -> None:
-    ranks = 4 if "--pp" in layout else 2
-    done = turns(ranks, *JOB, *layout.split(), f"--by={by}", f"--checkpoint-dir={tmp_path}")
+    done = turns(2, *JOB, *layout.split(), f"--by={by}", f"--checkpoint-dir={tmp_path}")
     assert done.returncode == 1
     assert told in done.stderr
     assert not (tmp_path / "metrics.jsonl").exists() or not losses(tmp_path)  # it was the first step
+
+
+def test_ranks_of_one_stage_that_call_different_units_are_named(tmp_path: Path) -> None:
+    """In a job of its own: the other stage waits for this one, and is ended with it."""
+    layout = ["--pp", "2", "--micro-batches", "4", "--by=rank", f"--checkpoint-dir={tmp_path}"]
+    done = runner(4, *JOB, *layout, cwd=SCRIPTS, PYTHONPATH=str(ROOT))
+    assert done.returncode == 1
+    assert "the ranks call different units of the sharded model: layers.1 on rank 0" in done.stderr
 
 
 def test_a_branch_that_all_ranks_take_alike_is_trained(turns: Turns, tmp_path: Path) -> None:
