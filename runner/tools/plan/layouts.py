@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from runner.parallel.task import Plan
 
 _STRATEGIES = ("ddp", "zero1", "fsdp")  # of the others the user asks for one
-_PER_HOST = 8  # GPUs of a DGX or HGX system, and of most hosts like it
+PER_HOST = 8  # GPUs of a DGX or HGX system, and of most hosts like it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Cluster:
     @classmethod
     def of(cls, gpus: int, per_host: int | None = None) -> Cluster:
         """As many hosts as it takes; ``per_host``: the largest number up to 8 that divides the GPUs, as most hosts have."""
-        each = per_host or max(number for number in _divisors(gpus) if number <= _PER_HOST)
+        each = per_host or max(number for number in _divisors(gpus) if number <= PER_HOST)
         return cls(gpus=gpus, hosts=gpus // each)
 
     @property

@@ -31,7 +31,7 @@ from runner.numbers import positive
 from runner.options import Parser
 from runner.parallel.options import ParallelOptions, add_parallel_options
 from runner.tools.output import check_output
-from runner.tools.plan.layouts import Candidate, Cluster, candidates
+from runner.tools.plan.layouts import PER_HOST, Candidate, Cluster, candidates
 from runner.tools.plan.sizes import size, size_text
 from runner.tools.table import console, show_progress
 
@@ -201,19 +201,22 @@ class _Planner:
         return self._costs
 
     def enough(self, cluster: Cluster, limit: float) -> Any:
-        """What fits on the smallest number of GPUs above the cluster's, with as many on each host; None if none is found."""
-        low, high = cluster.gpus, cluster.gpus
-        best = None
-        while best is None and high < _MOST:
-            low, high = high, 2 * high
-            best = self._fitting(high, cluster, limit)
-        step = cluster.per_host if cluster.hosts > 1 else 1
-        while best is not None and high - low > step:
-            middle = (low + high) // 2 // step * step
-            if (found := self._fitting(middle, cluster, limit)) is not None:
+        """What fits on the smallest number of GPUs above the cluster's, with as many on each host; None if none is found.
+
+        One host takes up to 8, and more are whole hosts.
+        """
+        each = cluster.per_host if cluster.hosts > 1 else PER_HOST
+        sizes = [*range(cluster.gpus + 1, each + 1), *range(each * (1 + cluster.gpus // each), _MOST + 1, each)]
+        sizes = list(dict.fromkeys(sizes))
+        low, high, step, best = 0, 0, 1, None
+        while high < len(sizes) and (best := self._fitting(sizes[high], cluster, limit)) is None:
+            low, high, step = high + 1, high + step, 2 * step
+        while best is not None and low < high:
+            middle = (low + high) // 2
+            if (found := self._fitting(sizes[middle], cluster, limit)) is not None:
                 best, high = found, middle
             else:
-                low = middle
+                low = middle + 1
         return best
 
     def _fitting(self, gpus: int, cluster: Cluster, limit: float) -> Any:
