@@ -28,7 +28,8 @@ _NAME = ".in-use"
 _RENEWED = 10.0  # seconds between two renewals
 _ABANDONED = 60.0  # seconds without one
 _ENDING = 3.0  # seconds that a process on this host gets to end: its launcher may have ended just now
-_ENDING_QUEUED_AGAIN = 600.0  # seconds for the first start of a job that was queued again, which may still save
+# Seconds that another run gets to end, by whether this one is a later start of its job: then it may still save.
+_ENDING_WITHIN = {False: _ENDING, None: _ABANDONED, True: 600.0}
 _LOOKS = 0.25  # seconds between two looks
 _SAYS_SO = 2.0  # seconds after which a run says that it waits
 _SIZE = 1024  # bytes of a lock: its renewal is one write in place
@@ -86,9 +87,11 @@ class Holder:
         is_earlier = bool(self.supervised) and self.supervised == other.supervised and self.attempt != other.attempt
         return is_earlier or (self.is_known_here and not self.runs_here)
 
-    def is_queued_again_as(self, other: Holder) -> bool:
-        """Whether the other one is a later start of its job."""
-        return bool(self.job) and self.job == other.job and not (self.start and self.start == other.start)
+    def is_queued_again_as(self, other: Holder) -> bool | None:
+        """Whether the other one is a later start of its job; None: it is in that job, and which start is not known."""
+        if not self.job or self.job != other.job:
+            return False
+        return self.start != other.start if self.start and other.start else None
 
 
 class Lock:
@@ -97,6 +100,7 @@ class Lock:
     def __init__(self, path: Path, holder: Holder, what: Path) -> None:
         self.path, self._holder, self._what = path, holder, what
         self._file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # renewed in place: what takes it over is another file
+        self._uses_file, self._is_released = threading.Lock(), False
 
     def check(self) -> None:
         """See that no other run has taken it over.
@@ -111,16 +115,23 @@ class Lock:
             )
 
     def renew(self) -> None:
-        """Show that this process goes on."""
-        self._holder = replace(self._holder, renewals=self._holder.renewals + 1)
-        with contextlib.suppress(OSError):  # no reason to end a job
-            os.pwrite(self._file, _content(self._holder), 0)
-            os.fsync(self._file)
+        """Show that this process goes on; nothing once it is released."""
+        with self._uses_file:
+            if self._is_released:
+                return
+            self._holder = replace(self._holder, renewals=self._holder.renewals + 1)
+            with contextlib.suppress(OSError):  # no reason to end a job
+                os.pwrite(self._file, _content(self._holder), 0)
+                os.fsync(self._file)
 
     def release(self) -> None:
         """Give it back. A forked child does not: it is its parent's."""
         if os.getpid() == self._holder.process:
-            os.close(self._file)
+            self._is_released = True
+            # A file system that hangs may still hold a renewal: then the file stays open, so that its number is no other file's.
+            if self._uses_file.acquire(blocking=False):
+                os.close(self._file)
+                self._uses_file.release()
             _remove(self.path, self._holder.token)
 
 
@@ -148,7 +159,8 @@ def held(paths: Sequence[tuple[Path, str]], own: Holder, say: Callable[[str], No
         def renew() -> None:
             while not ends.wait(_RENEWED):
                 for lock in locks:
-                    lock.renew()
+                    if not ends.is_set():
+                        lock.renew()
 
         thread = threading.Thread(target=renew, name="locks", daemon=True)
         thread.start()
@@ -191,7 +203,7 @@ def _acquire(what: Path, option: str, own: Holder, say: Callable[[str], None]) -
                 _claim_on(path, now).unlink(missing_ok=True)
             if (now.is_over_for(own) or is_abandoned) and _take_over(path, now, own):
                 break
-            patience = _ENDING_QUEUED_AGAIN if now.is_queued_again_as(own) else _ENDING
+            patience = _ENDING_WITHIN[now.is_queued_again_as(own)]
             is_alive = is_renewed or now.runs_here
             if is_alive and waited > patience:
                 raise UsageError(f"{option}: {now} writes to {what}", fix="wait for its end, or name another place")
@@ -278,10 +290,10 @@ def _machine() -> str:
 def _began(process: int) -> str:
     """When a process began, in ticks since the start of the machine; "" if it does not run, or may not be seen."""
     try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return ""
-    return "" if fields[0] in "ZX" else fields[19]
+    return "" if fields[0] in b"ZX" else fields[19].decode()
 
 
 def _is_anothers(process: int) -> bool:

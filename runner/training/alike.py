@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from runner.errors import UsageError, raised_on_all_ranks
+from runner.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.parallel.task import Plan, Task
 from runner.rendezvous.topology import ranks_text
 from runner.training.options import StepOptions
@@ -44,24 +44,29 @@ def check_task(run: Run, task: Task, options: StepOptions) -> Look | None:
     """
     sizes = {"training": min(2, options.batch_size), "test": 2}
     data = {"training": task.train_data, "test": task.test_data}
-    looks = {
-        name: look_at(one, sizes[name], options.workers, sketches=run.size > 1)
-        for name, one in data.items()
-        if one is not None
-    }
-    problem = next((look.problem for look in looks.values() if look.problem), None)
+    looks: dict[str, Look] = {}
+    failed: RunnerError | None = None  # of this rank, as where a file is missing on a host
+    try:
+        for name, one in data.items():
+            if one is not None:
+                looks[name] = look_at(one, sizes[name], options.workers, sketches=run.size > 1)
+    except RunnerError as error:
+        failed = error
+    problem = failed or next((look.problem for look in looks.values() if look.problem), None)
     facts, sketches = _facts(task, options, looks), {name: look.sketches for name, look in looks.items()}
     number = int.from_bytes(hashlib.blake2b(repr((facts, sketches)).encode(), digest_size=7).digest(), "big")
     most = torch.tensor([number, -number, problem is not None], device=run.device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     if int(most[0]) != -int(most[1]) or int(most[2]):
         everyone: list[Any] = [None] * run.size
-        dist.all_gather_object(everyone, (facts, sketches, problem))
+        dist.all_gather_object(everyone, (facts, sketches, problem, failed))
+        if first := next((one[3] for one in everyone if one[3] is not None), None):
+            raise first
         if differences := _differences([one[0] for one in everyone]):
             raise _refusal(differences[:_DIFFERENCES], _FIX)
         if odd := _odd_samples([one[1] for one in everyone]):
             raise _refusal(odd, f"{_FIX}, and {_SEEDED}")
-        for _, _, one in everyone:
+        for _, _, one, _ in everyone:
             if one is not None:
                 raise one
     return looks.get("test")

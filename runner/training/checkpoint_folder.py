@@ -58,6 +58,7 @@ class Saved:
         settings: the options that determine the result; None if an earlier version did not record them.
         groups: the optimizer's, as in ``runner.parallel.state.State``.
         values: of the optimizer's state, as there.
+        is_finite: whether the loss was, when it was written.
     """
 
     path: Path
@@ -66,6 +67,7 @@ class Saved:
     settings: dict[str, Any] | None
     groups: list[dict[str, Any]]
     values: dict[str, Any] = field(default_factory=dict)
+    is_finite: bool = True
 
 
 def name_of(step: int) -> str:
@@ -159,6 +161,7 @@ def seal(folder: Path, saved: Saved, sums: Sums) -> None:
         "settings": saved.settings,
         "groups": saved.groups,
         "values": saved.values,
+        "finite": saved.is_finite,
         "files": sums,
     }
     with open(folder / SEAL, "w", encoding="utf-8") as file:
@@ -216,6 +219,7 @@ def unseal(folder: Path) -> tuple[Saved, Sums]:
         settings=content["settings"],
         groups=content["groups"],
         values=content["values"],
+        is_finite=content.get("finite", True),
     )
     return saved, content["files"]
 

@@ -80,7 +80,12 @@ class Checkpoints:
         self._finite, self._see_that_own = Finite(self._trainer.model), see_that_own
         if saved is None:
             return
-        self._good = saved.path
+        if saved.is_finite:
+            self._good = saved.path
+        else:
+            there = [path for _, path in checkpoint_folder.steps_in(self._folder)]
+            self._odd = {path for path in there if not _was_finite(path)}
+            self._good = next((path for path in there if path not in self._odd), None)
         if saved.path.resolve() == self._path_of(saved.position.step).resolve():
             self._step = saved.position.step
 
@@ -182,12 +187,13 @@ class Checkpoints:
             settings=self.settings,
             groups=state.groups,
             values=state.values,
+            is_finite=not self._finite.what_is_odd(),
         )
         self._step, self._saved_at = position.step, time.monotonic()
-        if self._finite.what_is_odd():
-            self._odd.add(saved.path)
-        else:
+        if saved.is_finite:
             self._odd.clear()
+        else:
+            self._odd.add(saved.path)
         here = trainer.is_sharded or run.is_main
         tensors: Mapping[str, Tensor] = state.tensors if here else {}
         if is_async:  # the next step changes the originals
@@ -321,3 +327,11 @@ def _in_background(work: Callable[[], None], device: torch.device) -> Future[Non
     # threading's start() waits for the thread, which then keeps the interpreter for the 5 ms of its switch interval.
     _thread.start_new_thread(call, ())
     return future
+
+
+def _was_finite(path: Path) -> bool:
+    """Whether the loss was, when a checkpoint was written; one that cannot be read counts as good, and is kept as such."""
+    try:
+        return checkpoint_folder.unseal(path)[0].is_finite
+    except RunnerError:
+        return True

@@ -306,6 +306,12 @@ def _last_step(position: Position, length: int, global_batch: int, options: Trai
 
 def _nothing_left(run: Run, trainer: Trainer, options: TrainingOptions, saved: Saved) -> Result:
     position = saved.position
+    if not saved.is_finite:
+        with raised_on_all_ranks():
+            raise RunnerError(
+                f"nothing is left to do, and the loss of {saved.path} was not finite",
+                fix="go on from an earlier checkpoint with --resume CHECKPOINT and a smaller --lr, or other data",
+            )
     with run.job.board.training():
         evaluation = evaluate(run, trainer, options)
     result = Result(position.step, 0.0, *(evaluation or (None, None)))

@@ -20,6 +20,7 @@ from runner.training.random_numbers import own_random_numbers
 _QUICK = 0.2  # seconds for a batch of two samples, above which no more are read
 # Of sketches, relative to the mean magnitude: those of two random arrays of 10⁶ elements differ by some 10⁻³.
 _TOLERANCE = 1e-4
+_SKETCHED = 1 << 16  # numbers of a part of a sample that are looked at, or twice as many
 
 
 class Sketch(NamedTuple):
@@ -154,7 +155,8 @@ def _add(value: Any, forms: list[str], numbers: list[tuple[float, float]]) -> bo
     elif isinstance(value, Tensor | numpy.ndarray | numpy.generic | bool | int | float | complex):
         tensor = value.detach().cpu().resolve_conj() if isinstance(value, Tensor) else torch.tensor(value)
         forms.append(f"{tensor.dtype} {list(tensor.shape)}")
-        values = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double().reshape(-1)
+        values = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
+        values = values[:: max(1, len(values) // _SKETCHED)].double()
         if len(values):
             along = torch.arange(len(values), dtype=values.dtype).cos()
             numbers.append((float((values * along).mean()), float(values.abs().mean())))

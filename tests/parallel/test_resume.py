@@ -394,6 +394,8 @@ def test_a_training_whose_last_loss_is_no_number_does_not_end_well(trained: Trai
     in_the_test_data = ["--nan-at", "70", "--epochs", "3", "--keep", "1"]
     refused(trained(2, tmp_path, *SHORT, *in_the_test_data), "the test loss is nan since step 2, in epoch 1", code=1)
     assert steps_of(tmp_path) == [6]
+    again = trained(2, tmp_path, *SHORT, *in_the_test_data, "--resume", "auto")
+    refused(again, f"nothing is left to do, and the loss of {tmp_path}/step-6 was not finite", code=1)
     refused(
         trained(2, tmp_path, *SHORT, "--nan-at", "3"), "the loss is nan since step ", "nothing good was saved", code=1
     )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,6 +143,29 @@ def test_who_was_taken_over_is_told_and_leaves_the_lock_to_the_other(tmp_path: P
         with pytest.raises(RunnerError, match=rf"process 4711 on host far writes to {tmp_path} now: this run was not"):
             lock.check()
     assert locks._read(tmp_path / ".in-use") == other
+
+
+def test_a_renewal_that_hangs_writes_to_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, hangs = threading.Event(), threading.Event()
+    write = os.pwrite
+
+    def hang(*arguments: Any) -> int:
+        hangs.set()
+        assert goes_on.wait(300)
+        return write(*arguments)
+
+    with held([(tmp_path, "--checkpoint-dir")], Holder.here(), print) as (lock,):
+        monkeypatch.setattr(os, "pwrite", hang)
+        renewing = threading.Thread(target=lock.renew)
+        renewing.start()
+        assert hangs.wait(300)
+    with open(tmp_path / "other", "w") as other:
+        assert other.fileno() != lock._file
+        goes_on.set()
+        renewing.join()
+        lock.renew()
+    assert (tmp_path / "other").read_text() == ""
+    os.close(lock._file)
 
 
 def test_of_many_only_one_takes_over(tmp_path: Path) -> None:
