@@ -112,11 +112,21 @@ def _allotted(environment: Mapping[str, str], mask: str) -> str:
     # A step of srun without GPUs inherits the job's variables, but no masks.
     has_none = step.isdecimal() and step not in SLURM_STEPS_WITHOUT_RANKS and not mask
     for name in (*_NAMES_ALLOTTED, *_NUMBERS_ALLOTTED):
-        value = environment.get(name, "")
-        is_zero = name in _NUMBERS_ALLOTTED and value.rpartition(":")[2] == "0"  # it may be TYPE:NUMBER
-        if value not in _NONE and not is_zero and not (has_none and name in _OF_THE_JOB):
+        value = environment.get(name, "").strip()
+        if _promises(name, value) and not (has_none and name in _OF_THE_JOB):
             return f"{name}={value}"
     return mask if any(environment.get(name) for name in _MASKING_JOBS) else ""
+
+
+def _promises(name: str, value: str) -> bool:
+    """Whether a scheduler's variable says that there is a GPU."""
+    if value in _NONE:
+        return False
+    if name == "PBS_GPUFILE":  # Torque sets it in jobs without GPUs, too; the file has a line per GPU
+        return bool(_text(Path(value)))
+    if name in _NUMBERS_ALLOTTED:  # NUMBER, or a list of TYPE:NUMBER
+        return any(entry.rpartition(":")[2].strip() not in ("", "0") for entry in value.split(","))
+    return True
 
 
 def _of_another_make(torch: TorchBuild, maker: _Maker | None, system: Path, *, is_promised: bool) -> str:
@@ -321,8 +331,8 @@ def _intel(system: Path) -> _Present:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text().strip()
-    except OSError:
+        return file.read_text(errors="replace").strip()
+    except (OSError, ValueError):  # (a name that no file can have)
         return ""
 
 

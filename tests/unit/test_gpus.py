@@ -249,7 +249,9 @@ def test_a_driver_without_tiles_shows_a_card_as_one(tmp_path: Path) -> None:
         ({"PBS_NGPUS": "4"}, "PBS_NGPUS=4"),
         ({"PBS_NGPUS": "0"}, ""),
         ({"LSB_JOBID": "1", "LSB_GPU_ALLOC": "gpu000/0"}, "LSB_GPU_ALLOC=gpu000/0"),
-        ({"PBS_GPUFILE": "/var/spool/gpus"}, "PBS_GPUFILE=/var/spool/gpus"),
+        ({"LSB_JOBID": "1", "LSB_GPU_ALLOC": " "}, ""),
+        ({"SLURM_GPUS_ON_NODE": "", "SLURM_GPUS": " ", "SLURM_GPUS_PER_NODE": "a100:0,v100:0"}, ""),
+        ({"SLURM_GPUS_PER_TASK": "a100:0,v100:1"}, "SLURM_GPUS_PER_TASK=a100:0,v100:1"),
         ({"PBS_JOBID": "1.head", "CUDA_VISIBLE_DEVICES": "GPU-1"}, "CUDA_VISIBLE_DEVICES=GPU-1"),
         ({"LSB_JOBID": "1", "CUDA_VISIBLE_DEVICES": ""}, ""),
         ({"LSB_JOBID": "1"}, ""),
@@ -258,6 +260,17 @@ def test_a_driver_without_tiles_shows_a_card_as_one(tmp_path: Path) -> None:
 )
 def test_what_a_scheduler_has_allotted(environment: dict[str, str], allotted: str, tmp_path: Path) -> None:
     assert node(tmp_path).visible(ROCM, environment).allotted == allotted
+
+
+@pytest.mark.parametrize(
+    ("text", "is_allotted"), [("node7-gpu0\n", True), (" \n\n", False), ("", False), (None, False)]
+)
+def test_torques_file_allots_the_gpus_that_it_lists(text: str | None, is_allotted: bool, tmp_path: Path) -> None:
+    file = tmp_path / "12.headgpu"
+    if text is not None:
+        file.write_text(text)
+    environment = {"PBS_JOBID": "12.head", "PBS_GPUFILE": str(file)}
+    assert node(tmp_path).visible(ROCM, environment).allotted == (f"PBS_GPUFILE={file}" if is_allotted else "")
 
 
 @pytest.mark.parametrize(
