@@ -18,14 +18,17 @@ _has_served = threading.Event()
 _serving = threading.Lock()
 
 # Ends with its parent: when the pipe on its standard input closes, or, if a child of the program holds that open, a second
-# after it has another parent.
+# after it has another parent. Not from the working folder, which may hold a folder called torch, does it import.
 _PROCESS = """
-import os, select, sys
+import sys
+sys.path[:] = filter(None, sys.path)
+import os, select
 from datetime import timedelta
-host, port, listener, timeout, parent = sys.argv[1:]
+host, port, listener, timeout, parent, says = sys.argv[1:]
 from torch._C._distributed_c10d import TCPStore
 store = TCPStore(host, int(port), is_master=True, master_listen_fd=int(listener), wait_for_workers=False,
                  timeout=timedelta(seconds=float(timeout)))
+os.write(int(says), b"1")
 while os.getppid() == int(parent) and not select.select([0], [], [], 1)[0]:
     pass
 os._exit(0)
@@ -82,22 +85,37 @@ def _serve_first_client(job: Job, listener: socket.socket, clients: select.poll)
         with _serving:
             # While the program imports torch, the client waits for the end of that: this may be any second.
             if not _has_served.is_set() and "torch" not in sys.modules:
+                if not _is_served_by_process(job, listener):
+                    return  # the program's import of torch serves
+                listener.close()
                 _has_served.set()
-                _start_process(job, listener)
         _has_served.wait(0.2)
 
 
-def _start_process(job: Job, listener: socket.socket) -> None:
-    words = job.endpoint.host, job.endpoint.port, listener.fileno(), job.collective_timeout, os.getpid()
-    process = subprocess.Popen(
-        [sys.executable, "-c", _PROCESS, *map(str, words)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        pass_fds=[listener.fileno()],
-        start_new_session=True,  # Ctrl-C is for the program
-    )
-    keep(process)
-    listener.close()
+def _is_served_by_process(job: Job, listener: socket.socket) -> bool:
+    """Start a process that serves the store, and wait until it does; False if it cannot."""
+    reads, writes = os.pipe()
+    try:
+        words = job.endpoint.host, job.endpoint.port, listener.fileno(), job.collective_timeout, os.getpid(), writes
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROCESS, *map(str, words)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listener.fileno(), writes],
+            start_new_session=True,  # Ctrl-C is for the program
+        )
+        keep(process)
+        answer = select.poll()
+        answer.register(reads, select.POLLIN)
+        while not answer.poll(200):  # milliseconds
+            if process.poll() is not None:
+                return bool(answer.poll(0))
+        return True
+    except OSError:  # it cannot be started
+        return False
+    finally:
+        os.close(reads)
+        os.close(writes)
 
 
 def _is_ours(job: Job) -> bool:
