@@ -32,7 +32,7 @@ from runner.rendezvous.interfaces import absent_interfaces, nccl_interface
 from runner.rendezvous.record import RankRecord, own_record
 from runner.rendezvous.rendezvous import Rendezvous, choose_way, rendezvous
 from runner.rendezvous.topology import Topology
-from runner.resources import Resources, as_record, resources
+from runner.resources import as_record, of_record, resources
 from runner.streams import replace_characters
 from runner.target import Target, find_target
 from runner.tools import examines, shows_training, tool_names, works_alone
@@ -120,7 +120,7 @@ def place(context: LaunchContext, topology: Topology, device: str, policy: Polic
     kinds, index = topology.records.of_field("resources")
     numbers = index or [0] * topology.size
     hosts = [(host.name, [numbers[rank] for rank in host.ranks]) for host in topology.hosts]
-    placed = place_all(context.launcher, hosts, [Resources(**kind) for kind in kinds], device, policy)
+    placed = place_all(context.launcher, hosts, [of_record(kind) for kind in kinds], device, policy)
     by_rank = {
         rank: placement
         for host, placements in zip(topology.hosts, placed, strict=True)

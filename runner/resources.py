@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -20,13 +20,13 @@ class Resources:
     ``cores`` are the cores it may run on, as Linux lists them (``0-3,8``); ``host_cores`` how many the host has; ``quota`` the CPU time a
     container allows, in cores; ``gpus`` one name per visible GPU, the same name for the same GPU; ``gpu_device`` torch's
     device type for them; the other fields of GPUs are those of ``runner.gpus.Gpus``;
-    ``user_threads`` what the user's ``OMP_NUM_THREADS`` says.
+    ``user_threads`` what the user's ``OMP_NUM_THREADS`` says. A field that is missing in another version's record has its default.
     """
 
-    cores: str
-    host_cores: int
-    quota: float | None
-    gpus: list[str]
+    cores: str = "0"
+    host_cores: int = 1
+    quota: float | None = None
+    gpus: list[str] = field(default_factory=list)
     gpu_device: str = "cuda"
     gpu_problem: str = ""
     gpus_allotted: str = ""
@@ -66,7 +66,13 @@ def resources(environment: Mapping[str, str]) -> Resources:
 
 def as_record(own: Resources) -> dict[str, Any]:
     """The resources as plain data."""
-    return {field.name: getattr(own, field.name) for field in fields(own)}
+    return {each.name: getattr(own, each.name) for each in fields(own)}
+
+
+def of_record(record: Mapping[str, Any]) -> Resources:
+    """The resources that a rank has sent; what only another version knows is left out."""
+    known = {each.name for each in fields(Resources)}
+    return Resources(**{name: value for name, value in record.items() if name in known})
 
 
 def cores_text(cores: Iterable[int]) -> str:

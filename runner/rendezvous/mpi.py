@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import RendezvousError, UsageError, raised_on_all_ranks
@@ -27,16 +26,8 @@ if TYPE_CHECKING:
 _PROBE_TIMEOUT = 3.0  # seconds to connect to one address of rank 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Told:
-    """What rank 0 broadcasts."""
-
-    records: Mapping[str, Any] = field(default_factory=dict)  # packed
-    host: str = ""
-    port: int = 0
-    addresses: Sequence[tuple[str, str]] = ()  # of rank 0
-    key: bytes = field(default=b"", repr=False)
-    others: Sequence[int] = ()  # ranks that have not sent a record; then the rest is not told
+# In what rank 0 broadcasts: plain data, which no version fails to unpickle, with a mark that no other program sends.
+_MARK = "the runner's records"
 
 
 def exchange_by_mpi(context: LaunchContext, own: RankRecord) -> tuple[Records, Endpoint]:
@@ -47,31 +38,35 @@ def exchange_by_mpi(context: LaunchContext, own: RankRecord) -> tuple[Records, E
 
     Raises:
         RendezvousError: no address of rank 0 is reachable from every host.
-        UsageError: some ranks are another program, which has made calls of MPI at the same time.
+        UsageError: some ranks are another program, or another version of the runner, which makes the same calls of MPI.
     """
     world = load_mpi(context).COMM_WORLD
-    listener, told = None, None
+    listener: socket.socket | None = None
+    told: dict[str, Any] | None = None
     gathered = _exchanged(lambda: world.gather(flat(own)))
     if world.rank == 0:
         others = [rank for rank, record in enumerate(gathered) if not _is_record(record, rank, world.size)]
         if others:
-            told = _Told(others=others)
+            told = {"mark": _MARK, "others": others}  # the rest is not told
         else:
             is_one_network = len({record["host_key"] for record in gathered}) == 1
             listener = listen(loopback=is_one_network)
             addresses = [] if is_one_network else own_addresses(context.environment)
             host, port = listener.getsockname()[:2]
-            told = _Told(records=packed(gathered), host=host, port=port, addresses=addresses, key=os.urandom(32))
+            told = {"mark": _MARK, "others": [], "host": host, "port": port, "addresses": addresses}
+            told |= {"key": os.urandom(32), "records": packed(gathered)}
     told = _exchanged(lambda: world.bcast(told))
-    if not isinstance(told, _Told) or told.others:
+    if not isinstance(told, dict) or told.get("mark") != _MARK:
+        told = {"others": [0]}
+    if told["others"]:
         # (Not raised on all ranks: the other program's would not finalise MPI with these.)
-        named = ranks_text(told.others if isinstance(told, _Told) else [0])
-        raise UsageError(f"another program runs as {named}", fix=HOW_TO_START)
-    records, host, port, key = Records.received(told.records), told.host, told.port, told.key
+        named = ranks_text(told["others"])
+        raise UsageError(f"another program, or another version of the runner, runs as {named}", fix=HOW_TO_START)
+    records, host, port, key = Records.received(told["records"]), told["host"], told["port"], told["key"]
     networks = records.by_value("host_key")
     if len(networks) > 1:
         leaders = {ranks[0] for _, ranks in networks}
-        host = _reachable_by_all(world, listener, port, told.addresses, key, leaders, records)
+        host = _reachable_by_all(world, listener, port, told["addresses"], key, leaders, records)
     interface = interface_towards(host)
     return records, Endpoint(host=host, port=port, interface=interface, way="mpi", key=key, listener=listener)
 
@@ -91,7 +86,7 @@ def _exchanged(call: Callable[[], Any]) -> Any:
     except Exception as error:
         raise UsageError(
             f"the first exchange by MPI failed ({type(error).__name__}: {str(error).splitlines()[0]}), as where some of the "
-            "ranks are another program",
+            "ranks are another program, or another version of the runner",
             fix=HOW_TO_START,
         ) from None
 

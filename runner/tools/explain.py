@@ -16,6 +16,7 @@ from runner.job import Job
 from runner.options import Parser
 from runner.parallel.mesh import Layout, lay_out
 from runner.parallel.options import ParallelOptions, add_parallel_options, read_parallel_options
+from runner.resources import of_record
 from runner.tools.table import console
 
 
@@ -75,7 +76,7 @@ def _rank_facts(job: Job, rank: int) -> dict[str, Any]:
         "sources": record.sources,
         "pid": record.pid,
         "device": placement.torch_device,
-        "gpus_visible": len(record.resources["gpus"]),
+        "gpus_visible": len(of_record(record.resources).gpus),
         "cores": placement.cores,
         "threads": placement.threads,
         "threads_source": placement.threads_source,

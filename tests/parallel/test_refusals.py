@@ -73,10 +73,12 @@ def test_another_program_that_waits_for_others_in_mpi(rank: int) -> None:
 
 def test_another_program_that_makes_the_same_calls() -> None:
     """It takes part in the exchange of records, and gets neither the records nor the job's key."""
-    code = "from mpi4py import MPI; c = MPI.COMM_WORLD; c.gather({'rank': 1}); print('got', vars(c.bcast(None)), flush=True)"
+    code = "from mpi4py import MPI; c = MPI.COMM_WORLD; c.gather({'rank': 1}); print('got', c.bcast(None), flush=True)"
     done = run(*programs([*RUNNER, str(SCRIPTS / "only_computes.py")], [RUNNER[0], "-c", code]))
-    refused(done, "another program runs as rank 1; start all ranks as python -m runner")
-    assert "'key': b" not in done.stdout.replace("'key': b''", "")  # (it may be ended before it prints)
+    refused(
+        done, "another program, or another version of the runner, runs as rank 1; start all ranks as python -m runner"
+    )
+    assert "'key'" not in done.stdout  # (it may be ended before it prints)
 
 
 def test_another_program_without_mpi() -> None:

@@ -16,7 +16,7 @@ from runner.launch.table import LAUNCHERS
 from runner.rendezvous.record import RankRecord
 from runner.rendezvous.records import Records
 from runner.rendezvous.topology import Host, Topology
-from runner.resources import Resources, as_record
+from runner.resources import Resources, of_record
 from runner.tools.doctor.gpu_checks import judge_gpus
 from runner.tools.doctor.speed_checks import judge_links, rounds_of_pairs
 from tests.launching import RUNNER, ok, run
@@ -59,8 +59,8 @@ def test_gpus(seen: list[list[str]], changes: dict[str, Any], status: str, text:
     assert bool(verdict.fix) == (status != "ok")
 
 
-def resources(gpus: Sequence[str] = (), **more: Any) -> dict[str, Any]:
-    return as_record(Resources(cores="0", host_cores=1, quota=None, gpus=list(gpus), **more))
+def resources(gpus: Sequence[str] = (), **more: Any) -> Resources:
+    return Resources(gpus=list(gpus), **more)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,13 @@ def test_gpus_that_are_not_to_be_used_are_not_judged() -> None:
     on_cores.device = "cpu"
     shared = [resources([gpu]) for gpu in ("GPU-a", "GPU-a", "GPU-c", "GPU-d")]
     assert judge_gpus(on_cores, shared, [FINE] * 4).status == "ok"
+
+
+def test_a_record_of_another_version_is_judged_by_what_is_known_of_it() -> None:
+    """An older one lacks fields, and a newer one has more."""
+    older, newer = of_record({"cores": "0-3", "gpus": []}), of_record({"gpu_mask": "A=1", "gpu_memory": 80})
+    assert (older.cores, older.quota, of_record({}).mask, newer.gpu_mask) == ("0-3", None, 1, "A=1")
+    assert judge_gpus(job(2), [older, newer], [FINE] * 2).detail.startswith("A=1 on rank 1 (host0)")
 
 
 def ring(size: int, slow: set[tuple[int, int]]) -> dict[tuple[int, int], float]:

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from runner.job import Job
+from runner.resources import Resources, of_record
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, grouped, ok, warn, where
 
 
 def gpus(job: Job, team: Team) -> Verdict:
     """Whether each rank has a GPU of its own that torch can use, and whether NCCL and drivers are the same everywhere."""
     own: dict[str, Any] = {"driver": "", "mig": False, "order": "", "torch": "", "nccl": ""}
-    record = job.topology.records[job.rank].resources
-    if record["gpus"] and job.device != "cpu":
+    records = [of_record(record.resources) for record in job.topology.records]
+    record = records[job.rank]
+    if record.gpus and job.device != "cpu":
         # The job itself may be on CPUs, where its ranks do not fit their GPUs.
-        own.update(_driver(record["gpus"]), **_torch(f"{record['gpu_device']}:{job.placement.device_index or 0}"))
-    return judge_gpus(job, [record.resources for record in job.topology.records], team.gather(own))
+        own.update(_driver(record.gpus), **_torch(f"{record.gpu_device}:{job.placement.device_index or 0}"))
+    return judge_gpus(job, records, team.gather(own))
 
 
-def judge_gpus(job: Job, records: Sequence[Mapping[str, Any]], found: Sequence[dict[str, Any]]) -> Verdict:
-    """The verdict on each rank's resources (``runner.resources.Resources`` as plain data), and on what each rank found out."""
+def judge_gpus(job: Job, records: Sequence[Resources], found: Sequence[dict[str, Any]]) -> Verdict:
+    """The verdict on each rank's resources, and on what each rank found out."""
     topology = job.topology
     if job.device == "cpu":
         return ok("not used: --device cpu")
-    seen = [record["gpus"] for record in records]
+    seen = [record.gpus for record in records]
     without = [rank for rank, gpus in enumerate(seen) if not gpus]
     if len(without) == len(seen):
         return _judge_none(job, records)
@@ -50,10 +52,10 @@ def judge_gpus(job: Job, records: Sequence[Mapping[str, Any]], found: Sequence[d
             f"{found[broken[0]]['torch']} on {where(broken, topology)}",
             "see the CUDA wheels of this torch, and the driver that they ask for",
         )
-    silent = [rank for rank, record in enumerate(records) if record["gpu_problem"]]
+    silent = [rank for rank, record in enumerate(records) if record.gpu_problem]
     if silent:
         return warn(
-            f"{records[silent[0]]['gpu_problem']} on {where(silent, topology)}",
+            f"{records[silent[0]].gpu_problem} on {where(silent, topology)}",
             "look at nvidia-smi and dmesg there, and leave that host out",
         )
     for name, title in (("driver", "the driver"), ("nccl", "NCCL")):
@@ -79,27 +81,27 @@ def judge_gpus(job: Job, records: Sequence[Mapping[str, Any]], found: Sequence[d
     return ok(text)
 
 
-def _judge_none(job: Job, records: Sequence[Mapping[str, Any]]) -> Verdict:
+def _judge_none(job: Job, records: Sequence[Resources]) -> Verdict:
     """No rank sees a GPU: whether some were promised."""
     fix = (
         "look at nvidia-smi or rocm-smi on that host; a container wants --nv or --rocm (Apptainer), --gpus all or "
         "--device (Docker)"
     )
     for judge, field in ((fail, "gpus_allotted"), (warn, "gpu_mask"), (warn, "gpu_problem")):
-        ranks = [rank for rank, record in enumerate(records) if record[field] and not record["gpus_hidden"]]
+        ranks = [rank for rank, record in enumerate(records) if getattr(record, field) and not record.gpus_hidden]
         if ranks:
-            text = f"{records[ranks[0]][field]} on {where(ranks, job.topology)}"
+            text = f"{getattr(records[ranks[0]], field)} on {where(ranks, job.topology)}"
             if field != "gpu_problem":
                 text += f", but no GPU is to be seen there{_problem_of(records, ranks)}"
             return judge(text, fix)
-    hidden = [rank for rank, record in enumerate(records) if record["gpus_hidden"]]
+    hidden = [rank for rank, record in enumerate(records) if record.gpus_hidden]
     if hidden:
-        return ok(f"none: {records[hidden[0]]['gpu_mask']} hides them on {where(hidden, job.topology)}")
+        return ok(f"none: {records[hidden[0]].gpu_mask} hides them on {where(hidden, job.topology)}")
     return ok("none: the job computes on cores")
 
 
-def _problem_of(records: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> str:
-    return next((f" ({problem})" for rank in ranks if (problem := records[rank]["gpu_problem"])), "")
+def _problem_of(records: Sequence[Resources], ranks: Sequence[int]) -> str:
+    return next((f" ({problem})" for rank in ranks if (problem := records[rank].gpu_problem)), "")
 
 
 def _driver(seen: Sequence[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from runner.control_groups import control_groups
 from runner.job import Job
 from runner.launch.slurm_lists import expand_hosts
-from runner.resources import cores_of
+from runner.resources import cores_of, of_record
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, ok, warn, where
 
 GIB = 1 << 30
@@ -36,9 +36,9 @@ def cores(job: Job, team: Team) -> Verdict:
         return warn(bound.problem, bound.fix)
     texts = []
     for host in job.topology.hosts:
-        records = [job.topology.records[rank].resources for rank in host.ranks]
-        usable = len({core for record in records for core in cores_of(record["cores"])})
-        usable = min([usable, *(max(1, int(record["quota"])) for record in records if record["quota"])])
+        sharers = [of_record(job.topology.records[rank].resources) for rank in host.ranks]
+        usable = len({core for own in sharers for core in cores_of(own.cores)})
+        usable = min([usable, *(max(1, int(own.quota)) for own in sharers if own.quota)])
         threads = sum(job.placements[rank].threads for rank in host.ranks)
         if len(host.ranks) > usable:
             return warn(
