@@ -10,7 +10,9 @@ import sys
 import threading
 from types import FrameType
 
-_CALLS = ("/torch/distributed/", "/runner/comm/", "/mpi4py/")
+from runner.guard.stacks import PACKAGE
+
+_CALLS = ("/torch/distributed/", f"{PACKAGE}comm/", "/mpi4py/")
 _OPERATOR = ("/torch/_ops.py",)  # also of a functional collective
 _WORK = ("/torch/distributed/checkpoint/",)  # which reads and writes files, too
 

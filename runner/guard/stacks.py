@@ -23,13 +23,16 @@ _QUIET = 0.2  # seconds without a new line after which a stack counts as written
 _WITHIN = 2.0
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/runner/", "/lib/python")
-_BELOW = ("/runner/program.py", "/runner/dispatch.py", "/runner/cli.py", "/runner/__main__.py", "<frozen runpy>")
+# This package's folder, as frames name it: a user's folder may be called runner, too.
+PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
+
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", PACKAGE)
+_BELOW = (*(f"{PACKAGE}{file}" for file in ("program.py", "dispatch.py", "cli.py", "__main__.py")), "<frozen runpy>")
 # A rank whose innermost frames are of these waits for other ranks: torch's collectives, the runner's, DDP's in backward().
 _COLLECTIVES = (
     "/torch/distributed/",
-    "/runner/comm/",
-    "/runner/rendezvous/",
+    f"{PACKAGE}comm/",
+    f"{PACKAGE}rendezvous/",
     "/horovod/",
     "/mpi4py/",
     "/torch/autograd/graph.py",
@@ -38,15 +41,15 @@ _COLLECTIVES = (
 
 # Where the runner waits for the device, on which collectives may wait for other ranks: files and functions.
 _SYNCS = (
-    ("runner/training/meter.py", "records"),
-    ("runner/training/run.py", "sum"),
-    ("runner/training/evaluation.py", "evaluate"),
-    ("runner/training/loop.py", "_check_finite"),
-    ("runner/training/replicas.py", "check"),
-    ("runner/training/staging.py", "copy"),
-    ("runner/parallel/pipeline.py", "_described"),
-    ("torch/amp/grad_scaler.py", ""),  # anywhere
-    ("torch/cuda/", "synchronize"),
+    (f"{PACKAGE}training/meter.py", "records"),
+    (f"{PACKAGE}training/run.py", "sum"),
+    (f"{PACKAGE}training/evaluation.py", "evaluate"),
+    (f"{PACKAGE}training/loop.py", "_check_finite"),
+    (f"{PACKAGE}training/replicas.py", "check"),
+    (f"{PACKAGE}training/staging.py", "copy"),
+    (f"{PACKAGE}parallel/pipeline.py", "_described"),
+    ("/torch/amp/grad_scaler.py", ""),  # anywhere
+    ("/torch/cuda/", "synchronize"),
 )
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, cast
 
@@ -23,19 +24,21 @@ from runner.guard.place import Inside
 from runner.training.checkpoints import SaveTimes
 from runner.training.preemption import Preemption, Wish
 
-SLEEPING = """Thread 0x00007f (most recent call first):
+OWN = Path(stacks.__file__).parent.parent  # the runner's folder
+
+SLEEPING = f"""Thread 0x00007f (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 320 in wait
 
 Current thread 0x00007e (most recent call first):
   File "/home/me/train.py", line 14 in load
   File "/home/me/train.py", line 30 in <module>
-  File "/opt/site-packages/runner/dispatch.py", line 77 in _run_script
+  File "{OWN}/dispatch.py", line 77 in _run_script
 """
-WAITING = """Current thread 0x00007e (most recent call first):
+WAITING = f"""Current thread 0x00007e (most recent call first):
   File "/opt/site-packages/torch/distributed/distributed_c10d.py", line 3913 in all_reduce
   File "/opt/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
   File "/home/me/train.py", line 31 in <module>
-  File "/opt/site-packages/runner/dispatch.py", line 77 in _run_script
+  File "{OWN}/dispatch.py", line 77 in _run_script
 """
 
 SLOW = Reason("no progress for 30 s, after step 7")
@@ -86,14 +89,14 @@ def test_the_rank_that_others_wait_for_is_named(file: IO[Any]) -> None:
     ]
 
 
-AT_A_SYNC = """Current thread 0x00007e (most recent call first):
-  File "/opt/site-packages/runner/training/meter.py", line 71 in records
-  File "/opt/site-packages/runner/training/loop.py", line 152 in fit
+AT_A_SYNC = f"""Current thread 0x00007e (most recent call first):
+  File "{OWN}/training/meter.py", line 71 in records
+  File "{OWN}/training/loop.py", line 152 in fit
   File "/home/me/train.py", line 31 in main
 """
-IN_A_LAUNCH = """Current thread 0x00007e (most recent call first):
+IN_A_LAUNCH = f"""Current thread 0x00007e (most recent call first):
   File "/opt/site-packages/torch/nn/modules/linear.py", line 134 in forward
-  File "/opt/site-packages/runner/training/loop.py", line 140 in fit
+  File "{OWN}/training/loop.py", line 140 in fit
   File "/home/me/train.py", line 31 in main
 """
 
@@ -288,6 +291,25 @@ def test_before_the_training_a_call_of_torch_distributed_is_bounded_and_preparin
     assert clock.watch(patience, 10)[-1] == Reason("no progress for 60 s, in a collective")
     assert "NCCL_SOCKET_IFNAME" in _fix_of(connecting)
     assert "NCCL_SOCKET_IFNAME" not in _fix_of(SLOW)
+
+
+@pytest.mark.parametrize(
+    ("file_name", "function"),
+    [("comm/exchange.py", "load"), ("dispatch.py", "load"), ("training/meter.py", "records"), ("rendezvous/x.py", "f")],
+)
+def test_a_users_folder_called_runner_is_the_users(file_name: str, function: str) -> None:
+    name = f"/home/me/runner/{file_name}"
+    frames = stacks.main_thread(
+        f'Current thread 0x7e (most recent call first):\n  File "{name}", line 14 in {function}\n'
+    )
+    assert (stacks.waits(frames), stacks.of_program(frames)) == (False, frames)
+    waiting = stacks.main_thread(WAITING.replace("/home/me/train.py", name))
+    assert stacks.place(waiting) == f"all_reduce, called in <module> ({os.path.basename(name)}:31)"
+    library: dict[str, Any] = {}
+    inside, seen = Inside(), list[int]()
+    exec(compile("def call(look): look()", name, "exec"), library)
+    library["call"](lambda: seen.append(inside.look()))
+    assert seen == [0]
 
 
 def _fix_of(reason: Reason) -> str:
