@@ -98,6 +98,7 @@ def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple
         refuse_idle_options(request, target)
     except UsageError as error:
         problem = error
+    asks_for_gpus = request.device != "cpu" or examines(request.tool)
     record = own_record(
         context,
         problem=problem.message if problem else None,
@@ -108,7 +109,7 @@ def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple
         packages=installed_packages(),
         absent_interfaces=absent_interfaces(context.environment),
         nccl_interface=nccl_interface(context.environment),
-        resources=as_record(resources(context.environment)),
+        resources=as_record(resources(context.environment, asks_for_gpus=asks_for_gpus)),
         guard_port=lifeline.port,
     )
     return target, record

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from runner.control_groups import cpu_quota
-from runner.gpus import device_type, visible_gpus
+from runner.gpus import Gpus, device_type, visible_gpus
 from runner.torch_build import torch_build
 
 
@@ -40,8 +40,12 @@ class Resources:
         return sum(1 << core for core in cores_of(self.cores))
 
 
-def resources(environment: Mapping[str, str]) -> Resources:
-    """What this process may use."""
+def resources(environment: Mapping[str, str], *, asks_for_gpus: bool = True) -> Resources:
+    """What this process may use.
+
+    Args:
+        asks_for_gpus: False where none is to be used: then no driver is asked, which may hang.
+    """
     affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     # OpenMP allows a list, one number per nesting level.
     threads = environment.get("OMP_NUM_THREADS", "").split(",")[0].strip()
@@ -49,7 +53,7 @@ def resources(environment: Mapping[str, str]) -> Resources:
     allotted = environment.get("SLURM_CPUS_ON_NODE", "")
     host_cores = os.cpu_count() or len(affinity)
     torch = torch_build()
-    gpus = visible_gpus(environment, torch)
+    gpus = visible_gpus(environment, torch) if asks_for_gpus else Gpus(names=[])
     return Resources(
         cores=cores_text(affinity),
         host_cores=min(host_cores, int(allotted)) if allotted.isdecimal() and int(allotted) > 0 else host_cores,

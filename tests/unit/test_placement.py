@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import itertools
 import os
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.cli import _find
 from runner.errors import Policy, RefusedError, UsageError
+from runner.gpus import Gpus
+from runner.launch.detect import detect
 from runner.launch.table import LAUNCHERS
+from runner.options import parse
 from runner.placement import Placement, place_all, place_host
 from runner.resources import Resources, cores_text, resources
+from runner.tools import tool_names
 
 OPENMPI = next(row for row in LAUNCHERS if row.name == "openmpi")
 
@@ -257,3 +264,29 @@ def test_a_job_in_slurm_is_measured_by_its_share_of_the_host() -> None:
 def test_no_warning_where_there_is_nothing_to_gain() -> None:
     assert not place_host(OPENMPI, "node1", [seen(cores=[0], host_cores=2), seen(cores=[1], host_cores=2)])[0].warning
     assert not place_host(OPENMPI, "node1", [seen()] * 2)[0].warning
+
+
+@pytest.mark.parametrize(
+    ("options", "asks"),
+    [
+        (["--device", "cpu"], False),
+        ([], True),
+        (["--device", "cpu", "doctor"], True),
+        (["--device", "cpu", "explain"], False),
+    ],
+)
+def test_no_driver_is_asked_for_gpus_that_are_not_to_be_used(
+    options: list[str], asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hang. The doctor asks it in any case."""
+    asked: list[bool] = []
+    monkeypatch.setattr("runner.resources.visible_gpus", lambda *words: asked.append(True) or Gpus(names=[]))
+    (tmp_path / "train.py").touch()
+    request = parse(
+        [*options, *([] if {"doctor", "explain"} & {*options} else [str(tmp_path / "train.py")])], tool_names()
+    )
+    lifeline: Any = SimpleNamespace(port=0)
+    target, record = _find(request, detect({}, None), lifeline)
+    assert target is not None
+    assert record.resources["gpus"] == []
+    assert bool(asked) == asks
