@@ -104,6 +104,7 @@ def test_with_torchs_debugging_another_rank_s_call_is_no_partner() -> None:
 
 
 def test_a_rank_that_has_done_its_part_may_leave() -> None:
+    """Nor do those who wait take it for one that has left because all have left a group of the same name before."""
     assert ok(runner(3, str(SCRIPTS / "done_before_the_others.py"))).stdout.splitlines() == ["gathered"] * 3
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import uuid
 import zlib
 from datetime import timedelta
 from typing import Any
@@ -19,7 +20,7 @@ from runner.comm.mpi.members import Members, listed
 from runner.comm.mpi.waiting import Cores
 
 _TAGS = 1 << 15  # as many as every MPI has
-_DECISION = "mpi4py decision"  # the key of what all members read: the members' ranks in MPI, or why there is no group
+_DECISION = "mpi4py decision"  # the key of what all members read: the members' ranks in MPI and the group's own name, or who is late
 _NAMED = 256  # members that any but the first looks up one by one, at most
 
 
@@ -35,14 +36,15 @@ def create(options: Any, name: str, *, crowded: bool) -> MPIBackend | MPIGroup:
     """
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     timeout = options.timeout if isinstance(options.timeout, timedelta) else timedelta(seconds=options.timeout)
-    mpi_ranks = _agreed_ranks(options.store, ranks, options.group_rank, timeout)
+    mpi_ranks, own_name = _agreed(options.store, ranks, options.group_rank, timeout)
     try:
         comm = _communicator(mpi_ranks, str(options.group_id))
     finally:  # all have read these keys; a later group may use the same
         options.store.delete_key(_key(ranks[options.group_rank]))
         if options.group_rank == 0:
             options.store.delete_key(_DECISION)
-    known = Members(options.store, ranks, options.group_rank)
+    # torch gives a group that is made after destroy_process_group() the keys of the one before, which are still there.
+    known = Members(dist.distributed_c10d.PrefixStore(own_name, options.store), ranks, options.group_rank)
     backend = MPIBackend(_engine(crowded), comm, known, timeout.total_seconds(), name, str(options.group_id))
     return MPIGroup(options, backend, options.process_group) if _is_alone(options.process_group, backend) else backend
 
@@ -89,8 +91,10 @@ def _key(rank: int) -> str:
     return f"mpi4py {rank}"
 
 
-def _agreed_ranks(store: Any, ranks: list[int], own: int, timeout: timedelta) -> list[int]:
-    """The members' ranks in MPI, in the order of their ranks in the group, when all members are there.
+def _agreed(store: Any, ranks: list[int], own: int, timeout: timedelta) -> tuple[list[int], str]:
+    """The members' ranks in MPI, in the order of their ranks in the group, and a name that no other group has.
+
+    Both are known when all members are there.
 
     Making a communicator has no time limit, so this waits for them. Either all members make the group or none: a member
     that has waited in vain decides so for all, unless it has been decided otherwise.
@@ -101,16 +105,18 @@ def _agreed_ranks(store: Any, ranks: list[int], own: int, timeout: timedelta) ->
     store.set(_key(ranks[own]), str(MPI.COMM_WORLD.rank))
     decision = _decision(store, ranks, own, timeout)
     decided = store.get(_DECISION) if decision is None else store.compare_set(_DECISION, "", json.dumps(decision))
-    late, mpi_ranks = json.loads(decided)
+    late, mpi_ranks, name = json.loads(decided)
     if late:
         raise dist.DistBackendError(
             f"rank {listed(late)} did not come to make a group of {len(ranks)} within {timeout.total_seconds():.0f} s"
         )
-    return mpi_ranks or ranks
+    return mpi_ranks or ranks, name
 
 
-def _decision(store: Any, ranks: list[int], own: int, timeout: timedelta) -> tuple[list[int], list[int]] | None:
-    """This member's decision: the members that are late, or else all members' ranks in MPI; None: another's holds.
+def _decision(store: Any, ranks: list[int], own: int, timeout: timedelta) -> tuple[list[int], list[int], str] | None:
+    """This member's decision: the members that are late, or else all members' ranks in MPI and the group's name.
+
+    None: another's holds.
 
     The first member collects the ranks, so that the store serves few requests of each. They are left out if they are the
     ranks in the job, as usual, so that the answers are short, too.
@@ -122,8 +128,8 @@ def _decision(store: Any, ranks: list[int], own: int, timeout: timedelta) -> tup
         known = ranks if own == 0 else ranks[:_NAMED]
         late = [rank for rank in known if not store.check([_key(rank)])]
         if late or own != 0:
-            return late or ranks[:1], []
+            return late or ranks[:1], [], ""
     if own != 0:
         return None
     mpi_ranks = [int(value) for value in (store.multi_get(keys) if store.has_extended_api() else map(store.get, keys))]
-    return [], mpi_ranks if mpi_ranks != ranks else []
+    return [], mpi_ranks if mpi_ranks != ranks else [], uuid.uuid4().hex

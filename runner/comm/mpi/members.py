@@ -29,7 +29,7 @@ class Members:
     """The members of a group.
 
     Args:
-        store: the group's store.
+        store: the group's store, with no key of an earlier group in it.
         ranks: the members' ranks in the job, in the order of their ranks in the group.
         own: this rank's index among them.
     """
