@@ -65,6 +65,17 @@ def test_of_the_mpi_engine_and_its_records(cuda: Recorder, monkeypatch: pytest.M
     assert profiling._thread().submit(cuda.current_device).result(60) == 1
 
 
+def test_the_engine_goes_on_without_a_device_that_fails(cuda: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: torch.device) -> None:
+        raise RuntimeError("no such device")
+
+    seen = threading.Event()
+    monkeypatch.setattr(torch.cuda, "set_device", fail)
+    monkeypatch.setattr(Engine, "_go_on", lambda *_: (seen.set(), threading.Event().wait()))
+    Engine(Cores(crowded=False)).wake()
+    assert seen.wait(60)
+
+
 @pytest.mark.parametrize(("has_used_it", "expected"), [(True, 1), (False, 0)])
 def test_of_the_answers_to_the_guard(
     has_used_it: bool, expected: int, cuda: Recorder, monkeypatch: pytest.MonkeyPatch

@@ -294,8 +294,11 @@ class Engine:
 
     def _run(self, parking: threading.Lock, device: torch.device) -> None:
         """A thread of the engine: progresses tasks that no program thread waits for, and checks time limits."""
-        take_device(device)
         self._own.parking = parking
+        try:
+            take_device(device)
+        except Exception:  # as below: this thread is the carrier already, so no other would be woken
+            traceback.print_exc()
         patience: Patience | None = None
         while True:
             try:
