@@ -1,4 +1,4 @@
-"""Messages of the mpi4py backend: from anybody, thousands at once, and one whose sender makes no call of MPI meanwhile."""
+"""Messages of the mpi4py backend: from anybody, thousands at once, and one whose sender makes no call of MPI meanwhile; a late one."""
 
 import datetime
 
@@ -49,4 +49,21 @@ elif rank == 1:
     assert bool((box == 7).all())
     store.set("answer", "")
     print("rank 1: received", flush=True)
+
+# A receive that has been given up takes no message from the next one.
+hasty = dist.new_group(timeout=datetime.timedelta(seconds=1))
+if rank == 0:
+    failed = ""
+    try:
+        dist.recv(torch.empty(1), 1, group=hasty)
+    except RuntimeError as error:
+        failed = str(error)
+    assert "Timed out waiting 1000ms for rank 1" in failed, failed
+    store.set("given up", "")
+    box = torch.empty(1)
+    dist.recv(box, 1, group=hasty)
+    print(f"rank 0: {box.item()} at the second try", flush=True)
+elif rank == 1:
+    store.wait(["given up"])
+    dist.send(torch.full((1,), 5.0), 0, group=hasty)
 dist.destroy_process_group()

@@ -27,6 +27,7 @@ import torch
 
 from runner.comm.devices import current_device, take_device
 from runner.comm.mpi.members import Members
+from runner.comm.mpi.messages import Arrival
 from runner.comm.mpi.tasks import Order, Task
 from runner.comm.mpi.waiting import Cores, Patience
 from runner.errors import EXIT_FAILURE
@@ -384,7 +385,10 @@ class Engine:
                 return
             if order is None:
                 failed = [task]
-                abandoned.set()
+                if isinstance(task.request, Arrival):
+                    task.request.give_up()  # MPI knows nothing of it yet, and can be finalised
+                else:
+                    abandoned.set()
                 del self._messages[task]
             else:
                 failed = order.give_up(error)

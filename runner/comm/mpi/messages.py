@@ -34,6 +34,10 @@ class Arrival:
         self._mailbox.look(self)
         return self.message is not None
 
+    def give_up(self) -> None:
+        """Take no message any more: the next one is for the next receive."""
+        self._mailbox.forget(self)
+
     def takes(self, status: MPI.Status) -> bool:
         return self.tag == status.tag and self.source in (status.source, MPI.ANY_SOURCE)
 
@@ -53,6 +57,11 @@ class Mailbox:
         with self._lock:
             self._waiting.append(arrival)
         return arrival
+
+    def forget(self, arrival: Arrival) -> None:
+        with self._lock:
+            if arrival in self._waiting:  # else it has its message
+                self._waiting.remove(arrival)
 
     def look(self, arrival: Arrival) -> None:
         """Take the messages that a receive may get from MPI, until it has one or there is none."""
