@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from runner.comm.importing import when_imported
+from runner.comm.own_modules import own_modules
 from runner.guard.collectives import Call
 from runner.guard.nursery import Lifeline
 
@@ -39,7 +40,8 @@ def _calls_on(device: str) -> list[Call]:
     """``last_calls()`` in a thread of its own: NCCL's recorder asks the device which calls are over."""
     import torch
 
-    from runner.comm.devices import current_device, take_device
+    with own_modules():
+        from runner.comm.devices import current_device, take_device
 
     own = torch.device(device)
     if current_device().type == own.type:  # else no GPU is used
