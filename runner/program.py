@@ -25,15 +25,20 @@ def put_program_on_path(target: Target) -> None:
     elif target.kind == MODULE:
         put_first_on_path(os.getcwd())
     elif has_main_of_its_own(target.name):
-        sys.path[0] = _absolute(target.name)  # also with -P
+        sys.path[: 0 if _leaves_folders_out() else 1] = [_absolute(target.name)]  # Python adds these also with -P
     else:
         put_first_on_path(os.path.dirname(os.path.realpath(target.name)))
 
 
 def put_first_on_path(folder: str) -> None:
     """Put a folder first on ``sys.path``, as Python does with the script's or working folder (unless run with ``-P``)."""
-    if not getattr(sys.flags, "safe_path", False):
+    if not _leaves_folders_out():
         sys.path[0] = folder
+
+
+def _leaves_folders_out() -> bool:
+    """Whether Python runs with ``-P``: then the first entry of ``sys.path`` is one of PYTHONPATH, or the standard library."""
+    return getattr(sys.flags, "safe_path", False)  # from Python 3.11 on
 
 
 def run_program(target: Target, arguments: Sequence[str]) -> None:

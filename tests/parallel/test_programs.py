@@ -60,6 +60,17 @@ def test_a_program_is_run_as_python_does(form: list[str], folder: Path) -> None:
     assert found([sys.executable, *flags, *RUNNER[1:], *form], folder) == found([sys.executable, *flags, *form], folder)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has -P from 3.11 on")
+def test_with_a_safe_path_a_folder_finds_all_that_python_does(tmp_path: Path) -> None:
+    (tmp_path / "__main__.py").write_text("import sys; print(sys.path)\n")
+    root = str(SCRIPTS.parent.parent)
+    by_python, by_runner = (
+        ok(run(sys.executable, "-P", *arguments, str(tmp_path), PYTHONPATH=f"/no/such/folder:{root}")).stdout
+        for arguments in ([], RUNNER[1:])
+    )
+    assert by_runner == by_python
+
+
 def test_a_program_that_is_none_of_pythons(tmp_path: Path) -> None:
     done = ok(runner(2, "--no-python", "sh", "-c", 'echo "$RANK of $WORLD_SIZE"'))
     assert sorted(done.stdout.split("\n")) == ["", "0 of 2", "1 of 2"]
