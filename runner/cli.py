@@ -147,7 +147,7 @@ def _job(
         rendezvous_why=result.why,
         placements=placements,
         device=request.device,
-        replaces_gloo=target.kind in ("script", "module") and request.backend is not None,
+        replaces_gloo=target.runs_in_python and request.backend is not None,
         collective_timeout=request.collective_timeout or Job.collective_timeout,
         is_standby=bool(request.standby),
         supervised=f"{request.log_folder.parent} {request.began:.0f}" if request.log_folder and request.began else "",

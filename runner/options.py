@@ -348,6 +348,8 @@ def refuse_idle_options(request: Request, target: Target) -> None:
             and getattr(request, option) is not None
         ):
             raise UsageError(f"--{option.replace('_', '-')} has no effect on {name}: {why}")
+    if request.backend is not None and target.is_program and not target.runs_in_python:
+        raise UsageError(f"--backend has no effect on {name}: --no-python starts a process that knows no such backend")
     if request.standby and request.restarts:
         raise UsageError("--standby and --restart-in-place do not go together", fix="take one of them")
     for option, given in (("--time-limit", request.time_limit), ("--time-to-save", request.time_to_save)):

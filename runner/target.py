@@ -51,6 +51,11 @@ class Target:
     def is_program(self) -> bool:
         return self.kind not in (TOOL, WORKLOAD)
 
+    @property
+    def runs_in_python(self) -> bool:
+        """Whether it is a program that this process runs itself."""
+        return self.is_program and self.kind != EXECUTABLE
+
 
 def find_target(name: str, *, form: str = "", tools: Iterable[str]) -> Target:
     """Find what ``python -m runner [FORM] NAME`` means.

@@ -55,6 +55,8 @@ def test_a_script_that_asks_for_gloo_gets_it() -> None:
         runner(2, *limit, "--backend", "mpi4py", str(SCRIPTS / "backend_names.py"), "gloo", "none", "MPI", "cpu:mpi")
     )
     assert sorted(done.stdout.splitlines()) == ["rank 0: MPIBackend 2.0"] * 4 + ["rank 1: MPIBackend 2.0"] * 4
+    code = (SCRIPTS / "backend_names.py").read_text()
+    assert ok(runner(1, "--backend", "mpi4py", "-c", code, "gloo")).stdout == "rank 0: MPIBackend 1.0\n"
     assert ok(runner(1, str(SCRIPTS / "backend_names.py"), "cpu:mpi4py")).stdout == "rank 0: MPIBackend 1.0\n"
 
 

@@ -212,6 +212,7 @@ def test_a_folder_for_socket_files_that_is_not_ones_own(there: str) -> None:
     [
         (["--backend", "gloo", "script.py"], "a script names its backend itself"),
         (["--backend", "gloo", "-m", "script"], "a script names its backend itself"),
+        (["--backend", "mpi4py", "--no-python", "sh", "-c", "true"], "--no-python starts a process"),
         (["--backend", "gloo", "doctor"], "it has options of its own"),
         (["--hang-timeout", "60", "explain"], "it is for workloads"),
     ],
