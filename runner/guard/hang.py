@@ -358,6 +358,6 @@ def _merged(found: dict[int, list[stacks.Frame]]) -> list[tuple[list[int], list[
 
 def _is_stopped(process: int) -> bool:
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return Path(f"/proc/{process}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] == "T"
     except OSError:
         return False

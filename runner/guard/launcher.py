@@ -55,7 +55,7 @@ def _end_by_looking(process: int) -> int | None:
 def _start_of(process: int) -> str | None:
     """When a process was started, in ticks since boot, which tells it from a later one of its number; None if it has ended."""
     try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{process}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] == "Z" else fields[19]
@@ -78,7 +78,8 @@ def error_output_of(process: int) -> TextIO | None:
 def described(process: int) -> str:
     """``bash (process 4711)``; without the name if it cannot be read."""
     try:
-        return f"{Path(f'/proc/{process}/comm').read_text().strip()} (process {process})"
+        name = Path(f"/proc/{process}/comm").read_text("utf-8", "replace").strip()
+        return f"{name} (process {process})"
     except OSError:
         return f"process {process}" if process else "another process"
 
@@ -86,7 +87,7 @@ def described(process: int) -> str:
 def catches(process: int, number: int) -> bool:
     """Whether a process has a handler for a signal (Linux; elsewhere it is taken to have one)."""
     try:
-        caught = re.findall(r"SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{process}/status").read_text())[0]
+        caught = re.findall(r"SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{process}/status").read_text("utf-8", "replace"))[0]
     except (OSError, IndexError):
         return True
     return bool(int(caught, 16) >> (number - 1) & 1)

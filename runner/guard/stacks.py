@@ -132,7 +132,7 @@ def place(frames: Sequence[Frame]) -> str:
 def place_in_kernel(worker: int) -> str:
     """Where a process waits that shows no stack, as one does for a file system that hangs; "" where that is not known (Linux)."""
     with contextlib.suppress(OSError):
-        state = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{worker}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]
         where = Path(f"/proc/{worker}/wchan").read_text()
         return f"state {state}, in the kernel's {where}" if where not in ("", "0") else f"state {state}"
     return ""

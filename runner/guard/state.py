@@ -117,7 +117,7 @@ class StateFile:
     def _usage(self) -> dict[str, Any]:
         """The worker's share of a core in percent, its memory (Linux), and its GPU's use."""
         try:
-            fields = Path(f"/proc/{self._worker}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{self._worker}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
         except OSError:
             return {}
         gpu = self.gpu.usage() if self.gpu else {}

@@ -156,7 +156,7 @@ def _add(value: Any, forms: list[str], numbers: list[tuple[float, float]]) -> bo
         tensor = value.detach().cpu().resolve_conj() if isinstance(value, Tensor) else torch.tensor(value)
         forms.append(f"{tensor.dtype} {list(tensor.shape)}")
         values = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
-        values = values[:: max(1, len(values) // _SKETCHED)].double()
+        values = values[:: max(1, len(values) // _SKETCHED) | 1].double()
         if len(values):
             along = torch.arange(len(values), dtype=values.dtype).cos()
             numbers.append((float((values * along).mean()), float(values.abs().mean())))
