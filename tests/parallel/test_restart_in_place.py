@@ -79,7 +79,7 @@ def test_it_is_refused_where_it_cannot_be() -> None:
 
 def test_the_time_limit_counts_from_the_start_of_the_job(tmp_path: Path) -> None:
     job = ["faulty", "--resume", "auto", "--checkpoint-dir", str(tmp_path / "run"), "--max-steps", "60", "--time-limit"]
-    job += ["0:8", "--hang-timeout", "8", "--once", str(tmp_path / "once")]
+    job += ["0:20", "--hang-timeout", "24", "--once", str(tmp_path / "once")]
     done = run(*RUNNER, *IN_PLACE, *job, "--fault", "sleep", "--on", "0", "--at", "1", cwd=SCRIPTS)
     assert done.returncode == 75, done.stderr
     assert "all ranks start again (1 of 2)" in done.stderr
