@@ -61,4 +61,6 @@ def code_of(run: Run, asked: dict[str, Any]) -> int:
     finally:
         os.environ.clear()
         os.environ.update(before)
+        if "torch._dynamo" in sys.modules:  # what it has compiled for one model makes the next one's shapes dynamic
+            sys.modules["torch._dynamo"].reset()
     return EXIT_OK
