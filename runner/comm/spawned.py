@@ -11,9 +11,9 @@ import sys
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 sys.path.insert(0, _ROOT)
-from runner.comm.own_modules import hide_own_modules  # noqa: E402
-from runner.comm.served_store import Served, join_only  # noqa: E402
+from runner.comm.own_modules import hide_own_modules  # noqa: E402  # only now can it be found
+from runner.comm.served_store import Served, join_only  # noqa: E402  # as above
 
 sys.path.remove(_ROOT)
 hide_own_modules()
-join_only(Served(**SERVED))  # type: ignore[name-defined]  # noqa: F821
+join_only(Served(**SERVED))  # type: ignore[name-defined]  # noqa: F821  # runpy has put it there, for the caller
