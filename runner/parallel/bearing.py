@@ -148,7 +148,9 @@ def check_steps(factory: Any, kinds: Sequence[Kind], mesh: DeviceMesh, *, compar
         return
     try:
         expected = _stepped(factory, kinds, None)
-    except Exception:  # of the small parameters: with the model's it may go well, and the first step tells what does not
+    except (
+        Exception
+    ):  # of the small parameters: with the model's it may go well, and the first step tells what does not
         return
     try:
         found = _stepped(factory, kinds, mesh)

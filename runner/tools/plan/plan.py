@@ -206,8 +206,7 @@ class _Planner:
         One host takes up to 8, and more are whole hosts.
         """
         each = cluster.per_host if cluster.hosts > 1 else PER_HOST
-        sizes = [*range(cluster.gpus + 1, each + 1), *range(each * (1 + cluster.gpus // each), _MOST + 1, each)]
-        sizes = list(dict.fromkeys(sizes))
+        sizes = [*range(cluster.gpus + 1, each), *range(each * (1 + cluster.gpus // each), _MOST + 1, each)]
         low, high, step, best = 0, 0, 1, None
         while high < len(sizes) and (best := self._fitting(sizes[high], cluster, limit)) is None:
             low, high, step = high + 1, high + step, 2 * step
