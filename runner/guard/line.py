@@ -31,6 +31,7 @@ _SILENT = 30.0  # seconds without one after which a guard counts as gone
 _JOINING = 10.0  # seconds for the connection to the middle
 _SENDING = 1.0
 _ENDED = "its guard has ended, with its host or by a signal"
+_SILENCE = f"its host has not answered for {_SILENT:.0f} s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +108,8 @@ class Line:
                 self._deliver(one.rank, Apart(f"{one.host}:{one.port}: {error.strerror}"))
             return
         with client:
-            if not self._talk(client):
-                self._deliver(0, Gone(_ENDED))
+            if why := self._talk(client):
+                self._deliver(0, Gone(why))
         self.is_open = False
 
     def _connect(self) -> Client:
@@ -125,8 +126,11 @@ class Line:
                     raise
                 time.sleep(0.1)
 
-    def _talk(self, client: Client) -> bool:
-        """Send and receive until one side leaves. Returns whether it has said so, or had not noticed that this guard has come."""
+    def _talk(self, client: Client) -> str:
+        """Send and receive until one side leaves. Returns why rank 0 counts as gone.
+
+        "": a side has said that it leaves, or rank 0's had not noticed that this guard has come.
+        """
         received = sent = looked = time.monotonic()
         has_joined, is_heard = False, True
         while True:
@@ -141,26 +145,26 @@ class Line:
                 while is_heard:
                     message = self._outbox.get_nowait()
                     if message is None:
-                        return True
+                        return ""
                     client.send(packed(self._address.rank, message), _SENDING)
             except queue.Empty:
                 pass
             except TimeoutError:
-                return not has_joined
+                return _SILENCE if has_joined else ""
             except OSError:
                 is_heard = False  # the other end is closed; it may have said before that it leaves
             try:
                 rank, told = unpacked(client.receive(2 * _ROUND))
                 received, has_joined = now, True
                 if isinstance(told, Left):
-                    return True
+                    return ""
                 if not isinstance(told, Alive):
                     self._deliver(rank, told)
             except TimeoutError:
                 if now - received > _SILENT:
-                    return False
+                    return _SILENCE
             except (OSError, ProtocolError):
-                return not has_joined
+                return _ENDED if has_joined else ""
 
 
 class _Middle:
@@ -217,7 +221,7 @@ class _Middle:
             if rank not in self._server.ranks:
                 reason = _ENDED
             elif now - received > _SILENT:
-                reason = f"its host has not answered for {_SILENT:.0f} s"
+                reason = _SILENCE
             if reason:
                 # First: a rank that is absent without a message counts as one that has done its work.
                 self._deliver(rank, Gone(reason))
