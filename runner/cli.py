@@ -14,6 +14,7 @@ from runner.comm.table import installed_packages
 from runner.dispatch import dispatch
 from runner.early_signals import EARLY
 from runner.errors import Policy, RunnerError, UsageError, raised_on_all_ranks
+from runner.features import RUNNER, need
 from runner.guard.board import Board
 from runner.guard.nursery import Lifeline
 from runner.guard.start import start_worker
@@ -34,7 +35,7 @@ from runner.rendezvous.rendezvous import Rendezvous, choose_way, rendezvous
 from runner.rendezvous.topology import Topology
 from runner.resources import as_record, of_record, resources
 from runner.streams import replace_characters
-from runner.target import Target, find_target
+from runner.target import EXECUTABLE, Target, find_target
 from runner.tools import examines, shows_training, tool_names, works_alone
 
 
@@ -96,6 +97,8 @@ def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple
     try:
         target = find_target(request.target, form=request.form, tools=tool_names())
         refuse_idle_options(request, target)
+        if target.kind != EXECUTABLE and not works_alone(request.tool) and not examines(request.tool):
+            need(RUNNER)
     except UsageError as error:
         problem = error
     asks_for_gpus = request.device != "cpu" or examines(request.tool)

@@ -19,9 +19,10 @@ from runner.comm.table import backends
 from runner.comm.variables import settings, torchrun_variables
 from runner.environment import set_variables
 from runner.errors import UsageError, raised_on_all_ranks
+from runner.features import need, number_of, untried
 from runner.job import Job
 from runner.parallel.mesh import lay_out
-from runner.parallel.options import degrees_in
+from runner.parallel.options import parallel_options_in
 from runner.program import put_first_on_path, put_program_on_path, run_program
 from runner.streams import as_python_has_them
 from runner.target import Target
@@ -43,6 +44,7 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
     if job.is_standby:
         wait_until_needed(job)
     if target.kind == "tool":
+        _check_torch(job, target.name)
         load_tool(target.name)(job, list(arguments))
     elif target.kind == "workload":
         put_first_on_path(os.getcwd())
@@ -81,6 +83,18 @@ def _tell_if_alone(target: Target, job: Job) -> None:
         )
 
 
+def _check_torch(job: Job, *features: str) -> None:
+    """See that torch is new enough for these features. Rank 0 says which of them nobody has tried on such GPUs."""
+    version, device = job.topology.records[0].torch, job.placement.device
+    need(*features, version=version, device=device)
+    for feature in untried(*features, version=version, device=device) if job.rank == 0 else ():
+        floor = number_of(feature.floor)
+        print(
+            f"runner: {feature.name}: not tried on GPUs with torch {version} (on CPUs it needs {floor})",
+            file=sys.stderr,
+        )
+
+
 @raised_on_all_ranks()
 def _check_backend(job: Job) -> None:
     if job.replaces_gloo and (reason := backends()[job.backend].unavailable_reason(job)):
@@ -88,7 +102,10 @@ def _check_backend(job: Job) -> None:
 
 
 def _run_workload(name: str, arguments: Sequence[str], job: Job) -> None:
-    layout = lay_out(job.topology, degrees_in(arguments, job.size))  # refuses before torch is imported
+    # Refused before torch is imported.
+    options = parallel_options_in(arguments)
+    _check_torch(job, name, *options.features)
+    layout = lay_out(job.topology, options.degrees(job.size))
     main = getattr(importlib.import_module(name), "main", None)
     if not callable(main):
         with raised_on_all_ranks():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
@@ -13,6 +14,7 @@ from datetime import timedelta
 from runner.comm.importing import when_imported
 from runner.comm.keeping import keep
 from runner.job import Job
+from runner.torch_api import SERVE_SOCKET
 
 _has_served = threading.Event()
 _serving = threading.Lock()
@@ -22,12 +24,12 @@ _serving = threading.Lock()
 _PROCESS = """
 import sys
 sys.path[:] = filter(None, sys.path)
-import os, select
+import json, os, select
 from datetime import timedelta
-host, port, listener, timeout, parent, says = sys.argv[1:]
+host, port, listener, timeout, parent, says, more = sys.argv[1:]
 from torch._C._distributed_c10d import TCPStore
 store = TCPStore(host, int(port), is_master=True, master_listen_fd=int(listener), wait_for_workers=False,
-                 timeout=timedelta(seconds=float(timeout)))
+                 timeout=timedelta(seconds=float(timeout)), **json.loads(more))
 os.write(int(says), b"1")
 while os.getppid() == int(parent) and not select.select([0], [], [], 1)[0]:
     pass
@@ -52,6 +54,7 @@ def serve_store(job: Job) -> None:
             master_listen_fd=job.endpoint.listener.detach(),
             wait_for_workers=False,
             timeout=timedelta(seconds=job.collective_timeout),
+            **SERVE_SOCKET,
         )
         keep(store)
 
@@ -96,7 +99,8 @@ def _is_served_by_process(job: Job, listener: socket.socket) -> bool:
     """Start a process that serves the store, and wait until it does; False if it cannot."""
     reads, writes = os.pipe()
     try:
-        words = job.endpoint.host, job.endpoint.port, listener.fileno(), job.collective_timeout, os.getpid(), writes
+        job_words = job.endpoint.host, job.endpoint.port, listener.fileno(), job.collective_timeout
+        words = *job_words, os.getpid(), writes, json.dumps(SERVE_SOCKET)
         process = subprocess.Popen(
             [sys.executable, "-c", _PROCESS, *map(str, words)],
             stdin=subprocess.PIPE,

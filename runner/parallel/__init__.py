@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runner.extensions import load_function
+from runner.features import need
 from runner.parallel.options import STRATEGIES, ParallelOptions
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def make_trainer(task: Task, setting: Setting) -> Trainer:
     """
     from runner.parallel.alike import begin_alike
 
+    need(*setting.options.features, device=setting.device.type)
     task.plan.check(setting.options)
     begin_alike(task.model, setting.device)
     return _load_strategy(setting.options.strategy)(task, setting)

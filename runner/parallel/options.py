@@ -124,6 +124,18 @@ class ParallelOptions:
         shards = traits_of(self.strategy).shards
         return self.replicate is not None if shards is None else shards
 
+    @property
+    def features(self) -> list[str]:
+        """Which rows of ``runner.features.FEATURES`` it uses."""
+        used = {
+            "selective": self.activation_checkpointing == "selective",
+            "tp": self.tp > 1,
+            "fsdp": self.is_sharded,
+            "sequence-parallel": self.sequence_parallel,
+            "pp": self.pp > 1,
+        }
+        return [name for name, is_used in used.items() if is_used]
+
     @raised_on_all_ranks()
     def degrees(self, ranks: int) -> Degrees:
         """The degree of each kind of parallelism: data parallelism takes the ranks that the others leave.
@@ -266,11 +278,11 @@ def read_parallel_options(given: argparse.Namespace) -> ParallelOptions:
 
 
 @raised_on_all_ranks()
-def degrees_in(arguments: Sequence[str], ranks: int) -> Degrees:
-    """The degrees that a workload's arguments ask for, before the workload is loaded.
+def parallel_options_in(arguments: Sequence[str]) -> ParallelOptions:
+    """The options in a workload's arguments, before the workload is loaded.
 
     Raises:
-        UsageError: they do not fit the number of ranks, or options do not go together.
+        UsageError: two of them do not go together.
     """
     parser = _Parser(add_help=False, allow_abbrev=False)
     add_parallel_options(parser)
@@ -280,8 +292,8 @@ def degrees_in(arguments: Sequence[str], ranks: int) -> Degrees:
         # A workload without the runner's parser may have an option of the same name; one that has it refuses the value itself.
         parser = _Parser(add_help=False, allow_abbrev=False)
         _add_layout_options(parser)
-        return ParallelOptions(**vars(parser.parse_known_args(arguments)[0])).degrees(ranks)
-    return read_parallel_options(given).degrees(ranks)
+        return ParallelOptions(**vars(parser.parse_known_args(arguments)[0]))
+    return read_parallel_options(given)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from runner.comm.variables import settings
+from runner.features import lacking, number_of
 from runner.job import Job
 from runner.options import Parser
 from runner.parallel.mesh import Layout, lay_out
@@ -50,6 +51,7 @@ def facts_of(job: Job, layout: Layout, options: ParallelOptions) -> dict[str, An
         "endpoint": {"host": job.endpoint.host, "port": job.endpoint.port, "interface": job.endpoint.interface},
         "settings": settings(job),
         "versions": {name: getattr(topology.records[0], name) for name in ("runner", "python", "torch")},
+        "not_with_it": [f"{one.name} (torch {number_of(one.floor)})" for one in lacking(topology.records[0].torch)],
         "hosts": [{"name": host.name, "ranks": list(host.ranks)} for host in topology.hosts],
         "mesh": asdict(layout.degrees),
         "ranks": [
@@ -101,6 +103,7 @@ def _print_tables(facts: dict[str, Any]) -> None:
         ("backend", f"{facts['backend']['name']} ({facts['backend']['why']})"),
         *(("ignored", f"{', '.join(ignored['variables'])}: {ignored['why']}") for ignored in facts["ignored"]),
         ("versions", ", ".join(f"{name} {version or 'none'}" for name, version in facts["versions"].items())),
+        *[("not with it", "; ".join(facts["not_with_it"]))] * bool(facts["not_with_it"]),
         ("sets", " ".join(map(_setting, facts["settings"].items())) or "nothing: you have set all of it"),
         ("threads", f"{ranks[0]['threads']} per rank: {ranks[0]['threads_source']}"),
         *(("warning", text) for text in dict.fromkeys(rank["warning"] for rank in ranks if rank["warning"])),

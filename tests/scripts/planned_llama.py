@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from runner.parallel import Setting, make_trainer
 from runner.parallel.mesh import lay_out
-from runner.parallel.options import degrees_in
+from runner.parallel.options import parallel_options_in
 from runner.parallel.task import Plan, Task
 from runner.training.options import StepOptions, read_step_options, step_parser
 from runner.training.run import Run
@@ -47,7 +47,7 @@ def main(run: Run, argv: list[str]) -> None:
         _train(run, argv)
         return
     for options in argv:
-        layout = lay_out(run.job.topology, degrees_in(options.split(), run.size))
+        layout = lay_out(run.job.topology, parallel_options_in(options.split()).degrees(run.size))
         _train(replace(run, layout=layout), options.split())
 
 

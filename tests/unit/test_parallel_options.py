@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import UsageError
-from runner.parallel.options import SCHEDULES, ParallelOptions, degrees_in
+from runner.parallel.options import SCHEDULES, ParallelOptions, parallel_options_in
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from runner.parallel.options import SCHEDULES, ParallelOptions, degrees_in
     ],
 )
 def test_data_parallelism_takes_the_ranks_that_the_others_leave(arguments: str, degrees: tuple[int, ...]) -> None:
-    assert astuple(degrees_in(arguments.split(), 8)) == degrees
+    assert astuple(parallel_options_in(arguments.split()).degrees(8)) == degrees
 
 
 @given(st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2]), st.integers(1, 48))
@@ -38,10 +38,10 @@ def test_a_product_that_does_not_divide_the_ranks_is_refused_with_numbers_that_d
     if replicate == ranks > 1:
         return
     if ranks % product == 0:
-        assert degrees_in(arguments, ranks).shard == ranks // product
+        assert parallel_options_in(arguments).degrees(ranks).shard == ranks // product
         return
     with pytest.raises(UsageError, match=rf"= {product} does not divide {ranks} ranks") as caught:
-        degrees_in(arguments, ranks)
+        parallel_options_in(arguments).degrees(ranks)
     suggested = [int(word.strip(",")) for word in caught.value.fix.split() if word.strip(",").isdigit()]
     assert suggested
     assert all(number % product == 0 for number in suggested)
@@ -77,14 +77,14 @@ def test_a_product_that_does_not_divide_the_ranks_is_refused_with_numbers_that_d
 )
 def test_what_does_not_go_together_is_refused_in_one_line(arguments: str, told: str) -> None:
     with pytest.raises(UsageError) as caught:
-        degrees_in(arguments.split(), 8)
+        parallel_options_in(arguments.split()).degrees(8)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_has_defaults_that_go_together(schedule: str) -> None:
-    assert degrees_in(["--pp", "4", "--schedule", schedule], 8).pipeline == 4
+    assert parallel_options_in(["--pp", "4", "--schedule", schedule]).degrees(8).pipeline == 4
 
 
 def test_a_strategy_of_another_package_may_shard() -> None:

@@ -9,12 +9,13 @@ from typing import Any
 from runner.comm.backend import Backend, Finding
 from runner.comm.importing import when_imported
 from runner.comm.own_modules import own_modules
+from runner.features import FEATURES, number_of
 from runner.job import Job
 from runner.rendezvous.mpi_library import load_mpi, takes_gpu_memory, threads_may_call
+from runner.torch_build import release_of
 
 _MODULE = "torch.distributed.distributed_c10d"
-_NEEDED = (2, 14)  # the first torch in which Python can subclass c10d's Backend
-_TRIED = (2, 15)  # the newest torch with which the tests have run: a subclass depends on what its C++ asks for
+_TRIED = (2, 15, True)  # the newest torch with which the tests have run: a subclass depends on what its C++ asks for
 
 
 class MPI4Py(Backend):
@@ -26,8 +27,8 @@ class MPI4Py(Backend):
     title = "MPI backend"
 
     def unavailable_reason(self, job: Job) -> str:
-        if _version_of_torch(job) < _NEEDED:
-            return f"it needs torch 2.14 or newer, and this is {job.topology.records[0].torch or 'none'}"
+        if lack := FEATURES[self.name].shortfall(_torch_of(job)):
+            return f"it {lack}"
         if job.endpoint.way != "mpi" and job.size > 1:
             return f"the ranks did not meet by MPI ({job.rendezvous_why}); start them with an mpirun"
         if job.placement.device == "xpu":
@@ -37,9 +38,10 @@ class MPI4Py(Backend):
         return ""
 
     def unproven_reason(self, job: Job) -> str:
-        if _version_of_torch(job) > _TRIED:
-            newest = ".".join(map(str, _TRIED))
-            return f"not tried with torch {job.topology.records[0].torch} (with {newest} it was); take it by --backend mpi4py"
+        if release_of(_torch_of(job)) > _TRIED:
+            return (
+                f"not tried with torch {_torch_of(job)} (with {number_of(_TRIED)} it was); take it by --backend mpi4py"
+            )
         return ""
 
     def remark(self, job: Job) -> str:
@@ -95,6 +97,6 @@ def _rename(names: Any, asked: str, served: str) -> None:
     names.__new__ = renamed
 
 
-def _version_of_torch(job: Job) -> tuple[int, ...]:
-    """Major and minor number; empty where there is no torch."""
-    return tuple(int(part) for part in job.topology.records[0].torch.split(".")[:2] if part.isdecimal())
+def _torch_of(job: Job) -> str:
+    """Its version, the same on all ranks; "" where there is none."""
+    return job.topology.records[0].torch

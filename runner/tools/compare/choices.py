@@ -12,7 +12,7 @@ from runner.comm.table import backends
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
 from runner.parallel.mesh import Degrees, Layout, lay_out
-from runner.parallel.options import ParallelOptions, degrees_in, strategy_names
+from runner.parallel.options import ParallelOptions, parallel_options_in, strategy_names
 
 _MEASURED = [backend for backend in backends().values() if backend.is_measured]
 BACKENDS = [backend.name for backend in _MEASURED if backend.is_process_group]
@@ -137,7 +137,7 @@ def _choice(job: Job, text: str, arguments: Sequence[str]) -> Choice:
         if kind == BARE and flags:
             raise UsageError(f"DDP by hand takes no {' '.join(flags)}", fix="leave it out, or take ddp")
         strategy = [] if kind == BARE else [f"--strategy={kind}"]
-        layout = lay_out(job.topology, degrees_in([*arguments, *strategy, *flags], job.size))
+        layout = lay_out(job.topology, parallel_options_in([*arguments, *strategy, *flags]).degrees(job.size))
     if flags or kind not in (BARE, ParallelOptions.strategy):
         flags = [*strategy, *flags]
     name = ":".join(filter(None, (how, backend)))
