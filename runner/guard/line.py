@@ -65,6 +65,11 @@ class Line:
         """The ranks whose guards have joined and not left, as far as this one knows: the middle knows all others."""
         return {self._address.rank, *(list(self._middle.last_received) if self._middle else ())}
 
+    def silent(self) -> set[int]:
+        """On rank 0: those from which it has not heard for two signs of life, as if their hosts cannot be reached."""
+        heard = dict(self._middle.last_received) if self._middle else {}
+        return {rank for rank, at in heard.items() if time.monotonic() - at > 2 * _BEAT}
+
     def received(self) -> list[tuple[int, Message]]:
         """The messages that have arrived, each after the rank that told it, or that is gone."""
         found = []

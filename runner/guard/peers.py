@@ -36,6 +36,11 @@ class Peers:
         return self._line.present if self._line else set()
 
     @property
+    def silent(self) -> set[int]:
+        """On rank 0: the ranks from whose guards it has not heard for a while."""
+        return self._line.silent() if self._line else set()
+
+    @property
     def others_present(self) -> set[int]:
         """The same without this one."""
         return self.present - {self._rank}

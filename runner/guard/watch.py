@@ -368,6 +368,8 @@ class Guard:
             if not self._peers.is_middle:
                 self._peers.tell(reason)
         self._note_busy(self._words.rank, is_busy=self._patience.is_busy and not self._hang.is_own)
+        for rank in self._busy & self._peers.silent:  # what it does is not known any more
+            self._note_busy(rank, is_busy=False)
         self._look_for_a_hang()
         self._look_for_a_slow_start()
         if worker.has_started and not has_met and self._words.size > 1:

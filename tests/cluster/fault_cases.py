@@ -364,8 +364,7 @@ CASES = (
         number=21,
         title="a host's link goes down",
         strike=cut_off,
-        # Long after the first step, in which a rank of a busy machine may have told that others are to wait for it.
-        options=("--at", "500"),
+        options=("--at", "1", "--late", "4000"),  # just after it has told that the others are to wait for it
         codes=(70,),
         says=r"no progress for 3 s, after step \d+: rank 1 on host node2 has not answered; rank 0 waiting in",
         within=120,  # the host that is cut off ends its own ranks after 30 s, and Slurm waits for its daemon there
