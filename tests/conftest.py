@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from importlib.metadata import version
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from runner.features import FEATURES, Feature
 from runner.resources import resources
+from runner.torch_build import torch_build
 from tests.cluster.virtual import missing
 from tests.launching import ROOT
 
@@ -60,13 +62,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     )
     narrowed = ("file_or_dir", "lf", "ignore", "ignore_glob", "deselect")
     _mark_fast(items, everything=not any(config.getoption(option, None) for option in narrowed))
-    needs = {
+    if unknown := {key for item in items for marker in item.iter_markers("needs") for key in marker.args} - set(
+        FEATURES
+    ):
+        raise pytest.UsageError(f"needs({', '.join(map(repr, unknown))}): runner/features.py has no such feature")
+    parts = {
         "the virtual cluster": (lambda item: item.path.parent.name == "cluster", missing(slurm=True) or _missing_mpi()),
         "Horovod": (lambda item: item.path.stem == "test_horovod", _missing_horovod()),
-        "the backend mpi4py": (lambda item: item.get_closest_marker("mpi4py"), _missing_backend()),
+        **{feature.name: (partial(_needs, key), _missing_in_torch(feature)) for key, feature in FEATURES.items()},
         _OF_GPUS: (lambda item: item.path.parent.name == "gpu", "" if resources(os.environ).gpus else "there is none"),
     }
-    for what, (belongs, reason) in needs.items():
+    for what, (belongs, reason) in parts.items():
         without = [item for item in items if reason and belongs(item)]
         if without:
             items[:] = [item for item in items if item not in without]
@@ -155,9 +161,13 @@ def _missing_horovod() -> str:
     return "" if find_spec("horovod") else "it is not installed: make horovod"
 
 
-def _missing_backend() -> str:
-    here = version("torch")
-    return "" if tuple(map(int, here.split(".")[:2])) >= (2, 14) else f"torch {here} is older than 2.14"
+def _needs(key: str, item: pytest.Item) -> bool:
+    """Whether one of a test's markers ``needs`` names this feature of torch."""
+    return any(key in marker.args for marker in item.iter_markers("needs"))
+
+
+def _missing_in_torch(feature: Feature) -> str:
+    return feature.shortfall(torch_build().version).replace("needs", "it needs", 1)
 
 
 def _missing_mpi() -> str:

@@ -20,7 +20,7 @@ from tests.terminal import on_terminal
 from tests.turns import Turns
 
 
-@pytest.mark.mpi4py
+@pytest.mark.needs("mpi4py")
 def test_all_operations_by_all_backends(tmp_path: Path) -> None:
     options = ["--min", "4K", "--max", "64K", "--factor", "16", "--rounds", "1"]
     files = ["--json", str(tmp_path / "times.jsonl"), "--plot", str(tmp_path / "times.svg")]
@@ -55,7 +55,7 @@ def test_all_operations_by_all_backends(tmp_path: Path) -> None:
     assert re.search(r"size +count +backend +time +mean +fastest to +algbw +busbw +gloo +#wrong +overlap", done.stdout)
 
 
-@pytest.mark.mpi4py
+@pytest.mark.needs("mpi4py")
 def test_a_narrow_terminal_gets_fewer_columns() -> None:
     options = ["--backend", "gloo,mpi4py", "--min", "16M", "--rounds", "1", "--overlap"]
     seen = on_terminal(72, mpirun_path(), "-np", "2", *RUNNER, "bench", *options)

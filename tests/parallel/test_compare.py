@@ -17,7 +17,7 @@ RESNET = ["--model", "resnet18", "--image-size", "32", "--batch-size", "2"]
 PARAMETERS = 8 * (16 * 64 + 64 + 64 * 16 + 16 + 16 * 8 + 8 + 8 * 2 + 2)  # bytes of divisible.py's model, in float64
 
 
-@pytest.mark.mpi4py
+@pytest.mark.needs("mpi4py")
 def test_engines_train_the_same_model(tmp_path: Path) -> None:
     options = ["--dtype", "float64", "--json", "found.json", "--plot", "found.png"]
     done = ok(runner(2, "compare", *SMALL, *options, "--engines", "ddp:gloo,ddp:mpi4py,bare", cwd=tmp_path))
@@ -62,7 +62,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.mpi4py
+@pytest.mark.needs("mpi4py")
 def test_layouts_train_the_same_model(tmp_path: Path) -> None:
     options = ["--steps", "4", "--rounds", "1", "--dtype", "float64", "--batch-size", "8", "--scale-lr"]
     files = ["--json", str(tmp_path / "found.json"), "--plot", str(tmp_path / "found.png")]
@@ -147,7 +147,7 @@ def test_resnet_follows_the_protocol(tmp_path: Path) -> None:
     assert total == pytest.approx(2 * each, rel=0.5)  # of two ranks that run side by side
 
 
-@pytest.mark.mpi4py
+@pytest.mark.needs("mpi4py")
 def test_resnet_can_be_compared(tmp_path: Path) -> None:
     options = ["--steps", "2", "--rounds", "1", "--engines", "ddp:mpi4py"]
     done = ok(runner(2, "compare", "workloads.resnet", *RESNET, *options, cwd=tmp_path))

@@ -14,7 +14,7 @@ from tests.conformance.page import complaints, page, summary
 from tests.launching import ROOT
 from tests.launching import run as run_command
 
-pytestmark = pytest.mark.mpi4py
+pytestmark = pytest.mark.needs("mpi4py")
 
 QUICK = (
     *("test_get_rank", "test_broadcast", "test_all_reduce_sum", "test_all_gather", "test_barrier_timeout_full_group"),

@@ -42,7 +42,7 @@ def facts(ranks: int, *options: str, **environment: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.mpi4py
+@pytest.mark.needs("mpi4py")
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_under_mpirun(ranks: int) -> None:
     found = facts(ranks)
@@ -95,7 +95,7 @@ def test_a_workload_gets_what_explain_shows() -> None:
     assert sorted(seen) == [f"{rank} {expected}" for rank in range(2)]
 
 
-@pytest.mark.mpi4py
+@pytest.mark.needs("mpi4py")
 def test_by_the_users_endpoint() -> None:
     port = free_port()
     found = facts(2, MASTER_ADDR="localhost", MASTER_PORT=str(port))

@@ -64,7 +64,7 @@ def test_an_exit_code_on_one_rank_ends_the_job_while_others_wait_in_mpi(code: in
     assert done.returncode == code
 
 
-@pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi4py", marks=pytest.mark.mpi4py)])
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi4py", marks=pytest.mark.needs("mpi4py"))])
 def test_a_hang_shows_which_rank_is_missing_from_which_collective(backend: str) -> None:
     job = ["faulty", "--fault", "sleep", "--save-every", "0"]
     done = runner(3, "--hang-timeout", "2", "--backend", backend, *job, cwd=SCRIPTS)

@@ -10,7 +10,7 @@ import pytest
 from tests.launching import SCRIPTS, mpirun, mpirun_path, ok, own_lines, run, runner
 from tests.results import refused
 
-pytestmark = pytest.mark.mpi4py
+pytestmark = pytest.mark.needs("mpi4py")
 
 EVERYTHING = str(SCRIPTS / "every_operation.py")
 

@@ -189,7 +189,7 @@ def test_a_program_may_have_a_package_of_this_ones_name(projects: Path) -> None:
     assert lines(run(*RUNNER, "package/train.py", cwd=projects)) == ["fork [3]", "spawn [3]"]
 
 
-@pytest.mark.mpi4py
+@pytest.mark.needs("mpi4py")
 def test_a_program_may_have_a_module_of_this_ones_name(projects: Path) -> None:
     assert lines(runner(2, "module/train.py", cwd=projects)) == ["2.0 runner True"] * 2
 
