@@ -107,7 +107,7 @@ def broadcast(tensors: Iterable[Tensor], device: torch.device, group: dist.Proce
     for bucket in _buckets(tensor.detach() for tensor in tensors if tensor.numel()):
         pieces = [tensor.reshape(-1).view(torch.uint8).to(device) for tensor in bucket]
         whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        dist.broadcast(whole, group=group, group_src=0)
+        dist.broadcast(whole, 0 if group is None else dist.get_global_rank(group, 0), group)
         if is_source:
             continue
         for tensor, piece in zip(bucket, torch.split(whole, [piece.numel() for piece in pieces]), strict=True):

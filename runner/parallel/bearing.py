@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from runner.errors import UsageError, is_echo, raised_on_all_ranks
 from runner.parallel.state import whole_of
+from runner.torch_api import ALL_HAVE_IT
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -176,7 +177,7 @@ def _stepped(factory: Any, kinds: Sequence[Kind], mesh: DeviceMesh | None) -> li
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
         placements = [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
-        return distribute_tensor(whole.to(mesh.device_type), mesh, placements, src_data_rank=None)
+        return distribute_tensor(whole.to(mesh.device_type), mesh, placements, **ALL_HAVE_IT)
 
     own = [nn.Parameter(part(kind, 0)) for kind in kinds]
     optimizer = factory(iter(own))

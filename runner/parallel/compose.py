@@ -33,6 +33,7 @@ from runner.parallel.streams import Streams, draws
 from runner.parallel.task import Task, fill
 from runner.parallel.tied import shared_parameters, tie_divided
 from runner.parallel.trainer import Trainer
+from runner.torch_api import ALL_HAVE_IT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -205,9 +206,7 @@ def _divide_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], settin
         from torch.distributed.tensor.parallel import parallelize_module
 
         shared = shared_parameters(model)
-        parallelize_module(
-            model, setting.mesh["tensor"], {**styles}, src_data_rank=None
-        )  # all ranks have the same weights
+        parallelize_module(model, setting.mesh["tensor"], {**styles}, **ALL_HAVE_IT)
         tie_divided(shared)
 
 

@@ -18,6 +18,7 @@ from runner.parallel.layers import prepare
 from runner.parallel.mesh import degree
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
+from runner.torch_api import ARE_EQUAL
 
 _NAMED = 8  # parameters in a message
 
@@ -42,13 +43,12 @@ def ddp(task: Task, setting: Setting) -> Trainer:
 def wrap(model: nn.Module, task: Task, setting: Setting) -> tuple[DistributedDataParallel, Callable[[], None]]:
     """DDP around a model, which compresses the gradients as the options say; and a check that it has exchanged all of them."""
     group = setting.mesh.get_group("data")
-    # The ranks' models are equal by now: init_sync would send rank 0's once more.
     with borne_by(f"--strategy {setting.options.strategy}"):
         wrapped = DistributedDataParallel(
             model,
             process_group=group,
             gradient_as_bucket_view=True,
-            init_sync=False,
+            **ARE_EQUAL,
             find_unused_parameters=task.find_unused_parameters,
         )
     if setting.options.comm_hook != "none":

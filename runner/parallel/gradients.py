@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from runner.parallel.state import part_of, whole_of
+from runner.torch_api import clip, total_norm
 
 
 @torch.no_grad()
@@ -36,14 +37,14 @@ def clip_gradients(
             by_mesh[getattr(parameter.grad, "device_mesh", None)].append(parameter)
     elsewhere = {id(copy) for copy in copies}
     counted = [[_gradient(one) for one in group if id(one) not in elsewhere] for group in by_mesh.values()]
-    norms = [whole_of(nn.utils.get_total_norm(gradients)) for gradients in counted if gradients]
+    norms = [whole_of(total_norm(gradients)) for gradients in counted if gradients]
     nothing = torch.zeros((), dtype=parameters[0].dtype, device=parameters[0].device)  # a stage's that trains nothing
     square = torch.stack(norms).square().sum() if norms else nothing
     if pipeline is not None:
         dist.all_reduce(square, group=pipeline)
     norm = square.sqrt()
     for group in by_mesh.values():
-        nn.utils.clip_grads_with_norm_(group, limit, norm)
+        clip(group, limit, norm)
     return norm
 
 

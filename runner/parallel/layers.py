@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 from runner.parallel.options import ParallelOptions
 from runner.parallel.streams import Streams
@@ -43,6 +43,8 @@ def _recompute(module: nn.Module, streams: Streams | None, *, selective: bool) -
     """
     options: dict[str, Any] = {}
     if selective:
+        from torch.utils.checkpoint import create_selective_checkpoint_contexts  # torch 2.5
+
         contexts: Callable[..., Any] = create_selective_checkpoint_contexts
         options["context_fn"] = lambda: contexts(_keep_products())
     forward = module.forward
@@ -62,12 +64,14 @@ def _recompute(module: nn.Module, streams: Streams | None, *, selective: bool) -
     module.forward = again
 
 
-def _keep_products() -> Callable[..., CheckpointPolicy]:
+def _keep_products() -> Callable[..., Any]:
     """The policy of one call of a module: keep attention's results, convolutions', and those of every second linear layer.
 
     That is torchtitan's choice (its ``activation_checkpoint.py``). To keep those of all takes 18 GiB more for Llama 3.1 8B
     with 16,384 tokens in bf16 (by ``plan``).
     """
+    from torch.utils.checkpoint import CheckpointPolicy
+
     seen: Counter[bool] = Counter()  # linear layers, in the forward pass and as they are computed again
 
     def policy(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:

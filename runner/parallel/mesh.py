@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.rendezvous.topology import Topology
+from runner.torch_api import in_order
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -210,7 +211,7 @@ def _group_of(groups: list[list[int]], backend: str | None) -> ProcessGroup:
     """Make process groups whose ranks are in this order; returns this rank's. Collective."""
     import torch.distributed as dist
 
-    made: list[Any] = [dist.new_group(ranks, backend=backend, sort_ranks=False) for ranks in groups]
+    made: list[Any] = [dist.new_group(ranks, backend=backend, **in_order(ranks)) for ranks in groups]
     own: ProcessGroup = next(group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
     return own
 

@@ -26,6 +26,7 @@ from runner.parallel.state import State, merged, restricted, whole_of
 from runner.parallel.task import Task, parts_of, to_device
 from runner.parallel.tied import NOT_ALIKE, Tied, division, untie
 from runner.parallel.trainer import Trainer
+from runner.torch_api import NO_OUTPUTS
 
 # How the cost of layers is measured: on so many samples, at least so often, and until so many seconds have passed.
 _SAMPLES, _ROUNDS, _MEASURING = 2, 3, 0.2
@@ -116,7 +117,7 @@ class PipelineTrainer(DividedTrainer):
                 *([inputs] if 0 in self._stages else []),
                 target=targets if last in self._stages else None,
                 losses=losses if last in self._stages else None,
-                return_outputs=False,
+                **NO_OUTPUTS,
             )
         mean = torch.zeros((), dtype=torch.float64, device=self._home)
         if losses:

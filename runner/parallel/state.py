@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from runner.errors import raised_on_all_ranks
 from runner.parallel.plain import decode, encode
+from runner.torch_api import ALL_HAVE_IT
 
 NO_COPIES: Mapping[str, str] = {}
 _OTHER = "of the optimizer: "  # begins the name of an entry that is not a parameter's
@@ -186,7 +187,7 @@ def copy_part(whole: Tensor, part: Tensor) -> None:
         from torch.distributed.tensor import DTensor, distribute_tensor  # imports sympy, which takes a second
 
         assert isinstance(part, DTensor)
-        whole = distribute_tensor(whole, part.device_mesh, part.placements, src_data_rank=None)
+        whole = distribute_tensor(whole, part.device_mesh, part.placements, **ALL_HAVE_IT)
     part.copy_(whole)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from runner.errors import raised_on_all_ranks
 from runner.parallel.task import form_of, parts_of, to_device
 from runner.parallel.trainer import Trainer
+from runner.torch_api import not_compiled
 from runner.training.batches import evaluation_batches, evaluation_loader, length_of
 from runner.training.options import TrainingOptions
 from runner.training.random_numbers import own_random_numbers
@@ -134,7 +135,7 @@ def _evaluated(model: nn.Module) -> Iterator[None]:
     is_compiled = "torch._dynamo" in sys.modules  # whose import takes a second
     model.eval()
     try:
-        with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
+        with not_compiled() if is_compiled else nullcontext():
             yield
     finally:
         for module, name, buffer, before in buffers:

@@ -13,6 +13,7 @@ from runner.comm.gpu import is_gpu
 from runner.comm.timing import synchronize
 from runner.environment import set_missing
 from runner.errors import UsageError, raised_on_all_ranks
+from runner.torch_api import ALL_THREADS
 from runner.training.options import TrainingOptions
 from runner.training.output import kept_names
 from runner.training.profile_shares import STEP, Shares, read_shares
@@ -51,7 +52,7 @@ class _Recorder:
         self._run, self._folder, self._chosen, self._leave_out = run, folder, chosen, leave_out
         self._number = 0  # of the step, of this run
         # Of all threads, as what a backend does may begin in one thread and end in another.
-        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        config = torch._C._profiler._ExperimentalConfig(**ALL_THREADS)
         self._profiler = torch.profiler.profile(activities=_activities(run.device), experimental_config=config)
 
     def __call__(self, steps: Iterable[int]) -> Iterator[int]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -17,6 +16,11 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 from torch.utils.data import TensorDataset
+
+try:
+    from torch.distributed.tensor import Replicate, Shard
+except ImportError:  # torch 2.4
+    from torch.distributed._tensor import Replicate, Shard
 
 from runner.parallel import Setting, make_trainer
 from runner.parallel.mesh import Layout

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from runner.tools.plan.traffic import all_gather, all_reduce, all_to_all, reduce_scatter
+from runner.torch_api import not_compiled
 
 
 def _along(number: float, ranks: int) -> float:
@@ -67,7 +68,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 @contextmanager
 def counted() -> Iterator[Counter]:
     """Count what is sent; compiled parts of a model run as they are written."""
-    with torch.compiler.set_stance("force_eager"), Counter() as counter:
+    with not_compiled(), Counter() as counter:
         yield counter
 
 

@@ -36,6 +36,7 @@ from runner.parallel.stages import part_of, segments
 from runner.parallel.task import Task, parts_of, to_device
 from runner.tools.plan.as_on_gpu import as_on_gpu
 from runner.tools.plan.traffic import all_gather, all_reduce, all_to_all, reduce_scatter
+from runner.torch_api import ALL_HAVE_IT
 
 _COLLECTIVES = {
     "all_reduce": all_reduce,
@@ -201,7 +202,7 @@ class Tracer:
                 mesh = DeviceMesh("cpu", list(range(options.tp)), mesh_dim_names=("tensor",))
                 styles = self.task.plan.styles(model, sequence=options.sequence_parallel)
                 with mode:
-                    parallelize_module(model, mesh, styles, src_data_rank=None)
+                    parallelize_module(model, mesh, styles, **ALL_HAVE_IT)
             trained: list[Any] = [parameter for parameter in model.parameters() if parameter.requires_grad]
             for parameter in trained:  # gradients are no activations
                 parameter.register_post_accumulate_grad_hook(_drop_gradient)
