@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 
 from runner.errors import UsageError
 from runner.parallel.state import State, state_by_name
-from runner.training.checkpoint_folder import INSTEAD, Position, Saved, damaged
+from runner.training.checkpoint_folder import Position, Saved
+from runner.training.damage import INSTEAD, damaged
 
 NAME = "checkpoint.pt"
 

@@ -4,8 +4,8 @@
         model-00001-of-00001.safetensors     tensors; if they are sharded, one file per rank: shard-00001-model-…
         checkpoint.json                      position of the training, its settings, sizes and SHA-256 sums of the files
 
-torch.distributed.checkpoint writes and reads shards, for any number of ranks. The runner reads and writes whole tensors
-itself, because importing torch's module also imports DTensor and sympy: 0.8 s at every start of a job that needs neither.
+torch.distributed.checkpoint decides which parts a rank writes and reads (``shard_storage``), for any number of ranks. It is
+not imported for whole tensors, because it also imports DTensor and sympy: 0.8 s at every start of a job that needs neither.
 
 Nothing is pickled, so reading a checkpoint runs no code from it. A folder is written under another name and renamed once it is
 on the disk, so a folder named ``step-N`` that has its ``checkpoint.json`` is complete.
@@ -26,18 +26,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from runner.errors import UsageError
+from runner.errors import UsageError, raised_on_all_ranks
+from runner.training import shards
+from runner.training.damage import INSTEAD, DamagedError, damaged
 
 SEAL = "checkpoint.json"
 _FORMAT = 2  # 1 was a single file, see checkpoint_file.py
-_WHOLE = "model-00001-of-00001.safetensors"
 _PIECE = 1 << 22
 _NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.ENOSYS)
 
-Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 Sums = dict[str, list[Any]]  # per file: its size in bytes and its SHA-256 sum
 
 
@@ -96,19 +95,18 @@ def write_whole(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
     Raises:
         OSError: they cannot be written.
+        UsageError: safetensors has no such type.
     """
-    _write(_separate(tensors), folder / _WHOLE, {"format": "pt"})
+    shards.write(folder / shards.WHOLE, tensors)
 
 
 def read_whole(folder: Path) -> dict[str, Tensor]:
-    """All tensors, in host memory, also if several ranks wrote them. Called on one rank."""
-    if (folder / _WHOLE).is_file():
-        from safetensors.torch import load_file
+    """All tensors, in host memory, also if several ranks wrote them. Called on one rank.
 
-        return load_file(folder / _WHOLE)
-    tensors = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes_of_shards(folder).items()}
-    _read(folder, tensors, no_dist=True)
-    return tensors
+    Raises:
+        UsageError: a part is missing, or this torch lacks a type.
+    """
+    return shards.read_whole(folder)
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: Any = None) -> None:
@@ -116,36 +114,48 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: Any = None)
 
     Raises:
         OSError: a rank cannot write.
+        UsageError: safetensors has no such type.
     """
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    from runner.training.shard_writer import ShardWriter
+    from runner.training.shard_storage import ShardStorage
 
     with _by_torch():
-        save(_separate(tensors), storage_writer=ShardWriter(folder, _write), process_group=group)
+        save(dict(tensors), storage_writer=ShardStorage(folder, {}), process_group=group)
 
 
+@raised_on_all_ranks()
 def read_shards(folder: Path, into: dict[str, Tensor]) -> None:
-    """Fill this rank's parts of the tensors, also if they were sharded differently. Collective."""
-    _read(folder, into, no_dist=False)
+    """Fill this rank's parts of the tensors, also if they were sharded differently. Collective.
+
+    Raises:
+        UsageError: a part is missing, or this torch lacks a type.
+    """
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    from runner.training.shard_storage import ShardStorage
+
+    with _by_torch():
+        load(into, storage_reader=ShardStorage(folder, into))
 
 
 def shards_of(folder: Path, rank: int) -> list[Path]:
     """The files that a rank has written."""
-    return sorted(folder.glob(f"shard-{rank + 1:05d}-*"))
+    return [path for path in [shards.path_of(folder, rank)] if path.is_file()]
 
 
 def is_sharded(folder: Path) -> bool:
     """Whether the checkpoint was written in parts, one per rank."""
-    return folder.is_dir() and not (folder / _WHOLE).is_file()
+    return folder.is_dir() and not (folder / shards.WHOLE).is_file()
 
 
-def shapes_of_shards(folder: Path) -> Shapes:
-    """The tensors of a sharded checkpoint, by name: the full shape and the dtype of each."""
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+def shapes_of_shards(folder: Path) -> shards.Shapes:
+    """The tensors of a sharded checkpoint, by name: the full shape and the dtype of each.
 
-    found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    return {name: (tuple(entry.size), entry.properties.dtype) for name, entry in found.items()}  # type: ignore[union-attr]  # safetensors holds tensors only
+    Raises:
+        UsageError: a part is missing, or this torch lacks a type.
+    """
+    return shards.shapes_in(folder)
 
 
 def sums_of(paths: Iterable[Path]) -> Sums:
@@ -248,63 +258,13 @@ def check_files(folder: Path, sums: Sums) -> None:
             raise damaged(folder, f"the checksum of {name} is wrong")
 
 
-INSTEAD = "take the newest that is intact by --resume auto, name another by --resume CHECKPOINT, or train anew without --resume"
-
-
-class DamagedError(UsageError):
-    """A checkpoint is not as it was written."""
-
-
-def damaged(path: Path, reason: str) -> DamagedError:
-    """The error for a checkpoint that cannot be used."""
-    return DamagedError(f"{path} is damaged, or no checkpoint ({' '.join(reason.split())[:120]})", fix=INSTEAD)
-
-
-def _write(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file  # which copies nothing, unlike save()
-
-    try:
-        save_file(tensors, path, metadata)
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))  # the system's error is in the text alone
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Tensors as safetensors takes them: contiguous, and no two in one storage, as tied weights are."""
-    storages = set()
-    separate: dict[str, Any] = {}
-    for name, tensor in tensors.items():
-        whole = tensor.contiguous()
-        part: Any = whole.to_local() if hasattr(whole, "to_local") else whole
-        if part.numel():
-            storage = part.device, part.untyped_storage().data_ptr()
-            whole = whole.clone() if storage in storages else whole
-            storages.add(storage)
-        separate[name] = whole
-    return separate
-
-
-def _read(folder: Path, into: dict[str, Tensor], *, no_dist: bool) -> None:
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    with _by_torch():
-        load(into, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=no_dist)
-
-
 @contextmanager
 def _by_torch() -> Iterator[None]:
     """Call torch.distributed.checkpoint: silence its warning about a single rank, and unwrap its errors."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)")
         try:
             yield
         except CheckpointException as error:

@@ -14,9 +14,11 @@ from runner.errors import UsageError
 from runner.parallel.state import State, copy_part, room_for
 from runner.parallel.trainer import Trainer
 from runner.training import checkpoint_file, checkpoint_folder, resume
-from runner.training.checkpoint_folder import SEAL, DamagedError, Saved, Shapes, Sums
+from runner.training.checkpoint_folder import SEAL, Saved, Sums
 from runner.training.checkpoint_options import AUTO, CheckpointOptions
+from runner.training.damage import INSTEAD, DamagedError
 from runner.training.run import Run
+from runner.training.shards import Shapes
 
 
 def restore(
@@ -63,7 +65,7 @@ def _load(
         try:
             run.agree(_problem_of(path, {name: sums[name] for name in names}), DamagedError)
         except DamagedError as error:
-            error.fix = checkpoint_folder.INSTEAD
+            error.fix = INSTEAD
             raise
     shapes = run.on_main(lambda: _shapes_of(saved, sums, whole, here, run.workload))
     own = trainer.state().groups
@@ -158,10 +160,7 @@ def _shapes_of(
 ) -> Shapes:
     """The shapes of a checkpoint's tensors, which fit the model. Called on rank 0, when the files are known to be intact."""
     if sums:
-        try:
-            shapes = checkpoint_folder.shapes_of_shards(saved.path)
-        except Exception as error:  # the reader may raise anything for a file that does not belong there
-            raise checkpoint_folder.damaged(saved.path, str(error)) from None
+        shapes = checkpoint_folder.shapes_of_shards(saved.path)
     else:
         shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in whole.items()}
     resume.check_model(saved, shapes, workload, here)

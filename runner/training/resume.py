@@ -10,9 +10,10 @@ from torch.optim import Optimizer
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel.task import Task
 from runner.training.batches import length_of
-from runner.training.checkpoint_folder import Saved, Shapes
+from runner.training.checkpoint_folder import Saved
 from runner.training.options import TrainingOptions
 from runner.training.run import Run
+from runner.training.shards import Shapes
 
 _PLAIN = (bool, int, float, str, type(None))
 _LR = ("lr", "initial_lr")  # torch's schedules start from the second
