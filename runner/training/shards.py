@@ -152,9 +152,11 @@ def parts_in(folder: Path) -> dict[str, list[Part]]:
                 found = file.get_slice(name)
                 shape = tuple(found.get_shape())
                 offsets = tuple(where[name][_OFFSETS]) if where else (0,) * len(shape)
+                if len(offsets) != len(shape):
+                    raise ValueError(f"{name} of shape {shape} is at {offsets}")
                 parts[name].append(Part(path, name, offsets, shape, _type_of(found.get_dtype(), name, path)))
     for name, own in parts.items():
-        if len({(len(part.offsets), len(part.shape), part.dtype) for part in own}) > 1 or not _fill(own):
+        if len({(len(part.shape), part.dtype) for part in own}) > 1 or not _fill(own):
             raise damaged(folder, f"the parts of {name} are not the whole of it")
     return dict(parts)
 

@@ -1,0 +1,50 @@
+"""Checkpoints in parts: every layout reads what every other has written, of any torch; and what is missing is told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from runner.training import checkpoint_folder
+from tests.launching import ROOT, ok
+from tests.scripts import exact
+from tests.turns import Turns, turns_fixture
+
+OLD = ROOT / "tests" / "data" / "checkpoints"
+
+turns = turns_fixture("module")
+
+
+def test_every_layout_reads_what_every_other_has_written(turns: Turns, tmp_path: Path) -> None:
+    """With empty tensors, ranks without a part, tied weights, parts with gaps, scalars."""
+    ok(turns(4, "parts", str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [("lost", r"of odd there is \(6, 6\), and not \(7, 6\)"), ("torn", r"the parts of \w+ are not the whole of it")],
+)
+def test_a_part_that_is_missing_is_told(what: str, told: str, turns: Turns, tmp_path: Path) -> None:
+    """And never read as what happens to be in memory."""
+    done = ok(turns(4, "parts", str(tmp_path), what))
+    assert re.fullmatch(rf" is damaged, or no checkpoint \({told}\)\n", done.stdout)
+
+
+def test_all_ranks_are_told_why_one_cannot_write(turns: Turns, tmp_path: Path) -> None:
+    ok(turns(4, "parts", str(tmp_path), "forbidden"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "written"), [("zero1", "torch-2.9.1-fsdp"), ("fsdp", "torch-2.4.1-zero1"), ("fsdp", "torch-2.9.1-ddp")]
+)
+def test_a_checkpoint_of_another_torch_is_gone_on_from(
+    strategy: str, written: str, turns: Turns, tmp_path: Path
+) -> None:
+    options = ["--resume", str(OLD / written), "--strategy", strategy, "--max-steps", "4"]
+    done = ok(turns(2, "exact", "--checkpoint-dir", str(tmp_path), *options))
+    assert f"going on from {OLD / written}, step 2" in done.stdout
+    found = checkpoint_folder.read_whole(tmp_path / "step-4")
+    torch.testing.assert_close(found, exact.tensors_after(4), rtol=0, atol=0)
