@@ -5,7 +5,7 @@
     mpirun -np 4 python -m runner workloads.mnist --strategy fsdp
     mpirun -np 4 python -m runner workloads.mnist --resume
 
-Without MNIST on disk or a network it trains on the 1,797 digits that come with scikit-learn.
+Without MNIST on disk or a network it trains on the 1,797 digits that come with this package.
 """
 
 from __future__ import annotations

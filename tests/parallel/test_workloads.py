@@ -49,7 +49,7 @@ def test_without_mnist_or_network_the_digits_are_taken_and_it_is_said(turns: Tur
         line for line in done.stdout.splitlines() if line.startswith("MNIST is not in data and cannot be downloaded")
     ]
     assert len(lines) == 1
-    assert "training on scikit-learn's 1,797 digits" in lines[0]
+    assert "training on the package's own 1,797 digits" in lines[0]
 
 
 def write_mnist(folder: Path) -> None:
