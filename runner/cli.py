@@ -14,6 +14,7 @@ from runner.comm.table import installed_packages
 from runner.dispatch import dispatch
 from runner.early_signals import EARLY
 from runner.errors import Policy, RunnerError, UsageError, raised_on_all_ranks
+from runner.extras import OF_WORKLOADS, require
 from runner.features import RUNNER, need
 from runner.guard.board import Board
 from runner.guard.nursery import Lifeline
@@ -35,7 +36,7 @@ from runner.rendezvous.rendezvous import Rendezvous, choose_way, rendezvous
 from runner.rendezvous.topology import Topology
 from runner.resources import as_record, of_record, resources
 from runner.streams import replace_characters
-from runner.target import EXECUTABLE, Target, find_target
+from runner.target import EXECUTABLE, WORKLOAD, Target, find_target
 from runner.tools import examines, shows_training, tool_names, works_alone
 
 
@@ -43,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; ends the process with the exit code that the README documents."""
     replace_characters()
     try:
+        require("psutil")
         request = parse(sys.argv[1:] if argv is None else argv, tool_names())
         context = detect(os.environ, SINGLE.name if works_alone(request.tool) else request.launcher)
         refuse_misfit(context)
@@ -99,6 +101,8 @@ def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple
         refuse_idle_options(request, target)
         if target.kind != EXECUTABLE and not works_alone(request.tool) and not examines(request.tool):
             need(RUNNER)
+        if target.kind == WORKLOAD:
+            require(*OF_WORKLOADS)
     except UsageError as error:
         problem = error
     asks_for_gpus = request.device != "cpu" or examines(request.tool)

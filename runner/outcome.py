@@ -15,6 +15,7 @@ from typing import NoReturn
 import runner.dispatch
 import runner.program
 from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError, is_echo
+from runner.extras import missing_here
 from runner.guard.advice import EVERY_STEP, after_error
 from runner.guard.launcher import launcher_of
 from runner.guard.line import Address
@@ -94,6 +95,7 @@ def outcome_of(error: BaseException, context: LaunchContext, job: Job | None) ->
         return Outcome(code=code, is_collective=code == EXIT_OK, is_bounded=False)
     if isinstance(error, KeyboardInterrupt):
         return Outcome(code=_INTERRUPTED, is_collective=False)
+    error = missing_here(error) or error
     if isinstance(error, RunnerError):
         is_one_ranks = not error.on_all_ranks and context.size.value > 1
         _say_once(error, context.rank.value == 0, f"{context.label}: " if is_one_ranks else "")

@@ -166,10 +166,10 @@ BASE_PYTHON = os.path.realpath(sys.executable)  # the interpreter to which the v
 
 
 def packages_without(missing: str, links: Path) -> str:
-    """A PYTHONPATH with all installed packages but one, for the interpreter below the virtual environment."""
+    """A PYTHONPATH with all installed packages but those named, for the interpreter below the virtual environment."""
     links.mkdir(exist_ok=True)
     for folder in (entry for entry in sys.path if entry.endswith("site-packages")):
         for package in Path(folder).iterdir():
-            if not package.name.startswith((missing, "__editable__")) and not (links / package.name).exists():
+            if not package.name.startswith((*missing.split(), "__editable__")) and not (links / package.name).exists():
                 (links / package.name).symlink_to(package)
     return os.pathsep.join([str(links), str(ROOT)])

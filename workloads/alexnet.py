@@ -11,7 +11,6 @@ default of 64, nearly the smallest that it takes, trains on CPUs.
 from __future__ import annotations
 
 import torch
-import torchvision
 from torch import nn
 
 from runner.errors import UsageError, raised_on_all_ranks
@@ -37,9 +36,10 @@ def main(run: Run, argv: list[str]) -> None:
     group.add_argument("--momentum", type=float, default=0.9, help="of SGD (default: %(default)s)")
     options, given = read_options(run, parser, argv)
     _check(given.image_size, given.dropout)
+    models = run.load("torchvision").models
     torch.manual_seed(options.seed)
     enlarged = nn.Upsample(size=(given.image_size, given.image_size), mode="bilinear")
-    model = chained(torchvision.models.alexnet(num_classes=10, dropout=given.dropout), enlarged=enlarged)
+    model = chained(models.alexnet(num_classes=10, dropout=given.dropout), enlarged=enlarged)
     train_data, test_data = cifar10(run, options)
     task = Task(
         model=model,

@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -50,8 +49,9 @@ def main(run: Run, argv: list[str]) -> None:
                 "--channels-last lays out weights as fully_shard, which --strategy fsdp and --pp use, does not take them",
                 fix="leave it out, or take --strategy ddp without --pp",
             )
+    models = run.load("torchvision").models
     torch.manual_seed(options.seed)
-    model: nn.Module = chained(getattr(torchvision.models, given.model)(num_classes=CLASSES))
+    model: nn.Module = chained(getattr(models, given.model)(num_classes=CLASSES))
     if given.channels_last:
         model = model.to(memory_format=torch.channels_last)
     task = Task(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import UsageError
+from runner.extras import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,8 +22,8 @@ def check_output(json: str | None, plot: str | None) -> None:
     Raises:
         UsageError: a folder does not exist or is not writable, matplotlib is missing, or the image format is unknown.
     """
-    if plot and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib: pip install matplotlib")
+    if plot:
+        require("matplotlib", needed_by="--plot")
     if plot and Path(plot).suffix not in _PICTURES:
         raise UsageError(
             f"--plot {plot}: the name ends in {', '.join(_PICTURES)}", fix=f"for example {Path(plot).stem}.png"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UsageError
+from runner.extras import require
 from runner.training.writing import writing
 
 
@@ -69,10 +69,9 @@ class TensorBoard:
     """TensorBoard events, named as in the JSON lines."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        try:
-            from torch.utils.tensorboard.writer import SummaryWriter
-        except ImportError:
-            raise UsageError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
+        require("tensorboard", needed_by="--tensorboard")
+        from torch.utils.tensorboard.writer import SummaryWriter
+
         self.path = folder
         self._writer: Any = SummaryWriter(str(folder))
         stack.callback(self._close)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from runner.comm.agree import agree
 from runner.comm.process_group import with_host_memory
 from runner.errors import RunnerError, UsageError
+from runner.extras import problem_of
 from runner.job import Job
 from runner.parallel import Setting
 from runner.parallel.mesh import Layout, device_mesh
@@ -115,6 +117,18 @@ class Run:
             raise answer[1]
         result: T = answer[0]
         return result
+
+    def load(self, package: str, *, needed_by: str = "") -> Any:
+        """Import a package that not every installation has. Collective.
+
+        Args:
+            needed_by: what needs it here; "": this workload.
+
+        Raises:
+            UsageError: on a rank it is not installed, or does not load.
+        """
+        self.agree(problem_of(package, needed_by or self.workload))
+        return importlib.import_module(package)
 
     def agree(
         self,

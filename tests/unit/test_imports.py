@@ -26,6 +26,7 @@ TABLE: dict[str, set[str]] = {
     "torch_build": set(),
     "features": {"errors", "torch_build"},
     "torch_api": {"torch_build"},
+    "extras": {"errors", "torch_build"},
     "rendezvous": {"errors", "environment", "launch", "torch_build"},
     "gpus": {"launch", "torch_build"},
     "control_groups": set(),
@@ -53,12 +54,24 @@ TABLE: dict[str, set[str]] = {
     },
     "parallel": {"errors", "extensions", "numbers", "rendezvous", "comm", "features", "torch_api"},
     "training": {
-        *("errors", "early_signals", "rendezvous", "environment", "numbers", "launch", "locks", "job", "options"),
+        *(
+            "errors",
+            "extras",
+            "early_signals",
+            "rendezvous",
+            "environment",
+            "numbers",
+            "launch",
+            "locks",
+            "job",
+            "options",
+        ),
         *("comm", "parallel", "features", "torch_api"),
     },
     "tools": {
         *(
             "errors",
+            "extras",
             "environment",
             "extensions",
             "numbers",
@@ -92,11 +105,24 @@ TABLE: dict[str, set[str]] = {
     },
     "shutdown": {"collector", "rendezvous", "job", "comm"},
     "outcome": {
-        *("errors", "launch", "guard", "rendezvous", "job", "options", "comm", "program", "dispatch", "shutdown")
+        *(
+            "errors",
+            "extras",
+            "launch",
+            "guard",
+            "rendezvous",
+            "job",
+            "options",
+            "comm",
+            "program",
+            "dispatch",
+            "shutdown",
+        )
     },
     "cli": {
         *(
             "errors",
+            "extras",
             "early_signals",
             "features",
             "streams",

@@ -145,6 +145,9 @@ def test_the_digits_are_those_of_uci_in_the_same_order() -> None:
     (images, labels), (others, their_labels) = (data.tensors for data in digits())
     assert (images.shape, others.shape) == ((1437, 1, 28, 28), (360, 1, 28, 28))
     assert (images.min().item(), images.max().item()) == (-1.0, 1.0)
-    assert sha256(torch.cat([labels, their_labels]).to(torch.uint8).numpy().tobytes()).hexdigest() == "62128d18bd7d7c62260e4f5f72ad91e5da6b5de67afd34c3bb47f6e015a3cd45"
+    assert (
+        sha256(torch.cat([labels, their_labels]).to(torch.uint8).numpy().tobytes()).hexdigest()
+        == "62128d18bd7d7c62260e4f5f72ad91e5da6b5de67afd34c3bb47f6e015a3cd45"
+    )
     assert images.double().sum().item() == pytest.approx(-439600.4589843154, rel=1e-6)
     assert images[0].double().sum().item() == pytest.approx(-333.8125102519989, rel=1e-6)

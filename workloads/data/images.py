@@ -92,9 +92,7 @@ def fake(shape: tuple[int, int, int]) -> Split:
 
 def _torchvision(run: Run, options: TrainingOptions, name: str) -> Split:
     """A data set of torchvision's. If it is missing, one rank per shared file system downloads it."""
-    from torchvision import datasets
-
-    kind = getattr(datasets, name)
+    kind = getattr(run.load("torchvision", needed_by=name).datasets, name)
     folder = options.data.folder
 
     def there() -> bool:

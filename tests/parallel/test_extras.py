@@ -1,0 +1,94 @@
+"""Environments that lack packages: what needs them is refused in one line, and the rest runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launching import BASE_PYTHON, SCRIPTS, mpirun, ok, packages_without, run
+from tests.results import refused
+
+RUNNER = (BASE_PYTHON, "-m", "runner")
+EXTRAS = "torchvision sklearn scikit_learn matplotlib tensorboard"
+
+
+@pytest.fixture(scope="module")
+def lean(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A PYTHONPATH with the packages that pyproject.toml requires, and without extras."""
+    return packages_without(EXTRAS, tmp_path_factory.mktemp("lean"))
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One with what a script needs, and little more."""
+    missing = f"{EXTRAS} rich safetensors pynvml nvidia_ml"
+    return packages_without(missing, tmp_path_factory.mktemp("bare"))
+
+
+def test_a_script_needs_torch_mpi4py_and_psutil(bare: str) -> None:
+    done = ok(mpirun(2, *RUNNER, str(SCRIPTS / "ddp_training.py"), PYTHONPATH=bare))
+    assert done.stdout.count("steps 16 same True") == 2, done.stdout
+
+
+def test_the_main_job_runs_on_its_own_digits(lean: str, tmp_path: Path) -> None:
+    done = ok(mpirun(2, *RUNNER, "workloads.mnist", "--max-steps", "5", cwd=tmp_path, PYTHONPATH=lean))
+    (line,) = [line for line in done.stdout.splitlines() if "torchvision" in line]
+    assert line.startswith("MNIST needs torchvision, which is not installed; pip install torchvision==0.")
+    assert "training on the package's own 1,797 digits" in line
+    assert "done: 5 steps" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["workloads.mnist", "--data", "mnist"], "MNIST needs torchvision, which is not installed; pip install torch"),
+        (["workloads.resnet"], "runner: workloads.resnet needs torchvision, which is not installed; pip install torch"),
+        (
+            ["workloads.alexnet"],
+            "runner: workloads.alexnet needs torchvision, which is not installed; pip install torch",
+        ),
+        (
+            ["workloads.mnist", "--data", "digits", "--tensorboard", "events"],
+            "runner: --tensorboard needs tensorboard, which is not installed; pip install tensorboard",
+        ),
+    ],
+    ids=str,
+)
+def test_what_needs_an_extra_names_it(lean: str, tmp_path: Path, arguments: list[str], line: str) -> None:
+    refused(mpirun(2, *RUNNER, *arguments, cwd=tmp_path, PYTHONPATH=lean), line)
+
+
+def test_a_plot_needs_matplotlib(lean: str, tmp_path: Path) -> None:
+    plan = ("plan", "workloads.mnist", "--gpus", "2", "--memory", "80GB", "--plot", "memory.png")
+    line = "runner: --plot needs matplotlib, which is not installed; pip install matplotlib"
+    refused(run(*RUNNER, *plan, cwd=tmp_path, PYTHONPATH=lean), line)
+
+
+def test_a_torchvision_that_does_not_fit_on_one_rank(tmp_path: Path) -> None:
+    """As a host with another torch's: its extension lacks a symbol, so an operator is not there."""
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text(
+        "import os\nif os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n"
+        "    raise RuntimeError('operator torchvision::nms does not exist')\n"
+    )
+    path = packages_without("", tmp_path / "all")
+    done = mpirun(2, *RUNNER, "workloads.resnet", cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{path}")
+    refused(done, "does not load beside torch", "RuntimeError: operator torchvision::nms does not exist", "pip install")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["workloads.mnist"], "runner: safetensors is not installed; pip install safetensors"),
+        (["explain"], "rich is not installed; pip install rich"),
+    ],
+    ids=str,
+)
+def test_what_the_package_requires_is_named_too(bare: str, tmp_path: Path, arguments: list[str], line: str) -> None:
+    refused(mpirun(2, *RUNNER, *arguments, cwd=tmp_path, PYTHONPATH=bare), line)
+
+
+def test_without_psutil_nothing_starts(tmp_path: Path) -> None:
+    path = packages_without("psutil", tmp_path / "packages")
+    refused(mpirun(2, *RUNNER, "explain", PYTHONPATH=path), "runner: psutil is not installed; pip install psutil")
