@@ -37,11 +37,14 @@ def table(verdicts: Sequence[Verdict], job: Overview, width: int, rows: slice = 
     from rich.text import Text
 
     columns, left_out = fitting(_columns(verdicts, job), width)
-    shown = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+    shown = Table(box=None, padding=0, pad_edge=False, header_style="bold")
     for column in columns:
         shown.add_column(column.title, justify=column.justify, no_wrap=True, min_width=_width(column))
+        shown.add_column(width=_GAP)  # rich before 14.3 adds padding to min_width, also where the edge has none
+    shown.columns.pop()
     for number, one in list(enumerate(verdicts))[rows]:
-        shown.add_row(*(Text(column.cells[number]) for column in columns), style=_STYLES.get(one.status))
+        cells = [cell for column in columns for cell in (Text(column.cells[number]), "")]
+        shown.add_row(*cells[:-1], style=_STYLES.get(one.status))
     return shown, left_out
 
 
