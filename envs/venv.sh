@@ -3,7 +3,8 @@ venv=${RUNNER_VENV:-$HOME/venvs/runner}
 if [ ! -d "$venv" ]; then
   # A virtual environment, not conda's: wheels only, so nothing is solved or compiled.
   python -m venv "$venv"
-  "$venv/bin/pip" install -r envs/requirements-cuda.txt
+  # RUNNER_VERSIONS=envs/constraints-2.4.txt where the driver is too old for the newest torch (README.md).
+  "$venv/bin/pip" install -c "${RUNNER_VERSIONS:-envs/constraints.txt}" -r envs/requirements-cuda.txt
   "$venv/bin/pip" install --no-deps .
 fi
 source "$venv/bin/activate"

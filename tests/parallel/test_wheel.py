@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from pathlib import Path
 
 from tests.launching import ROOT, ok, run
@@ -12,6 +13,10 @@ def test_a_wheel_installs_and_runs_outside_the_checkout(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     ok(run(*pip, "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "-w", str(tmp_path)))
     (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {"workloads/data/digits.csv.gz", "workloads/data/digits.txt", "mpi_scripts/slurm_srun.sh"} <= names
+    assert any(name.endswith("licenses/workloads/data/digits.txt") for name in names)
     site = tmp_path / "site"
     ok(run(*pip, "install", "--no-deps", "--target", str(site), str(wheel)))
     code = "import runner, workloads.mnist; print(runner.__file__)"
@@ -33,4 +38,5 @@ def test_a_wheel_installs_and_runs_outside_the_checkout(tmp_path: Path) -> None:
         )
     )
     assert "jsrun" in script.stdout
-    ok(run(sys.executable, "-m", "runner", "workloads.linear", "--epochs", "1", cwd=tmp_path, PYTHONPATH=str(site)))
+    mnist = ("workloads.mnist", "--data", "digits", "--max-steps", "3")  # the digits come with it
+    ok(run(sys.executable, "-m", "runner", *mnist, cwd=tmp_path, PYTHONPATH=str(site)))

