@@ -51,7 +51,7 @@ $(VENV)/installed: pyproject.toml setup.py $(VERSIONS)
 	  { echo "make: $(PYTHON) is older than Python 3.10; say make PYTHON=python3.11"; exit 2; }
 	@echo "making $(VENV) (torch and its libraries: some 5 GB, a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c $(VERSIONS) -e '.[$(EXTRAS)]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check $(if $(VERSIONS),-c $(VERSIONS)) -e '.[$(EXTRAS)]'
 	@touch $@
 
 run: setup

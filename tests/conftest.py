@@ -66,6 +66,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         FEATURES
     ):
         raise pytest.UsageError(f"needs({', '.join(map(repr, unknown))}): runner/features.py has no such feature")
+    for item in items:  # for tests/versions.py
+        item.user_properties += [("needs", key) for marker in item.iter_markers("needs") for key in marker.args]
     parts = {
         "the virtual cluster": (lambda item: item.path.parent.name == "cluster", missing(slurm=True) or _missing_mpi()),
         "Horovod": (lambda item: item.path.stem == "test_horovod", _missing_horovod()),
