@@ -106,6 +106,7 @@ def _run_workload(name: str, arguments: Sequence[str], job: Job) -> None:
     options = parallel_options_in(arguments)
     _check_torch(job, name, *options.features)
     layout = lay_out(job.topology, options.degrees(job.size))
+    _check_torch(job, *options.features_in(layout))
     main = getattr(importlib.import_module(name), "main", None)
     if not callable(main):
         with raised_on_all_ranks():

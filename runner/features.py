@@ -71,22 +71,23 @@ FEATURES = {
         floor=(2, 9),
         reason="its fully_shard needs streams, which CPUs lack",
         instead="take --strategy zero1",
-        on_gpus=(2, 6),
+        on_gpus=(2, 8),
+    ),
+    "copies": Feature(
+        name="--tp or --pp with data parallelism or a smaller --precision",
+        floor=(2, 9),
+        reason="that is fully_shard's, which needs streams, which CPUs lack",
+        instead="start as many ranks as --tp times --pp, and leave --precision out",
+        on_gpus=(2, 8),
     ),
     "plan of a divided model": Feature(
         name="plan of a divided model", floor=(2, 9), reason="it cannot trace how parts are scattered"
     ),
-    "frozen": Feature(
-        name="--tp with frozen weights",
-        floor=(2, 11, True),
-        reason="its gradients are wrong, without a word",
-        instead="train all weights of the divided layers, or take --strategy ddp",
-    ),
-    "sequence-parallel": Feature(
-        name="--sequence-parallel",
+    "uneven": Feature(
+        name="--tp in shards of uneven size",
         floor=(2, 12, True),
-        reason="with shards its gradients are wrong, without a word",
-        instead="leave it out",
+        reason="it puts such parts together in the wrong order, without a word",
+        instead="take degrees by which the sizes of the divided layers can be divided, or --strategy ddp",
     ),
     "pp": Feature(
         name="--pp",

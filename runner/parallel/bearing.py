@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from runner.errors import UsageError, is_echo, raised_on_all_ranks
+from runner.features import need
 from runner.parallel.state import whole_of
 from runner.torch_api import ALL_HAVE_IT
 
@@ -56,6 +57,23 @@ def check_divisible(model: nn.Module) -> None:
             f"{sparse[0] or 'the model'} gives sparse gradients, which a divided model cannot exchange",
             fix="leave out sparse=True, or take --strategy ddp or zero1",
         )
+
+
+def check_even(model: nn.Module, shards: int) -> None:
+    """Refuse what torch divides wrongly: parts of a tensor-parallel layer, in shards of which some are smaller than others.
+
+    Args:
+        shards: into how many each part is to be cut.
+
+    Raises:
+        UsageError: there is such a part, and torch is too old for it.
+    """
+    parameters: list[Any] = [*model.parameters()]
+    for one in parameters:
+        placements = getattr(one, "placements", ())
+        parts = one.device_mesh.size() if placements else 1
+        if shards > 1 and any(place.is_shard(0) for place in placements) and one.size(0) % (parts * shards):
+            need("uneven")
 
 
 def sparse_modules(model: nn.Module) -> list[str]:

@@ -22,8 +22,9 @@ from torch.distributed.tensor import DTensor
 
 from runner.comm.gpu import is_gpu
 from runner.errors import raised_by_some_ranks
+from runner.features import need
 from runner.parallel import Setting, precision
-from runner.parallel.bearing import borne_by, check_divisible, check_steps, kinds_of
+from runner.parallel.bearing import borne_by, check_divisible, check_even, check_steps, kinds_of
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import degree
 from runner.parallel.options import ParallelOptions
@@ -161,13 +162,15 @@ def _divide(model: nn.Module, task: Task, setting: Setting, *, shard: bool, stag
     wraps = shard or setting.mesh["data"].size() > 1 or options.precision != "fp32"
     if styles or wraps:
         check_divisible(model)
-    with borne_by(f"--tp {options.tp}"):
-        _divide_layers(model, styles, setting)
+    if styles:
+        with borne_by(f"--tp {options.tp}"):
+            divide_layers(model, styles, setting.mesh["tensor"])
     units = task.plan.units(model)
     if options.tp > 1 and options.compile:
         _wait_outside_of(units, model)
     prepare(model, units, options, _streams(model, styles, setting, stage))
     if wraps:
+        need("fsdp" if shard else "copies", device=setting.device.type)
         with borne_by(f"--strategy {options.strategy}"):
             _shard(model, units, setting, is_last=is_last)
 
@@ -201,13 +204,24 @@ def _streams(model: nn.Module, styles: Mapping[str, ParallelStyle], setting: Set
     return streams
 
 
-def _divide_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], setting: Setting) -> None:
-    if styles:
-        from torch.distributed.tensor.parallel import parallelize_module
+def divide_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> None:
+    """Tensor parallelism: divide the layers, by name, along a mesh. What is tied stays so, and what is frozen, too.
 
-        shared = shared_parameters(model)
-        parallelize_module(model, setting.mesh["tensor"], {**styles}, **ALL_HAVE_IT)
-        tie_divided(shared)
+    Raises:
+        UsageError: tied parameters are not divided alike.
+    """
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    shared = shared_parameters(model)
+    frozen = [name for name, one in model.named_parameters(remove_duplicate=False) if not one.requires_grad]
+    # torch 2.6 says so of a CPU's mesh whenever it makes a DTensor; the runner has random numbers of its own (streams.py).
+    warnings.filterwarnings("ignore", "DTensor random operators may not have complete support", UserWarning)
+    parallelize_module(model, mesh, {**styles}, **ALL_HAVE_IT)
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(
+            False
+        )  # torch's new ones are trained: all before 2.11, norms still (2.15)
+    tie_divided(shared)
 
 
 def _wait_outside_of(units: Sequence[nn.Module], model: nn.Module) -> None:
@@ -232,6 +246,7 @@ def _shard(model: nn.Module, units: Iterable[nn.Module], setting: Setting, *, is
     if options.tp > 1:
         _silence_remarks(unit for unit in (*units, model) if unit is model or _is_divided(unit))
     mesh = setting.mesh["replicate", "shard"] if "replicate" in names else setting.mesh["data"]
+    check_even(model, mesh.size(mesh.ndim - 1))
     arguments: dict[str, Any] = {
         "mesh": mesh,
         # A pipeline stage is called once for each micro-batch, and would gather its parameters each time.

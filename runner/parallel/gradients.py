@@ -31,6 +31,11 @@ def clip_gradients(
         The norm before, the same on all ranks: a scalar.
     """
     parameters = list(parameters)
+    for parameter in parameters:
+        gradient: Any = parameter.grad
+        if getattr(gradient, "placements", None) != getattr(parameter, "placements", None) and gradient is not None:
+            # 2.12: before it that of a sequence-parallel norm is not yet summed.
+            parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
     by_mesh: dict[Any, list[nn.Parameter]] = defaultdict(list)  # torch's functions take DTensors of one mesh
     for parameter in parameters:
         if parameter.grad is not None:

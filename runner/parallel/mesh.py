@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from runner.errors import UsageError, raised_on_all_ranks
+from runner.features import need
 from runner.rendezvous.topology import Topology
 from runner.torch_api import in_order
 
@@ -193,6 +194,8 @@ def device_mesh(layout: Layout, device_type: str, backend: str | None = None) ->
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
+    if not layout.is_ascending:
+        need("order")
     dimensions = layout.dimensions
     ranks = torch.tensor(layout.ranks, dtype=torch.int).reshape(tuple(dimensions.values()))
     if layout.is_ascending and backend is None:

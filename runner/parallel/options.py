@@ -10,7 +10,7 @@ from typing import Any, Literal
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.extensions import extensions
 from runner.numbers import positive, positive_float
-from runner.parallel.mesh import Degrees
+from runner.parallel.mesh import Degrees, Layout
 
 HOOKS = ("none", "bf16", "fp16", "powersgd")
 
@@ -131,8 +131,16 @@ class ParallelOptions:
             "selective": self.activation_checkpointing == "selective",
             "tp": self.tp > 1,
             "fsdp": self.is_sharded,
-            "sequence-parallel": self.sequence_parallel,
             "pp": self.pp > 1,
+        }
+        return [name for name, is_used in used.items() if is_used]
+
+    def features_in(self, layout: Layout) -> list[str]:
+        """Which other rows it uses where ranks are laid out so."""
+        is_divided = self.tp > 1 or self.pp > 1
+        used = {
+            "copies": is_divided and not self.is_sharded and (layout.degrees.data > 1 or self.precision != "fp32"),
+            "order": not layout.is_ascending,
         }
         return [name for name, is_used in used.items() if is_used]
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
@@ -29,14 +28,13 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_c
 from runner.errors import UsageError
 from runner.parallel import precision
 from runner.parallel.bearing import check_steps, described, kinds_of, results
-from runner.parallel.compose import loss_context
+from runner.parallel.compose import divide_layers, loss_context
 from runner.parallel.layers import prepare
 from runner.parallel.options import ParallelOptions
 from runner.parallel.stages import part_of, segments
 from runner.parallel.task import Task, parts_of, to_device
 from runner.tools.plan.as_on_gpu import as_on_gpu
 from runner.tools.plan.traffic import all_gather, all_reduce, all_to_all, reduce_scatter
-from runner.torch_api import ALL_HAVE_IT
 
 _COLLECTIVES = {
     "all_reduce": all_reduce,
@@ -202,7 +200,7 @@ class Tracer:
                 mesh = DeviceMesh("cpu", list(range(options.tp)), mesh_dim_names=("tensor",))
                 styles = self.task.plan.styles(model, sequence=options.sequence_parallel)
                 with mode:
-                    parallelize_module(model, mesh, styles, **ALL_HAVE_IT)
+                    divide_layers(model, styles, mesh)
             trained: list[Any] = [parameter for parameter in model.parameters() if parameter.requires_grad]
             for parameter in trained:  # gradients are no activations
                 parameter.register_post_accumulate_grad_hook(_drop_gradient)
