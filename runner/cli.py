@@ -15,7 +15,7 @@ from runner.dispatch import dispatch
 from runner.early_signals import EARLY
 from runner.errors import Policy, RunnerError, UsageError, raised_on_all_ranks
 from runner.extras import OF_WORKLOADS, require
-from runner.features import RUNNER, need
+from runner.features import FEATURES, RUNNER, need
 from runner.guard.board import Board
 from runner.guard.nursery import Lifeline
 from runner.guard.start import start_worker
@@ -76,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         assert target is not None  # otherwise compare_ranks() has refused the records
         job = _job(request, target, context, result, topology, placements, lifeline.board)
         _warn_of_host(job, target)
+        if request.hang_timeout and target.is_program:
+            _warn_of_hangs(job)
         dispatch(target, request.arguments, job)
         outcome = SUCCESS
     except BaseException as error:
@@ -99,7 +101,9 @@ def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple
     try:
         target = find_target(request.target, form=request.form, tools=tool_names())
         refuse_idle_options(request, target)
-        if target.kind != EXECUTABLE and not works_alone(request.tool) and not examines(request.tool):
+        if target.kind != EXECUTABLE and not any(
+            tells(request.tool) for tells in (works_alone, examines, shows_training)
+        ):
             need(RUNNER)
         if target.kind == WORKLOAD:
             require(*OF_WORKLOADS)
@@ -163,6 +167,14 @@ def _job(
     )
     job = with_backend(job, request.backend or "auto")
     return with_spare_cores(job) if target.kind == "workload" or shows_training(request.tool) else job
+
+
+def _warn_of_hangs(job: Job) -> None:
+    """If torch is too old for a script's hang to be noticed wherever it waits, rank 0 says so."""
+    feature = FEATURES["recorder"]
+    lack = feature.shortfall(job.topology.records[0].torch)
+    if lack and job.size > 1 and job.rank == 0:
+        print(f"runner: {feature.name}: it {lack}", file=sys.stderr)
 
 
 def _warn_of_host(job: Job, target: Target) -> None:

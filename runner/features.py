@@ -66,6 +66,12 @@ FEATURES = {
     "compare": Feature(
         name="compare", floor=(2, 6), reason="compiled parts of a model would hide what they send", instead="take bench"
     ),
+    "recorder": Feature(
+        name="--hang-timeout in every wait of a script",
+        floor=(2, 9),
+        reason="it does not record gloo's collectives, so only a rank in a function of torch.distributed or in a backward pass is "
+        "noticed, and the report does not say which collective it is",
+    ),
     "fsdp": Feature(
         name="--strategy fsdp, --replicate",
         floor=(2, 9),

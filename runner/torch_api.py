@@ -30,6 +30,9 @@ ARE_EQUAL: dict[str, Any] = {"init_sync": False} if _RELEASE >= (2, 7, True) els
 # 2.7: before it a profile has only the thread that trains, and not what a backend does in others.
 ALL_THREADS: dict[str, Any] = {"profile_all_threads": True} if _RELEASE >= (2, 7, True) else {}
 
+# 2.12: from then on gloo records its collectives, of which reports of a hang tell, without being told to. Before 2.9 it cannot.
+RECORDER: dict[str, str] = {"TORCH_FR_BUFFER_SIZE": "2000"} if (2, 9) <= _RELEASE < (2, 12) else {}
+
 # 2.10: before it a pipeline always returns the last stage's outputs.
 NO_OUTPUTS: dict[str, Any] = {"return_outputs": False} if _RELEASE >= (2, 10, True) else {}
 

@@ -162,6 +162,14 @@ def ok(completed: subprocess.CompletedProcess[str]) -> subprocess.CompletedProce
     return completed
 
 
+def fake_torch(version: str, folder: Path) -> str:
+    """A PYTHONPATH on which torch is of this version, and is not to be imported."""
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch" / "__init__.py").write_text("raise ImportError('torch was imported')\n")
+    (folder / "torch" / "version.py").write_text(f"__version__ = '{version}'\n")
+    return os.pathsep.join([str(folder), str(ROOT)])
+
+
 BASE_PYTHON = os.path.realpath(sys.executable)  # the interpreter to which the virtual environment links
 
 

@@ -11,10 +11,11 @@ import tempfile
 from runner.comm.served_store import IS_SERVED
 from runner.job import Job
 from runner.rendezvous.interfaces import share_a_network
+from runner.torch_api import RECORDER
 
 
 def settings(job: Job) -> dict[str, str]:
-    """Variables for every target: the number of threads, and the interface for the backends' own connections.
+    """Variables for every target: the number of threads, the interface for the backends' own connections, and that calls are recorded.
 
     Those that the user has set are left out. NCCL sends data by all interfaces that it finds, so it is held to one only where
     that by which it would start does not lead to the other hosts.
@@ -26,6 +27,8 @@ def settings(job: Job) -> dict[str, str]:
         if not _nccl_starts_by(interface, job):
             wanted["NCCL_SOCKET_IFNAME"] = f"={interface}"  # "=": this exact name, not a prefix
     users = dict(job.context.environment)
+    if not users.get("TORCH_NCCL_TRACE_BUFFER_SIZE"):  # the same by its older name
+        wanted |= RECORDER
     if job.placement.threads_source != "OMP_NUM_THREADS":
         users.pop("OMP_NUM_THREADS", None)  # if set, it is not a number of threads
     return {name: value for name, value in wanted.items() if not users.get(name)}

@@ -13,6 +13,7 @@ from runner.guard.board import Board, Progress
 from runner.guard.collectives import Call
 from runner.guard.messages import Message, Reason, Show, Stacks
 from runner.guard.peers import Peers
+from runner.guard.place import IS_RECORDED
 from runner.rendezvous.topology import ranks_text
 
 _STOPPED = 10  # looks, one per second, in which a worker is stopped before it counts as frozen
@@ -139,7 +140,10 @@ class Patience:
                 option="--collective-timeout" if is_by_collective else Reason.option,
             )
         if self._in_call and self._in.seconds > self._in_call:
-            where = "in a collective" if self._waiting else "in torch.distributed, but in no collective"
+            elsewhere = (
+                "in torch.distributed, but in no collective" if IS_RECORDED else "in a call of torch.distributed"
+            )
+            where = "in a collective" if self._waiting else elsewhere
             return Reason(f"no progress for {self._in_call:.0f} s, {where}", is_connecting=not self._waiting)
         return None
 
@@ -201,6 +205,7 @@ class Hang:
         self.silent: list[int] = []  # the ranks whose guards have not answered, once it is reported
         self.late: list[int] = []  # the ranks that the others wait for
         self.has_ended = False  # the worker, well
+        self._is_blamed = False  # a rank, as it does not wait while others do
         self._answers_by: float | None = None  # once the other guards were asked for stacks
         self._reported_by = 0.0
 
@@ -224,7 +229,9 @@ class Hang:
         is_slow = not self.silent and not any(reason.is_stopped for reason in self.reasons.values())
         option = next((reason.option for reason in self.reasons.values()), Reason.option)
         slow = f"if it is only slow, allow more with {option}" if is_slow else ""
-        connecting = _CONNECTING if any(reason.is_connecting for reason in self.reasons.values()) else ""
+        may_connect = IS_RECORDED or not self._is_blamed  # else it may be any collective, which a rank has not called
+        is_connecting = may_connect and any(reason.is_connecting for reason in self.reasons.values())
+        connecting = _CONNECTING if is_connecting else ""
         return "; ".join(filter(None, (slow, connecting, how_to_resume)))
 
     def waits(self) -> bool:
@@ -297,6 +304,7 @@ class Hang:
             rank: found[rank] for rank in frozen if rank in found
         }
         self.late = self.silent or [*frozen] or [*late] or [*self.reasons]
+        self._is_blamed = 0 < len(late) < len(found)
         waiting = {rank: frames for rank, frames in found.items() if rank not in late}
         reason = next(iter((frozen or self.reasons).values()))
         hosts = hosts or {}

@@ -27,7 +27,11 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>
 PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", PACKAGE)
-_BELOW = (*(f"{PACKAGE}{file}" for file in ("program.py", "dispatch.py", "cli.py", "__main__.py")), "<frozen runpy>")
+_BELOW = (
+    *(f"{PACKAGE}{file}" for file in ("program.py", "dispatch.py", "cli.py", "__main__.py")),
+    "<frozen runpy>",
+    f"{os.sep}runpy.py",  # Python 3.10
+)
 # A rank whose innermost frames are of these waits for other ranks: torch's collectives, the runner's, DDP's in backward().
 _COLLECTIVES = (
     "/torch/distributed/",
@@ -48,6 +52,7 @@ _SYNCS = (
     (f"{PACKAGE}training/replicas.py", "check"),
     (f"{PACKAGE}training/staging.py", "copy"),
     (f"{PACKAGE}parallel/pipeline.py", "_described"),
+    ("/torch/nn/parallel/distributed.py", ""),  # buffers, which are sent from C++
     ("/torch/amp/grad_scaler.py", ""),  # anywhere
     ("/torch/cuda/", "synchronize"),
 )

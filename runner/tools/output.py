@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PICTURES = (".png", ".svg", ".pdf")
+
+
+@contextmanager
+def libraries_print_on_stderr() -> Iterator[None]:
+    """Keep standard output for what is printed after the block: gloo of torch 2.9 and 2.12 says there how many ranks it has connected."""
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(own, 1)
+        os.close(own)
 
 
 def check_output(json: str | None, plot: str | None) -> None:

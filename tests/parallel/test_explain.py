@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from runner.features import FEATURES
 from runner.tools import TOOLS
 from tests.launching import (
     BASE_PYTHON,
@@ -151,7 +152,9 @@ def test_help_is_printed_once_and_teaches() -> None:
     assert "mpirun -np 4 python -m runner train.py" in text
 
 
-@pytest.mark.parametrize("target", ["", *TOOLS])
+@pytest.mark.parametrize(
+    "target", ["", *(pytest.param(tool, marks=pytest.mark.needs(tool) if tool in FEATURES else ()) for tool in TOOLS)]
+)
 def test_help_fits_a_narrow_terminal(target: str) -> None:
     text = ok(run(*RUNNER, *target.split(), "--help", COLUMNS="80")).stdout
     assert max(map(len, text.splitlines())) <= 80

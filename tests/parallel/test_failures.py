@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from runner.guard.place import IS_RECORDED
 from tests.launching import RUNNER, SCRIPTS, clean_environment, finish, free_port, mpirun_path, ok, own_lines, runner
 from tests.polling import LIMIT, poll_until
 
@@ -64,6 +65,7 @@ def test_an_exit_code_on_one_rank_ends_the_job_while_others_wait_in_mpi(code: in
     assert done.returncode == code
 
 
+@pytest.mark.needs("recorder")
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi4py", marks=pytest.mark.needs("mpi4py"))])
 def test_a_hang_shows_which_rank_is_missing_from_which_collective(backend: str) -> None:
     job = ["faulty", "--fault", "sleep", "--save-every", "0"]
@@ -78,6 +80,7 @@ def test_a_hang_shows_which_rank_is_missing_from_which_collective(backend: str) 
     assert int(shown[1]) == int(shown[2]) + 1
 
 
+@pytest.mark.needs("recorder")
 def test_a_script_that_hangs_in_a_collective_shows_it_too(tmp_path: Path) -> None:
     shutil.copy(SCRIPTS / "late_for_a_barrier.py", tmp_path)
     (tmp_path / "runner.py").touch()  # a module of the program's, which hides this package
@@ -92,6 +95,19 @@ def test_a_script_that_hangs_in_a_collective_shows_it_too(tmp_path: Path) -> Non
     assert any(re.match(r"process group default_pg: rank 0 in collective 1 .*missing: rank 1$", line) for line in more)
 
 
+@pytest.mark.parametrize("how", ["all_reduce", "backward"])
+def test_a_script_that_hangs_names_the_rank_with_any_torch(how: str) -> None:
+    done = runner(2, "--hang-timeout", "8", str(SCRIPTS / "late_for_a_step.py"), how, timeout=300)
+    assert done.returncode == 70
+    line = next(line for line in own_lines(done) if "no progress" in line)
+    assert re.search(r"rank 1 on host \S+ in <module> \(late_for_a_step.py:\d+\); rank 0 waiting in ", line)
+    assert "NCCL_SOCKET_IFNAME" not in line  # it can connect
+    told = [line for line in own_lines(done) if "--hang-timeout in every wait of a script" in line]
+    assert len(told) == (not IS_RECORDED)
+    assert "runpy" not in done.stderr
+
+
+@pytest.mark.needs("recorder")
 def test_a_workload_that_hangs_before_its_training_does_so_too() -> None:
     """After five sixths of the time that a collective may take."""
     timeouts = ["--hang-timeout", "2", "--collective-timeout", "60"]
@@ -107,7 +123,8 @@ def test_a_workload_that_hangs_before_its_training_does_so_too() -> None:
 def test_a_hang_before_the_first_collective_is_reported_with_its_usual_causes() -> None:
     done = runner(2, "--backend", "gloo", "--hang-timeout", "8", "hangs_while_connecting", cwd=SCRIPTS, timeout=300)
     assert done.returncode == 70, done.stderr
-    assert "runner: no progress for 8 s, in torch.distributed, but in no collective: rank 0 waiting in " in done.stderr
+    where = "in torch.distributed, but in no collective" if IS_RECORDED else "in a call of torch.distributed"
+    assert f"runner: no progress for 8 s, {where}: rank 0 waiting in " in done.stderr
     assert "rank 1 waiting in recv, called in wait (hangs_while_connecting.py:" in done.stderr
     assert "if the ranks cannot connect: see that NCCL_SOCKET_IFNAME" in done.stderr
 

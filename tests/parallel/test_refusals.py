@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import tempfile
@@ -9,7 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import RUNNER, SCRIPTS, free_port, mpirun, mpirun_path, own_lines, run, runner
+from tests.launching import (
+    BASE_PYTHON,
+    RUNNER,
+    SCRIPTS,
+    fake_torch,
+    free_port,
+    mpirun,
+    mpirun_path,
+    ok,
+    own_lines,
+    packages_without,
+    run,
+    runner,
+)
 from tests.results import refused
 
 
@@ -120,12 +134,50 @@ def test_a_target_that_one_rank_does_not_have(tmp_path: Path) -> None:
 
 
 def test_ranks_with_another_torch(tmp_path: Path) -> None:
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("")
-    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.6.0'\n")
     script = str(SCRIPTS / "only_computes.py")
-    done = run(*programs([*RUNNER, script], ["env", f"PYTHONPATH={tmp_path}", *RUNNER, script]))
+    done = run(*programs([*RUNNER, script], ["env", f"PYTHONPATH={fake_torch('2.6.0', tmp_path)}", *RUNNER, script]))
     refused(done, "the ranks differ in torch:", "2.6.0 on rank 1")
+
+
+@pytest.mark.parametrize(
+    ("version", "arguments", "texts"),
+    [
+        ("2.3.1", [str(SCRIPTS / "only_computes.py")], ["torch 2.4 or newer, and this is 2.3.1", "'torch>=2.4'"]),
+        ("2.3.1", ["workloads.mnist"], ["torch 2.4 or newer, and this is 2.3.1", "'torch>=2.4'"]),
+        ("2.4.1", ["workloads.llama"], ["workloads.llama: it needs torch 2.5 or newer", "'torch>=2.5'"]),
+        ("2.6.0", ["workloads.mnist", "--strategy", "fsdp"], ["2.9 or newer, and this is 2.6.0", "--strategy zero1"]),
+        ("2.9.1", ["workloads.mnist", "--pp", "2"], ["--pp: it needs torch 2.12 or newer", "hang or abort"]),
+        (
+            "2.12.0a0+git1eba9b3",
+            ["workloads.mnist", "--tp", "2", "--sequence-parallel"],
+            ["--sequence-parallel: it needs torch 2.12 or newer, and this is 2.12.0a0+git1eba9b3"],
+        ),
+    ],
+)
+def test_a_torch_that_is_too_old(version: str, arguments: list[str], texts: list[str], tmp_path: Path) -> None:
+    """It is not even imported."""
+    refused(runner(2, *arguments, PYTHONPATH=fake_torch(version, tmp_path / "fake")), *texts)
+
+
+@pytest.mark.parametrize("version", ["2.3.1", "2.4.1"])
+def test_of_a_torch_that_is_too_old_explain_and_doctor_tell(version: str, tmp_path: Path) -> None:
+    path = fake_torch(version, tmp_path)
+    lacks = json.loads(ok(runner(2, "explain", "--json", PYTHONPATH=path)).stdout)["not_with_it"]
+    assert {"--pp (torch 2.12)", "workloads.llama (torch 2.5)"} <= set(lacks)
+    assert "not with it" in ok(runner(2, "explain", PYTHONPATH=path)).stdout
+    done = runner(2, "doctor", "--json", "--only", "versions", PYTHONPATH=path)
+    (found,) = json.loads(done.stdout)["checks"]
+    assert found["status"] == ("fail" if version == "2.3.1" else "ok")
+    assert ("the runner needs torch 2.4" if version == "2.3.1" else "--pp (2.12)") in found["detail"]
+
+
+def test_explain_without_torch(tmp_path: Path) -> None:
+    path = packages_without("torch", tmp_path / "packages")
+    done = ok(mpirun(2, BASE_PYTHON, "-m", "runner", "explain", "--json", PYTHONPATH=path))
+    assert json.loads(done.stdout)["versions"]["torch"] == ""
+    done = mpirun(2, BASE_PYTHON, "-m", "runner", "workloads.mnist", PYTHONPATH=path)
+    assert done.returncode == 1
+    assert "No module named 'torch'" in own_lines(done)[0]
 
 
 def test_processes_that_each_believe_to_be_alone() -> None:

@@ -13,7 +13,7 @@ names = [
     *("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
 ]
 found = {
-    "variables": {name: os.environ[name] for name in names},
+    "variables": {name: os.environ[name] for name in names if name in os.environ},
     "argv": sys.argv,
     "path0": sys.path[0],
     "name": __name__,

@@ -11,11 +11,14 @@ import torch.distributed as dist
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 SOON = timedelta(seconds=60)
+kept: list[dist.TCPStore] = []
 
 
 def free_port(name: str) -> int:
     """A port that rank 0 finds and tells through the launcher's store."""
-    agent = dist.TCPStore(address, port, is_master=False, timeout=SOON)
+    is_served = os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"  # not by the torchrun of torch 2.4
+    agent = dist.TCPStore(address, port, is_master=rank == 0 and not is_served, wait_for_workers=False, timeout=SOON)
+    kept.append(agent)
     if rank == 0:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             agent.set(name, str(probe.getsockname()[1]))

@@ -268,9 +268,14 @@ def test_who_waits_for_a_rank_that_is_busy_has_not_hung(monkeypatch: pytest.Monk
     assert not works.is_busy
 
 
+@pytest.mark.parametrize(
+    ("is_recorded", "where"),
+    [(True, "in torch.distributed, but in no collective"), (False, "in a call of torch.distributed")],
+)
 def test_before_the_training_a_call_of_torch_distributed_is_bounded_and_preparing_data_is_not(
-    monkeypatch: pytest.MonkeyPatch,
+    is_recorded: bool, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("runner.guard.hang.IS_RECORDED", is_recorded)
     clock = Clock(monkeypatch)
     answers = [Answer([], inside=0)]
     requests: Any = SimpleNamespace(ask=lambda: None, answered=lambda: answers[-1])
@@ -281,7 +286,7 @@ def test_before_the_training_a_call_of_torch_distributed_is_bounded_and_preparin
         answers.append(Answer([], inside=call))
         assert not any(clock.watch(patience, 55))
         assert not patience.is_busy
-    connecting = Reason("no progress for 60 s, in torch.distributed, but in no collective", is_connecting=True)
+    connecting = Reason(f"no progress for 60 s, {where}", is_connecting=True)
     assert clock.watch(patience, 10)[-1] == connecting
     patience.others_are_busy = True  # one prepares data, for which this one waits
     assert not any(clock.watch(patience, 600))

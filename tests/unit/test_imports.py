@@ -22,7 +22,7 @@ TABLE: dict[str, set[str]] = {
     "extensions": {"errors"},
     "launch": {"errors", "extensions"},
     "locks": {"errors"},
-    "guard": {"errors", "collector", "launch", "locks", "rendezvous"},
+    "guard": {"errors", "collector", "launch", "locks", "rendezvous", "features", "torch_build"},
     "torch_build": set(),
     "features": {"errors", "torch_build"},
     "torch_api": {"torch_build"},

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+from contextlib import nullcontext
 from typing import Any
 
 from runner.comm.table import backends
@@ -26,6 +27,7 @@ from runner.tools.doctor import (
     speed_checks,
 )
 from runner.tools.doctor.examine import Check, Verdict, counted, examine
+from runner.tools.output import libraries_print_on_stderr
 from runner.tools.table import Row, print_rows, show_progress
 
 # They run in this order; those from torch on need torch.
@@ -75,12 +77,13 @@ def doctor(job: Job, argv: list[str]) -> None:
     first = job.topology.records[0]
     found: list[tuple[Check, Verdict]] = []
     with ControlChannel(job.rank, job.size, job.endpoint, f"doctor of {first.host_key}/{first.pid}") as channel:
-        for check in options.only:
-            if job.rank == 0:
-                show_progress(f"checking {check.name} …")
-            verdict = examine(check, job, channel)
-            if verdict is not None:
-                found.append((check, verdict))
+        with libraries_print_on_stderr() if options.json else nullcontext():
+            for check in options.only:
+                if job.rank == 0:
+                    show_progress(f"checking {check.name} …")
+                verdict = examine(check, job, channel)
+                if verdict is not None:
+                    found.append((check, verdict))
         if job.rank == 0:
             show_progress("")
             report = _report(job, found, time.monotonic() - start)

@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from runner.comm.table import backends
-from runner.features import lacking, number_of
+from runner.features import FEATURES, RUNNER, lacking, number_of
 from runner.job import Job
 from runner.launch.detect import unused_tasks
 from runner.launch.table import SINGLE
@@ -86,6 +86,8 @@ def versions(job: Job, team: Team) -> Verdict:
         texts = [f"{name}: {grouped([v[name] or 'none' for v in found], job.topology)}" for name in differing]
         return fail(" | ".join(texts), "install the same on all hosts, or one environment on a folder they share")
     text = ", ".join(f"{name} {version}" for name, version in found[0].items() if version)
+    if lack := FEATURES[RUNNER].shortfall(found[0]["torch"]):
+        return fail(f"{text}: the runner {lack}", f"pip install 'torch>={number_of(FEATURES[RUNNER].floor)}'")
     lacks = ", ".join(f"{one.name} ({number_of(one.floor)})" for one in lacking(found[0]["torch"]))
     return ok(f"{text}; not with this torch: {lacks}" if lacks and found[0]["torch"] else text)
 

@@ -1,0 +1,19 @@
+"""Rank 1 sleeps while rank 0 waits for it: in an all_reduce, or in DDP's part of the backward pass (``backward``)."""
+
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+model(torch.ones(2, 4)).sum().backward()  # what is imported at the first one takes its time
+dist.barrier()
+if dist.get_rank() == 1:
+    time.sleep(3600)
+if sys.argv[1] == "backward":
+    model(torch.ones(2, 4)).sum().backward()
+else:
+    dist.all_reduce(torch.ones(4))
