@@ -89,6 +89,18 @@ FEATURES = {
     "plan of a divided model": Feature(
         name="plan of a divided model", floor=(2, 9), reason="it cannot trace how parts are scattered"
     ),
+    "frozen": Feature(
+        name="--tp with frozen weights",
+        floor=(2, 11, True),
+        reason="it trains what is frozen, without a word",
+        instead="train all weights of the divided layers, or take --strategy ddp",
+    ),
+    "sequence-parallel": Feature(
+        name="--sequence-parallel",
+        floor=(2, 12, True),
+        reason="a norm's gradient is not yet summed where it is clipped, and with uneven shards gradients are wrong, without a word",
+        instead="leave it out",
+    ),
     "uneven": Feature(
         name="--tp in shards of uneven size",
         floor=(2, 12, True),

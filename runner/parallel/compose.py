@@ -208,7 +208,7 @@ def divide_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: D
     """Tensor parallelism: divide the layers, by name, along a mesh. What is tied stays so, and what is frozen, too.
 
     Raises:
-        UsageError: tied parameters are not divided alike.
+        UsageError: tied parameters are not divided alike, or torch is too old for frozen ones.
     """
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -217,10 +217,10 @@ def divide_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: D
     # torch 2.6 says so of a CPU's mesh whenever it makes a DTensor; the runner has random numbers of its own (streams.py).
     warnings.filterwarnings("ignore", "DTensor random operators may not have complete support", UserWarning)
     parallelize_module(model, mesh, {**styles}, **ALL_HAVE_IT)
-    for name in frozen:
-        model.get_parameter(name).requires_grad_(
-            False
-        )  # torch's new ones are trained: all before 2.11, norms still (2.15)
+    for parameter in map(model.get_parameter, frozen):
+        if hasattr(parameter, "placements"):
+            need("frozen")
+        parameter.requires_grad_(False)  # torch's new ones are trained: all before 2.11, norms still (2.15)
     tie_divided(shared)
 
 

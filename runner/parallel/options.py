@@ -131,6 +131,7 @@ class ParallelOptions:
             "selective": self.activation_checkpointing == "selective",
             "tp": self.tp > 1,
             "fsdp": self.is_sharded,
+            "sequence-parallel": self.sequence_parallel,
             "pp": self.pp > 1,
         }
         return [name for name, is_used in used.items() if is_used]

@@ -86,9 +86,9 @@ def test_a_snapshot_will_not_do_where_it_might_be_wrong_without_a_word(
 
 
 def test_what_was_not_tried_on_gpus_is_allowed_there_and_told() -> None:
-    need("fsdp", "pp", version="2.6.0", device="cuda")
-    assert untried("fsdp", "pp", "tp", version="2.6.0", device="cuda") == [FEATURES["fsdp"], FEATURES["pp"]]
-    assert untried("fsdp", "pp", version="2.6.0", device="cpu") == []
+    need("fsdp", "pp", version="2.8.0", device="cuda")
+    assert untried("fsdp", "pp", "tp", version="2.8.0", device="cuda") == [FEATURES["fsdp"], FEATURES["pp"]]
+    assert untried("fsdp", "pp", version="2.8.0", device="cpu") == []
     assert untried("fsdp", "pp", version="2.12.1", device="cuda") == []
     with pytest.raises(UsageError, match=r"--pp: it needs torch 2\.6 or newer, and this is 2\.5\.1"):
         need("pp", version="2.5.1", device="cuda")
