@@ -111,7 +111,7 @@ FEATURES = {
         name="--pp",
         floor=(2, 12),
         reason="by gloo its pipelines hang or abort",
-        instead="take --strategy fsdp or --tp",
+        instead="take --strategy fsdp (torch 2.9) or zero1",
         on_gpus=(2, 6),
     ),
     "order": Feature(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from torch.distributed.optim import ZeroRedundancyOptimizer
+import warnings
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # torch 2.4, of the optimizers beside this one
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
 from runner.parallel import Setting
