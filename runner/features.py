@@ -31,9 +31,13 @@ class Feature:
     instead: str = ""
     on_gpus: Release | None = None
 
+    def floor_on(self, device: str) -> Release:
+        """The first release for this type of device."""
+        return self.floor if self.on_gpus is None or device == "cpu" else self.on_gpus
+
     def shortfall(self, version: str, device: str = "cpu") -> str:
         """Why a torch of this version does not do; "" if it does, or may on this type of device."""
-        floor = self.floor if self.on_gpus is None or device == "cpu" else self.on_gpus
+        floor = self.floor_on(device)
         if release_of(version) >= floor:
             return ""
         return f"needs torch {number_of(floor)} or newer, and this is {version or 'none'} ({self.reason})"
@@ -82,12 +86,12 @@ FEATURES = {
     "copies": Feature(
         name="--tp or --pp with data parallelism or a smaller --precision",
         floor=(2, 9),
-        reason="that is fully_shard's, which needs streams, which CPUs lack",
+        reason="fully_shard does that, which needs streams, which CPUs lack",
         instead="start as many ranks as --tp times --pp, and leave --precision out",
         on_gpus=(2, 8),
     ),
-    "plan of a divided model": Feature(
-        name="plan of a divided model", floor=(2, 9), reason="it cannot trace how parts are scattered"
+    "plan of attention": Feature(
+        name="plan of attention", floor=(2, 9), reason="it follows another kernel than a GPU's, which keeps more"
     ),
     "frozen": Feature(
         name="--tp with frozen weights",
@@ -107,6 +111,12 @@ FEATURES = {
         reason="it puts such parts together in the wrong order, without a word",
         instead="take degrees by which the sizes of the divided layers can be divided, or --strategy ddp",
     ),
+    "plan of divided layers": Feature(
+        name="plan of --tp",
+        floor=(2, 12),
+        reason="it cannot tell what a divided layer computes from what it only tries",
+        instead="say --tp 1",
+    ),
     "pp": Feature(
         name="--pp",
         floor=(2, 12),
@@ -121,10 +131,10 @@ FEATURES = {
         instead="map ranks to hosts by blocks, or take smaller degrees",
     ),
     "idle stage": Feature(
-        name="--pp with a stage that trains nothing",
+        name="--pp with a first stage that trains nothing",
         floor=(2, 13),
         reason="its pipelines refuse one",
-        instead="take fewer stages, or train something in each",
+        instead="take fewer stages, or train something in the first",
     ),
     "mpi4py": Feature(
         name="--backend mpi4py", floor=(2, 14), reason="Python cannot add a backend to it", instead="say --backend gloo"
@@ -146,7 +156,7 @@ def need(*features: str, version: str | None = None, device: str = "cpu") -> Non
     version = torch_build().version if version is None else version
     for feature in (FEATURES[name] for name in features if name in FEATURES):
         if lack := feature.shortfall(version, device):
-            newer = f"pip install 'torch>={number_of(feature.floor)}'"
+            newer = f"pip install 'torch>={number_of(feature.floor_on(device))}'"
             raise UsageError(f"{feature.name}: it {lack}", fix=" or ".join(filter(None, [feature.instead, newer])))
 
 

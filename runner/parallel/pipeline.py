@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from runner.comm.timing import synchronize
 from runner.errors import UsageError, raised_on_all_ranks
+from runner.features import need
 from runner.parallel import Setting
 from runner.parallel.compose import DividedTrainer, divide, outline, settle
 from runner.parallel.options import SCHEDULES
@@ -247,6 +248,8 @@ def pipeline(task: Task, setting: Setting, *, shard: bool) -> Trainer:
     parts = [part_of(model, names, own) for own in of_stages]
     tied = untie(parts)
     _check_apart(tied, owners)
+    if not any(one.requires_grad for one in parts[0].parameters()):
+        need("idle stage", device=setting.device.type)
     stages = {number: part for number, part in enumerate(parts) if owners[number] == here}
     whole = part_of(model, names, set().union(*(of_stages[number] for number in stages)))
     for number, stage in stages.items():

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
+from runner.features import need
+
 
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
@@ -23,6 +25,7 @@ def as_on_gpu() -> Iterator[None]:
         (functional, "rms_norm", _rms_norm),
         (torch, "rms_norm", _rms_norm),
         (functional, "dropout", _dropout),
+        (functional, "scaled_dot_product_attention", _attention),
     ]
     own = [getattr(module, name) for module, name, _ in replacements]
     for module, name, replacement in replacements:
@@ -57,7 +60,12 @@ def _rms_norm(values: Tensor, normalized_shape: Any, weight: Tensor | None = Non
     return result
 
 
-_own_dropout = functional.dropout
+_own_dropout, _own_attention = functional.dropout, functional.scaled_dot_product_attention
+
+
+def _attention(*values: Any, **options: Any) -> Tensor:
+    need("plan of attention")
+    return _own_attention(*values, **options)
 
 
 def _dropout(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

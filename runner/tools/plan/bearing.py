@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from runner.errors import UsageError
 from runner.parallel import precision
-from runner.parallel.bearing import check_divisible, check_one_dtype, described
+from runner.parallel.bearing import check_divisible, check_even, check_one_dtype, described
 from runner.parallel.options import traits_of
 from runner.tools.plan.layouts import Candidate
 from runner.tools.plan.memory import is_wrapped
@@ -43,6 +43,8 @@ def check_borne(candidate: Candidate, tracer: Tracer) -> None:
         check_one_dtype(model)
     if is_wrapped(candidate) or candidate.options.tp > 1:
         check_divisible(model)
+    if candidate.options.tp > 1:
+        check_even(tracer.divided(candidate.options, casts=False).model, candidate.degrees.shard)
     divides = is_wrapped(candidate) and dist.is_initialized() and dist.get_world_size() > 1
     if divides and tracer.optimizer_problem is not None:
         raise tracer.optimizer_problem

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from runner.errors import UsageError
+from runner.features import need
 from runner.parallel.mesh import Degrees, Layout, lay_out
 from runner.parallel.options import SCHEDULES, ParallelOptions, read_parallel_options, traits_of
 from runner.rendezvous.topology import Host, Topology
@@ -178,6 +179,9 @@ def _candidate(
     if problem := plan.lacks(options):
         raise UsageError(f"this workload cannot be trained with {problem}")
     layout = lay_out(cluster.topology(), options.degrees(cluster.gpus))
+    need(*options.features, *options.features_in(layout), device="cuda")
+    if options.tp > 1:
+        need("plan of divided layers")
     data = layout.degrees.data
     if global_batch is not None and global_batch % data:
         raise UsageError(f"--global-batch-size {global_batch} does not divide among {data} data-parallel ranks")

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from runner.errors import UsageError
+from runner.features import need
 from runner.parallel.options import traits_of
 from runner.parallel.stages import balanced
 from runner.tools.plan.bearing import check_borne, told_in_one_line
@@ -97,6 +98,8 @@ def plan_layout(
     cuts = balanced(costs, len(owners))
     stages = [_distinct([one for piece in cut for one in traced.parameters[piece]]) for cut in cuts]
     tied = _tied(stages, owners)
+    if options.pp > 1 and not any(one.is_trained for one in stages[0]):
+        need("idle stage", device="cuda")
     passes = [_together(traced, cut) for cut in cuts]
     times = timeline(options)
     memories, traffics, operations = [], [], []

@@ -48,7 +48,9 @@ _of_attention: Callable[..., int] = sdpa_flop_count
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    return _of_attention(query.shape, key.shape, value.shape)
+    """As if no query shared its keys: that takes as many operations, and torch before 2.12 counts no other."""
+    batch, heads = query.shape[:2]
+    return _of_attention(query.shape, (batch, heads, *key.shape[2:]), (batch, heads, *value.shape[2:]))
 
 
 _OPERATIONS = {**flop_registry, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
@@ -105,7 +107,7 @@ class Traced:
 
 
 @dataclass(frozen=True)
-class _Divided:
+class Divided:
     """A rank's part of a model under tensor parallelism, in fake tensors of a mode."""
 
     mode: FakeTensorMode
@@ -128,7 +130,7 @@ class Tracer:
         self.model = _copied(whole, torch.device("meta"))
         self.pieces = segments(self.model, task.plan.cuts(self.model))
         self._names = [name for piece in self.pieces for name in piece]
-        self._models: dict[tuple[Any, ...], _Divided] = {}
+        self._models: dict[tuple[Any, ...], Divided] = {}
         self._traced: dict[tuple[Any, ...], Traced] = {}
 
     @functools.cached_property
@@ -174,7 +176,7 @@ class Tracer:
         return self._traced[key]
 
     def _trace(self, options: ParallelOptions, samples: int, *, casts: bool) -> Traced:
-        divided = self._divided(options, casts=casts)
+        divided = self.divided(options, casts=casts)
         own = [vars(unit).get("forward") for unit in divided.units]  # prepare() gives each one another
         prepare(
             divided.model, divided.units, ParallelOptions(activation_checkpointing=options.activation_checkpointing)
@@ -190,7 +192,8 @@ class Tracer:
                 if forward is not None:
                     unit.forward = forward
 
-    def _divided(self, options: ParallelOptions, *, casts: bool) -> _Divided:
+    def divided(self, options: ParallelOptions, *, casts: bool) -> Divided:
+        """The model as one rank of a tensor-parallel group has it."""
         key = (options.tp, options.sequence_parallel, options.loss_parallel, options.precision if casts else "")
         if key not in self._models:
             mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -204,7 +207,7 @@ class Tracer:
             trained: list[Any] = [parameter for parameter in model.parameters() if parameter.requires_grad]
             for parameter in trained:  # gradients are no activations
                 parameter.register_post_accumulate_grad_hook(_drop_gradient)
-            self._models[key] = _Divided(mode, model, units, self._parameters(model, units))
+            self._models[key] = Divided(mode, model, units, self._parameters(model, units))
         return self._models[key]
 
     def _parameters(self, model: nn.Module, units: Sequence[nn.Module]) -> list[list[Parameter]]:
