@@ -79,14 +79,14 @@ FEATURES = {
     "fsdp": Feature(
         name="--strategy fsdp, --replicate",
         floor=(2, 9),
-        reason="its fully_shard needs streams, which CPUs lack",
+        reason="its fully_shard does not run on CPUs",
         instead="take --strategy zero1",
         on_gpus=(2, 8),
     ),
     "copies": Feature(
         name="--tp or --pp with data parallelism or a smaller --precision",
         floor=(2, 9),
-        reason="fully_shard does that, which needs streams, which CPUs lack",
+        reason="fully_shard does that, which does not run on CPUs",
         instead="start as many ranks as --tp times --pp, and leave --precision out",
         on_gpus=(2, 8),
     ),

@@ -7,15 +7,16 @@ to be on a GPU where there is none. Only shapes and dtypes count, so nothing is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
-from runner.features import need
+from runner.features import FEATURES, need
 
 
 @contextmanager
@@ -25,16 +26,25 @@ def as_on_gpu() -> Iterator[None]:
         (functional, "rms_norm", _rms_norm),
         (torch, "rms_norm", _rms_norm),
         (functional, "dropout", _dropout),
-        (functional, "scaled_dot_product_attention", _attention),
     ]
     own = [getattr(module, name) for module, name, _ in replacements]
     for module, name, replacement in replacements:
         setattr(module, name, replacement)
     try:
-        yield
+        with _WithoutAttention() if FEATURES["plan of attention"].shortfall(torch.__version__) else nullcontext():
+            yield
     finally:
         for (module, name, _), function in zip(replacements, own, strict=True):
             setattr(module, name, function)
+
+
+class _WithoutAttention(TorchFunctionMode):
+    """Refuses attention, by whatever name it is called, with a torch whose kernel for it on a CPU keeps more than a GPU's."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is functional.scaled_dot_product_attention:
+            need("plan of attention")
+        return function(*args, **(kwargs or {}))
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -60,12 +70,7 @@ def _rms_norm(values: Tensor, normalized_shape: Any, weight: Tensor | None = Non
     return result
 
 
-_own_dropout, _own_attention = functional.dropout, functional.scaled_dot_product_attention
-
-
-def _attention(*values: Any, **options: Any) -> Tensor:
-    need("plan of attention")
-    return _own_attention(*values, **options)
+_own_dropout = functional.dropout
 
 
 def _dropout(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

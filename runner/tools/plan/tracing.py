@@ -184,6 +184,8 @@ class Tracer:
         try:
             with divided.mode:
                 return Traced(divided.parameters, self._passes(divided.model, options, samples, casts=casts))
+        except UsageError:  # this torch cannot follow it
+            raise
         except Exception as error:  # of the model: what it does may depend on data
             return Traced(divided.parameters, None, described(error))
         finally:
