@@ -181,7 +181,7 @@ class _Planner:
                 left_out[str(error)] += 1
         show_progress("")
         if not plans:
-            raise UsageError(next(iter(left_out)))
+            raise UsageError([*left_out][-1])  # of the model, which says more than those of layouts, which come first
         return plans, left_out
 
     def _plan(self, candidate: Candidate, cluster: Cluster, limit: float) -> Any:
