@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -101,7 +102,8 @@ class _Job:
 
     def _output(self, turn: Path, name: str) -> str:
         files = [Path(f"{turn}.{name}.{rank}") for rank in range(self._ranks)]
-        return "".join(file.read_text() for file in files if file.exists())
+        text = "".join(file.read_text() for file in files if file.exists())
+        return re.sub(r"^\[Gloo\] Rank .*\n", "", text, flags=re.MULTILINE)  # torch 2.9's
 
     def close(self) -> None:
         self._ask(command=[])

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.launching import ROOT, SCRIPTS, ok, runner
+from tests.layouts import case, needing
 from tests.results import losses, refused
 from tests.turns import Turns
 
 JOB = ("branches", "--dtype=float64", "--global-batch-size=16", "--max-steps=4", "--save-every=0")
 
 
+@pytest.mark.needs("fsdp")
 @pytest.mark.parametrize(
     ("by", "layout", "told"),
     [
@@ -38,6 +40,7 @@ def test_ranks_that_call_different_units_are_named(
     assert not (tmp_path / "metrics.jsonl").exists() or not losses(tmp_path)  # it was the first step
 
 
+@needing((4, "--pp 2 --micro-batches 4"))
 def test_ranks_of_one_stage_that_call_different_units_are_named(tmp_path: Path) -> None:
     """In a job of its own: the other stage waits for this one, and is ended with it."""
     layout = ["--pp", "2", "--micro-batches", "4", "--by=rank", f"--checkpoint-dir={tmp_path}"]
@@ -46,15 +49,14 @@ def test_ranks_of_one_stage_that_call_different_units_are_named(tmp_path: Path) 
     assert "the ranks call different units of the sharded model: layers.1 on rank 0" in done.stderr
 
 
-def test_a_branch_that_all_ranks_take_alike_is_trained(turns: Turns, tmp_path: Path) -> None:
-    for ranks, layout in (
-        (1, "--allowed"),
-        (2, "--strategy ddp --allowed"),
-        (2, "--strategy zero1 --allowed"),
-        (2, "--strategy fsdp"),
-    ):
-        ok(turns(ranks, *JOB, *layout.split(), "--by=common", f"--checkpoint-dir={tmp_path}/{layout}"))
-        assert losses(tmp_path / layout) == pytest.approx(losses(tmp_path / "--allowed"), rel=1e-9), layout
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [case(2, "--strategy ddp --allowed"), case(2, "--strategy zero1 --allowed"), case(2, "--strategy fsdp")],
+)
+def test_a_branch_that_all_ranks_take_alike_is_trained(ranks: int, layout: str, turns: Turns, tmp_path: Path) -> None:
+    for number, options in ((1, "--allowed"), (ranks, layout)):
+        ok(turns(number, *JOB, *options.split(), "--by=common", f"--checkpoint-dir={tmp_path}/{number}"))
+    assert losses(tmp_path / f"{ranks}") == pytest.approx(losses(tmp_path / "1"), rel=1e-9)
 
 
 def test_under_ddp_a_task_can_allow_it(turns: Turns, tmp_path: Path) -> None:

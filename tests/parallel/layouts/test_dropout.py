@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import ok
+from tests.layouts import case, needing
 from tests.results import losses
 from tests.turns import Turns
 
@@ -22,6 +23,7 @@ def masks(turns: Turns, ranks: int, layout: str, folder: Path) -> list[dict[str,
     return found
 
 
+@pytest.mark.needs("tp")
 def test_tensor_parallel_ranks_draw_the_same_where_they_compute_the_same_only(turns: Turns, tmp_path: Path) -> None:
     first, second = masks(turns, 2, "--tp 2", tmp_path / "tp")
     assert all((first[name] == second[name]) == name.endswith("outside") for name in first)
@@ -30,6 +32,7 @@ def test_tensor_parallel_ranks_draw_the_same_where_they_compute_the_same_only(tu
     assert all(by_sequence[0][name] != by_sequence[1][name] for name in first)
 
 
+@needing((4, "--tp 2 --pp 2"), (4, "--strategy fsdp --tp 2"))
 def test_stages_and_replicas_draw_different_masks(turns: Turns, tmp_path: Path) -> None:
     found = masks(turns, 4, "--tp 2 --pp 2 --micro-batches 2", tmp_path / "a")
     stages = [found[0], found[1]], [found[2], found[3]]
@@ -41,14 +44,20 @@ def test_stages_and_replicas_draw_different_masks(turns: Turns, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "layout", ["--tp 2", "--tp 2 --sequence-parallel", "--pp 2 --micro-batches 4", "--pp 2 --schedule interleaved1f1b"]
+    ("ranks", "layout"),
+    [
+        case(2, "--tp 2"),
+        case(2, "--tp 2 --sequence-parallel"),
+        case(2, "--pp 2 --micro-batches 4"),
+        case(2, "--pp 2 --schedule interleaved1f1b"),
+    ],
 )
 def test_activations_computed_again_and_a_resumed_run_have_the_same_masks(
-    layout: str, turns: Turns, tmp_path: Path
+    ranks: int, layout: str, turns: Turns, tmp_path: Path
 ) -> None:
     job = [*JOB, *layout.split()]
-    ok(turns(2, *job, "--max-steps=4", f"--checkpoint-dir={tmp_path}/whole"))
+    ok(turns(ranks, *job, "--max-steps=4", f"--checkpoint-dir={tmp_path}/whole"))
     again = "--activation-checkpointing=full"
-    ok(turns(2, *job, again, "--max-steps=2", f"--checkpoint-dir={tmp_path}/parts"))
-    ok(turns(2, *job, again, "--max-steps=4", f"--checkpoint-dir={tmp_path}/parts", "--resume"))
+    ok(turns(ranks, *job, again, "--max-steps=2", f"--checkpoint-dir={tmp_path}/parts"))
+    ok(turns(ranks, *job, again, "--max-steps=4", f"--checkpoint-dir={tmp_path}/parts", "--resume"))
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-12)

@@ -8,8 +8,11 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.launching import ok
+from tests.layouts import case, needing
 from tests.results import losses, metrics, refused
 from tests.turns import Turns
+
+pytestmark = pytest.mark.needs("workloads.llama")
 
 TEXT = Path(__file__)  # what the models read: a few thousand bytes
 SMALL = (f"--text={TEXT}", "--length=32", "--global-batch-size=8", "--dtype=float64", "--log-every=1", "--warmup=3")
@@ -26,9 +29,9 @@ def whole(turns: Turns, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("ranks", "layout"),
     [
-        (2, "--tp 2 --sequence-parallel --loss-parallel"),
-        (4, "--strategy fsdp --tp 2 --activation-checkpointing selective"),
-        (4, "--tp 2 --pp 2 --sequence-parallel --micro-batches 2"),
+        case(2, "--tp 2 --sequence-parallel --loss-parallel"),
+        case(4, "--strategy fsdp --tp 2 --activation-checkpointing selective"),
+        case(4, "--tp 2 --pp 2 --sequence-parallel --micro-batches 2"),
     ],
 )
 def test_the_curve_is_that_of_one_rank(ranks: int, layout: str, whole: Path, turns: Turns, tmp_path: Path) -> None:
@@ -43,19 +46,22 @@ def test_the_curve_is_that_of_one_rank(ranks: int, layout: str, whole: Path, tur
     assert metrics(tmp_path)[-1]["tflops_per_rank"] > 0
 
 
+OTHERS = (
+    (2, "--strategy ddp"),
+    (4, "--strategy fsdp"),
+    (4, "--strategy fsdp --tp 2"),
+    (2, "--pp 2 --micro-batches 2"),
+    (8, "--strategy fsdp --tp 2"),
+    (4, "--strategy zero1"),
+    (1, "--strategy ddp"),
+)
+
+
+@needing(*OTHERS)
 def test_a_training_goes_on_under_other_strategies_and_numbers_of_ranks(
     whole: Path, turns: Turns, tmp_path: Path
 ) -> None:
-    parts = (
-        (2, "--strategy ddp"),
-        (4, "--strategy fsdp"),
-        (4, "--strategy fsdp --tp 2"),
-        (2, "--pp 2 --micro-batches 2"),
-        (8, "--strategy fsdp --tp 2"),
-        (4, "--strategy zero1"),
-        (1, "--strategy ddp"),
-    )
-    for steps, (ranks, layout) in zip((1, 2, 3, 4, 5, 6, 8), parts, strict=True):
+    for steps, (ranks, layout) in zip((1, 2, 3, 4, 5, 6, 8), OTHERS, strict=True):
         options = [*SMALL, *layout.split(), f"--checkpoint-dir={tmp_path}", f"--max-steps={steps}"]
         resume = ["--resume"] if steps > 1 else []
         # the schedule of the learning rate ends with the training, whose end is the same for all
@@ -63,6 +69,17 @@ def test_a_training_goes_on_under_other_strategies_and_numbers_of_ranks(
     assert losses(tmp_path) == pytest.approx(losses(whole), rel=1e-9)
 
 
+LAYOUTS = (
+    (1, ""),
+    (2, "--tp 2"),
+    (2, "--pp 2"),
+    (2, "--strategy fsdp"),
+    (4, "--tp 2 --pp 2"),
+    (4, "--strategy fsdp --tp 2"),
+)
+
+
+@needing(*LAYOUTS)
 def test_a_training_with_tied_weights_goes_on_under_other_strategies(turns: Turns, tmp_path: Path) -> None:
     """A pipeline's first and last stage have a copy each; a checkpoint has one."""
     options = [*SMALL, "--schedule-steps=6", "--clip-norm=0.5"]
@@ -91,6 +108,7 @@ def test_a_later_end_of_the_learning_rate_is_told(whole: Path, turns: Turns, tmp
     assert "warm-up 3 → 2, end of the learning rate step 8 → step 9" in done.stdout
 
 
+@needing(*LAYOUTS)
 def test_the_tokens_are_those_of_one_rank(whole: Path, turns: Turns) -> None:
     options = [*SMALL, f"--checkpoint-dir={whole}", "--generate=a text", "--tokens=12"]
     told = {layout: ok(turns(ranks, "workloads.llama", *options, *layout.split())).stdout for ranks, layout in LAYOUTS}
@@ -105,36 +123,33 @@ def test_the_tokens_are_those_of_one_rank(whole: Path, turns: Turns) -> None:
     assert drawn[0] == drawn[1] == drawn[3] == drawn[4] != drawn[2]
 
 
-LAYOUTS = (
-    (1, ""),
-    (2, "--tp 2"),
-    (2, "--pp 2"),
-    (2, "--strategy fsdp"),
-    (4, "--tp 2 --pp 2"),
-    (4, "--strategy fsdp --tp 2"),
-)
-
-
-def test_weights_go_out_and_come_in(whole: Path, turns: Turns, tmp_path: Path) -> None:
-    out, back = tmp_path / "out", tmp_path / "back"
+@pytest.mark.parametrize(("ranks", "layout"), [case(2, "--strategy=fsdp"), case(2, "--pp=2")])
+def test_weights_go_out_and_come_in(ranks: int, layout: str, whole: Path, turns: Turns, tmp_path: Path) -> None:
+    out, back, folder = tmp_path / "out", tmp_path / "back", tmp_path / "trained"
     ok(turns(1, "workloads.llama", *SMALL, f"--checkpoint-dir={whole}", f"--export={out}"))
-    for layout in ("--strategy=fsdp", "--pp=2"):
-        folder = tmp_path / layout
-        options = [*SMALL, f"--pretrained={out}", "--lr=1e-300", "--max-steps=1", f"--checkpoint-dir={folder}"]
-        ok(turns(2, "workloads.llama", *options, layout))
-        ok(turns(1, "workloads.llama", *SMALL, f"--checkpoint-dir={folder}", f"--export={back}{layout}"))
-        one, other = load_file(out / "model.safetensors"), load_file(f"{back}{layout}/model.safetensors")
-        assert one.keys() == other.keys()
-        assert all(one[name].equal(other[name]) for name in one)
+    options = [*SMALL, f"--pretrained={out}", "--lr=1e-300", "--max-steps=1", f"--checkpoint-dir={folder}"]
+    ok(turns(ranks, "workloads.llama", *options, layout))
+    ok(turns(1, "workloads.llama", *SMALL, f"--checkpoint-dir={folder}", f"--export={back}"))
+    one, other = load_file(out / "model.safetensors"), load_file(back / "model.safetensors")
+    assert one.keys() == other.keys()
+    assert all(one[name].equal(other[name]) for name in one)
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("--tp 3", "tensor(3) = 3 does not divide 2 ranks"),
+        pytest.param("--tp 3", "tensor(3) = 3 does not divide 2 ranks", marks=pytest.mark.needs("tp")),
         ("--length 1024", "--length 1024 is more than the model's 512 positions"),
-        ("--sequence-parallel --tp 2 --length 31", "--tp 2 does not divide --length 31"),
-        ("--pp 2 --schedule interleaved1f1b --stages-per-rank 8 --micro-batches 4", "can be cut into 6 pieces at most"),
+        pytest.param(
+            "--sequence-parallel --tp 2 --length 31",
+            "--tp 2 does not divide --length 31",
+            marks=pytest.mark.needs("tp"),
+        ),
+        pytest.param(
+            "--pp 2 --schedule interleaved1f1b --stages-per-rank 8 --micro-batches 4",
+            "can be cut into 6 pieces at most",
+            marks=pytest.mark.needs("pp"),
+        ),
         ("--export {folder} --checkpoint-dir {folder}", "there is no checkpoint in"),
         ("--generate x --checkpoint-dir {folder}", "there is no checkpoint in"),
         ("--generate= --checkpoint-dir {folder}", "--generate has no text to continue"),

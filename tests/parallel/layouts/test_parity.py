@@ -8,98 +8,123 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.launching import ROOT, ok
+from tests.layouts import case, needing
 from tests.results import losses, refused
 from tests.turns import Turns
 
 EXACT = ("--dtype", "float64", "--batch-size", "8")
 
-# For each number of ranks: what covers the parts of runner/parallel. Those with a factory's model are filled after division.
-COVERING = {
-    2: (
-        "--strategy fsdp --meta --tied",
-        "--strategy fsdp --frozen --clip-norm 0.1 --micro-batches 2",
-        "--strategy fsdp --activation-checkpointing full --offload cpu",
-        "--strategy fsdp --activation-checkpointing full --compile",
-        "--strategy zero1 --clip-norm 0.1 --micro-batches 2 --frozen",
-        "--tp 2 --meta --tied",
-        "--tp 2 --meta --tied --compile",
-        "--tp 2 --sequence-parallel --loss-parallel --clip-norm 0.1",
-        "--tp 2 --frozen --clip-norm 0.1 --activation-checkpointing selective",
-        "--pp 2 --micro-batches 4 --schedule gpipe --frozen --tied --clip-norm 0.1",
-        "--pp 2 --only-head --clip-norm 0.01",
-        "--strategy local-sgd --sync-every 1 --sgd",
+# What covers the parts of runner/parallel. Those with a factory's model are filled after division.
+COVERING = (
+    case(2, "--strategy fsdp --meta --tied"),
+    case(2, "--strategy fsdp --frozen --clip-norm 0.1 --micro-batches 2"),
+    case(2, "--strategy fsdp --activation-checkpointing full --offload cpu"),
+    case(2, "--strategy fsdp --activation-checkpointing full --compile"),
+    case(2, "--strategy zero1 --clip-norm 0.1 --micro-batches 2 --frozen"),
+    case(2, "--tp 2 --meta --tied"),
+    case(2, "--tp 2 --meta --tied --compile"),
+    case(2, "--tp 2 --sequence-parallel --loss-parallel --clip-norm 0.1"),
+    case(2, "--tp 2 --frozen --clip-norm 0.1 --activation-checkpointing selective"),
+    case(2, "--pp 2 --micro-batches 4 --schedule gpipe --frozen --tied --clip-norm 0.1"),
+    case(2, "--pp 2 --only-head --clip-norm 0.01", also=["idle stage"]),
+    case(2, "--strategy local-sgd --sync-every 1 --sgd"),
+    case(4, "--strategy fsdp --replicate 2 --clip-norm 0.1 --meta --micro-batches 4"),
+    case(4, "--strategy fsdp --tp 2 --order 0,3,2,1 --meta"),
+    case(4, "--pp 2 --meta --clip-norm 0.1"),
+    case(4, "--pp 4 --micro-batches 8 --schedule dualpipev"),
+    case(4, "--strategy fsdp --pp 2 --schedule zbv --micro-batches 4"),
+    case(
+        4, "--strategy fsdp --pp 2 --schedule interleaved-zero-bubble --micro-batches 4 --clip-norm 0.1 --meta --tied"
     ),
-    4: (
-        "--strategy fsdp --replicate 2 --clip-norm 0.1 --meta --micro-batches 4",
-        "--strategy fsdp --tp 2 --order 0,3,2,1 --meta",
-        "--pp 2 --meta --clip-norm 0.1",
-        "--pp 4 --micro-batches 8 --schedule dualpipev",
-        "--strategy fsdp --pp 2 --schedule zbv --micro-batches 4",
-        "--strategy fsdp --pp 2 --schedule interleaved-zero-bubble --micro-batches 4 --clip-norm 0.1 --meta --tied",
-        "--pp 2 --tp 2 --schedule interleaved1f1b --micro-batches 4 --activation-checkpointing full",
-        "--strategy zero1 --order 0,2,1,3 --clip-norm 0.1",
-        "--strategy fsdp --replicate 2 --order 0,2,1,3 --clip-norm 0.1",
-    ),
-}
+    case(4, "--pp 2 --tp 2 --schedule interleaved1f1b --micro-batches 4 --activation-checkpointing full"),
+    case(4, "--strategy zero1 --order 0,2,1,3 --clip-norm 0.1"),
+    case(4, "--strategy fsdp --replicate 2 --order 0,2,1,3 --clip-norm 0.1"),
+)
 
 
 ALL_THREE = "--strategy fsdp --tp 2 --pp 2 --micro-batches 4"  # of two each, on eight ranks
 
 
-@pytest.mark.parametrize("ranks", COVERING)
-def test_the_losses_and_weights_are_those_of_one_process(ranks: int, turns: Turns) -> None:
-    for options in COVERING[ranks]:
-        done = ok(turns(ranks, "parity", *EXACT, *options.split(), "--steps", "10"))
-        found = json.loads(done.stdout.partition("parity ")[2])
-        deviation = max(found["loss"], found["weights"], found["outputs"])
-        assert deviation < 1e-9, f"{options}: {found}"
+@pytest.mark.parametrize(("ranks", "options"), COVERING)
+def test_the_losses_and_weights_are_those_of_one_process(ranks: int, options: str, turns: Turns) -> None:
+    done = ok(turns(ranks, "parity", *EXACT, *options.split(), "--steps", "10"))
+    found = json.loads(done.stdout.partition("parity ")[2])
+    assert max(found["loss"], found["weights"], found["outputs"]) < 1e-9, found
 
 
-BY_GLOO = (
-    "--strategy fsdp --clip-norm 0.1",
-    "--strategy zero1 --micro-batches 2",
-    "--tp 2 --sequence-parallel --loss-parallel",
-    "--pp 2 --schedule zbv --micro-batches 4 --clip-norm 0.1",
-)
-
-
-def test_by_gloo_too() -> None:
+@pytest.fixture(scope="module")
+def by_gloo() -> Iterator[Turns]:
     with contextlib.closing(Turns("--backend", "gloo")) as turns:
-        for options in BY_GLOO:
-            done = ok(turns(2, "parity", *EXACT, *options.split(), "--steps", "4"))
-            found = json.loads(done.stdout.partition("parity ")[2])
-            assert max(found["loss"], found["weights"], found["outputs"]) < 1e-9, f"{options}: {found}"
+        yield turns
 
 
-@pytest.mark.parametrize("layout", ["--strategy fsdp", "--strategy fsdp --tp 2", "--tp 2 --pp 2 --micro-batches 4"])
-def test_in_single_precision_losses_and_weights_stay_together(layout: str, turns: Turns) -> None:
-    done = ok(turns(4, "parity", "--batch-size", "8", *layout.split(), "--steps", "10"))
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        case(2, "--strategy fsdp --clip-norm 0.1"),
+        case(2, "--strategy zero1 --micro-batches 2"),
+        case(2, "--tp 2 --sequence-parallel --loss-parallel"),
+        case(2, "--pp 2 --schedule zbv --micro-batches 4 --clip-norm 0.1"),
+    ],
+)
+def test_by_gloo_too(ranks: int, options: str, by_gloo: Turns) -> None:
+    done = ok(by_gloo(ranks, "parity", *EXACT, *options.split(), "--steps", "4"))
+    found = json.loads(done.stdout.partition("parity ")[2])
+    assert max(found["loss"], found["weights"], found["outputs"]) < 1e-9, found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [case(4, "--strategy fsdp"), case(4, "--strategy fsdp --tp 2"), case(4, "--tp 2 --pp 2 --micro-batches 4")],
+)
+def test_in_single_precision_losses_and_weights_stay_together(ranks: int, layout: str, turns: Turns) -> None:
+    done = ok(turns(ranks, "parity", "--batch-size", "8", *layout.split(), "--steps", "10"))
     found = json.loads(done.stdout.partition("parity ")[2])
     assert max(found["loss"], found["weights"], found["outputs"]) < 1e-5, found
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_in_less_precision_losses_stay_near(precision: str, turns: Turns) -> None:
-    layouts = ["--strategy fsdp", "--strategy ddp", "--strategy zero1", "--tp 2", "--pp 2 --micro-batches 2"]
-    for options in [*layouts, "--pp 2 --micro-batches 4 --schedule zbv"]:
-        done = ok(turns(2, "parity", "--batch-size", "8", *options.split(), "--precision", precision, "--steps", "5"))
-        found = json.loads(done.stdout.partition("parity ")[2])
-        assert 1e-7 < found["loss"] < 0.02, f"{options}: {found}"  # it is not the same, or nothing was cast
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        case(2, f"{layout} --precision {precision}")
+        for precision in ("bf16", "fp16")
+        for layout in (
+            "--strategy fsdp",
+            "--strategy ddp",
+            "--strategy zero1",
+            "--tp 2",
+            "--pp 2 --micro-batches 2",
+            "--pp 2 --micro-batches 4 --schedule zbv",
+        )
+    ],
+)
+def test_in_less_precision_losses_stay_near(ranks: int, options: str, turns: Turns) -> None:
+    done = ok(turns(ranks, "parity", "--batch-size", "8", *options.split(), "--steps", "5"))
+    found = json.loads(done.stdout.partition("parity ")[2])
+    assert 1e-7 < found["loss"] < 0.02, found  # it is not the same, or nothing was cast
 
 
-@pytest.mark.parametrize("layout", ["--tp 2", "--strategy fsdp", "--strategy zero1", "--pp 2 --micro-batches 2"])
-def test_a_step_that_overflows_on_one_rank_is_left_out_by_all(layout: str, turns: Turns) -> None:
-    done = ok(turns(2, "overflows", "--precision", "fp16", *layout.split()))
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        case(2, f"--precision fp16 {layout}")
+        for layout in ("--tp 2", "--strategy fsdp", "--strategy zero1", "--pp 2 --micro-batches 2")
+    ],
+)
+def test_a_step_that_overflows_on_one_rank_is_left_out_by_all(ranks: int, options: str, turns: Turns) -> None:
+    done = ok(turns(ranks, "overflows", *options.split()))
     for found in json.loads(done.stdout.partition("found ")[2]):
         scale = found[0]
         assert found[1:] == [[scale, True], [scale / 2, False], [scale / 2, True]]
 
 
+@pytest.mark.needs("pp", "copies", "idle stage")
 def test_a_stage_without_gradients_leaves_out_the_same_steps(turns: Turns) -> None:
     done = ok(turns(2, "overflows", "--precision", "fp16", "--pp", "2", "--micro-batches", "2", "--only-head"))
     first, last = json.loads(done.stdout.partition("found ")[2])
@@ -108,6 +133,7 @@ def test_a_stage_without_gradients_leaves_out_the_same_steps(turns: Turns) -> No
     assert last[1:] == [[scale, True], [scale / 2, False], [scale / 2, True]]
 
 
+@needing((4, "--strategy fsdp"), (4, "--strategy fsdp --tp 2"), (4, "--pp 4 --schedule gpipe"))
 def test_a_rank_has_its_share_of_the_parameters(turns: Turns) -> None:
     counts, of_all = {}, {}
     for options in ("", "--strategy fsdp", "--strategy fsdp --tp 2", "--pp 4 --schedule gpipe"):
@@ -122,22 +148,26 @@ def test_a_rank_has_its_share_of_the_parameters(turns: Turns) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("ranks", "options", "told"),
     [
-        ("--pp 2 --schedule zbv --micro-batches 4", "and this schedule has their stages (0 and 3) on one rank"),
-        ("--tp 2 --sequence-parallel", "and the two are not divided alike"),  # here only the head is divided
+        case(2, "--pp 2 --schedule zbv --micro-batches 4", "and this schedule has their stages (0 and 3) on one rank"),
+        case(2, "--tp 2 --sequence-parallel", "and the two are not divided alike"),  # here only the head is divided
     ],
 )
-def test_a_tied_weight_is_not_cut_from_its_twin(options: str, told: str, turns: Turns) -> None:
-    refused(
-        turns(2, "parity", *EXACT, "--tied", "--meta", *options.split()), "head.weight is tied to embed.weight,", told
-    )
+def test_a_tied_weight_is_not_cut_from_its_twin(ranks: int, options: str, told: str, turns: Turns) -> None:
+    done = turns(ranks, "parity", *EXACT, "--tied", "--meta", *options.split())
+    refused(done, "head.weight is tied to embed.weight,", told)
 
 
 @pytest.mark.parametrize(
     ("workload", "options", "told"),
     [
-        ("workloads.linear", "--tp 2", "--tp 2: it does not say how its layers are divided (Plan.tensor)"),
+        pytest.param(
+            "workloads.linear",
+            "--tp 2",
+            "--tp 2: it does not say how its layers are divided (Plan.tensor)",
+            marks=pytest.mark.needs("tp"),
+        ),
         ("faulty", "--activation-checkpointing full", "it names no units to compute again (Plan.shard)"),
     ],
 )
@@ -145,6 +175,7 @@ def test_what_a_plan_does_not_say_is_refused(workload: str, options: str, told: 
     refused(turns(2, workload, *options.split()), "this workload cannot be trained with", told)
 
 
+@needing((2, "--pp=2"), (2, "--strategy=fsdp"))
 def test_a_module_that_cannot_be_filled_is_refused_also_where_it_is_in_one_stage_only(turns: Turns) -> None:
     for layout in ("--pp=2", "--strategy=fsdp"):
         refused(turns(2, "unfillable", layout), "runner: 1 (Scaled) has no reset_parameters(); give it one that fills")
@@ -161,11 +192,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+IN_EVERY_WAY = ((2, ""), (4, "--strategy fsdp --tp 2"), (4, "--tp 2 --pp 2 --micro-batches 4"), (8, ALL_THREE))
+
+
+@needing(*IN_EVERY_WAY)
 def test_the_documents_model_trains_alike_in_every_layout(folder: Path, turns: Turns) -> None:
     curves = []
     options = ["--global-batch-size=16", "--dtype=float64", "--max-steps=6", "--log-every=1"]
-    layouts = (2, ""), (4, "--strategy fsdp --tp 2"), (4, "--tp 2 --pp 2 --micro-batches 4"), (8, ALL_THREE)
-    for ranks, layout in layouts:
+    for ranks, layout in IN_EVERY_WAY:
         to = folder / f"out{len(curves)}"
         ok(turns(ranks, "mymodel", *options, *layout.split(), f"--checkpoint-dir={to}", cwd=folder))
         curves.append(losses(to))

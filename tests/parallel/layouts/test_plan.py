@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from tests.launching import ROOT, RUNNER, SCRIPTS, ok, run
+from tests.layouts import needing
 from tests.terminal import on_terminal
 from tests.turns import Turns
+
+pytestmark = pytest.mark.needs("plan")
 
 WORKLOAD = ["planned_llama", "--size", "debug", "--length", "16", "--batch-size", "8"]
 PARTS = ("parameters", "gradients", "optimizer")
@@ -39,6 +42,7 @@ RUNS = {
 }
 
 
+@needing(*((4, options) for options in RUNS), also=["plan of divided layers"])
 def test_memory_is_that_of_a_run(turns: Turns, tmp_path: Path) -> None:
     found = planned(tmp_path, *WORKLOAD, "--gpus", "4", "--memory", "1GB")
     layouts = {layout["name"]: layout for layout in found["layouts"]}
@@ -77,6 +81,7 @@ def test_what_is_wrong_is_said_in_one_line(arguments: list[str], expected: str, 
     assert expected in line
 
 
+@pytest.mark.needs("plan of divided layers")
 def test_a_terminal_gets_a_table_and_files_the_rest(tmp_path: Path) -> None:
     files = ["--json", str(tmp_path / "p.json"), "--plot", str(tmp_path / "p.png")]
     options = ["--gpus", "8", "--hosts", "2", "--memory", "4MB", *files]

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.launching import ok
+from tests.layouts import case, needing
 from tests.results import losses, refused
 from tests.turns import Turns
 
 MNIST = ["workloads.mnist", "--data", "digits", "--dtype", "float64", "--global-batch-size", "32", "--max-steps"]
 
 
+@needing((4, "--pp 2"))
 def test_alexnet_two_way_data_parallel_two_stages_eight_micro_batches(turns: Turns, tmp_path: Path) -> None:
     options = ["--pp", "2", "--micro-batches", "8", "--batch-size", "8", "--dropout", "0", "--max-steps", "2"]
     done = ok(turns(4, "workloads.alexnet", "--data", "fake", *options, cwd=tmp_path))
@@ -29,15 +31,15 @@ def test_the_linear_network_on_four_ranks(turns: Turns, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "job",
+    ("ranks", "job"),
     [
-        "workloads.cifar10 --data fake --max-steps 2 --batch-size 4 --strategy fsdp",
-        "workloads.cifar10 --data fake --max-steps 2 --batch-size 4 --strategy zero1",
-        "workloads.linear --max-steps 2 --strategy zero1 --check-replicas 1",
+        case(2, "workloads.cifar10 --data fake --max-steps 2 --batch-size 4 --strategy fsdp"),
+        case(2, "workloads.cifar10 --data fake --max-steps 2 --batch-size 4 --strategy zero1"),
+        case(2, "workloads.linear --max-steps 2 --strategy zero1 --check-replicas 1"),
     ],
 )
-def test_a_workload_takes_what_all_take(job: str, turns: Turns, tmp_path: Path) -> None:
-    assert "done: 2 steps" in ok(turns(2, *job.split(), cwd=tmp_path)).stdout
+def test_a_workload_takes_what_all_take(ranks: int, job: str, turns: Turns, tmp_path: Path) -> None:
+    assert "done: 2 steps" in ok(turns(ranks, *job.split(), cwd=tmp_path)).stdout
 
 
 @pytest.mark.parametrize("hook", ["bf16", "fp16", "powersgd"])
@@ -54,12 +56,14 @@ def test_compressed_gradients_are_near_whole_ones(hook: str, turns: Turns, tmp_p
     assert compressed[12:] != whole[12:]
 
 
+@pytest.mark.needs("fsdp")
 def test_micro_batches_that_use_other_parameters_have_gradients_of_their_own(turns: Turns) -> None:
     for options in ("--replicate 2 replicate", "--replicate 2 replicate units", "units"):
         lines = ok(turns(4, "alternates", *f"--strategy fsdp {options}".split())).stdout.splitlines()
         assert sorted(lines) == [f"rank {rank}: True" for rank in range(4)], options
 
 
+@pytest.mark.needs("fsdp")
 def test_accumulated_gradients_are_shards(turns: Turns) -> None:
     """A rank never has them whole between two micro-batches: half of 2 × (8 × 8 + 8) numbers."""
     lines = ok(turns(2, "accumulates")).stdout.splitlines()
@@ -72,6 +76,7 @@ def test_an_outer_optimizer_follows_what_the_ranks_have_moved(turns: Turns) -> N
     assert all(float(line.split()[2]) < 1e-12 for line in lines), lines
 
 
+@pytest.mark.needs("fsdp")
 def test_compiled_layers_train_as_others_do(turns: Turns, tmp_path: Path) -> None:
     curves = []
     for options in ([], ["--compile"]):
@@ -83,7 +88,7 @@ def test_compiled_layers_train_as_others_do(turns: Turns, tmp_path: Path) -> Non
     assert len(curves[0]) == 4
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
+@pytest.mark.parametrize("strategy", [pytest.param("fsdp", marks=pytest.mark.needs("fsdp")), "zero1"])
 def test_resnet_sharded(strategy: str, turns: Turns, tmp_path: Path) -> None:
     counts = ["--warmup-batches", "1", "--batches-per-iteration", "1", "--iterations", "1"]
     size = ["--model", "resnet18", "--image-size", "32", "--batch-size", "2"]
@@ -92,15 +97,19 @@ def test_resnet_sharded(strategy: str, turns: Turns, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "job",
-    ["workloads.linear", "workloads.linear --strategy fsdp", "workloads.mnist --data digits --pp 2 --micro-batches 2"],
+    ("ranks", "job"),
+    [
+        case(2, "workloads.linear --precision fp16"),
+        case(2, "workloads.linear --precision fp16 --strategy fsdp"),
+        case(2, "workloads.mnist --precision fp16 --data digits --pp 2 --micro-batches 2"),
+    ],
 )
-def test_a_scaler_goes_on_as_well(job: str, turns: Turns, tmp_path: Path) -> None:
+def test_a_scaler_goes_on_as_well(ranks: int, job: str, turns: Turns, tmp_path: Path) -> None:
     def scaler_after(folder: str, *steps: int) -> dict[str, float]:
         for number, step in enumerate(steps):
             resume = ["--resume"] if number else []
-            options = ["--precision", "fp16", "--max-steps", str(step), "--log-every", "1", *resume]
-            ok(turns(2, *job.split(), *options, "--checkpoint-dir", str(tmp_path / folder)))
+            options = ["--max-steps", str(step), "--log-every", "1", *resume]
+            ok(turns(ranks, *job.split(), *options, "--checkpoint-dir", str(tmp_path / folder)))
         content = json.loads((tmp_path / folder / f"step-{steps[-1]}" / "checkpoint.json").read_text())
         found: dict[str, float] = content["content"]["values"]["scaler"]
         return found
@@ -125,7 +134,7 @@ def expected(turns: Turns, tmp_path_factory: pytest.TempPathFactory) -> list[flo
     return found
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
+@pytest.mark.parametrize("strategy", [pytest.param("fsdp", marks=pytest.mark.needs("fsdp")), "zero1"])
 def test_mnist_sharded_has_the_losses_of_data_parallelism(
     strategy: str, expected: list[float], turns: Turns, tmp_path: Path
 ) -> None:
@@ -133,6 +142,7 @@ def test_mnist_sharded_has_the_losses_of_data_parallelism(
     assert losses(tmp_path / "runs" / "mnist") == pytest.approx(expected, rel=1e-9)
 
 
+@needing((4, "--pp 4"))
 def test_mnist_in_as_many_stages_as_it_has_layers_with_weights(
     expected: list[float], turns: Turns, tmp_path: Path
 ) -> None:
@@ -140,6 +150,7 @@ def test_mnist_in_as_many_stages_as_it_has_layers_with_weights(
     assert losses(tmp_path / "runs" / "mnist") == pytest.approx(expected[:2], rel=1e-9)
 
 
+@needing((2, "--pp 2"))
 def test_what_a_pipeline_has_saved_goes_on_without_one(expected: list[float], turns: Turns, tmp_path: Path) -> None:
     ok(turns(2, *MNIST, "4", "--pp", "2", cwd=tmp_path))
     done = ok(turns(2, *MNIST, "8", "--resume", cwd=tmp_path))
@@ -147,6 +158,7 @@ def test_what_a_pipeline_has_saved_goes_on_without_one(expected: list[float], tu
     assert losses(tmp_path / "runs" / "mnist") == pytest.approx(expected, rel=1e-9)
 
 
+@needing((2, "--pp 2"))
 @pytest.mark.parametrize("what", ["flattens", "doubles"])
 def test_a_model_that_computes_between_its_parts_cannot_be_cut(what: str, turns: Turns, tmp_path: Path) -> None:
     """Every stage would: the second takes no input that is flat, and what is doubled twice is wrong without a word."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import ok
+from tests.layouts import case
 from tests.results import refused
 from tests.turns import Turns
 
@@ -14,27 +15,32 @@ JOB = ("divisible", "--max-steps", "4", "--check-replicas", "1", "--save-every",
 
 
 @pytest.mark.parametrize(
-    ("layout", "flipped", "said"),
+    ("ranks", "layout", "flipped", "said"),
     [
-        ("--strategy ddp", "0.weight on 2", "0.weight differs on rank 2 ("),
-        ("--strategy fsdp --replicate 2", "0.weight on 1", "0.weight differs on ranks 1, 3 ("),
-        ("--strategy ddp --tp 2", "0.weight on 1", "0.weight differs on ranks 1, 3 ("),
-        ("--strategy ddp --tp 2", "4.weight on 2", "4.weight differs on ranks 0, 2 ("),  # which is not divided
-        ("--strategy ddp --pp 2 --schedule 1f1b", "4.weight on 3", "4.weight differs on ranks 2-3 ("),
+        case(4, "--strategy ddp", "0.weight on 2", "0.weight differs on rank 2 ("),
+        case(4, "--strategy fsdp --replicate 2", "0.weight on 1", "0.weight differs on ranks 1, 3 ("),
+        case(4, "--strategy ddp --tp 2", "0.weight on 1", "0.weight differs on ranks 1, 3 ("),
+        case(4, "--strategy ddp --tp 2", "4.weight on 2", "4.weight differs on ranks 0, 2 ("),  # which is not divided
+        case(4, "--strategy ddp --pp 2 --schedule 1f1b", "4.weight on 3", "4.weight differs on ranks 2-3 ("),
     ],
 )
-def test_a_bit_that_flips_is_found(layout: str, flipped: str, said: str, turns: Turns, tmp_path: Path) -> None:
+def test_a_bit_that_flips_is_found(
+    ranks: int, layout: str, flipped: str, said: str, turns: Turns, tmp_path: Path
+) -> None:
     """The step's number tells that there was nothing to find before."""
     name, _, rank = flipped.split()
-    done = turns(4, *JOB, str(tmp_path), *layout.split(), "--flip", name, "--on", rank)
+    done = turns(ranks, *JOB, str(tmp_path), *layout.split(), "--flip", name, "--on", rank)
     assert done.returncode == 1
     assert f"--check-replicas: {said}" in done.stderr
     assert "after step 2;" in done.stderr
 
 
-@pytest.mark.parametrize("layout", ["--strategy fsdp", "--strategy fsdp --tp 2", "--strategy ddp --pp 2 --tp 2"])
-def test_that_nothing_is_compared_is_said(layout: str, turns: Turns, tmp_path: Path) -> None:
-    done = ok(turns(4, *JOB, str(tmp_path), *layout.split()))
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [case(4, "--strategy fsdp"), case(4, "--strategy fsdp --tp 2"), case(4, "--strategy ddp --pp 2 --tp 2")],
+)
+def test_that_nothing_is_compared_is_said(ranks: int, layout: str, turns: Turns, tmp_path: Path) -> None:
+    done = ok(turns(ranks, *JOB, str(tmp_path), *layout.split()))
     assert (
         "--check-replicas: no two ranks have the same part of the model here, so nothing is compared\n" in done.stdout
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.launching import ROOT, ok
 from tests.sweep.cases import CASES
 from tests.turns import Turns
@@ -24,6 +26,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.needs("fsdp")
 def test_each_trains_rightly_or_is_refused_in_one_line(turns: Turns) -> None:
     done = ok(turns(2, "tests.sweep.train", cwd=ROOT, timeout=600))
     lines = [json.loads(line.removeprefix("case ")) for line in done.stdout.splitlines() if line.startswith("case ")]
