@@ -47,6 +47,9 @@ settings.load_profile("untimed")
 left_out: list[str] = []  # which tests are not run, and why
 _OF_GPUS = "GPUs"
 
+# Files that cannot even be imported where torch lacks a feature.
+FILES_OF_FEATURES = {"test_plan.py": "plan"}
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Fast ones first: unit tests before those that start launchers; none of those whose launchers are not there.
@@ -80,6 +83,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[:] = [item for item in items if item not in without]
             config.hook.pytest_deselected(items=without)
             left_out.append(f"{len(without)} tests of {what} are left out: {reason}")
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    key = FILES_OF_FEATURES.get(collection_path.name)
+    if key is None or not (reason := _missing_in_torch(FEATURES[key])):
+        return None
+    left_out.append(f"{collection_path.name} is left out: {reason}")
+    return True
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -121,7 +121,10 @@ def finish(process: subprocess.Popen[str], timeout: float = LIMIT) -> subprocess
         if isinstance(error, subprocess.TimeoutExpired):
             raise TimeoutError(f"{process.args} did not end within {timeout} s\n{output}\n{errors}") from None
         raise
-    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+    own = "".join(
+        line for line in output.splitlines(keepends=True) if not line.startswith("[Gloo] Rank ")
+    )  # torch 2.9's
+    return subprocess.CompletedProcess(process.args, process.returncode, own, errors)
 
 
 def mpirun(

@@ -20,7 +20,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 
 @contextmanager
 def libraries_print_on_stderr() -> Iterator[None]:
-    """Keep standard output for what is printed after the block: gloo of torch 2.9 and 2.12 says there how many ranks it has connected."""
+    """Keep standard output for what is printed after the block: gloo of torch 2.9 says there how many ranks it has connected."""
     sys.stdout.flush()
     own = os.dup(1)
     os.dup2(2, 1)

@@ -97,7 +97,7 @@ def test_a_script_that_hangs_in_a_collective_shows_it_too(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("how", ["all_reduce", "backward"])
 def test_a_script_that_hangs_names_the_rank_with_any_torch(how: str) -> None:
-    done = runner(2, "--hang-timeout", "8", str(SCRIPTS / "late_for_a_step.py"), how, timeout=300)
+    done = runner(2, "--hang-timeout", "15", str(SCRIPTS / "late_for_a_step.py"), how, timeout=300)
     assert done.returncode == 70
     line = next(line for line in own_lines(done) if "no progress" in line)
     assert re.search(r"rank 1 on host \S+ in <module> \(late_for_a_step.py:\d+\); rank 0 waiting in ", line)

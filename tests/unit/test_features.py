@@ -66,9 +66,9 @@ def test_below_its_floor_a_feature_is_refused_in_one_line(key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "version", "is_allowed"),
     [
-        ("sequence-parallel", "2.12.0a0+ecf3bae40a.nv26.05", False),
-        ("sequence-parallel", "2.12.0.dev20260401", False),
-        ("sequence-parallel", "2.12.0", True),
+        ("uneven", "2.12.0a0+ecf3bae40a.nv26.05", False),
+        ("uneven", "2.12.0.dev20260401", False),
+        ("uneven", "2.12.0", True),
         ("tp", "2.6.0a0+ecf3bae40a.nv25.01", True),
         ("tp", "2.5.1", False),
         ("pp", "2.15.0.dev20261101+cu130", True),

@@ -33,6 +33,9 @@ DEBUG = SIZES["debug"]
 TIED = replace(DEBUG, tie_word_embeddings=True)
 
 
+pytestmark = pytest.mark.needs("workloads.llama")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
     """Tensors this small wait for the other threads only, long where cores are shared."""
