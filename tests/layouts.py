@@ -11,6 +11,8 @@ import pytest
 from runner.parallel.mesh import Layout
 from runner.parallel.options import parallel_options_in
 
+FSDP = pytest.param("fsdp", marks=pytest.mark.needs("fsdp"))  # a strategy
+
 
 def case(ranks: int, options: str, *more: Any, also: Sequence[str] = ()) -> Any:
     """The parameters (ranks, options, …) of a test, for pytest. ``also``: features that the options do not show."""

@@ -100,6 +100,8 @@ class _Recorder:
         by_rank[run.rank] = torch.tensor([found.compute, found.exposed, found.idle])
         dist.all_reduce(by_rank)
         run.say(_table([Shares(*row) for row in by_rank.tolist()], self._chosen))
+        if not ALL_THREADS and not is_gpu(run.device):
+            run.say("torch before 2.7 records the thread that trains only: what gloo does in its own counts as idle")
         run.say(f"traces      {folder}")
 
 

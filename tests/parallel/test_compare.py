@@ -41,6 +41,7 @@ def test_engines_train_the_same_model(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.needs("compare", "workloads.llama")
 def test_the_default_engines_train_llama_which_clips_gradients(tmp_path: Path) -> None:
     options = ["--length", "16", "--batch-size", "2", "--dtype", "float64", "--steps", "1", "--rounds", "1"]
     ok(runner(2, "compare", "workloads.llama", *options, "--json", "found.json", cwd=tmp_path))
@@ -103,6 +104,7 @@ def test_layouts_train_the_same_model(tmp_path: Path) -> None:
             assert stage == 0 or one["start"] > forward[stage - 1, number]["end"]
 
 
+@pytest.mark.needs("compare")
 def test_a_narrow_terminal_gets_fewer_columns(tmp_path: Path) -> None:
     seen = on_terminal(80, mpirun_path(), "-np", "2", *RUNNER, "compare", *SMALL, "--engines", "ddp", cwd=tmp_path)
     assert max(map(len, seen)) <= 80
@@ -112,6 +114,7 @@ def test_a_narrow_terminal_gets_fewer_columns(tmp_path: Path) -> None:
     assert "no room for: 10 % to 90 % (ms), lowest to highest, exchange (ms), sent (MiB), last loss" in left_out
 
 
+@pytest.mark.needs("compare")
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -130,6 +133,7 @@ def test_what_is_wrong_is_said_in_one_line(arguments: list[str], expected: str, 
     refused(runner(2, "compare", *arguments, cwd=tmp_path), expected)
 
 
+@pytest.mark.needs("compare")
 def test_a_workload_that_does_not_use_fit_is_named() -> None:
     refused(run(*RUNNER, "compare", "says_its_backend", cwd=SCRIPTS), "says_its_backend trains without fit()")
 

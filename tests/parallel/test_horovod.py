@@ -38,6 +38,7 @@ def test_a_workload_that_imports_it_first() -> None:
     assert done.stdout == "2 ranks\n"
 
 
+@pytest.mark.needs("compare")
 def test_compare_by_it(tmp_path: Path) -> None:
     options = ["--steps", "4", "--rounds", "2", "--engines", "ddp:gloo,horovod", "--json", "found"]
     for way in ("mpi", "file"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.launching import ROOT, RUNNER, SCRIPTS, ok, run, runner
+from tests.layouts import FSDP
 from tests.results import losses, metrics, refused
 from tests.turns import Turns
 
@@ -43,6 +44,7 @@ def test_what_cannot_be_trained_is_refused_before_the_first_step(
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
+@pytest.mark.needs("plan", "compare")
 def test_plan_and_compare_refuse_it_too() -> None:
     compare = ["compare", "odd_tasks", "--engines", "ddp:gloo,zero1:gloo"]
     refused(runner(2, *compare, "--case", "closure", cwd=SCRIPTS), CLOSURE)
@@ -91,7 +93,9 @@ def test_the_checks_before_a_training_leave_it_as_it_is(turns: Turns, tmp_path: 
     assert int(tensors["model.norm.num_batches_tracked"]) == 4
 
 
-@pytest.mark.parametrize(("strategy", "precision"), [("ddp", "fp16"), ("fsdp", "bf16")])
+@pytest.mark.parametrize(
+    ("strategy", "precision"), [("ddp", "fp16"), pytest.param("fsdp", "bf16", marks=pytest.mark.needs("fsdp"))]
+)
 def test_a_precision_that_complex_parameters_cannot_have_is_refused(
     strategy: str, precision: str, turns: Turns, tmp_path: Path
 ) -> None:
@@ -99,7 +103,7 @@ def test_a_precision_that_complex_parameters_cannot_have_is_refused(
     refused(turns(1, "odd_tasks", "--case", "complex", *options), f"--precision {precision}: weight is complex")
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", FSDP])
 def test_complex_numbers_stay_complex(strategy: str, turns: Turns, tmp_path: Path) -> None:
     """In buffers, inputs and parameters; the losses are those of one rank."""
     curves = {}

@@ -20,6 +20,8 @@ COMMANDS = {
     "checks": ["--rounds", "1", "--max-steps", "44"],
 }
 
+NEEDED = {"loop --strategy fsdp": ("fsdp",), "pipeline": ("pp",)}
+
 
 @pytest.fixture(scope="module")
 def jobs() -> Iterator[Turns]:
@@ -28,7 +30,9 @@ def jobs() -> Iterator[Turns]:
     jobs.close()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=pytest.mark.needs(*NEEDED.get(name, ()))) for name in COMMANDS]
+)
 def test_a_command_that_measures(command: str, jobs: Turns, tmp_path: Path) -> None:
     module = f"tests.speed.{command.partition(' ')[0]}"
     done = ok(jobs(2, module, *COMMANDS[command], cwd=tmp_path))
