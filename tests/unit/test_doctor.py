@@ -19,7 +19,7 @@ from runner.rendezvous.topology import Host, Topology
 from runner.resources import Resources, of_record
 from runner.tools.doctor.gpu_checks import judge_gpus
 from runner.tools.doctor.speed_checks import judge_links, rounds_of_pairs
-from tests.launching import RUNNER, ok, run
+from tests.launching import ROOT, RUNNER, ok, run
 from tests.unit.test_detect import captured
 
 FINE = {"driver": "580.1", "mig": False, "order": "", "torch": "", "nccl": "2.28.9"}
@@ -152,3 +152,15 @@ def test_every_neighbour_pair_is_in_one_round_and_no_rank_twice_in_one(size: int
     for one in rounds:
         ranks = [rank for pair in one for rank in pair]
         assert len(ranks) == len(set(ranks))
+
+
+def test_what_libraries_print_does_not_stand_beside_the_json() -> None:
+    """As gloo of torch 2.9 does, from C++."""
+    code = (
+        "import os; from runner.tools.output import libraries_print_on_stderr as apart; print('before')\n"
+        "with apart(): os.write(1, b'[Gloo] Rank 0 is connected\\n'); print('during')\n"
+        "print('{}')"
+    )
+    done = ok(run(RUNNER[0], "-c", code, PYTHONPATH=str(ROOT)))
+    assert done.stdout == "before\n{}\n"
+    assert done.stderr == "[Gloo] Rank 0 is connected\nduring\n"
