@@ -68,7 +68,7 @@ def two_parts() -> Iterator[nn.Module]:
         yield model
 
 
-@pytest.mark.needs("tp")
+@pytest.mark.needs("tp", "frozen")
 @of_release("2.11.0")
 @pytest.mark.usefixtures("torch_is")
 def test_parts_of_which_shards_would_be_uneven_are_refused(two_parts: nn.Module) -> None:
@@ -80,7 +80,7 @@ def test_parts_of_which_shards_would_be_uneven_are_refused(two_parts: nn.Module)
         check_even(two_parts, 2)
 
 
-@pytest.mark.needs("tp")
+@pytest.mark.needs("tp", "frozen")
 def test_what_is_frozen_stays_so_where_layers_are_divided(two_parts: nn.Module) -> None:
     assert [one.requires_grad for one in two_parts.parameters()] == [False] * 4 + [True] * 2
 

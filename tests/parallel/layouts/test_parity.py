@@ -29,7 +29,7 @@ COVERING = (
     case(2, "--strategy zero1 --clip-norm 0.1 --micro-batches 2 --frozen"),
     case(2, "--tp 2 --meta --tied"),
     case(2, "--tp 2 --meta --tied --compile"),
-    case(2, "--tp 2 --sequence-parallel --loss-parallel --clip-norm 0.1 --frozen"),
+    case(2, "--tp 2 --sequence-parallel --loss-parallel --clip-norm 0.1 --frozen", also=["frozen"]),
     case(2, "--tp 2 --frozen --clip-norm 0.1 --activation-checkpointing selective"),
     case(2, "--pp 2 --micro-batches 4 --schedule gpipe --frozen --tied --clip-norm 0.1"),
     case(2, "--pp 2 --only-head --clip-norm 0.01", also=["idle stage"]),
