@@ -17,7 +17,6 @@ from torch.utils.data import TensorDataset
 from runner.errors import UsageError
 from runner.parallel import Setting
 from runner.parallel.bearing import borne_by
-from runner.parallel.compose import compose, divide
 from runner.parallel.options import ParallelOptions
 from runner.parallel.stages import part_of
 from runner.parallel.task import Plan, Task, fill, to_device
@@ -59,7 +58,10 @@ def test_filling_a_model_leaves_the_random_numbers_as_they_were() -> None:
     assert torch.equal(torch.rand(1), expected)
 
 
+@pytest.mark.needs("tp")
 def test_what_a_factory_refuses_on_a_rank_is_told_by_that_rank() -> None:
+    from runner.parallel.compose import compose
+
     def lacks_a_file() -> nn.Module:
         raise UsageError("there is no vocabulary on this host")
 
@@ -240,7 +242,10 @@ def test_what_befalls_a_rank_in_the_first_step_is_not_told_as_a_wrong_request(
         raise error
 
 
+@pytest.mark.needs("tp")
 def test_what_a_stage_of_a_pipeline_does_not_bear_is_told_by_the_ranks_that_have_it() -> None:
+    from runner.parallel.compose import divide
+
     model = nn.Sequential(nn.Embedding(4, 4, sparse=True), nn.Linear(4, 1))
     mesh: Any = MagicMock(mesh_dim_names=("pipeline", "data"))
     mesh["pipeline"].size.return_value = 2
@@ -250,8 +255,11 @@ def test_what_a_stage_of_a_pipeline_does_not_bear_is_told_by_the_ranks_that_have
     assert not caught.value.on_all_ranks
 
 
+@pytest.mark.needs("fsdp")
 def test_after_an_evaluation_the_parameters_are_the_optimizers_again() -> None:
     """And not whole copies in bfloat16, in which a hook's changes would be lost."""
+    from runner.parallel.compose import compose
+
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data",))

@@ -30,7 +30,7 @@ COVERING = (
     case(2, "--tp 2 --meta --tied"),
     case(2, "--tp 2 --meta --tied --compile"),
     case(2, "--tp 2 --sequence-parallel --loss-parallel --clip-norm 0.1 --frozen", also=["frozen"]),
-    case(2, "--tp 2 --frozen --clip-norm 0.1 --activation-checkpointing selective"),
+    case(2, "--tp 2 --frozen --clip-norm 0.1 --activation-checkpointing selective", also=["frozen"]),
     case(2, "--pp 2 --micro-batches 4 --schedule gpipe --frozen --tied --clip-norm 0.1"),
     case(2, "--pp 2 --only-head --clip-norm 0.01", also=["idle stage"]),
     case(2, "--strategy local-sgd --sync-every 1 --sgd"),
