@@ -28,7 +28,7 @@ GROUPS = {
     "launch": ("test_explain", "test_refusals", "test_extras"),
     "scripts": ("test_scripts", "test_programs"),
     "workloads": ("test_workloads", "test_inputs"),
-    "checkpoints": ("test_resume", "test_checkpoint_tool"),
+    "checkpoints": ("test_resume", "test_shards", "test_checkpoint_tool"),
     "failures": ("test_failures", "test_restart_in_place"),
     "backends": ("test_backends", "test_mpi_backend"),
     "tools": ("test_bench", "test_top", "test_smoke"),

@@ -18,11 +18,13 @@ OLD = ROOT / "tests" / "data" / "checkpoints"
 turns = turns_fixture("module")
 
 
+@pytest.mark.needs("fsdp")
 def test_every_layout_reads_what_every_other_has_written(turns: Turns, tmp_path: Path) -> None:
     """With empty tensors, ranks without a part, tied weights, parts with gaps, scalars."""
     ok(turns(4, "parts", str(tmp_path)))
 
 
+@pytest.mark.needs("fsdp")
 @pytest.mark.parametrize(
     ("what", "told"),
     [("lost", r"of odd there is \(6, 6\), and not \(7, 6\)"), ("torn", r"the parts of \w+ are not the whole of it")],
@@ -35,12 +37,18 @@ def test_a_part_that_is_missing_is_told(what: str, told: str, turns: Turns, tmp_
     assert re.fullmatch(told, told_once[0])
 
 
+@pytest.mark.needs("fsdp")
 def test_all_ranks_are_told_why_one_cannot_write(turns: Turns, tmp_path: Path) -> None:
     ok(turns(4, "parts", str(tmp_path), "forbidden"))
 
 
 @pytest.mark.parametrize(
-    ("strategy", "written"), [("zero1", "torch-2.9.1-fsdp"), ("fsdp", "torch-2.4.1-zero1"), ("fsdp", "torch-2.9.1-ddp")]
+    ("strategy", "written"),
+    [
+        ("zero1", "torch-2.9.1-fsdp"),
+        pytest.param("fsdp", "torch-2.4.1-zero1", marks=pytest.mark.needs("fsdp")),
+        pytest.param("fsdp", "torch-2.9.1-ddp", marks=pytest.mark.needs("fsdp")),
+    ],
 )
 def test_a_checkpoint_of_another_torch_is_gone_on_from(
     strategy: str, written: str, turns: Turns, tmp_path: Path
