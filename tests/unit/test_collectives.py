@@ -127,13 +127,19 @@ def test_a_call_that_has_ended_is_not_kept_in_memory(pipe: tuple[int, int], monk
     asked, ask = pipe
     monkeypatch.setattr(collectives, "_KEPT", 0.1)
     library: dict[str, Any] = {"Tensor": type("Tensor", (), {}), "weakref": weakref}
-    text = "def broadcast(ask, wait):\n tensor = Tensor()\n ask()\n wait(True, 1.0)\n return weakref.ref(tensor)"
+    text = "def broadcast(ask, wait):\n tensor = Tensor()\n ask()\n wait(True, 60.0)\n return weakref.ref(tensor)"
     exec(compile(text, "/opt/site-packages/torch/distributed/distributed_c10d.py", "exec"), library)
     lock = threading.Lock()
     lock.acquire()
     with new_file() as file:
         requests = Requests(ask, file)
         answer(asked, file, list)
+
+        def go_on_when_answered() -> None:
+            poll_until(lambda: requests.answered() is not None, 60, "the answer")
+            lock.release()
+
+        threading.Thread(target=go_on_when_answered).start()
         tensor = library["broadcast"](requests.ask, lock.acquire)
         found = requests.answered()
         assert found is not None
