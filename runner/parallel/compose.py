@@ -220,7 +220,7 @@ def divide_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: D
     for parameter in map(model.get_parameter, frozen):
         if hasattr(parameter, "placements"):
             need("frozen")
-        parameter.requires_grad_(False)  # torch's new ones are trained: all before 2.11, norms still (2.15)
+        parameter.requires_grad = False  # torch's new ones are trained: all before 2.11, norms still (2.15)
     tie_divided(shared)
 
 
