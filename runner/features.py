@@ -93,6 +93,13 @@ FEATURES = {
     "plan of attention": Feature(
         name="plan of attention", floor=(2, 9), reason="it follows another kernel than a GPU's, which keeps more"
     ),
+    "complex": Feature(
+        name="--strategy ddp or zero1 with complex numbers",
+        floor=(2, 9),
+        reason="DDP sends the model when it begins, and gloo takes none",
+        instead="make them of pairs of real ones, by torch.view_as_complex() in forward()",
+        on_gpus=(2, 4),
+    ),
     "frozen": Feature(
         name="--tp with frozen weights",
         floor=(2, 11, True),

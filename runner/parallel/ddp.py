@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from runner.errors import RunnerError
+from runner.features import need
 from runner.parallel import Setting
 from runner.parallel.bearing import borne_by
 from runner.parallel.layers import prepare
@@ -43,6 +44,8 @@ def ddp(task: Task, setting: Setting) -> Trainer:
 def wrap(model: nn.Module, task: Task, setting: Setting) -> tuple[DistributedDataParallel, Callable[[], None]]:
     """DDP around a model, which compresses the gradients as the options say; and a check that it has exchanged all of them."""
     group = setting.mesh.get_group("data")
+    if any(one.is_complex() for one in [*model.parameters(), *model.buffers()]):
+        need("complex", device=setting.device.type)
     with borne_by(f"--strategy {setting.options.strategy}"):
         wrapped = DistributedDataParallel(
             model,

@@ -103,7 +103,9 @@ def test_a_precision_that_complex_parameters_cannot_have_is_refused(
     refused(turns(1, "odd_tasks", "--case", "complex", *options), f"--precision {precision}: weight is complex")
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", FSDP])
+@pytest.mark.parametrize(
+    "strategy", [*(pytest.param(one, marks=pytest.mark.needs("complex")) for one in ("ddp", "zero1")), FSDP]
+)
 def test_complex_numbers_stay_complex(strategy: str, turns: Turns, tmp_path: Path) -> None:
     """In buffers, inputs and parameters; the losses are those of one rank."""
     curves = {}
