@@ -127,7 +127,7 @@ def test_a_call_that_has_ended_is_not_kept_in_memory(pipe: tuple[int, int], monk
     asked, ask = pipe
     monkeypatch.setattr(collectives, "_KEPT", 0.1)
     library: dict[str, Any] = {"Tensor": type("Tensor", (), {}), "weakref": weakref}
-    text = "def broadcast(ask, wait):\n tensor = Tensor()\n ask()\n wait(True, 60.0)\n return weakref.ref(tensor)"
+    text = "def broadcast(wait):\n tensor = Tensor()\n wait(True, 60.0)\n return weakref.ref(tensor)"
     exec(compile(text, "/opt/site-packages/torch/distributed/distributed_c10d.py", "exec"), library)
     lock = threading.Lock()
     lock.acquire()
@@ -135,15 +135,18 @@ def test_a_call_that_has_ended_is_not_kept_in_memory(pipe: tuple[int, int], monk
         requests = Requests(ask, file)
         answer(asked, file, list)
 
-        def go_on_when_answered() -> None:
+        def is_seen() -> bool:
+            requests.ask()
             poll_until(lambda: requests.answered() is not None, 60, "the answer")
+            found = requests.answered()
+            return found is not None and found.inside > 0
+
+        def let_it_end() -> None:
+            poll_until(is_seen, 60, "the call is seen")
             lock.release()
 
-        threading.Thread(target=go_on_when_answered).start()
-        tensor = library["broadcast"](requests.ask, lock.acquire)
-        found = requests.answered()
-        assert found is not None
-        assert found.inside
+        threading.Thread(target=let_it_end).start()
+        tensor = library["broadcast"](lock.acquire)
         poll_until(lambda: tensor() is None, 60, "the tensor is gone")
 
 
