@@ -40,7 +40,7 @@ class Feature:
         floor = self.floor_on(device)
         if release_of(version) >= floor:
             return ""
-        return f"needs torch {number_of(floor)} or newer, and this is {version or 'none'} ({self.reason})"
+        return f"needs torch {number_of(floor)} or newer, and {f'this is {version}' if version else 'there is none'} ({self.reason})"
 
 
 RUNNER = "the runner"
@@ -164,7 +164,7 @@ def need(*features: str, version: str | None = None, device: str = "cpu") -> Non
     for feature in (FEATURES[name] for name in features if name in FEATURES):
         if lack := feature.shortfall(version, device):
             newer = f"pip install 'torch>={number_of(feature.floor_on(device))}'"
-            raise UsageError(f"{feature.name}: it {lack}", fix=" or ".join(filter(None, [feature.instead, newer])))
+            raise UsageError(f"{feature.name} {lack}", fix=" or ".join(filter(None, [feature.instead, newer])))
 
 
 def untried(*features: str, version: str, device: str) -> list[Feature]:

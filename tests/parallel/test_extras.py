@@ -59,6 +59,7 @@ def test_what_needs_an_extra_names_it(lean: str, tmp_path: Path, arguments: list
     refused(mpirun(2, *RUNNER, *arguments, cwd=tmp_path, PYTHONPATH=lean), line)
 
 
+@pytest.mark.needs("plan")
 def test_a_plot_needs_matplotlib(lean: str, tmp_path: Path) -> None:
     plan = ("plan", "workloads.mnist", "--gpus", "2", "--memory", "80GB", "--plot", "memory.png")
     line = "runner: --plot needs matplotlib, which is not installed; pip install matplotlib"

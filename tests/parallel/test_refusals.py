@@ -144,13 +144,13 @@ def test_ranks_with_another_torch(tmp_path: Path) -> None:
     [
         ("2.3.1", [str(SCRIPTS / "only_computes.py")], ["torch 2.4 or newer, and this is 2.3.1", "'torch>=2.4'"]),
         ("2.3.1", ["workloads.mnist"], ["torch 2.4 or newer, and this is 2.3.1", "'torch>=2.4'"]),
-        ("2.4.1", ["workloads.llama"], ["workloads.llama: it needs torch 2.5 or newer", "'torch>=2.5'"]),
+        ("2.4.1", ["workloads.llama"], ["workloads.llama needs torch 2.5 or newer", "'torch>=2.5'"]),
         ("2.6.0", ["workloads.mnist", "--strategy", "fsdp"], ["2.9 or newer, and this is 2.6.0", "--strategy zero1"]),
-        ("2.9.1", ["workloads.mnist", "--pp", "2"], ["--pp: it needs torch 2.12 or newer", "hang or abort"]),
+        ("2.9.1", ["workloads.mnist", "--pp", "2"], ["--pp needs torch 2.12 or newer", "hang or abort"]),
         (
             "2.5.0a0+git1eba9b3",
             ["workloads.mnist", "--tp", "2"],
-            ["--tp: it needs torch 2.6 or newer, and this is 2.5.0a0+"],
+            ["--tp needs torch 2.6 or newer, and this is 2.5.0a0+"],
         ),
     ],
 )
@@ -176,8 +176,7 @@ def test_explain_without_torch(tmp_path: Path) -> None:
     done = ok(mpirun(2, BASE_PYTHON, "-m", "runner", "explain", "--json", PYTHONPATH=path))
     assert json.loads(done.stdout)["versions"]["torch"] == ""
     done = mpirun(2, BASE_PYTHON, "-m", "runner", "workloads.mnist", PYTHONPATH=path)
-    assert done.returncode == 1
-    assert "No module named 'torch'" in own_lines(done)[0]
+    refused(done, "the runner needs torch 2.4 or newer, and there is none", "pip install 'torch>=2.4'")
 
 
 def test_processes_that_each_believe_to_be_alone() -> None:

@@ -53,7 +53,7 @@ def test_below_its_floor_a_feature_is_refused_in_one_line(key: str) -> None:
         with pytest.raises(UsageError) as refused:
             need(key, version=version)
         message = refused.value.message
-        assert message == f"{feature.name}: it needs torch {number} or newer, and this is {version} ({feature.reason})"
+        assert message == f"{feature.name} needs torch {number} or newer, and this is {version} ({feature.reason})"
         assert "\n" not in message
         assert refused.value.fix.endswith(f"pip install 'torch>={number}'")
         assert refused.value.fix.startswith(feature.instead)
@@ -90,7 +90,7 @@ def test_what_was_not_tried_on_gpus_is_allowed_there_and_told() -> None:
     assert untried("fsdp", "pp", "tp", version="2.8.0", device="cuda") == [FEATURES["fsdp"], FEATURES["pp"]]
     assert untried("fsdp", "pp", version="2.8.0", device="cpu") == []
     assert untried("fsdp", "pp", version="2.12.1", device="cuda") == []
-    with pytest.raises(UsageError, match=r"--pp: it needs torch 2\.6 or newer, and this is 2\.5\.1"):
+    with pytest.raises(UsageError, match=r"--pp needs torch 2\.6 or newer, and this is 2\.5\.1"):
         need("pp", version="2.5.1", device="cuda")
 
 
