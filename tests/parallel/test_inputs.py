@@ -94,7 +94,11 @@ def test_the_checks_before_a_training_leave_it_as_it_is(turns: Turns, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("strategy", "precision"), [("ddp", "fp16"), pytest.param("fsdp", "bf16", marks=pytest.mark.needs("fsdp"))]
+    ("strategy", "precision"),
+    [
+        pytest.param("ddp", "fp16", marks=pytest.mark.needs("complex")),
+        pytest.param("fsdp", "bf16", marks=pytest.mark.needs("fsdp")),
+    ],
 )
 def test_a_precision_that_complex_parameters_cannot_have_is_refused(
     strategy: str, precision: str, turns: Turns, tmp_path: Path
