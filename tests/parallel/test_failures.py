@@ -69,7 +69,8 @@ def test_an_exit_code_on_one_rank_ends_the_job_while_others_wait_in_mpi(code: in
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi4py", marks=pytest.mark.needs("mpi4py"))])
 def test_a_hang_shows_which_rank_is_missing_from_which_collective(backend: str) -> None:
     job = ["faulty", "--fault", "sleep", "--save-every", "0"]
-    done = runner(3, "--hang-timeout", "2", "--backend", backend, *job, cwd=SCRIPTS)
+    # Importing what the first step needs is not to count as a hang, on a busy machine, too.
+    done = runner(3, "--hang-timeout", "6", "--backend", backend, *job, cwd=SCRIPTS)
     assert done.returncode == 70
     shown = re.search(
         r"^process group default_pg: ranks 0, 2 in collective (\d+) \(\w+.*\); rank 1 done with collective (\d+).*; missing: rank 1$",
