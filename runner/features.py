@@ -60,7 +60,7 @@ FEATURES = {
         reason="it recomputes all or nothing",
         instead="take --activation-checkpointing full",
     ),
-    "plan": Feature(name="plan", floor=(2, 5), reason="it has no public DTensor"),
+    "plan": Feature(name="plan", floor=(2, 6), reason="it has no public fully_shard, by which plan divides a model"),
     "tp": Feature(
         name="--tp",
         floor=(2, 6),
