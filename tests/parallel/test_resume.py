@@ -347,6 +347,7 @@ def test_the_newest_that_is_intact_is_taken(strategy: str, trained: Trained, tmp
     ]
 
 
+@pytest.mark.needs("fsdp")
 def test_a_strategy_of_another_package_shards_and_others_go_on_from_it(turns: Turns, tmp_path: Path) -> None:
     """Thirty lines, found by their entry point: FSDP on 2 and 4 ranks, DDP on one, and back."""
 
