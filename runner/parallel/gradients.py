@@ -31,11 +31,11 @@ def clip_gradients(
         The norm before, the same on all ranks: a scalar.
     """
     parameters = list(parameters)
-    for parameter in parameters:
-        gradient: Any = parameter.grad
-        if getattr(gradient, "placements", None) != getattr(parameter, "placements", None) and gradient is not None:
-            # 2.12: before it that of a sequence-parallel norm is not yet summed.
-            parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+    one: Any
+    for one in parameters:
+        if one.grad is not None and getattr(one.grad, "placements", None) != getattr(one, "placements", None):
+            # Before torch 2.12 the gradient of a sequence-parallel norm is not yet summed here.
+            one.grad = one.grad.redistribute(placements=one.placements)
     by_mesh: dict[Any, list[nn.Parameter]] = defaultdict(list)  # torch's functions take DTensors of one mesh
     for parameter in parameters:
         if parameter.grad is not None:

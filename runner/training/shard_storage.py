@@ -47,13 +47,13 @@ class ShardStorage(StorageReader, StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's parts. What several ranks have is written by one of them, so there may be none."""
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, Any] = {}
         offsets: dict[str, Any] = {}
         for item in plan.items:
             assert item.tensor_data is not None  # there are only tensors
             name = item.index.fqn
             assert name not in tensors  # of each a rank has one part
-            tensors[name], offsets[name] = planner.resolve_data(item), item.tensor_data.chunk.offsets  # type: ignore[assignment]
+            tensors[name], offsets[name] = planner.resolve_data(item), item.tensor_data.chunk.offsets
         if tensors:
             shards.write(shards.path_of(self._folder, plan.storage_data), tensors, offsets)
         return _done([])

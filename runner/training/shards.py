@@ -148,7 +148,7 @@ def parts_in(folder: Path) -> dict[str, list[Part]]:
     for path in [whole] if whole.is_file() else sorted(folder.glob(f"shard-*-{WHOLE}")):
         with opened(path) as file:
             where = json.loads((file.metadata() or {}).get(_WHERE, "{}"))
-            for name in file.keys():  # noqa: SIM118 - it is no dict
+            for name in file.keys():  # noqa: SIM118 - a safetensors file, which cannot be iterated over
                 found = file.get_slice(name)
                 shape = tuple(found.get_shape())
                 offsets = tuple(where[name][_OFFSETS]) if where else (0,) * len(shape)
