@@ -2,7 +2,7 @@
 #PBS -N train
 #PBS -l select=2:ncpus=16:mpiprocs=4
 #PBS -l place=scatter
-#PBS -l walltime=01:00:00
+#PBS -l walltime=1:00:00
 #
 # mpirun inside a PBS job, which lists the hosts in PBS_NODEFILE, one line per rank.
 #

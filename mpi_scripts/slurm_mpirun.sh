@@ -3,7 +3,7 @@
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
 #SBATCH --cpus-per-task=4
-#SBATCH --time=01:00:00
+#SBATCH --time=1:00:00
 #SBATCH --open-mode=append
 #
 # mpirun inside a Slurm job: it takes hosts and slots from the job.

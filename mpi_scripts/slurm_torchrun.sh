@@ -3,7 +3,7 @@
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=4
-#SBATCH --time=01:00:00
+#SBATCH --time=1:00:00
 #SBATCH --open-mode=append
 #
 # srun starts one torchrun per node, and torchrun the ranks: the courses' recipe, for scripts that want torchrun itself.

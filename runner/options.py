@@ -19,7 +19,7 @@ from runner.devices import DEVICES
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.launch.detect import is_reporting
 from runner.launch.table import SINGLE, launchers
-from runner.numbers import duration, not_negative
+from runner.quantities import duration, not_negative, seconds
 from runner.rendezvous.rendezvous import WAYS
 from runner.target import AS_CODE, AS_MODULE, NO_PYTHON, SCRIPT, Target, is_path
 
@@ -113,17 +113,6 @@ class Request:
     def tool(self) -> str:
         """The target's name, where it may be a tool; "" after ``-m`` and others, which never name one."""
         return "" if self.form else self.target
-
-
-def seconds(text: str) -> float:
-    """A positive number of seconds, a year at most."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 366 * 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
-    return value
 
 
 def _notice(text: str) -> Signals | Path:

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.extensions import extensions
-from runner.numbers import positive, positive_float
 from runner.parallel.mesh import Degrees, Layout
+from runner.quantities import positive, positive_float
 
 HOOKS = ("none", "bf16", "fp16", "powersgd")
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from runner.errors import UsageError
 from runner.job import Job
-from runner.numbers import positive
 from runner.options import Parser
+from runner.quantities import positive
 from runner.tools.table import Row, print_rows
 
 

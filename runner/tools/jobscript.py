@@ -25,8 +25,8 @@ from runner.errors import RunnerError, UsageError
 from runner.job import Job
 from runner.launch.detect import is_reporting
 from runner.launch.outer_job import for_a_new_job
-from runner.numbers import positive
 from runner.options import Parser
+from runner.quantities import full_duration, positive, size_with_unit
 from runner.target import AS_MODULE, find_target
 from runner.tools import tool_names, works_alone
 from runner.tools.mpirun import find_mpirun
@@ -79,11 +79,13 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--mem",
-        type=_memory,
+        type=size_with_unit,
         metavar="SIZE",
-        help="per node, e.g. 64G (default: the scheduler's; LSF gives all of a host)",
+        help="per node, e.g. 64G (× 2³⁰) or 64GB (× 10⁹) (default: the scheduler's; LSF gives all of a host)",
     )
-    parser.add_argument("--time", type=_seconds, default=3600, metavar="[D-]H:MM:SS", help="limit (default: 1:00:00)")
+    parser.add_argument(
+        "--time", type=full_duration, default=3600, metavar="[D-]H:MM:SS", help="limit (default: 1:00:00)"
+    )
     parser.add_argument(
         "--mpi",
         choices=MPIS,
@@ -157,7 +159,7 @@ def _text(options: argparse.Namespace) -> str:
         cores_per_rank=options.cores_per_rank,
         gpus_per_node=gpus,
         gpu_type=gpu_type,
-        memory=options.mem or "",
+        memory=options.mem or 0,
         log=options.log or "",
         time=options.time,
         queue=options.queue or "",
@@ -294,14 +296,6 @@ def _gpus(text: str) -> tuple[str, int]:
     return match[1] or "", int(match[2])
 
 
-def _memory(text: str) -> str:
-    """``64G``; 64GB and 64GiB mean the same, as for the schedulers."""
-    match = re.fullmatch(r"(\d+)([KMGT])(?:I?B)?", text.upper())
-    if match is None or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size with its unit; for example 64G or 500M")
-    return match[1] + match[2]
-
-
 def _word(text: str, also: str = "") -> str:
     if not re.fullmatch(rf"[\w.:+@=,{also}-]+", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not one word of letters, digits and . : + @ = , _ {also} -")
@@ -316,13 +310,3 @@ def _line(text: str) -> str:
     if not text.strip() or not text.isprintable():
         raise argparse.ArgumentTypeError(f"{text!r} is not one line")
     return text.strip()
-
-
-def _seconds(text: str) -> int:
-    """Seconds in ``[D-]H:MM:SS``."""
-    match = re.fullmatch(r"(?:(\d{1,3})-)?(\d{1,4}):([0-5]\d):([0-5]\d)", text)
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
-    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    if total == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; for example 1:30:00 or 2-00:00:00")
-    return total

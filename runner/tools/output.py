@@ -64,9 +64,3 @@ def new_figure(
     figure = Figure(figsize=inches, dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
-
-
-def size_text(size: float) -> str:
-    """``512 B``, ``4 KiB``, ``1.5 MiB``."""
-    power = max((n for n in range(4) if size >= 1024**n), default=0)
-    return f"{size / 1024**power:.3g} {('B', 'KiB', 'MiB', 'GiB')[power]}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from runner.errors import EXIT_REQUEUE
+from runner.quantities import clock_text, exact_size_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +19,7 @@ class Shape:
     cores_per_rank: int
     gpus_per_node: int
     gpu_type: str
-    memory: str  # per node, with a unit: K, M, G or T; "" for the default
+    memory: int  # bytes per node; 0 for the default
     log: str  # a file name, in which the scheduler may fill in the job's name; "" for the default
     time: int  # seconds
     queue: str
@@ -53,11 +54,11 @@ def _slurm(shape: Shape) -> list[str]:
         f"--nodes={shape.nodes}",
         f"--ntasks-per-node={shape.ranks_per_node}",
         f"--cpus-per-task={shape.cores_per_rank}",
-        f"--time={_clock(shape.time)}",
+        f"--time={clock_text(shape.time)}",
         "--open-mode=append",  # what was printed before the job was put back into the queue is kept
         f"--output={shape.log or '%x-%j.out'}",  # job name and number
         *([f"--gpus-per-node={':'.join(filter(None, gpus))}"] if shape.gpus_per_node else []),
-        *([f"--mem={shape.memory}"] if shape.memory else []),
+        *([f"--mem={exact_size_text(shape.memory)}"] if shape.memory else []),
         *([f"--partition={shape.queue}"] if shape.queue else []),
         *([f"--account={shape.account}"] if shape.account else []),
     ]
@@ -68,12 +69,12 @@ def _pbs(shape: Shape) -> list[str]:
     if shape.gpus_per_node:
         select += f":ngpus={shape.gpus_per_node}"
     if shape.memory:
-        select += f":mem={shape.memory.lower()}b"
+        select += f":mem={exact_size_text(shape.memory).lower()}b"
     return [
         f"-N {shape.name}",
         f"-l select={select}",
         "-l place=scatter",  # otherwise the nodes may be parts of one host
-        f"-l walltime={_clock(shape.time)}",
+        f"-l walltime={clock_text(shape.time)}",
         "-j oe",  # stdout and stderr to one file, by default NAME.oNUMBER
         *([f"-o {shape.log}"] if shape.log else []),
         *([f"-q {shape.queue}"] if shape.queue else []),
@@ -90,11 +91,6 @@ def _lsf(shape: Shape) -> list[str]:
         *([f"-q {shape.queue}"] if shape.queue else []),
         *([f"-P {shape.account}"] if shape.account else []),
     ]
-
-
-def _clock(seconds: int) -> str:
-    """``HH:MM:SS``, with hours above 24 instead of days, which both Slurm and PBS accept."""
-    return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
 def _start(seconds: int) -> int:
@@ -140,7 +136,7 @@ SCHEDULERS = {
         settings=_lsf_settings,
         # LSF does not tell a job its end.
         requeue=lambda shape: Requeue(
-            line=f"-Q {EXIT_REQUEUE}", option=("--time-limit", _clock(shape.time - _start(shape.time)))
+            line=f"-Q {EXIT_REQUEUE}", option=("--time-limit", clock_text(shape.time - _start(shape.time)))
         ),
         # jsrun needs bsub -nnodes, which allocates whole hosts.
         lacks={

@@ -30,8 +30,8 @@ from runner.devices import DEVICES
 from runner.errors import UsageError
 from runner.job import Job
 from runner.launch.processes import RANK_STARTERS, launcher_process
-from runner.numbers import positive
-from runner.options import Parser, seconds
+from runner.options import Parser
+from runner.quantities import positive, seconds
 from runner.resources import resources
 from runner.tools.jobscript import FOLDER
 from runner.tools.mpirun import find_mpirun

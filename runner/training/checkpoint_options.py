@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.numbers import duration, not_negative, positive, positive_float
+from runner.quantities import duration, not_negative, positive, positive_float
 
 AUTO = "auto"  # the newest that is intact
 

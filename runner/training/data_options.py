@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.numbers import not_negative
+from runner.quantities import not_negative
 
 
 @dataclass(frozen=True, kw_only=True)

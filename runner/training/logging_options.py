@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.numbers import positive
+from runner.quantities import positive
 
 
 @dataclass(frozen=True, kw_only=True)

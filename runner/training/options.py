@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import UsageError, raised_on_all_ranks
-from runner.numbers import not_negative, positive, positive_float
 from runner.options import Parser, add_runner_options
 from runner.parallel.options import ParallelOptions, add_parallel_options, read_parallel_options
 from runner.parallel.task import Plan
+from runner.quantities import not_negative, positive, positive_float
 from runner.training.checkpoint_options import CheckpointOptions, add_checkpoint_options, read_checkpoint_options
 from runner.training.data_options import DataOptions, add_data_options, read_data_options
 from runner.training.logging_options import LoggingOptions, add_logging_options, read_logging_options

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 
 from runner.errors import RunnerError, UsageError
-from runner.numbers import duration
+from runner.quantities import duration
 
 _ASKING = 10.0  # seconds for the controller's answer
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError, UsageError
-from runner.options import Parser, seconds
+from runner.options import Parser
+from runner.quantities import seconds
 from tests.conformance.jobs import IN_GLOOS_PLACE, Plan, run
 from tests.conformance.launchers import MPIS, version
 from tests.conformance.left_out import LEFT_OUT

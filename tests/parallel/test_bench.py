@@ -149,7 +149,7 @@ def test_what_cannot_be_measured_is_refused(turns: Turns) -> None:
         ),
         (["--json", "/nowhere/x.jsonl"], "--json: cannot write in /nowhere"),
         (["--plot", "x.txt"], "--plot x.txt: the name ends in .png, .svg, .pdf; for example x.png"),
-        (["--min", "3x"], "'3x' is no size"),
+        (["--min", "3x"], "'3x' is not a size"),
         (["--min", "2K", "--max", "1K"], "--min at most --max"),
         (["--load", "-1"], "--load: '-1' is not a whole number, 0 or above"),
         (["--load", "x"], "--load: 'x' is not a whole number, 0 or above"),

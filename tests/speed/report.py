@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from runner.quantities import size_text
 from tests.launching import ROOT
 from tests.speed.measuring import CORES, MIB, MLP, OPERATIONS, RESNET, WORKERS, Found, measure
 from tests.speed.places import places
@@ -58,13 +59,25 @@ def targets(found: Found) -> Iterator[tuple[str, str, str, float, bool]]:
         yield "allreduce 1 MiB", other, f"{factor:g}×", ratio, round(ratio, 2) >= factor
     for size in (KIB4, MIB, 16 * MIB) if "loaded" in found.benches else ():
         ratio = _ratio(found, size, "gloo", bench="loaded", what="mean")
-        yield f"allreduce {_size(size)}, {CORES} busy loops beside it, mean", "gloo", "1×", ratio, round(ratio, 2) >= 1
+        yield (
+            f"allreduce {size_text(size, 1024)}, {CORES} busy loops beside it, mean",
+            "gloo",
+            "1×",
+            ratio,
+            round(ratio, 2) >= 1,
+        )
     more = 1e6 * (found.of("seconds", KIB4, "mpi4py") - found.of("seconds", KIB4, "mpi"))
     yield "allreduce 4 KiB, µs above", "the bare MPI call", "at most 25", more, more <= 25
     for operation in OPERATIONS:
         for size in (MIB, 16 * MIB):
             share = _ratio(found, size, "mpi", operation=operation)
-            yield f"{operation} {_size(size)}, bandwidth", "the bare MPI call", "0.95", share, round(share, 2) >= 0.95
+            yield (
+                f"{operation} {size_text(size, 1024)}, bandwidth",
+                "the bare MPI call",
+                "0.95",
+                share,
+                round(share, 2) >= 0.95,
+            )
     for title, wanted_of in (
         (MLP, {"ddp:gloo": 1.4, "horovod": 1.4}),
         (RESNET, {"bare:gloo": 1.0, "horovod": 1.1}),
@@ -158,10 +171,6 @@ def _versions() -> str:
         except PackageNotFoundError:
             continue
     return ", ".join([f"Python {platform.python_version()}", *known])
-
-
-def _size(size: int) -> str:
-    return f"{size >> 10} KiB" if size < MIB else f"{size >> 20} MiB"
 
 
 if __name__ == "__main__":

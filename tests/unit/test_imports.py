@@ -35,9 +35,9 @@ TABLE: dict[str, set[str]] = {
     "placement": {"errors", "launch", "resources", "devices"},
     "job": {"launch", "guard", "placement", "rendezvous"},
     "target": {"errors"},
-    "numbers": set(),
+    "quantities": set(),
     "program": {"target"},
-    "options": {"errors", "numbers", "launch", "target", "devices", "rendezvous", "comm"},
+    "options": {"errors", "quantities", "launch", "target", "devices", "rendezvous", "comm"},
     "comm": {
         "errors",
         "environment",
@@ -52,7 +52,7 @@ TABLE: dict[str, set[str]] = {
         "torch_api",
         "torch_build",
     },
-    "parallel": {"errors", "extensions", "numbers", "rendezvous", "comm", "features", "torch_api"},
+    "parallel": {"errors", "extensions", "quantities", "rendezvous", "comm", "features", "torch_api"},
     "training": {
         *(
             "errors",
@@ -60,7 +60,7 @@ TABLE: dict[str, set[str]] = {
             "early_signals",
             "rendezvous",
             "environment",
-            "numbers",
+            "quantities",
             "launch",
             "locks",
             "job",
@@ -74,7 +74,7 @@ TABLE: dict[str, set[str]] = {
             "extras",
             "environment",
             "extensions",
-            "numbers",
+            "quantities",
             "launch",
             "guard",
             "target",
@@ -213,7 +213,7 @@ def test_nothing_in_the_runner_imports_a_workload() -> None:
 
 def test_workloads_import_training_only() -> None:
     for path in (ROOT / "workloads").rglob("*.py"):
-        assert imported(path) <= {"training", "errors", "numbers", "parallel"}
+        assert imported(path) <= {"training", "errors", "quantities", "parallel"}
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

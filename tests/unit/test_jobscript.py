@@ -38,8 +38,7 @@ def test_the_text_is_that_of_the_scripts(scheduler: str, mark: str, script: str)
     log = {"slurm": "--output=%x-%j.out", "pbs": "-j oe", "lsf": "-o train-%J.out"}[scheduler]
     text.remove(f"{mark} {log}")
     requests = [[line for line in lines if line.startswith(mark)] for lines in (text, original)]
-    spaced = [[line.replace("=01:00:00", "=1:00:00") for line in lines] for lines in requests]
-    assert spaced[0] == spaced[1]
+    assert requests[0] == requests[1]
     commands = [line for line in original if not line.startswith("#") and line]
     rest = iter(text)
     assert all(command in rest for command in commands)
@@ -64,7 +63,7 @@ def test_what_is_asked_for_is_in_it() -> None:
 
 
 def test_memory_types_of_gpus_logs_and_directives() -> None:
-    options = ["--nodes", "2", "--cores-per-rank", "8", "--mem", "30GB", "--log", "logs/a.out"]
+    options = ["--nodes", "2", "--cores-per-rank", "8", "--mem", "30G", "--log", "logs/a.out"]
     more = ["--directive=--qos=high", "--directive", "#SBATCH --exclusive"]
     slurm = ok(jobscript("--scheduler", "slurm", *options, "--gpus-per-node", "h200:4", *more, "explain")).stdout
     for line in (
@@ -90,7 +89,7 @@ def test_a_job_that_goes_back_into_the_queue() -> None:
     assert "set -- workloads.mnist --lr 1 --resume auto --requeue\n" in slurm
     lsf = ok(jobscript("--scheduler", "lsf", *asked, "workloads.mnist", "--resume=auto")).stdout
     assert "#BSUB -Q 75\n" in lsf
-    assert "set -- workloads.mnist --resume=auto --time-limit 03:55:00\n" in lsf
+    assert "set -- workloads.mnist --resume=auto --time-limit 3:55:00\n" in lsf
     script = ok(jobscript("--scheduler", "slurm", *asked, "-m", "timeit")).stdout
     assert "#SBATCH --requeue\n" in script
     assert "set -- -m timeit\n" in script
@@ -98,7 +97,7 @@ def test_a_job_that_goes_back_into_the_queue() -> None:
         (["--scheduler", "pbs", *asked, "workloads.mnist"], "depend=afternotok"),
         (["--scheduler", "slurm", *asked, "smoke"], "smoke is a tool"),
         (["--scheduler", "slurm", *asked, "supervise"], "--directive=--requeue, and --requeue after"),
-        (["--scheduler", "lsf", *asked, "supervise"], "--directive='-Q 75', and --time-limit 03:55:00"),
+        (["--scheduler", "lsf", *asked, "supervise"], "--directive='-Q 75', and --time-limit 3:55:00"),
         (["--scheduler", "lsf", "workloads.mnist", "--requeue"], "to jobscript, before the target"),
         (["--scheduler", "pbs", "workloads.mnist", "--requeue"], "depend=afternotok"),
     ):
@@ -157,7 +156,7 @@ def test_bad_requests_are_refused_in_a_line(tmp_path: Path) -> None:
     refused(jobscript("--name", "my job", "workloads.mnist"), "'my job' is not one word")
     refused(jobscript("--queue", "a\n#SBATCH --nodes=99", "workloads.mnist"), "is not one word")
     refused(jobscript("--directive", "a\nb", "workloads.mnist"), "'a\\nb' is not one line")
-    refused(jobscript("--mem", "64", "workloads.mnist"), "'64' is no size with its unit")
+    refused(jobscript("--mem", "64", "workloads.mnist"), "'64' is a size without its unit")
     refused(jobscript("--gpus-per-node", "h200:0", "workloads.mnist"), "'h200:0' is no number of GPUs")
     refused(jobscript("--log", "a b", "workloads.mnist"), "'a b' is not one word")
     typed = jobscript("--scheduler", "pbs", "--gpus-per-node", "h200:4", "workloads.mnist")

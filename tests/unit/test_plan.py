@@ -30,7 +30,6 @@ from runner.tools.plan.planning import Planned, plan_layout
 from runner.tools.plan.ranking import advise, ranked
 from runner.tools.plan.report import flags
 from runner.tools.plan.schedules import timeline
-from runner.tools.plan.sizes import size, size_text
 from runner.tools.plan.tracing import Tracer
 from runner.tools.plan.traffic import Traffic
 from runner.torch_build import release_of
@@ -48,25 +47,6 @@ PLAN = Plan(
 def eight_ranks() -> Iterator[None]:
     with fake_process_group(8):
         yield
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("80GB", 80e9), ("80GiB", 80 * 2**30), ("24G", 24e9), ("1.5tb", 1.5e12), ("512 MiB", 2**29), ("1000", 1000)],
-)
-def test_sizes_are_read(text: str, number: float) -> None:
-    assert size(text) == number
-
-
-@pytest.mark.parametrize("text", ["", "GB", "80XB", "80iB", "-1G", "0G", "80 G B", "8O GB", "1e3"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is not a size of memory"):
-        size(text)
-
-
-@given(st.integers(1, 10**15))
-def test_a_printed_size_reads_as_nearly_the_same(number: int) -> None:
-    assert size(size_text(number)) == pytest.approx(number, rel=0.051)
 
 
 ranks = st.integers(1, 512)

@@ -17,7 +17,7 @@ from runner.errors import UsageError
 from runner.launch.job_entry import entry_of_job, written_entry
 from runner.tools.table import Column
 from runner.tools.top.states import State, job_folder, parse, read_states
-from runner.tools.top.verdicts import STATUSES, duration, facts, judge, overview
+from runner.tools.top.verdicts import STATUSES, facts, judge, overview
 from runner.tools.top.view import fitting, head, table
 
 NOW = 1_763_841_600.0
@@ -241,13 +241,6 @@ def test_columns_are_left_out_by_their_number() -> None:
     titles = {width: [column.title for column in fitting(columns, width)[0]] for width in (16, 15, 10, 9, 1)}
     assert titles == {16: ["a", "b\nc", "d"], 15: ["a", "d"], 10: ["a", "d"], 9: ["a"], 1: ["a"]}
     assert fitting(columns, 9)[1] == ["b c", "d"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0 s"), (99, "99 s"), (100, "2 min"), (5000, "83 min"), (6000, "1.7 h"), (2e5, "2.3 d")]
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_a_job_of_a_scheduler_is_found_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

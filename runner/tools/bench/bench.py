@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -31,8 +30,8 @@ from runner.comm.process_group import start_process_group
 from runner.comm.table import backends
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
-from runner.numbers import not_negative
 from runner.options import Parser
+from runner.quantities import not_negative, size
 from runner.tools.bench.bare_mpi import BareMPI
 from runner.tools.bench.busy import busy_loops, description
 from runner.tools.bench.plot import plot
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 NAMES = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "sendrecv")
 BACKENDS = {backend.name: backend for backend in (*backends().values(), BareMPI()) if backend.is_measured}
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _ROUND = 0.05  # target for all calls of a round, in seconds
 _FEWEST, _MOST = 3, 500  # calls in a round
 
@@ -104,9 +102,9 @@ def _parser() -> Parser:
         help=f"some of {', '.join(BACKENDS)} (default: all that can be used)",
     )
     parser.add_argument(
-        "--min", type=_size, default=1024, metavar="BYTES", help="smallest size, e.g. 8 or 4K (default: 1K)"
+        "--min", type=size, default=1024, metavar="BYTES", help="smallest size, e.g. 8 or 4K (default: 1K)"
     )
-    parser.add_argument("--max", type=_size, default=16 << 20, metavar="BYTES", help="largest size (default: 16M)")
+    parser.add_argument("--max", type=size, default=16 << 20, metavar="BYTES", help="largest size (default: 16M)")
     parser.add_argument("--factor", type=int, default=4, help="from one size to the next (default: 4)")
     parser.add_argument(
         "--rounds", type=int, default=7, help="measurements per size; the backends take turns (default: 7)"
@@ -133,13 +131,6 @@ def _backends(text: str) -> list[str]:
     if unknown:
         raise argparse.ArgumentTypeError(f"no backend {unknown[0]!r}; there are {', '.join(BACKENDS)}")
     return list(dict.fromkeys(names))
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d+)([KMG]?)i?B?", text.upper())
-    if match is None or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; for example 8, 4K, 256M")
-    return int(match[1]) * _UNITS[match[2]]
 
 
 @raised_on_all_ranks()

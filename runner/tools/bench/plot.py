@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from runner.quantities import size_text
 from runner.tools.bench.busy import description
-from runner.tools.output import new_figure, size_text
+from runner.tools.output import new_figure
 
 if TYPE_CHECKING:
     from runner.tools.bench.bench import Measurement
@@ -46,7 +47,7 @@ def plot(found: Sequence[Measurement], path: str) -> None:
     for axis in axes.flat:
         axis.set_xscale("log", base=2)
         axis.set_xticks(sizes[:: -(-len(sizes) // _TICKS)], minor=False)
-        axis.xaxis.set_major_formatter(lambda size, _: size_text(size))
+        axis.xaxis.set_major_formatter(lambda size, _: size_text(size, 1024))
         axis.grid(True, alpha=0.3)
     for axis in axes[-1]:
         axis.set_xlabel("size")

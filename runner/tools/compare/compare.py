@@ -34,8 +34,8 @@ from runner.comm.choice import network_backend
 from runner.comm.process_group import start_process_group
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
-from runner.numbers import positive
 from runner.options import Parser
+from runner.quantities import positive
 from runner.tools.compare.choices import ALONE, BACKENDS, KINDS, Choice, alone, borne, chosen
 from runner.tools.compare.passes import Timeline
 from runner.tools.compare.plot import plot

@@ -12,6 +12,7 @@ from typing import Any
 from runner.control_groups import control_groups
 from runner.job import Job
 from runner.launch.slurm_lists import expand_hosts
+from runner.quantities import size_text
 from runner.resources import cores_of, of_record
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, ok, warn, where
 
@@ -130,8 +131,9 @@ def _per_rank(job: Job, found: Sequence[int], limits: tuple[int, int], fix: str)
     """The verdict on bytes that the ranks of a host share; ``found`` is by rank."""
     per_rank = [free / job.topology.local_size(rank) for rank, free in enumerate(found)]
     least = min(range(job.size), key=per_rank.__getitem__)
-    size = f"{per_rank[least] / GIB:.1f} GiB" if per_rank[least] >= GIB else f"{per_rank[least] / MIB:.0f} MiB"
-    text = f"{size} per rank free on {job.topology.hosts[job.topology.host_index(least)].name}"
+    text = (
+        f"{size_text(per_rank[least], 1024)} per rank free on {job.topology.hosts[job.topology.host_index(least)].name}"
+    )
     if per_rank[least] < limits[0]:
         return fail(text, fix)
     return warn(text, fix) if per_rank[least] < limits[1] else ok(text)

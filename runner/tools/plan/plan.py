@@ -27,12 +27,11 @@ from typing import Any
 
 from runner.errors import UsageError
 from runner.job import Job
-from runner.numbers import positive
 from runner.options import Parser
 from runner.parallel.options import ParallelOptions, add_parallel_options
+from runner.quantities import positive, size, size_text
 from runner.tools.output import check_output
 from runner.tools.plan.layouts import PER_HOST, Candidate, Cluster, candidates
-from runner.tools.plan.sizes import size, size_text
 from runner.tools.table import console, show_progress
 
 _MOST = 4096  # GPUs among which it is looked for what fits
@@ -91,7 +90,7 @@ def _parser() -> Parser:
     parser.add_argument("target", metavar="WORKLOAD", help="a module, for example workloads.mnist; then its options")
     parser.add_argument("--gpus", type=positive, required=True, metavar="N", help="in all; a rank has one")
     parser.add_argument(
-        "--memory", type=size, required=True, metavar="SIZE", help="of each GPU: 80GB (10⁹), 80GiB (2³⁰), 24G"
+        "--memory", type=size, required=True, metavar="SIZE", help="of each GPU: 80GB (× 10⁹), 80G or 80GiB (× 2³⁰)"
     )
     parser.add_argument(
         "--hosts", type=positive, metavar="N", help="among which the GPUs are divided (default: up to 8 GPUs on each)"

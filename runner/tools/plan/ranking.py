@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runner.parallel.options import traits_of
+from runner.quantities import size_text
 from runner.tools.plan.layouts import Cluster
 from runner.tools.plan.planning import Planned
-from runner.tools.plan.sizes import size_text
 
 _WHOLE, _ZERO1, _SHARDED, _OTHERS = range(4)
 _ABOUT = 1.1  # times as long is about as fast: the estimate is no better

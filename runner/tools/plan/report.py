@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from runner.quantities import size_text
 from runner.tools.plan.planning import Planned
 from runner.tools.plan.ranking import Advice
-from runner.tools.plan.sizes import size_text
 from runner.tools.plan.traffic import total
 from runner.tools.table import Column, console, print_columns
 

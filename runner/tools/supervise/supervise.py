@@ -39,8 +39,8 @@ from runner.environment import set_variables, unset_variables
 from runner.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.job import Job
 from runner.launch.outer_job import places_of_step
-from runner.numbers import not_negative, positive, positive_float
 from runner.options import Parser, Request, parse
+from runner.quantities import not_negative, positive, positive_float
 from runner.tools import tool_names
 from runner.tools.supervise.attempts import Attempt, PassedOn, passing_signals_on, read_attempts, run_attempt
 from runner.tools.supervise.command_hosts import CommandHosts, read_hosts

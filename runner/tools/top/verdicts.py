@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from runner.quantities import duration_text
 from runner.tools.top.states import State
 
 # The statuses, in the order in which ranks are shown. The first ones need attention.
@@ -123,15 +124,6 @@ def facts(verdicts: Sequence[Verdict], now: float) -> dict[str, Any]:
     return {"time": now} | finite(asdict(overview(verdicts, now))) | {"ranks": ranks}
 
 
-def duration(seconds: float) -> str:
-    """``45 s``, ``12 min``, ``3.5 h``, ``2.1 d``."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    if seconds < 99.5 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} d"
-
-
 def _of_this_job(states: list[State]) -> list[State]:
     # (A clock that was set back has written a time before the start.)
     starts = [
@@ -167,7 +159,7 @@ def _missing(state: State, now: float) -> Verdict | None:
     if silent <= max(_SILENT_SECONDS, _SILENT_INTERVALS * (state.interval or 0.0)):
         return None
     idle = None if state.progress is None else max(silent, now - state.progress)
-    why = f"it has not written its state for {duration(silent)}{_said(state)}"
+    why = f"it has not written its state for {duration_text(silent)}{_said(state)}"
     return Verdict(status="missing", state=state, why=why, idle=idle)
 
 
@@ -181,7 +173,7 @@ def _stuck(state: State, median: float | None) -> Verdict | None:
     # The others may be waiting for the one that is behind.
     urgency = -math.inf if state.step is None else -state.step
     return Verdict(
-        status="stuck", state=state, why=f"no progress for {duration(idle)}{where}", idle=idle, urgency=urgency
+        status="stuck", state=state, why=f"no progress for {duration_text(idle)}{where}", idle=idle, urgency=urgency
     )
 
 

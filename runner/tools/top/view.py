@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from runner.quantities import clock_text, duration_text, short_text
 from runner.rendezvous.topology import ranks_text
 from runner.tools.table import Column
-from runner.tools.top.verdicts import TROUBLE, Overview, Verdict, duration
+from runner.tools.top.verdicts import TROUBLE, Overview, Verdict
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -65,7 +65,7 @@ def _width(column: Column) -> int:
 def _job_lines(job: Overview, folder: str) -> list[str]:
     ranks = f"{job.size} rank{'' if job.size == 1 else 's'}"
     hosts = "" if not job.hosts else f" on {_short(job.hosts[0]) if len(job.hosts) == 1 else f'{len(job.hosts)} hosts'}"
-    since = "" if job.seconds is None else f" for {_clock(job.seconds)}"
+    since = "" if job.seconds is None else f" for {clock_text(job.seconds)}"
     if not job.size:
         return [f"no rank has written its state in {folder} yet"]
     parts = (
@@ -73,17 +73,13 @@ def _job_lines(job: Overview, folder: str) -> list[str]:
         _of("step", job.step, job.steps),
         "" if job.loss is None else f"loss {job.loss:.4g}",
         "" if job.steps_per_second is None else f"{job.steps_per_second:.3g} steps/s",
-        "" if job.seconds_left is None else f"{_clock(job.seconds_left)} left",
+        "" if job.seconds_left is None else f"{clock_text(job.seconds_left)} left",
     )
     return [f"{ranks}{hosts}{since}, {folder}", "  ".join(filter(None, parts)) or "no step yet"]
 
 
 def _of(name: str, number: int | None, whole: int | None) -> str:
     return "" if number is None else f"{name} {number}" + ("" if whole is None else f"/{whole}")
-
-
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=round(min(seconds, 1e9))))
 
 
 def _trouble_lines(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
@@ -108,7 +104,9 @@ def _columns(verdicts: Sequence[Verdict], job: Overview) -> list[Column]:
         Column(title="ms per\nstep", cells=[_scaled(state.step_seconds, 1e-3) for state in states]),
         Column(title="\nloss", cells=["" if state.loss is None else f"{state.loss:.3g}" for state in states], spared=3),
         Column(
-            title="last\nprogress", cells=["" if one.idle is None else duration(one.idle) for one in verdicts], spared=1
+            title="last\nprogress",
+            cells=["" if one.idle is None else duration_text(one.idle) for one in verdicts],
+            spared=1,
         ),
         Column(title="CPU\n%", cells=[_scaled(state.cpu) for state in states], spared=5),
         Column(title="mem.\nGiB", cells=[_scaled(state.memory, 2**30) for state in states], spared=6),
@@ -137,5 +135,4 @@ def _scaled(value: float | None, unit: float = 1.0) -> str:
     """A number of units, with a decimal where it is small."""
     if value is None or not math.isfinite(value):
         return ""
-    number = value / unit
-    return f"{number:.0f}" if number >= 99.95 or number == 0 or unit == 1.0 else f"{number:.1f}"
+    return short_text(round(value) if unit == 1.0 else value / unit)

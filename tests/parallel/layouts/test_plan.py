@@ -62,7 +62,7 @@ def test_memory_is_that_of_a_run(turns: Turns, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["planned_llama", "--gpus", "8", "--memory", "80XB"], "'80XB' is not a size of memory such as 80GB, 80GiB or 24G"),
+        (["planned_llama", "--gpus", "8", "--memory", "80XB"], "'80XB' is not a size such as 512K, 64G"),
         (["planned_llama", "--gpus", "8", "--memory", "1G", "--reserve", "100"], "'100' is not a share from 0 to below 100 percent"),
         (["planned_llama", "--gpus", "0", "--memory", "1G"], "--gpus: '0' is not a whole number above 0"),
         (["planned_llama", "--memory", "1G"], "the following arguments are required: --gpus"),
