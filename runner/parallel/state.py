@@ -36,6 +36,7 @@ class State:
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
+@raised_on_all_ranks()
 def state_of(model: nn.Module, optimizer: Optimizer, copies: Mapping[str, str] = NO_COPIES) -> State:
     """The current state. Its tensors share memory with the model and the optimizer.
 
@@ -46,22 +47,10 @@ def state_of(model: nn.Module, optimizer: Optimizer, copies: Mapping[str, str] =
     Raises:
         UsageError: it holds something that a checkpoint cannot.
     """
-    return state_by_name(model, optimizer, model.state_dict(), optimizer.state_dict(), copies)
-
-
-@raised_on_all_ranks()
-def state_by_name(
-    model: nn.Module,
-    optimizer: Optimizer,
-    model_state: Mapping[str, Any],
-    optimizer_state: Mapping[str, Any],
-    copies: Mapping[str, str] = NO_COPIES,
-) -> State:
-    """The state from ``state_dict()`` of a model and an optimizer like these.
-
-    Raises:
-        UsageError: it holds something that a checkpoint cannot.
-    """
+    model_state, optimizer_state = (
+        model.state_dict(),
+        optimizer.state_dict(),
+    )  # before _names: fully_shard may replace parameters
     tensors: dict[str, Tensor] = {}
     names = _names(model, optimizer, copies)
     extra = {}

@@ -33,7 +33,7 @@ from runner.training import shards
 from runner.training.damage import INSTEAD, DamagedError, damaged
 
 SEAL = "checkpoint.json"
-_FORMAT = 2  # 1 was a single file, see checkpoint_file.py
+_FORMAT = 2
 _PIECE = 1 << 22
 _NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.ENOSYS)
 
@@ -54,7 +54,7 @@ class Saved:
     """What a checkpoint holds besides its tensors: plain values.
 
     Attributes:
-        settings: the options that determine the result; None if an earlier version did not record them.
+        settings: the options that determine the result.
         groups: the optimizer's, as in ``runner.parallel.state.State``.
         values: of the optimizer's state, as there.
         is_finite: whether the loss was, when it was written.
@@ -63,7 +63,7 @@ class Saved:
     path: Path
     workload: str
     position: Position
-    settings: dict[str, Any] | None
+    settings: dict[str, Any]
     groups: list[dict[str, Any]]
     values: dict[str, Any] = field(default_factory=dict)
     is_finite: bool = True
@@ -229,7 +229,7 @@ def unseal(folder: Path) -> tuple[Saved, Sums]:
         settings=content["settings"],
         groups=content["groups"],
         values=content["values"],
-        is_finite=content.get("finite", True),
+        is_finite=content["finite"],
     )
     return saved, content["files"]
 

@@ -345,11 +345,9 @@ def _check_finite(run: Run, trainer: Trainer, position: Position, loss: Tensor) 
         run.agree(own, RunnerError)
 
 
-def _going_on(saved: Saved, options: TrainingOptions, changes: list[str] | None) -> str:
+def _going_on(saved: Saved, options: TrainingOptions, changes: list[str]) -> str:
     position = saved.position
     text = f"going on from {saved.path}, step {position.step}, {position.epoch} of {options.epochs} epochs done"
-    if changes is None:
-        return f"{text}; it is an earlier version's, which did not note its options: they are not compared"
     return f"{text}; {', '.join(changes)}" if changes else text
 
 

@@ -9,7 +9,6 @@ from itertools import count
 from pathlib import Path
 
 from runner.errors import UsageError
-from runner.training import checkpoint_file
 from runner.training.checkpoint_folder import Saved, steps_in
 from runner.training.checkpoints import Checkpoints
 from runner.training.metrics import MetricsFile, TensorBoard, lines_until
@@ -35,7 +34,6 @@ def open_output(
             kept = _metrics_of(saved, options) if saved else []
             since = saved.position.step if saved is not None and goes_on else -1
             earlier = [path for step, path in steps_in(folder) if step > since]
-            earlier += [path for path in [folder / checkpoint_file.NAME] if not goes_on and path.exists()]
             aside, metrics_aside = kept_names(folder / "earlier", metrics)
             names = [aside] if earlier else []
             if _holds_something(metrics) and (earlier or not (goes_on and kept)):
@@ -62,8 +60,6 @@ def open_output(
 
 def _goes_on(checkpoint: Path, folder: Path) -> bool:
     """Whether a checkpoint belongs to the run that wrote this folder."""
-    if checkpoint.is_file():
-        return checkpoint.resolve() == (folder / checkpoint_file.NAME).resolve()
     return checkpoint.resolve().parent == folder.resolve()
 
 
@@ -80,8 +76,6 @@ def _places_of_metrics(checkpoint: Path, options: TrainingOptions) -> list[Path]
     """Where the metrics of a checkpoint's run may be: here, or next to it (earlier.1/step-4 and metrics.1.jsonl)."""
     if _goes_on(checkpoint, options.checkpoint.folder):
         return [options.logging.metrics]
-    if checkpoint.is_file():
-        return [checkpoint.with_name(checkpoint.name.replace("checkpoint", "metrics")).with_suffix(".jsonl")]
     folder = checkpoint.resolve().parent
     return [folder / "metrics.jsonl", folder.with_name(folder.name.replace("earlier", "metrics") + ".jsonl")]
 

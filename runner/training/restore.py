@@ -13,7 +13,7 @@ from torch import Tensor
 from runner.errors import UsageError
 from runner.parallel.state import State, copy_part, room_for
 from runner.parallel.trainer import Trainer
-from runner.training import checkpoint_file, checkpoint_folder, resume
+from runner.training import checkpoint_folder, resume
 from runner.training.checkpoint_folder import SEAL, Saved, Sums
 from runner.training.checkpoint_options import AUTO, CheckpointOptions
 from runner.training.damage import INSTEAD, DamagedError
@@ -23,7 +23,7 @@ from runner.training.shards import Shapes
 
 def restore(
     run: Run, trainer: Trainer, options: CheckpointOptions, settings: dict[str, Any], *, goes_on: bool = True
-) -> tuple[Saved | None, list[str] | None]:
+) -> tuple[Saved | None, list[str]]:
     """Load the checkpoint that the options name, if any. Collective.
 
     Args:
@@ -31,18 +31,18 @@ def restore(
         goes_on: the training does, so the settings have to fit.
 
     Returns:
-        Its content, and the settings that have changed since (None if it did not record them).
+        Its content, and the settings that have changed since.
 
     Raises:
         UsageError: it does not exist, is damaged, or does not fit model, optimizer or data.
     """
     if options.resume is None:
-        return None, None
-    candidates = _candidates(run, options)  # asked on rank 0 only
+        return None, []
+    candidates = _candidates(options)  # asked on rank 0 only
     path = run.on_main(lambda: next(candidates, None))
     if path is None:
         run.say(f"no checkpoint in {options.folder} yet: starting from the beginning")
-        return None, None
+        return None, []
     while True:
         try:
             return _load(run, trainer, path, settings, goes_on=goes_on)
@@ -55,7 +55,7 @@ def restore(
 
 def _load(
     run: Run, trainer: Trainer, path: Path, settings: dict[str, Any], *, goes_on: bool
-) -> tuple[Saved, list[str] | None]:
+) -> tuple[Saved, list[str]]:
     """Load a checkpoint; nothing of it if it is damaged. Collective."""
     whole: dict[str, Tensor] = {}  # filled on rank 0
     here = trainer.shapes()
@@ -69,7 +69,7 @@ def _load(
             raise
     shapes = run.on_main(lambda: _shapes_of(saved, sums, whole, here, run.workload))
     own = trainer.state().groups
-    changes = resume.check_settings(saved, settings, trainer.optimizer, own) if goes_on else None
+    changes = resume.check_settings(saved, settings, trainer.optimizer, own) if goes_on else []
     room = room_for(trainer.model, shapes, here, trainer.copies)
     if sums:  # sharded: every rank reads its part
         checkpoint_folder.read_shards(path, room)
@@ -79,7 +79,7 @@ def _load(
     trainer.load(State(room, saved.groups, saved.values))
     if goes_on:
         resume.obey_changes(saved, settings, trainer.optimizer)
-    return saved, changes if saved.settings is not None else None
+    return saved, changes
 
 
 def model_weights(path: Path) -> dict[str, Tensor]:
@@ -97,7 +97,7 @@ def model_weights(path: Path) -> dict[str, Tensor]:
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
 
 
-def _candidates(run: Run, options: CheckpointOptions) -> Iterator[Path]:
+def _candidates(options: CheckpointOptions) -> Iterator[Path]:
     """The checkpoint to resume from, and with ``--resume auto`` the older ones, each to be taken if those before are damaged.
 
     None if none was named and none exists yet.
@@ -112,27 +112,22 @@ def _candidates(run: Run, options: CheckpointOptions) -> Iterator[Path]:
             yield from [] if found is None else [found]
             return
         yield from [older for _, older in checkpoint_folder.named_in(path)]
-        file = path / checkpoint_file.NAME  # of an early version of the runner
-        if file.is_file() and checkpoint_file.is_foreign(file):
-            run.say(f"passed over: {file} is not a checkpoint of this runner")
-        elif file.is_file():
-            yield file
     except OSError as error:
         raise UsageError(f"--resume: {path} cannot be read: {error.strerror}") from None
 
 
 def _find_in(path: Path, *, is_named: bool) -> Path | None:
-    if path.is_file() or (path / SEAL).is_file():
+    if (path / SEAL).is_file():
         return path
     for _, newest in checkpoint_folder.steps_in(path):
         return newest
-    if (path / checkpoint_file.NAME).is_file():
-        return path / checkpoint_file.NAME
     if not is_named:
         return None
-    others = [*(str(other) for _, other in checkpoint_folder.steps_in(path.parent))]
-    others += sorted(str(other) for other in path.parent.glob("checkpoint*.pt"))
-    problem = f"{path} is not complete" if path.is_dir() else f"there is no checkpoint {path}"
+    others = [str(other) for _, other in checkpoint_folder.steps_in(path.parent)]
+    if path.is_dir():
+        problem = f"{path} is not complete"
+    else:
+        problem = f"{path} is a file; a checkpoint is a folder" if path.exists() else f"there is no checkpoint {path}"
     hint = f"; there is {', '.join(others)}" if others else ""
     raise UsageError(f"--resume: {problem}{hint}")
 
@@ -143,10 +138,6 @@ def _open(path: Path, trainer: Trainer, whole: dict[str, Tensor]) -> tuple[Saved
     The tensors are read into ``whole``, unless both checkpoint and trainer are sharded: then all ranks read them later,
     and before that check the files by the sums that are returned. Otherwise there are no sums.
     """
-    if not path.is_dir():
-        saved, tensors = checkpoint_file.read_file(path, trainer.model, trainer.optimizer)
-        whole.update(tensors)
-        return saved, {}
     saved, sums = checkpoint_folder.unseal(path)
     if trainer.is_sharded and checkpoint_folder.is_sharded(path):
         return saved, sums

@@ -71,7 +71,7 @@ def check_settings(
     Raises:
         UsageError: the optimizer differs, or the seed or the data does in the middle of an epoch.
     """
-    then = _as_json(saved.settings or {})
+    then = _as_json(saved.settings)
     _check_optimizer(saved, then, optimizer, groups)
     if saved.position.samples:
         for name in ("seed", "samples"):
@@ -97,7 +97,7 @@ def obey_changes(saved: Saved, settings: dict[str, Any], optimizer: Optimizer) -
 
     A changed learning rate scales the loaded one by its ratio, so that schedules and a group's own factor are kept.
     """
-    for number, name, before, now in _changed_hyperparameters(_as_json(saved.settings or {}), settings):
+    for number, name, before, now in _changed_hyperparameters(_as_json(saved.settings), settings):
         group = optimizer.param_groups[number]
         if name == "lr" and before:
             group.update({key: now * (group[key] / before) for key in _LR if key in group})
@@ -109,7 +109,7 @@ def _changed_hyperparameters(then: dict[str, Any], settings: dict[str, Any]) -> 
     """(group, name, before, now) of each hyperparameter that has changed."""
     return [
         (number, name, before[name], now[name])
-        for number, (before, now) in enumerate(zip(then.get("groups", []), _as_json(settings["groups"]), strict=False))
+        for number, (before, now) in enumerate(zip(then["groups"], _as_json(settings["groups"]), strict=False))
         for name in before.keys() & now.keys() - {"initial_lr"}
         if before[name] != now[name]
     ]
@@ -127,11 +127,7 @@ def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
 def _check_optimizer(saved: Saved, then: dict[str, Any], optimizer: Optimizer, own: list[dict[str, Any]]) -> None:
     name = _kind(optimizer)
     counts = [[len(group["params"]) for group in groups] for groups in (saved.groups, own)]
-    if "optimizer" in then:
-        problem = f"by {then['optimizer']}, and this is {name}" if then["optimizer"] != name else None
-    else:  # from an earlier version: each of two optimizers has keys of its own, each of two versions of one has not
-        differ = saved.groups[0].keys() - own[0].keys() and own[0].keys() - saved.groups[0].keys()
-        problem = f"by another optimizer, and this is {name}" if differ else None
+    problem = f"by {then['optimizer']}, and this is {name}" if then["optimizer"] != name else None
     if problem is None and counts[0] != counts[1]:
         problem = f"with groups of {counts[0]} parameters in the optimizer, and here they have {counts[1]}"
     if problem is None:

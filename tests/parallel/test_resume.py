@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -245,53 +244,12 @@ def test_what_is_not_complete_is_passed_over(trained: Trained, tmp_path: Path) -
         "step-9 is not complete; there is ",
         "step-8",
     )
+    seal = tmp_path / "step-8" / "checkpoint.json"
+    refused(trained(1, tmp_path, *SHORT, "--resume", str(seal)), f"{seal} is a file; a checkpoint is a folder")
     done = ok(trained(1, tmp_path, *SHORT, "--epochs", "3", "--keep", "1", "--resume"))
     assert f"going on from {tmp_path}/step-8, step 8" in done.stdout
     assert steps_of(tmp_path) == [12]
     assert not list(tmp_path.glob(".*"))
-
-
-def as_early_version(checkpoint: Path) -> None:
-    """Put the file that an early version wrote into its place. (SGD without momentum has no state but its groups.)"""
-    saved, _ = checkpoint_folder.unseal(checkpoint)
-    tensors = checkpoint_folder.read_whole(checkpoint)
-    numbered = [group | {"params": [*range(len(group["params"]))]} for group in saved.groups]
-    content = {
-        "format": 1,
-        "workload": saved.workload,
-        "position": asdict(saved.position),
-        "settings": saved.settings,
-        "model": {name.removeprefix("model."): tensor for name, tensor in tensors.items()},
-        "optimizer": {"state": {}, "param_groups": numbered},
-    }
-    torch.save(content, checkpoint.parent / "checkpoint.pt")
-    shutil.rmtree(checkpoint)
-
-
-def test_a_file_of_an_early_version_is_seen_by_resume_auto(trained: Trained, tmp_path: Path) -> None:
-    (tmp_path / "checkpoint.pt").write_bytes(b"cut short")
-    refused(trained(1, tmp_path, *SHORT, "--resume", "auto"), f"{tmp_path}/checkpoint.pt is damaged")
-    (tmp_path / "checkpoint.pt").unlink()
-    ok(trained(1, tmp_path, *SHORT, "--epochs", "1"))
-    as_early_version(tmp_path / "step-4")
-    done = ok(trained(1, tmp_path, *SHORT, "--epochs", "2", "--resume", "auto"))
-    assert f"going on from {tmp_path}/checkpoint.pt, step 4" in done.stdout
-    (tmp_path / "step-8" / "checkpoint.json").unlink()
-    done = ok(trained(1, tmp_path, *SHORT, "--epochs", "2", "--resume", "auto"))
-    assert f"passed over: {tmp_path}/step-8" in done.stdout
-    assert f"going on from {tmp_path}/checkpoint.pt, step 4" in done.stdout
-
-
-def test_another_programs_file_is_passed_over_by_resume_auto(trained: Trained, tmp_path: Path) -> None:
-    torch.save({"epoch": 3, "model": {}}, tmp_path / "checkpoint.pt")
-    done = ok(trained(1, tmp_path, *SHORT, "--epochs", "1", "--resume", "auto"))
-    assert f"passed over: {tmp_path}/checkpoint.pt is not a checkpoint of this runner" in done.stdout
-    assert "starting from the beginning" in done.stdout
-    done = ok(trained(1, tmp_path, *SHORT, "--epochs", "2", "--keep", "1", "--resume", "auto"))
-    assert f"going on from {tmp_path}/step-4" in done.stdout
-    assert "passed over" not in done.stdout
-    (tmp_path / "step-8" / "checkpoint.json").unlink()
-    refused(trained(2, tmp_path, *SHORT, "--resume", "auto"), f"{tmp_path}/step-8 is damaged")
 
 
 def test_a_full_disk_is_one_line_and_the_old_checkpoint_is_kept(trained: Trained, tmp_path: Path) -> None:
