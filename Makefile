@@ -38,8 +38,8 @@ help:
 	@echo "make test-kills   two hundred kills in the middle of training and saving, two hundred clean jobs (forty minutes)"
 	@echo "make conformance  PyTorch's own tests of a backend on mpi4py, by each MPI; MPI=mpich TEST=send_recv for some of them"
 	@echo "make horovod  build Horovod for this torch and this MPI, and install it (three minutes, once)"
-	@echo "make smoke    explain, doctor and a few steps of mnist on this machine, in one table"
-	@echo "make smoke-cluster  the same in your allocation (Slurm, PBS, LSF), on HOSTFILE=…, or on the virtual cluster"
+	@echo "make smoke    explain, doctor and a few steps of mnist on this machine"
+	@echo "make smoke-cluster  the same in your allocation (Slurm, PBS, LSF), on HOSTS=a:4,b:4 RANKS=8, or on the virtual cluster"
 	@echo "make cluster-deps   as root: what the virtual cluster needs; then cluster-up, cluster-shell, cluster-down"
 	@echo "make clean    remove .venv and what tests and builds left"
 

@@ -24,7 +24,6 @@ class Row:
     name: str
     status: str
     detail: str
-    seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,17 +93,11 @@ def print_rows(rows: Sequence[Row], thing: str, closing: str) -> None:
 
     out = console()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    has_times = any(row.seconds is not None for row in rows)
     table.add_column(thing)
     table.add_column("")
-    if has_times:
-        table.add_column("s", justify="right")
     table.add_column("found", overflow="fold")
     for row in rows:
-        cells: list[str | Text] = [row.name, Text(row.status, style=STYLES[row.status])]
-        if has_times:
-            cells.append("" if row.seconds is None else f"{row.seconds:.1f}")
-        table.add_row(*cells, Text(row.detail))
+        table.add_row(row.name, Text(row.status, style=STYLES[row.status]), Text(row.detail))
     out.print(table)
     counts = {status: sum(1 for row in rows if row.status == status) for status in STYLES}
     out.print(
