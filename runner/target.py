@@ -16,7 +16,7 @@ import pkgutil
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,13 +139,8 @@ def _refuse_idle(name: str, path: Path, instead: Callable[[], str]) -> None:
     except SyntaxError:
         return  # Python reports it when it runs the file
     main = _main_of(tree)
-    if not isinstance(main, ast.FunctionDef) or main.decorator_list or not _takes_two(main):
-        return
-    if any(isinstance(node, ast.Name) and node.id == "main" for node in ast.walk(tree)):
-        return
-    first = [*main.args.posonlyargs, *main.args.args, main.args.vararg][0]
-    calls = (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) for node in _own_scope(tree))
-    if (first is not None and first.arg == "run") or not any(calls):
+    is_used = any(isinstance(node, ast.Name) and node.id == "main" for node in ast.walk(tree))
+    if main is not None and _parameters(main)[:1] == ["run"] and not is_used:
         raise UsageError(f"{name} defines {_signature(main)} and never calls it: it is a workload, so say {instead()}")
 
 
@@ -160,16 +155,20 @@ def _workload_of(path: Path) -> str:
 
 
 def _refuse_programs(name: str, path: Path) -> None:
-    """Refuse a module whose ``main`` cannot be called with (run, argv), as far as its source shows."""
+    """Refuse a module that has no ``main(run, argv)``, as far as its source shows: to import a script is to run it."""
     if path.suffix != ".py":
         return
     try:
-        main = _main_of(_parse(path))
+        tree = _parse(path)
     except SyntaxError as error:
         raise UsageError(f"{path}:{error.lineno}: {error.msg}") from None
-    if main is not None and _takes_two(main):
+    main = _main_of(tree)
+    if main is not None and (len(_parameters(main)) >= 2 or main.args.vararg):
         return
-    has = f"has {_signature(main)} and" if isinstance(main, ast.FunctionDef) else "has"
+    names = {getattr(node, field, None) for node in ast.walk(tree) for field in ("name", "asname", "id")}
+    if main is None and names & {"main", "*"}:
+        return  # only the import can tell
+    has = f"has {_signature(main)} and" if main is not None else "has"
     is_script = path.parent == Path.cwd() and path.stem == name
     instead = f"did you mean {path.name}?" if is_script else f"to run it as a program: -m {name}"
     raise UsageError(f"module {name} {has} no main(run, argv), so it is no workload", fix=instead)
@@ -215,39 +214,18 @@ def _parse(path: Path) -> ast.Module:
             raise SyntaxError(str(error), (str(path), 1, None, None)) from None
 
 
-def _main_of(tree: ast.Module) -> ast.AST | None:
-    """The node that binds ``main`` in a module's own scope; the last one if there are several."""
-    return next((node for node in reversed(list(_own_scope(tree))) if _is_main(node)), None)
+def _main_of(tree: ast.Module) -> ast.FunctionDef | None:
+    """The function ``main`` of a module, unless a decorator makes something else of it."""
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.decorator_list)
+    return next((function for function in functions if function.name == "main"), None)
 
 
-def _takes_two(main: ast.AST) -> bool:
-    """Whether it can be called with two positional arguments; True where only the import can tell."""
-    if not isinstance(main, ast.FunctionDef) or main.decorator_list:
-        return True
-    takes = main.args
-    positional = len(takes.posonlyargs) + len(takes.args)
-    fits = positional - len(takes.defaults) <= 2 and (positional >= 2 or takes.vararg is not None)
-    return fits and None not in takes.kw_defaults
+def _parameters(main: ast.FunctionDef) -> list[str]:
+    return [parameter.arg for parameter in [*main.args.posonlyargs, *main.args.args]]
 
 
 def _signature(main: ast.FunctionDef) -> str:
-    return f"main({', '.join(parameter.arg for parameter in [*main.args.posonlyargs, *main.args.args])})"
-
-
-def _own_scope(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes below a node (so in the branches of an if or a try), except those in the scope of a function or class."""
-    for child in ast.iter_child_nodes(node):
-        yield child
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            yield from _own_scope(child)
-
-
-def _is_main(node: ast.AST) -> bool:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return node.name == "main"
-    if isinstance(node, ast.alias):  # "import *" may bind it, which only the import can tell
-        return (node.asname or node.name) in ("main", "*")
-    return isinstance(node, ast.Name) and node.id == "main" and isinstance(node.ctx, ast.Store)
+    return f"main({', '.join(_parameters(main))})"
 
 
 def _hash(source: bytes) -> str:
