@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Protocol
 
 from runner.launch.processes import on_terminal
+from runner.quantities import clock_text
 
 # Seconds between two lines of progress: on a terminal, and in a file.
 _BEAT_ON_TERMINAL = 10.0
@@ -55,9 +55,7 @@ class Lines:
             return
         left = (now - self._start) / (step - self.done) * (self.steps - step)
         known = "" if loss is None else f"  loss {loss:.4g}"
-        self.line(
-            f"epoch {epoch}/{self.epochs}  step {step}/{self.steps}{known}  {timedelta(seconds=round(left))} left"
-        )
+        self.line(f"epoch {epoch}/{self.epochs}  step {step}/{self.steps}{known}  {clock_text(left)} left")
 
     def line(self, text: str) -> None:
         print(text, flush=True)
