@@ -51,7 +51,7 @@ class Served:
 
 def serve_own_endpoint_only(job: Job) -> None:
     """Make the variable apply to the runner's store only, in a program that imports torch later."""
-    if not job.context.launcher.has_store:
+    if not job.context.has_fresh_store:
         host, port = job.endpoint.host, job.endpoint.port
         join_only(Served(host=host, port=port, rank=job.rank, size=job.size, process=os.getpid()))
 

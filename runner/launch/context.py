@@ -29,6 +29,9 @@ class Ignored:
     why: str
 
 
+_IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchContext:
     """Who this process is, according to its launcher.
@@ -68,9 +71,12 @@ class LaunchContext:
         """Whether the launcher serves a store that this start of the ranks may use.
 
         torchrun's store outlives its workers (torch 2.14: the agents' own is shared): ranks that it has started again would find
-        the addresses of those that are gone, and gloo's connections be refused.
+        the addresses of those that are gone, and gloo's connections be refused. torch 2.4's serves one only where its
+        agents meet by a fixed address (--rdzv-backend static): otherwise MASTER_PORT is a free port of rank 0's.
         """
-        return self.launcher.has_store and self.environment.get(self.launcher.restarts, "0") == "0"
+        if not self.launcher.has_store or self.environment.get(_IS_SERVED) == "False":
+            return False
+        return self.environment.get(self.launcher.restarts, "0") == "0"
 
     @property
     def job_id(self) -> str | None:

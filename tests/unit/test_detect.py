@@ -26,6 +26,7 @@ CAPTURED = {
     "mpich": ("mpich", 1, 4, 1, 4),
     "intelmpi": ("intelmpi", 1, 4, 1, 4),
     "torchrun": ("torchrun", 1, 2, 1, 2),
+    "torchrun-2.4": ("torchrun", 1, 2, 1, 2),
     "slurm": ("slurm", 3, 4, 1, 2),
     "slurm-uneven": ("slurm", 2, 3, 0, 1),
     "slurm-cyclic": ("slurm", 1, 4, 0, 1),
@@ -109,6 +110,11 @@ def test_crays_own_launcher_in_a_slurm_job() -> None:
     ):
         assert summary(detect(inherited | rank_0))[:3] == ("pals", 0, 4)
         assert summary(detect(inherited | captured("pals")))[:3] == ("pals", 3, 4)
+
+
+def test_a_torchrun_that_serves_no_store_leaves_its_port_to_rank_0() -> None:
+    served = {name: detect(captured(name)).has_fresh_store for name in ("torchrun", "torchrun-2.4")}
+    assert served == {"torchrun": True, "torchrun-2.4": False}
 
 
 def test_torchrun_inside_srun_is_torchrun() -> None:
