@@ -20,6 +20,7 @@ from runner.errors import UsageError
 from runner.parallel.mesh import lay_out
 from runner.parallel.options import ParallelOptions, add_parallel_options, read_parallel_options
 from runner.parallel.task import Plan, Task
+from runner.tools.costs.collectives import all_gather, all_reduce, reduce_scatter
 from runner.tools.plan import traffic
 from runner.tools.plan.bearing import check_borne
 from runner.tools.plan.capturing import fake_process_group
@@ -55,9 +56,9 @@ sizes = st.integers(1, 10**12)
 
 @given(sizes, ranks)
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(number: int, n: int) -> None:
-    parts = traffic.reduce_scatter(number, n) + traffic.all_gather(number / n, n)
-    assert traffic.all_reduce(number, n) == pytest.approx(parts)
-    assert traffic.all_reduce(number, n) < 2 * number
+    parts = reduce_scatter(number, n) + all_gather(number / n, n)
+    assert all_reduce(number, n) == pytest.approx(parts)
+    assert all_reduce(number, n) < 2 * number
 
 
 @given(sizes, ranks)
@@ -187,7 +188,7 @@ def test_a_tensor_parallel_pair_of_layers_sums_once_each_way() -> None:
     options = ParallelOptions(tp=4)
     traced = Tracer(task(), options, torch.float32).trace(options, 8, casts_parameters=False)
     assert traced.passes is not None
-    assert traced.passes[1].sent == 2 * traffic.all_reduce(4 * 8 * 16, 4)
+    assert traced.passes[1].sent == 2 * all_reduce(4 * 8 * 16, 4)
     shapes = {one.name: one.shape for one in traced.parameters[1]}
     assert shapes["layers.1.0.weight"] == (8, 16)
     assert shapes["layers.1.2.weight"] == (16, 8)

@@ -37,8 +37,8 @@ from runner.job import Job
 from runner.options import Parser
 from runner.quantities import positive
 from runner.tools.compare.choices import ALONE, BACKENDS, KINDS, Choice, alone, borne, chosen
-from runner.tools.compare.passes import Timeline
 from runner.tools.compare.plot import plot
+from runner.tools.costs.timeline import Timeline
 from runner.tools.output import check_output
 from runner.tools.table import Column, print_columns
 from runner.tools.workloads import load_workload

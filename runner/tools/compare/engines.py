@@ -25,7 +25,7 @@ from runner.parallel.options import ParallelOptions, traits_of
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 from runner.tools.compare.choices import ALONE, BARE, LIBRARIES, Choice
-from runner.tools.plan.traffic import all_reduce
+from runner.tools.costs.collectives import all_reduce
 from runner.training.options import StepOptions
 from runner.training.run import Run
 

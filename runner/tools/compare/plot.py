@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.tools.compare.passes import KINDS, Timeline
+from runner.tools.costs.timeline import KINDS, Timeline
 from runner.tools.output import new_figure
 
 if TYPE_CHECKING:

@@ -29,9 +29,8 @@ from runner.parallel.state import whole_of
 from runner.parallel.task import Task, parts_of, to_device
 from runner.tools.compare.choices import ALONE, Choice
 from runner.tools.compare.engines import Engine, build
-from runner.tools.compare.passes import Timeline
-from runner.tools.compare.sending import counted
-from runner.tools.compare.timeline import record
+from runner.tools.compare.observing import count_sent, record
+from runner.tools.costs.timeline import Timeline
 from runner.tools.table import show_progress
 from runner.training.batches import ShardSampler, train_loader
 from runner.training.options import StepOptions
@@ -234,7 +233,7 @@ class Turns:
         run = self._run
         with engine.turn():
             if engine.is_counted:
-                with counted() as counter:
+                with count_sent() as counter:
                     for _ in range(engine.period):
                         engine.step(*next(batches))
                 own = counter.sent / engine.period + engine.sent_by_library

@@ -8,43 +8,28 @@ not idle, and for interleaved 1F1B with v stages per rank (p-1) ÷ (v·m+p-1) (N
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.parallel.options import SCHEDULES, ParallelOptions
+from runner.tools.costs.timeline import PipelinePass, Timeline
 
-_TIMES = {"F": 1, "B": 2, "I": 1, "W": 1}
-_KINDS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}  # torch's names of them
-_FREES = "BW"  # what a stage saved of a micro-batch is needed until then
+_TIMES = {"forward": 1, "backward": 2, "inputs": 1, "weights": 1}
+_KINDS = {  # torch's names of them
+    "FORWARD": "forward",
+    "FULL_BACKWARD": "backward",
+    "BACKWARD_INPUT": "inputs",
+    "BACKWARD_WEIGHT": "weights",
+}
 
 
-@dataclass(frozen=True)
-class Action:
-    """A pass of one micro-batch through one stage: F forward, B backward, I and W its two parts."""
+class Action(NamedTuple):
+    """A pass of one micro-batch through one stage, of a kind in KINDS."""
 
     kind: str
     stage: int
     micro_batch: int
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """Of one step.
-
-    Attributes:
-        idle: the share of all ranks' time that is not spent computing.
-        held: per rank, the sets of micro-batches held at a time, by stage: how many of each.
-    """
-
-    idle: float
-    held: tuple[tuple[Mapping[int, int], ...], ...]
-
-    def largest(self, rank: int, sizes: Mapping[int, int]) -> int:
-        """The most that a rank holds at a time, where a micro-batch takes ``sizes[stage]``."""
-        return max(sum(count * sizes[stage] for stage, count in held.items()) for held in self.held[rank])
 
 
 def timeline(options: ParallelOptions) -> Timeline:
@@ -53,7 +38,7 @@ def timeline(options: ParallelOptions) -> Timeline:
     The process group has ``pp`` ranks or more.
     """
     if options.pp == 1:
-        return Timeline(0.0, (({0: 1},),))  # accumulated gradients: one micro-batch after the other
+        return _timeline("1f1b", 1, 1, options.micro_batches)  # accumulated gradients: one micro-batch after the other
     return _timeline(options.schedule, options.pp, options.stages_per_rank, options.micro_batches)
 
 
@@ -61,12 +46,14 @@ def timeline(options: ParallelOptions) -> Timeline:
 def _timeline(schedule: str, ranks: int, stages_per_rank: int, micro_batches: int) -> Timeline:
     options = ParallelOptions(schedule=schedule, pp=ranks, stages_per_rank=stages_per_rank, micro_batches=micro_batches)
     order = _SINGLE[schedule](ranks, micro_batches) if schedule in _SINGLE else _torch_order(options)
-    return Timeline(idle_share(order), tuple(_held(actions) for actions in order))
+    return Timeline(tuple(_passes(order)))
 
 
 def _gpipe(ranks: int, micro_batches: int) -> list[list[Action]]:
     every = range(micro_batches)
-    return [[Action(kind, rank, number) for kind in "FB" for number in every] for rank in range(ranks)]
+    return [
+        [Action(kind, rank, number) for kind in ("forward", "backward") for number in every] for rank in range(ranks)
+    ]
 
 
 def _one_f_one_b(ranks: int, micro_batches: int) -> list[list[Action]]:
@@ -74,11 +61,11 @@ def _one_f_one_b(ranks: int, micro_batches: int) -> list[list[Action]]:
     order = []
     for rank in range(ranks):
         ahead = min(micro_batches, ranks - rank)
-        actions = [Action("F", rank, number) for number in range(ahead)]
+        actions = [Action("forward", rank, number) for number in range(ahead)]
         for number in range(micro_batches):
-            actions.append(Action("B", rank, number))
+            actions.append(Action("backward", rank, number))
             if ahead + number < micro_batches:
-                actions.append(Action("F", rank, ahead + number))
+                actions.append(Action("forward", rank, ahead + number))
         order.append(actions)
     return order
 
@@ -116,8 +103,8 @@ def _actions(one: Any) -> list[Action]:
     return [Action(kind, one.stage_index, one.microbatch_index)] if kind else []
 
 
-def idle_share(order: Sequence[Sequence[Action]]) -> float:
-    """The share of the ranks' time that is not spent computing, from the first action's start to the last one's end.
+def _passes(order: Sequence[Sequence[Action]]) -> Iterator[PipelinePass]:
+    """When each action begins and ends.
 
     A rank does its actions in order. A forward pass waits for that of the stage before, a backward pass for that of the
     stage after.
@@ -133,31 +120,18 @@ def idle_share(order: Sequence[Sequence[Action]]) -> float:
                 needed = _needs(action, last)
                 if needed is not None and needed not in ends:
                     break
-                clocks[rank] = max(clocks[rank], ends[needed] if needed else 0) + _TIMES[action.kind]
-                side = "F" if action.kind == "F" else "W" if action.kind == "W" else "B"
+                start = max(clocks[rank], ends[needed] if needed else 0)
+                clocks[rank] = start + _TIMES[action.kind]
+                side = "backward" if action.kind == "inputs" else action.kind
                 ends[side, action.stage, action.micro_batch] = clocks[rank]
                 done[rank] += 1
+                yield PipelinePass(rank=rank, **action._asdict(), start=start, end=clocks[rank])
         assert sum(done) > before, "the schedule waits for itself"
-    busy = sum(_TIMES[action.kind] for actions in order for action in actions)
-    return 1 - busy / (len(order) * max(clocks))
 
 
 def _needs(action: Action, stages: int) -> tuple[str, int, int] | None:
-    if action.kind == "F":
-        return ("F", action.stage - 1, action.micro_batch) if action.stage else None
-    if action.kind == "W":
+    if action.kind == "forward":
+        return ("forward", action.stage - 1, action.micro_batch) if action.stage else None
+    if action.kind == "weights":
         return None  # its rank has done the other part
-    return ("B", action.stage + 1, action.micro_batch) if action.stage + 1 < stages else None
-
-
-def _held(actions: Sequence[Action]) -> tuple[Mapping[int, int], ...]:
-    """How many micro-batches of each stage are held, after each forward pass; each set once."""
-    counts: dict[int, int] = defaultdict(int)
-    seen: dict[tuple[tuple[int, int], ...], None] = {}
-    for action in actions:
-        if action.kind == "F":
-            counts[action.stage] += 1
-            seen[tuple(sorted(counts.items()))] = None
-        elif action.kind in _FREES:
-            counts[action.stage] -= 1
-    return tuple(dict(held) for held in seen)
+    return ("backward", action.stage + 1, action.micro_batch) if action.stage + 1 < stages else None

@@ -33,16 +33,8 @@ from runner.parallel.layers import prepare
 from runner.parallel.options import ParallelOptions
 from runner.parallel.stages import part_of, segments
 from runner.parallel.task import Task, parts_of, to_device
+from runner.tools.costs.collectives import bytes_sent
 from runner.tools.plan.as_on_gpu import as_on_gpu
-from runner.tools.plan.traffic import all_gather, all_reduce, all_to_all, reduce_scatter
-
-_COLLECTIVES = {
-    "all_reduce": all_reduce,
-    "all_gather_into_tensor": all_gather,
-    "reduce_scatter_tensor": reduce_scatter,
-    "all_to_all_single": all_to_all,
-}
-
 
 _of_attention: Callable[..., int] = sdpa_flop_count
 
@@ -234,7 +226,7 @@ class Tracer:
     def _passes(self, model: nn.Module, options: ParallelOptions, samples: int, *, casts: bool) -> list[Pass]:
         context = _contexts(options, casts=casts)
         cast = _DTYPES[options.precision] if casts else None
-        ledger = _Ledger(options.tp, [_local(t) for t in [*model.parameters(), *model.buffers()]])
+        ledger = _Ledger([_local(t) for t in [*model.parameters(), *model.buffers()]])
         found: list[Pass] = []
         known: dict[Any, tuple[Pass, Tensor]] = {}
         with ledger:
@@ -355,19 +347,17 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         operations: floating-point operations of products, on local tensors: torch's FlopCounterMode counts a divided one as whole.
     """
 
-    def __init__(self, ranks: int, known: Sequence[Tensor]) -> None:
-        """Args: ranks: of tensor parallelism. known: tensors that do not count."""
+    def __init__(self, known: Sequence[Tensor]) -> None:
+        """``known``: tensors that do not count."""
         super().__init__()  # type: ignore[no-untyped-call]  # as above
         self.now, self.peak, self.sent, self.operations = 0, 0, 0.0, 0
-        self._ranks = ranks
         self._storages: dict[int, Any] = {t.untyped_storage()._cdata: t for t in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes again with the local tensors
         result = func(*args, **(kwargs or {}))
-        if func.namespace == "_c10d_functional" and (rule := _COLLECTIVES.get(func._opname)):
-            self.sent += rule(_bytes(args[0]), self._ranks)
+        self.sent += bytes_sent(func, args, kwargs or {})
         if (formula := _OPERATIONS.get(func._overloadpacket)) is not None:
             self.operations += formula(*args, **(kwargs or {}), out_val=result)
         for tensor in tree_leaves(result):

@@ -1,8 +1,6 @@
-"""How many bytes a rank sends in a step, and over which kind of link. Imports no torch.
+"""How many bytes a rank sends in a step, and over which kind of link.
 
-Collectives are counted as rings, in which no rank sends less (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms",
-2009; NCCL's "bus bandwidth", nccl-tests, doc/PERFORMANCE.md). A group of ranks on several hosts counts as across hosts, as
-the slowest link of a ring sets its pace.
+A group of ranks on several hosts counts as across hosts, as the slowest link of a ring sets its pace.
 """
 
 from __future__ import annotations
@@ -10,25 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-
-def all_reduce(number: float, ranks: int) -> float:
-    """Bytes that each of ``ranks`` sends to sum ``number`` bytes: 2(n-1)/n of them."""
-    return 2 * (ranks - 1) / ranks * number
-
-
-def reduce_scatter(number: float, ranks: int) -> float:
-    """Each rank has ``number`` bytes and gets the sum of its share: (n-1)/n of them."""
-    return (ranks - 1) / ranks * number
-
-
-def all_gather(number: float, ranks: int) -> float:
-    """Each rank has ``number`` bytes and gets those of all: n-1 times as many."""
-    return (ranks - 1) * number
-
-
-def all_to_all(number: float, ranks: int) -> float:
-    """Each rank keeps 1/n of its ``number`` bytes."""
-    return (ranks - 1) / ranks * number
+from runner.tools.costs.collectives import all_reduce, reduce_scatter
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Who computes what when in a pipeline: the passes of a real step, timed on every rank."""
+"""A step looked into: how many bytes a rank sends, and who computes what when in a pipeline."""
 
 from __future__ import annotations
 
@@ -10,11 +10,40 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from runner.comm.timing import synchronize
 from runner.parallel.mesh import Layout
 from runner.rendezvous.topology import Topology
-from runner.tools.compare.passes import Pass, Timeline
+from runner.tools.costs.collectives import bytes_sent
+from runner.tools.costs.timeline import PipelinePass, Timeline
+from runner.torch_api import not_compiled
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Counts the bytes that are sent in its context, by whatever part of torch.
+
+    Attributes:
+        sent: bytes, so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        self.sent = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count an operation, and run it."""
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # such as a DTensor: it calls again with what it holds
+        self.sent += bytes_sent(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def count_sent() -> Iterator[_Counter]:
+    """Count what is sent; compiled parts of a model run as they are written."""
+    with not_compiled(), _Counter() as counter:
+        yield counter
 
 
 def record(
@@ -27,7 +56,7 @@ def record(
     Args:
         stages: of torch's pipelining, on this rank.
     """
-    passes: list[Pass] = []
+    passes: list[PipelinePass] = []
     rank = dist.get_rank()
     dist.barrier()
     start = time.perf_counter()
@@ -51,7 +80,7 @@ def _pipeline_of(layout: Layout, rank: int) -> list[int]:
 
 
 @contextmanager
-def _timed(stages: Sequence[Any], rank: int, passes: list[Pass], device: torch.device) -> Iterator[None]:
+def _timed(stages: Sequence[Any], rank: int, passes: list[PipelinePass], device: torch.device) -> Iterator[None]:
     """Record each pass of these stages."""
 
     def timed(stage: Any, call: Callable[..., Any], kind_of: Callable[[dict[str, Any]], str]) -> Callable[..., Any]:
@@ -61,7 +90,9 @@ def _timed(stages: Sequence[Any], rank: int, passes: list[Pass], device: torch.d
             result = call(number, *args, **options)
             synchronize(device)
             kind, end = kind_of(options), time.perf_counter()
-            passes.append(Pass(rank=rank, stage=stage.stage_index, micro_batch=number, kind=kind, start=start, end=end))
+            passes.append(
+                PipelinePass(rank=rank, stage=stage.stage_index, micro_batch=number, kind=kind, start=start, end=end)
+            )
             return result
 
         return run

@@ -1,24 +1,40 @@
-"""How many bytes a rank sends in a step, counted from the calls that the step makes.
+"""How many bytes a rank sends in a collective: by formula, and of a call that torch makes.
 
-Each call of a collective counts as a ring, in which no rank sends less (runner/tools/plan/traffic.py). So the number is that
-of the algorithm, and not of a backend, which may send more or less, or copy within a host's memory.
+Collectives count as rings, in which no rank sends less (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009;
+NCCL's "bus bandwidth", nccl-tests, doc/PERFORMANCE.md). So the number is that of the algorithm, and not of a backend, which may
+send more or less, or copy within a host's memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import _resolve_process_group  # there is no public one (torch 2.14)
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from runner.tools.plan.traffic import all_gather, all_reduce, all_to_all, reduce_scatter
-from runner.torch_api import not_compiled
+
+def all_reduce(number: float, ranks: int) -> float:
+    """Bytes that each of ``ranks`` sends to sum ``number`` bytes: 2(n-1)/n of them."""
+    return 2 * (ranks - 1) / ranks * number
+
+
+def reduce_scatter(number: float, ranks: int) -> float:
+    """Each rank has ``number`` bytes and gets the sum of its share: (n-1)/n of them."""
+    return (ranks - 1) / ranks * number
+
+
+def all_gather(number: float, ranks: int) -> float:
+    """Each rank has ``number`` bytes and gets those of all: n-1 times as many."""
+    return (ranks - 1) * number
+
+
+def all_to_all(number: float, ranks: int) -> float:
+    """Each rank keeps 1/n of its ``number`` bytes."""
+    return (ranks - 1) / ranks * number
 
 
 def _along(number: float, ranks: int) -> float:
@@ -41,35 +57,15 @@ _RULES: Mapping[str, Callable[[float, int], float]] = {
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 
 
-class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Counts the bytes that are sent in its context, by whatever part of torch.
-
-    Attributes:
-        sent: bytes, so far.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # as above
-        self.sent = 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count an operation, and run it."""
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # such as a DTensor: it calls again with what it holds
-        given = dict(kwargs or {})
-        namespace, _, name = func._schema.name.partition("::")
-        rule = _rule(name) if namespace in _NAMESPACES else None
-        if rule is not None:
-            values = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
-            self.sent += rule(_bytes_in(values | given), _ranks_of(values | given))
-        return func(*args, **given)
-
-
-@contextmanager
-def counted() -> Iterator[Counter]:
-    """Count what is sent; compiled parts of a model run as they are written."""
-    with not_compiled(), Counter() as counter:
-        yield counter
+def bytes_sent(operation: Any, args: Sequence[Any], options: Mapping[str, Any]) -> float:
+    """What a rank sends in this operation, as a TorchDispatchMode sees it; 0 if it is no collective."""
+    namespace, _, name = operation._schema.name.partition("::")
+    rule = _rule(name) if namespace in _NAMESPACES else None
+    if rule is None:
+        return 0.0
+    named = {argument.name: value for argument, value in zip(operation._schema.arguments, args, strict=False)}
+    values = {**named, **options}
+    return rule(_bytes_in(values), _ranks_of(values))
 
 
 def _rule(name: str) -> Callable[[float, int], float] | None:
