@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 
 from runner.errors import UsageError
-from runner.tools.top.states import read_states
+from runner.guard.rank_state import read_states
 from runner.training.checkpoint_folder import check_files, name_of, steps_in, unseal
 from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok, run
 

@@ -11,7 +11,20 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 # warm-up: of a training or evaluation, what may take long where it comes first: starting to read data, compiling, connecting.
-PHASES = ("starting", "standby", "training", "evaluating", "saving", "done", "warm-up", "step hook", "epoch hook")
+# done: with the training; the program may go on.
+ENDED = "ended"  # the rank, as its guard says in its state
+PHASES = (
+    "starting",
+    "standby",
+    "training",
+    "evaluating",
+    "saving",
+    "done",
+    "warm-up",
+    "step hook",
+    "epoch hook",
+    ENDED,
+)
 
 _FORM = struct.Struct("=dqqqqqddd")  # of Progress
 MOST_ENDED = 8  # ranks that are named

@@ -12,12 +12,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from runner.guard.board import Board
+from runner.guard.board import ENDED, Board
 from runner.guard.gpu import Gpu
 from runner.guard.messages import State
+from runner.guard.rank_state import RankState, path_of
 
 _INTERVAL = 2.0  # seconds between two writings
 _LAST = 2.0  # seconds that the last one may take
@@ -35,9 +37,9 @@ class StateFile:
 
     def __init__(self, folder: Path, board: Board, worker: int, **names: Any) -> None:
         """``names``: rank, size, local_rank and host."""
-        self._path = folder / "state" / f"rank-{names['rank']:05d}.json"
+        self._path = path_of(folder, names["rank"])
         self._board, self._worker = board, worker
-        self._facts = names | {"pid": worker, "started": time.time(), "interval": _INTERVAL}
+        self._facts = RankState(**names, pid=worker, started=time.time(), interval=_INTERVAL)
         self.gpu: Gpu | None = None
         self._used: tuple[float, float] | None = None  # processor seconds of the worker, and when
         self._end: dict[str, Any] = {}
@@ -61,17 +63,17 @@ class StateFile:
 
     def lost(self, rank: int) -> None:
         """Write that another rank's guard is gone; at once, as the launcher may end this one next."""
-        self._facts["lost"] = rank
+        self._facts = replace(self._facts, lost=rank)
         self._soon.set()
 
     def note(self, what: str, ended_by: str) -> None:
         """Write that a signal is to end the rank; at once, as the launcher may kill this guard before there is more to say."""
-        self._facts |= {"what": what, "ended_by": ended_by}
+        self._facts = replace(self._facts, what=what, ended_by=ended_by)
         self._soon.set()
 
     def end(self, code: int, what: str, ended_by: str | None = None) -> None:
         """Write how the rank has ended, and by which signal; within two seconds."""
-        self._end = {"phase": "ended", "exit_code": code, "what": what, "ended_by": ended_by}
+        self._end = {"phase": ENDED, "exit_code": code, "what": what, "ended_by": ended_by}
         self.stop()
 
     def _work(self) -> None:
@@ -86,33 +88,35 @@ class StateFile:
 
     def _write(self, more: dict[str, Any]) -> None:
         progress = self._board.read()
-        state = self._facts | {
-            "time": time.time(),
-            "phase": progress.phase,
-            "step": progress.step or None,
-            "steps": progress.steps or None,
-            "epoch": progress.epoch or None,
-            "epochs": progress.epochs or None,
-            "loss": None if math.isnan(progress.loss) else progress.loss,
-            "step_seconds": progress.step_seconds or None,
-            "own_seconds": progress.own_seconds or None,
-            "progress": time.time() - (time.monotonic() - progress.at) if progress.at else None,
-        }
+        state = replace(
+            self._facts,
+            time=time.time(),
+            phase=progress.phase,
+            step=progress.step or None,
+            steps=progress.steps or None,
+            epoch=progress.epoch or None,
+            epochs=progress.epochs or None,
+            loss=None if math.isnan(progress.loss) else progress.loss,
+            step_seconds=progress.step_seconds or None,
+            own_seconds=progress.own_seconds or None,
+            progress=time.time() - (time.monotonic() - progress.at) if progress.at else None,
+        )
+        state = replace(state, **more)
         draft = self._path.with_suffix(".new")
         with contextlib.suppress(OSError):  # a folder that cannot be written is no reason to end a job
-            draft.write_text(json.dumps(state | more))
+            draft.write_text(json.dumps(asdict(state)))
             os.replace(draft, self._path)
         if self._tell is not None and (time.monotonic() > self._look_at or self._end):
-            self._send(self._tell, state | more)
+            self._send(self._tell, state)
 
-    def _send(self, tell: Callable[[State], None], state: dict[str, Any]) -> None:
+    def _send(self, tell: Callable[[State], None], state: RankState) -> None:
         with contextlib.suppress(OSError):  # a folder that this user may not read is another one
             if self._mark.exists():
                 self._tell = None  # rank 0's guard sees what is written here
                 return
-        interval = max(_INTERVAL, self._facts["size"] / _PER_SECOND)
+        interval = max(_INTERVAL, (self._facts.size or 1) / _PER_SECOND)
         self._look_at = time.monotonic() + interval - _INTERVAL / 2
-        tell(State(state | {"interval": interval}))
+        tell(State(asdict(replace(state, interval=interval))))
 
     def _usage(self) -> dict[str, Any]:
         """The worker's share of a core in percent, its memory (Linux), and its GPU's use."""

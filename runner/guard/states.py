@@ -12,6 +12,7 @@ from runner.guard.gpu import Gpu
 from runner.guard.line import Address
 from runner.guard.messages import Message, State
 from runner.guard.nursery import Child
+from runner.guard.rank_state import FOLDER, path_of
 from runner.guard.settings import Watched
 from runner.guard.state import StateFile
 from runner.launch.job_entry import written_entry
@@ -46,13 +47,13 @@ class States:
         """The guards' line is there. ``tell``: its function."""
         self._tell = tell
         start = f"{address.key} {address.port}"  # another start of the job has another port
-        self._mark = self._folder / "state" / f".folder-{hashlib.sha256(start.encode()).hexdigest()[:16]}"
+        self._mark = self._folder / FOLDER / f".folder-{hashlib.sha256(start.encode()).hexdigest()[:16]}"
         self._share()
 
     def take(self, rank: int, state: State) -> None:
         """Write the state of a rank that has another folder."""
         self.come_by_line = True
-        self._files.put(self._folder / "state" / f"rank-{rank:05d}.json", json.dumps(state.fields))
+        self._files.put(path_of(self._folder, rank), json.dumps(state.fields))
 
     def use_gpu(self, gpu: Gpu) -> None:
         """Write the use of this GPU, too."""

@@ -12,7 +12,7 @@ from subprocess import PIPE
 import psutil
 import pytest
 
-from runner.tools.top.states import read_states
+from runner.guard.rank_state import read_states
 from runner.training.checkpoint_folder import unseal
 from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok, run, runner
 from tests.polling import LIMIT, poll_until

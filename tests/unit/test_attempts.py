@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from runner.guard.rank_state import RankState
 from runner.tools.supervise import attempts
 from runner.tools.supervise.attempts import Attempt, PassedOn, read_attempts, run_attempt, wait_for_ranks
 from runner.tools.supervise.command_hosts import read_hosts
 from runner.tools.supervise.supervise import _host_to_leave, _note, _reason_to_end
-from runner.tools.top.states import State
 from tests.launching import mpirun_path
 
 
@@ -76,7 +76,7 @@ def test_ranks_on_other_hosts_are_waited_for_after_a_launcher_that_was_killed(
     """Also where a shell is between: it says 128 + n, as a launcher may after a rank that was killed."""
     waited: list[bool] = []
 
-    def waiting(_: Path, *, everywhere: bool, **__: Any) -> list[State]:
+    def waiting(_: Path, *, everywhere: bool, **__: Any) -> list[RankState]:
         waited.append(everywhere)
         return []
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runner.tools.top.states import read_states
+from runner.guard.rank_state import read_states
 from tests.launching import SCRIPTS
 from tests.polling import LIMIT
 

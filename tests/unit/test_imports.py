@@ -145,8 +145,8 @@ TABLE: dict[str, set[str]] = {
 FILES = sorted((ROOT / "runner").rglob("*.py"))
 
 
-def imported(path: Path) -> set[str]:
-    """The parts of runner/ that a file imports, anywhere in it."""
+def modules(path: Path) -> set[str]:
+    """What a file imports, anywhere in it: modules, and names in them."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -154,13 +154,30 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name.split(".")[1] for name in names if name.startswith("runner.")} - {"__version__"}
+    return names
+
+
+def imported(path: Path) -> set[str]:
+    """The parts of runner/ that a file imports."""
+    return {name.split(".")[1] for name in modules(path) if name.startswith("runner.")} - {"__version__"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT / "runner")))
 def test_layers_look_down_only(path: Path) -> None:
     part = path.relative_to(ROOT / "runner").parts[0].removesuffix(".py")
     assert imported(path) - {part} <= TABLE[part]
+
+
+SHARED = {"costs"}  # folders of runner/tools/ that several tools need
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "runner" / "tools").glob("*/*.py")), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_no_tool_imports_another(path: Path) -> None:
+    folders = {one.name for one in (ROOT / "runner" / "tools").iterdir() if one.is_dir()}
+    others = folders - SHARED - {path.parent.name}
+    assert not {name for name in modules(path) if name.startswith("runner.tools.") and name.split(".")[2] in others}
 
 
 def test_the_design_document_has_the_same_table() -> None:

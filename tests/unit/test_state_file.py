@@ -32,8 +32,8 @@ def test_without_nvml_or_a_driver_nothing_is_said_of_a_gpu(
     state.end(0, "")
     found = json.loads((tmp_path / "state" / "rank-00003.json").read_text())
     assert (found["rank"], found["exit_code"]) == (3, 0)
-    assert "gpu" not in found
-    assert "gpu_memory" not in found
+    assert found["gpu"] is None
+    assert found["gpu_memory"] is None
 
 
 @pytest.mark.parametrize("hangs", [False, True])

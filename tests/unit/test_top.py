@@ -14,33 +14,34 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from runner.errors import UsageError
+from runner.guard.rank_state import RankState, parse, read_states
 from runner.launch.job_entry import entry_of_job, written_entry
 from runner.tools.table import Column
-from runner.tools.top.states import State, job_folder, parse, read_states
+from runner.tools.top.job_folder import job_folder
 from runner.tools.top.verdicts import STATUSES, facts, judge, overview
 from runner.tools.top.view import fitting, head, table
 
 NOW = 1_763_841_600.0
 
 
-def state(rank: int, size: int = 4, **other: Any) -> State:
+def state(rank: int, size: int = 4, **other: Any) -> RankState:
     """A rank that trains well, but for what is given."""
     where = {"host": f"node{rank // 2}", "phase": "training", "step": 120, "steps": 600, "epoch": 1, "epochs": 3}
     times = {"time": NOW - 1, "started": NOW - 600, "interval": 2.0, "step_seconds": 0.5, "progress": NOW - 1.4}
     other = {"loss": 0.31, "cpu": 173.0, "memory": 812_345_678, "exit_code": None, "what": ""} | other
-    return State(rank=rank, size=size, **(where | times | other))
+    return RankState(rank=rank, size=size, **(where | times | other))
 
 
-def job(*others: State, size: int = 4) -> list[State]:
+def job(*others: RankState, size: int = 4) -> list[RankState]:
     """The states of a job, in which these are other than the rest."""
     return list(({rank: state(rank, size) for rank in range(size)} | {one.rank: one for one in others}).values())
 
 
-def statuses(states: list[State]) -> list[tuple[int, str]]:
+def statuses(states: list[RankState]) -> list[tuple[int, str]]:
     return [(one.rank, one.status) for one in judge(states, NOW)]
 
 
-def drawn(states: list[State], width: int, rows: slice = slice(None)) -> list[str]:
+def drawn(states: list[RankState], width: int, rows: slice = slice(None)) -> list[str]:
     """The lines on a terminal."""
     out = Console(file=io.StringIO(), width=width)
     verdicts = judge(states, NOW)
@@ -148,7 +149,7 @@ def test_a_job_that_has_ended_no_longer_takes_time() -> None:
 
 numbers = st.integers(-(10**400), 10**400) | st.integers(0, 9) | st.floats()
 values = numbers | st.none() | st.booleans() | st.text() | st.lists(st.none())
-fields = st.dictionaries(st.sampled_from(list(State.__dataclass_fields__)), values)
+fields = st.dictionaries(st.sampled_from(list(RankState.__dataclass_fields__)), values)
 
 
 @given(st.lists(fields, max_size=4))

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from runner.errors import EXIT_HANG, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
-from runner.tools.top.states import State, read_states
+from runner.guard.rank_state import RankState, read_states
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _ROUND = 5.0  # seconds between two looks at a running job
@@ -143,12 +143,12 @@ def run_attempt(
     return replace(ended, is_broken_off=not signals.passed_on and (by_signal or has_saved_for_it))
 
 
-def _is_killed(code: int, states: list[State]) -> bool:
+def _is_killed(code: int, states: list[RankState]) -> bool:
     """Whether the launcher was killed, itself or below a shell that ends with 128 + n. After a rank that was killed it may end so, too."""
     return code < 0 or (code >= 128 and all(one.exit_code != code for one in states))
 
 
-def _with_cause(attempt: Attempt, states: list[State], failure: Mapping[str, Any] | None = None) -> Attempt:
+def _with_cause(attempt: Attempt, states: list[RankState], failure: Mapping[str, Any] | None = None) -> Attempt:
     """The attempt with its first cause: the one that the guards have agreed on, or else the first that a rank has left.
 
     Args:
@@ -172,7 +172,7 @@ def _with_cause(attempt: Attempt, states: list[State], failure: Mapping[str, Any
     )
 
 
-def _first(states: list[State]) -> tuple[State | None, bool]:
+def _first(states: list[RankState]) -> tuple[RankState | None, bool]:
     """The rank that failed first by what the ranks have left, and whether it is gone with its guard."""
     # The first that rank 0's guard has lost, which knows all others; it may have been ended before it could write its own end.
     lost = next((one.lost for one in states if one.lost is not None), None)
@@ -180,10 +180,10 @@ def _first(states: list[State]) -> tuple[State | None, bool]:
     return min(failed, key=lambda one: (not one.what, one.time or 0.0), default=None), lost is not None
 
 
-def _named(failure: Mapping[str, Any], states: list[State]) -> tuple[State, bool]:
+def _named(failure: Mapping[str, Any], states: list[RankState]) -> tuple[RankState, bool]:
     """The same by what the guards say. A hang is blamed on the rank that the others wait for, and is told by rank 0's guard."""
     rank, code = failure["rank"], failure["exit_code"]
-    own = next((one for one in states if one.rank == rank), State(rank=rank, host=failure["host"]))
+    own = next((one for one in states if one.rank == rank), RankState(rank=rank, host=failure["host"]))
     return replace(own, exit_code=code if own.exit_code is None else own.exit_code), code is None
 
 
@@ -238,7 +238,7 @@ def _wait(process: subprocess.Popen[bytes], folder: Path, signals: PassedOn, pre
             process.send_signal(ends.pop(0))
 
 
-def _codes_of_all(states: list[State]) -> list[int]:
+def _codes_of_all(states: list[RankState]) -> list[int]:
     """The exit codes of a job's ranks; none before all of them have ended."""
     codes = [one.exit_code for one in states if one.exit_code is not None]
     return codes if states and len(codes) == states[0].size else []
@@ -246,7 +246,7 @@ def _codes_of_all(states: list[State]) -> list[int]:
 
 def wait_for_ranks(
     folder: Path, *, everywhere: bool, within: float = _LEAVING, is_told: Callable[[], bool] = lambda: False
-) -> list[State]:
+) -> list[RankState]:
     """Wait until no rank of an attempt runs any more: two jobs would write the same checkpoints and take the same port.
 
     Args:

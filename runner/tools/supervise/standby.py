@@ -13,7 +13,7 @@ from signal import SIGTERM
 
 from runner.comm.standby import END, GO_ON
 from runner.guard.group import die_with
-from runner.tools.top.states import read_states
+from runner.guard.rank_state import read_states
 
 _ENDING = 10.0  # seconds that it gets to end, before SIGTERM and before SIGKILL
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from runner.guard.rank_state import RankState
 from runner.quantities import duration_text
-from runner.tools.top.states import State
 
 # The statuses, in the order in which ranks are shown. The first ones need attention.
 STATUSES = ("failed", "missing", "stuck", "slow", "running", "ended")
@@ -37,7 +37,7 @@ class Verdict:
     """How one rank is."""
 
     status: str  # one of STATUSES
-    state: State  # in which all is unknown if it has written none
+    state: RankState  # in which all is unknown if it has written none
     why: str = ""  # what is wrong
     idle: float | None = None  # seconds since its last progress
     urgency: float = 0.0  # within a status, larger ones are shown first
@@ -64,14 +64,14 @@ class Overview:
     counts: dict[str, int]  # ranks by status
 
 
-def judge(states: Iterable[State], now: float) -> list[Verdict]:
+def judge(states: Iterable[RankState], now: float) -> list[Verdict]:
     """How each rank of a job is, those that need attention first.
 
     Args:
         now: Unix time. The hosts' clocks may differ from it, and from each other, by some seconds.
     """
     by_rank = {state.rank: state for state in _of_this_job(list(states))}
-    ranks = [by_rank.get(rank, State(rank=rank)) for rank in range(_size(by_rank.values()))]
+    ranks = [by_rank.get(rank, RankState(rank=rank)) for rank in range(_size(by_rank.values()))]
     running = [state for state in ranks if not (_ended(state) or _missing(state, now))]
     median, own = _median_step(running), _median([state.own_seconds for state in running])
     verdicts = [
@@ -87,7 +87,7 @@ def overview(verdicts: Sequence[Verdict], now: float) -> Overview:
     states = [one.state for one in verdicts]
     living = [one.state for one in verdicts if one.status in ("stuck", "slow", "running")]
     present = [one.state for one in verdicts if one.status != "missing"] or states
-    behind = min(present, key=lambda state: math.inf if state.step is None else state.step, default=State(rank=0))
+    behind = min(present, key=lambda state: math.inf if state.step is None else state.step, default=RankState(rank=0))
     counts = Counter(one.status for one in verdicts)
     median = None if counts.keys() & _STANDING else _median_step(living)
     left = None
@@ -124,7 +124,7 @@ def facts(verdicts: Sequence[Verdict], now: float) -> dict[str, Any]:
     return {"time": now} | finite(asdict(overview(verdicts, now))) | {"ranks": ranks}
 
 
-def _of_this_job(states: list[State]) -> list[State]:
+def _of_this_job(states: list[RankState]) -> list[RankState]:
     # (A clock that was set back has written a time before the start.)
     starts = [
         min(state.started, state.started if state.time is None else state.time)
@@ -135,13 +135,13 @@ def _of_this_job(states: list[State]) -> list[State]:
     return [state for state in states if state.time is None or state.time >= newest - _START_SPREAD]
 
 
-def _size(states: Iterable[State]) -> int:
+def _size(states: Iterable[RankState]) -> int:
     """The number of ranks: what the newest state says, or as many as have left a state."""
     known = max((state for state in states if state.size), key=lambda state: state.time or 0.0, default=None)
     return known.size if known and known.size else max((state.rank for state in states), default=-1) + 1
 
 
-def _ended(state: State) -> Verdict | None:
+def _ended(state: RankState) -> Verdict | None:
     if not state.has_ended:
         return None
     if not (state.exit_code or (state.what and state.exit_code is None)):
@@ -152,7 +152,7 @@ def _ended(state: State) -> Verdict | None:
     return Verdict(status="failed", state=state, why=why, urgency=-(state.time or 0.0))
 
 
-def _missing(state: State, now: float) -> Verdict | None:
+def _missing(state: RankState, now: float) -> Verdict | None:
     if state.time is None:
         return Verdict(status="missing", state=state, why=state.what or "it has not written its state")
     silent = now - state.time
@@ -163,7 +163,7 @@ def _missing(state: State, now: float) -> Verdict | None:
     return Verdict(status="missing", state=state, why=why, idle=idle)
 
 
-def _stuck(state: State, median: float | None) -> Verdict | None:
+def _stuck(state: RankState, median: float | None) -> Verdict | None:
     idle = _idle(state)
     if idle is None or idle <= max(_STUCK_SECONDS, _STUCK_STEPS * (median or 0.0)):
         return None
@@ -177,7 +177,7 @@ def _stuck(state: State, median: float | None) -> Verdict | None:
     )
 
 
-def _slow(state: State, median: float | None, own: float | None) -> Verdict | None:
+def _slow(state: RankState, median: float | None, own: float | None) -> Verdict | None:
     """Slow in its steps, or where the ranks wait for one another in each of them in its own part of a step."""
     ratio = state.step_seconds / median if state.step_seconds and median else 0.0
     if ratio > _SLOW:
@@ -190,22 +190,22 @@ def _slow(state: State, median: float | None, own: float | None) -> Verdict | No
     return None
 
 
-def _running(state: State) -> Verdict:
+def _running(state: RankState) -> Verdict:
     return Verdict(status="running", state=state, why=state.what or "", idle=_idle(state))
 
 
-def _said(state: State) -> str:
+def _said(state: RankState) -> str:
     return f": {state.what}" if state.what else ""
 
 
-def _idle(state: State) -> float | None:
+def _idle(state: RankState) -> float | None:
     """Seconds between a rank's last progress and its last writing, both by its own clock."""
     if state.progress is None or state.time is None:
         return None
     return max(0.0, state.time - state.progress)
 
 
-def _median_step(states: Iterable[State]) -> float | None:
+def _median_step(states: Iterable[RankState]) -> float | None:
     """The median of the ranks' step times; of two the shorter one, so that the other can be slow."""
     return _median([state.step_seconds for state in states])
 

@@ -1,10 +1,12 @@
-"""What the ranks of a job say about themselves: a JSON file per rank, which each rank replaces every few seconds."""
+"""The state that a rank leaves in the folder of ``--log-dir``, a JSON file that its guard replaces every few seconds.
+
+The guard writes it (state.py); ``top`` and ``supervise`` read it.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,17 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UsageError
-from runner.launch.job_entry import entries_of, read_entry, remove_old_entries
+from runner.guard.board import ENDED
 
 FOLDER = "state"  # in the folder of a job
 _NAME = re.compile(r"rank-(\d+)\.json")
-_FIX = "name the --log-dir of a job"
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
-    """A rank's state as it was last written. None: unknown. Times are Unix times by the clock of the rank's host."""
+class RankState:
+    """What is written. None: unknown. Times are Unix times by the clock of the rank's host."""
 
     rank: int
     size: int | None = None
@@ -33,7 +33,7 @@ class State:
     time: float | None = None  # of writing
     started: float | None = None
     interval: float | None = None  # seconds between two writings
-    phase: str | None = None  # starting, standby, training, evaluating, saving, ended
+    phase: str | None = None  # one of PHASES
     step: int | None = None
     steps: int | None = None  # of the whole training
     epoch: int | None = None
@@ -53,60 +53,15 @@ class State:
 
     @property
     def has_ended(self) -> bool:
-        return self.phase == "ended" or self.exit_code is not None
+        return self.phase == ENDED or self.exit_code is not None
 
 
-def job_folder(given: str | None) -> Path:
-    """The folder of a job: the given one, that of the job of this number, or the newest one here or in ``runs/`` in which ranks leave their states.
-
-    Raises:
-        UsageError: there is none.
-    """
-    if given is not None:
-        if os.path.isdir(Path(given) / FOLDER):
-            return Path(given)
-        return _folder_of_number(given)
-    found = {}
-    for folder in (Path(), *Path("runs").glob("*")):
-        if os.path.isdir(state := folder / FOLDER):
-            with suppress(OSError):
-                found[folder] = os.path.getmtime(state)  # which changes with each file that is replaced
-    if not found:
-        raise UsageError(f"no job has left a folder {FOLDER}/ here or in runs/*/", fix=_FIX)
-    return max(found, key=lambda folder: found[folder])
+def path_of(folder: Path, rank: int) -> Path:
+    """A rank's file in a job's folder."""
+    return folder / FOLDER / f"rank-{rank:05d}.json"
 
 
-def _folder_of_number(number: str) -> Path:
-    """The folder of a scheduler's job that runs."""
-    remove_old_entries()
-    entries = entries_of(number)
-    if entries is None:
-        raise UsageError(f"there is no folder {Path(number) / FOLDER}", fix=_FIX)
-    starts = list(filter(None, map(read_entry, entries)))
-    known = next((start for start in starts if not _waits(start[1])), starts[0] if starts else None)
-    if known is None:
-        raise UsageError(
-            f"there is no folder {Path(number) / FOLDER}, and no job {number} of yours runs with --log-dir", fix=_FIX
-        )
-    host, folder = known
-    # Where hosts share no folder, one of the same name may be here, with the states of this host's ranks.
-    states = read_states(folder)
-    here = os.uname().nodename
-    is_other = host != here and {state.host for state in states} == {here} and all(state.rank for state in states)
-    if is_other or not os.path.isdir(folder / FOLDER):
-        raise UsageError(
-            f"job {number} leaves its states in {folder} of host {host}, which is not seen here",
-            fix=f"run top on {host}",
-        )
-    return folder
-
-
-def _waits(folder: Path) -> bool:
-    """Whether a start has its ranks wait until it is needed, or is about to."""
-    return all(state.phase in ("starting", "standby") for state in read_states(folder))
-
-
-def read_states(folder: Path) -> list[State]:
+def read_states(folder: Path) -> list[RankState]:
     """The states in a job's folder, by rank. A file that cannot be read is a state in which all is unknown."""
     states = []
     for path in (folder / FOLDER).glob("rank-*.json"):
@@ -118,11 +73,11 @@ def read_states(folder: Path) -> list[State]:
             except FileNotFoundError:
                 continue
             except (OSError, ValueError) as error:
-                states.append(State(rank=rank, what=f"{path.name} cannot be read: {error}"))
+                states.append(RankState(rank=rank, what=f"{path.name} cannot be read: {error}"))
     return sorted(states, key=lambda state: state.rank)
 
 
-def parse(rank: int, text: str) -> State:
+def parse(rank: int, text: str) -> RankState:
     """A state from its file's text. What is missing, or not of its type, is unknown.
 
     Raises:
@@ -131,7 +86,7 @@ def parse(rank: int, text: str) -> State:
     fields = json.loads(text)
     if not isinstance(fields, dict):
         raise ValueError("it is not a JSON object")
-    return State(rank=rank, **{name: read(fields.get(name)) for name, read in _FIELDS.items()})
+    return RankState(rank=rank, **{name: read(fields.get(name)) for name, read in _FIELDS.items()})
 
 
 def _text(value: object) -> str | None:
