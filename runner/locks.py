@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from runner.errors import RunnerError, UsageError
+from runner.process_stat import process_stat
 
 _NAME = ".in-use"
 _RENEWED = 10.0  # seconds between two renewals
@@ -288,12 +289,9 @@ def _machine() -> str:
 
 
 def _began(process: int) -> str:
-    """When a process began, in ticks since the start of the machine; "" if it does not run, or may not be seen."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in b"ZX" else fields[19].decode()
+    """When a process began; "" if it does not run, or may not be seen."""
+    stat = process_stat(process)
+    return "" if stat is None or stat.has_ended else stat.started
 
 
 def _is_anothers(process: int) -> bool:

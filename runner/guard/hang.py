@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import IO, Any
 
 from runner.guard import collectives, stacks
@@ -14,6 +13,7 @@ from runner.guard.collectives import Call
 from runner.guard.messages import Message, Reason, Show, Stacks
 from runner.guard.peers import Peers
 from runner.guard.place import IS_RECORDED
+from runner.process_stat import process_stat
 from runner.rendezvous.topology import ranks_text
 
 _STOPPED = 10  # looks, one per second, in which a worker is stopped before it counts as frozen
@@ -365,7 +365,5 @@ def _merged(found: dict[int, list[stacks.Frame]]) -> list[tuple[list[int], list[
 
 
 def _is_stopped(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False
+    stat = process_stat(process)
+    return stat is not None and stat.state == "T"

@@ -12,6 +12,7 @@ from typing import TextIO
 
 from runner.launch.context import LaunchContext
 from runner.launch.processes import launcher_process
+from runner.process_stat import process_stat
 
 _LOOK = 1.0  # seconds between two looks
 
@@ -53,12 +54,9 @@ def _end_by_looking(process: int) -> int | None:
 
 
 def _start_of(process: int) -> str | None:
-    """When a process was started, in ticks since boot, which tells it from a later one of its number; None if it has ended."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else fields[19]
+    """When a process was started, which tells it from a later one of its number; None if it has ended."""
+    stat = process_stat(process)
+    return None if stat is None or stat.has_ended else stat.started
 
 
 def error_output_of(process: int) -> TextIO | None:

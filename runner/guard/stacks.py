@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from runner.guard.launcher import catches
+from runner.process_stat import process_stat
 
 # A signal that no library is known to use. faulthandler's handler is C, so it needs no GIL.
 _SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + 9
@@ -136,10 +137,12 @@ def place(frames: Sequence[Frame]) -> str:
 
 def place_in_kernel(worker: int) -> str:
     """Where a process waits that shows no stack, as one does for a file system that hangs; "" where that is not known (Linux)."""
+    stat = process_stat(worker)
+    if stat is None:
+        return ""
     with contextlib.suppress(OSError):
-        state = Path(f"/proc/{worker}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]
         where = Path(f"/proc/{worker}/wchan").read_text()
-        return f"state {state}, in the kernel's {where}" if where not in ("", "0") else f"state {state}"
+        return f"state {stat.state}, in the kernel's {where}" if where not in ("", "0") else f"state {stat.state}"
     return ""
 
 

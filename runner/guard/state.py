@@ -20,13 +20,12 @@ from runner.guard.board import ENDED, Board
 from runner.guard.gpu import Gpu
 from runner.guard.messages import State
 from runner.guard.rank_state import RankState, path_of
+from runner.process_stat import process_stat
 
 _INTERVAL = 2.0  # seconds between two writings
 _LAST = 2.0  # seconds that the last one may take
 _LOOKING = 4.0  # seconds that rank 0's guard gets to mark its folder, before this one sends
 _PER_SECOND = 500  # states that rank 0's guard is to take
-_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class StateFile:
@@ -120,12 +119,11 @@ class StateFile:
 
     def _usage(self) -> dict[str, Any]:
         """The worker's share of a core in percent, its memory (Linux), and its GPU's use."""
-        try:
-            fields = Path(f"/proc/{self._worker}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-        except OSError:
+        stat = process_stat(self._worker)
+        if stat is None:
             return {}
         gpu = self.gpu.usage() if self.gpu else {}
-        now, seconds = time.monotonic(), (int(fields[11]) + int(fields[12])) / _TICKS
+        now, seconds = time.monotonic(), stat.processor_seconds
         before, self._used = self._used, (seconds, now)
         cpu = None if before is None or now <= before[1] else 100 * (seconds - before[0]) / (now - before[1])
-        return {"cpu": cpu, "memory": int(fields[21]) * _PAGE} | gpu
+        return {"cpu": cpu, "memory": stat.memory} | gpu

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from runner.guard import launcher
-from runner.locks import _began
+from runner.process_stat import process_stat
 
 SETS_ITS_NAME = """
 import ctypes, sys, time
@@ -24,6 +24,9 @@ def test_a_name_that_is_no_text_ends_nothing() -> None:
         assert process.stdout.readline() == b"ready\n"
         assert launcher.described(process.pid) == f"train fourteen\ufffd (process {process.pid})"
         assert launcher.catches(process.pid, 15) is False
-        assert _began(process.pid).isdecimal()
+        stat = process_stat(process.pid)
+        assert stat is not None
+        assert stat.started.isdecimal()
+        assert stat.memory > 1 << 20
         assert process.stdin is not None
         process.stdin.close()

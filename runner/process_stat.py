@@ -1,0 +1,34 @@
+"""What the kernel says of another process (Linux). Without psutil, which takes 50 ms to import and twice as long per reading."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+class ProcessStat(NamedTuple):
+    """proc(5), /proc/pid/stat."""
+
+    state: str  # R, S, D, T, Z, …
+    processor_seconds: float  # of all its threads, in user and kernel mode
+    started: str  # in ticks since boot, which tells it from a later process of its number
+    memory: int  # bytes that are resident
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether only its parent has still to take its exit code."""
+        return self.state in ("Z", "X")
+
+
+def process_stat(process: int) -> ProcessStat | None:
+    """None: it does not run, or may not be seen (hidepid), or this is not Linux."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    seconds = (int(fields[11]) + int(fields[12])) / _TICKS
+    return ProcessStat(state=fields[0], processor_seconds=seconds, started=fields[19], memory=int(fields[21]) * _PAGE)
