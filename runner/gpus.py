@@ -6,7 +6,6 @@ tried on the stand-in of tests/gpu_node.py only.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import threading
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runner import nvml
 from runner.launch.table import SLURM_STEPS_WITHOUT_RANKS
 from runner.torch_build import TorchBuild
 
@@ -166,9 +166,6 @@ def chosen(mask: str, present: Sequence[str], prefix: str = "GPU-") -> list[str]
 
 # NVIDIA
 
-_NOT_SUPPORTED, _NO_PERMISSION, _NO_DRIVER, _MISMATCH = 3, 4, 9, 18  # nvml.h: nvmlReturn_t
-
-
 _PATIENCE = 120.0  # seconds for the driver, which wakes its GPUs one by one where nothing keeps them awake
 
 
@@ -184,57 +181,33 @@ def _nvidia(system: Path) -> _Present:
 def _ask_nvidia(system: Path) -> _Present:
     """By the driver's library; where it is missing, as a container's mounts may be, by the device files."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
+        with nvml.started() as library:
+            return _shown_by(library)
     except Exception as error:
         files = _device_files(system / "dev")
-        if getattr(error, "value", None) in (_NO_DRIVER, _MISMATCH):  # then CUDA does not start, either
+        if nvml.code_of(error) in (nvml.NO_DRIVER, nvml.MISMATCH):  # then CUDA does not start, either
             return _Present([], problem=f"the NVIDIA driver does not answer: {error}" if files else "")
         return _Present(files)
+
+
+def _shown_by(library: Any) -> _Present:
     names, slices, problems = [], {}, []
     try:
-        for index in range(pynvml.nvmlDeviceGetCount()):
+        for index in range(library.nvmlDeviceGetCount()):
             try:
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                name = _uuid(pynvml, handle, index)
+                handle = library.nvmlDeviceGetHandleByIndex(index)
+                name = nvml.uuid_of(library, handle, index)
             except Exception as error:
-                if getattr(error, "value", None) != _NO_PERMISSION:  # that of another job has no number here
+                if nvml.code_of(error) != nvml.NO_PERMISSION:  # that of another job has no number here
                     problems.append(f"GPU {index} does not answer: {error}")
                     names.append("")
                 continue
             names.append(name)
-            if (parts := _slices(pynvml, handle)) is not None:
+            if (parts := nvml.slices_of(library, handle)) is not None:
                 slices[name] = parts
     except Exception as error:
         problems.append(f"the NVIDIA driver does not answer: {error}")
-    with contextlib.suppress(Exception):
-        pynvml.nvmlShutdown()
     return _Present(names, slices, "; ".join(problems))
-
-
-def _uuid(nvml: Any, handle: Any, index: int) -> str:
-    try:
-        return str(nvml.nvmlDeviceGetUUID(handle))
-    except Exception as error:
-        if getattr(error, "value", None) != _NOT_SUPPORTED:
-            raise
-        return f"nvidia{index}"  # Jetson's driver knows no UUIDs
-
-
-def _slices(nvml: Any, handle: Any) -> list[str] | None:
-    """The UUIDs of a GPU's MIG instances; None if it is not divided."""
-    try:
-        if nvml.nvmlDeviceGetMigMode(handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
-            return None
-        count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
-    except Exception:  # this GPU, or this driver, has no MIG
-        return None
-    found = []
-    for index in range(count):
-        with contextlib.suppress(Exception):  # there is no instance of this number
-            found.append(str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))))
-    return found
 
 
 def _device_files(dev: Path) -> list[str]:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from runner.guard.board import ENDED, Board
-from runner.guard.gpu import Gpu
+from runner.guard.libraries import in_library
 from runner.guard.messages import State
 from runner.guard.rank_state import RankState, path_of
+from runner.nvml import GpuMeter
 from runner.process_stat import process_stat
 
 _INTERVAL = 2.0  # seconds between two writings
@@ -39,7 +40,7 @@ class StateFile:
         self._path = path_of(folder, names["rank"])
         self._board, self._worker = board, worker
         self._facts = RankState(**names, pid=worker, started=time.time(), interval=_INTERVAL)
-        self.gpu: Gpu | None = None
+        self.gpu: GpuMeter | None = None
         self._used: tuple[float, float] | None = None  # processor seconds of the worker, and when
         self._end: dict[str, Any] = {}
         self._tell: Callable[[State], None] | None = None
@@ -122,7 +123,8 @@ class StateFile:
         stat = process_stat(self._worker)
         if stat is None:
             return {}
-        gpu = self.gpu.usage() if self.gpu else {}
+        with in_library():
+            gpu = self.gpu.usage() if self.gpu else {}
         now, seconds = time.monotonic(), stat.processor_seconds
         before, self._used = self._used, (seconds, now)
         cpu = None if before is None or now <= before[1] else 100 * (seconds - before[0]) / (now - before[1])

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from runner.guard.files import Files
-from runner.guard.gpu import Gpu
 from runner.guard.line import Address
 from runner.guard.messages import Message, State
 from runner.guard.nursery import Child
@@ -16,6 +15,7 @@ from runner.guard.rank_state import FOLDER, path_of
 from runner.guard.settings import Watched
 from runner.guard.state import StateFile
 from runner.launch.job_entry import written_entry
+from runner.nvml import GpuMeter
 
 _WRITING = 2.0  # seconds for removing the job's entry
 
@@ -55,7 +55,7 @@ class States:
         self.come_by_line = True
         self._files.put(path_of(self._folder, rank), json.dumps(state.fields))
 
-    def use_gpu(self, gpu: Gpu) -> None:
+    def use_gpu(self, gpu: GpuMeter) -> None:
         """Write the use of this GPU, too."""
         if self._own:
             self._own.gpu = gpu

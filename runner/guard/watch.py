@@ -16,7 +16,6 @@ from runner.guard.console import Console
 from runner.guard.events import Events
 from runner.guard.failure import Failure, Report
 from runner.guard.files import Files
-from runner.guard.gpu import Gpu
 from runner.guard.hang import Hang, Patience
 from runner.guard.line import Address
 from runner.guard.messages import Apart, Busy, Done, Ends, Failed, Gone, Host, Hung, Message, Patient, Returned, State
@@ -35,6 +34,7 @@ from runner.guard.worker_messages import Computes, Fails, Leaves, Met, Seeks
 from runner.launch.hydra import end_other_ranks
 from runner.launch.siblings import HOW_TO_START
 from runner.locks import remove_left
+from runner.nvml import GpuMeter
 
 _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended
 # Seconds that a worker gets after another rank has failed: before SIGTERM, or SIGKILL in a training.
@@ -252,7 +252,7 @@ class Guard:
                         self._join(message.address)
                 case Computes():
                     if self._states:
-                        self._states.use_gpu(Gpu(message.gpu))
+                        self._states.use_gpu(GpuMeter(message.gpu))
                 case Leaves():
                     worker.has_said = True
                     if message.code == EXIT_OK:

@@ -13,9 +13,9 @@ import pytest
 
 from runner.guard import libraries
 from runner.guard.board import Board
-from runner.guard.gpu import Gpu
 from runner.guard.nursery import Lifeline, Nursery
 from runner.guard.state import StateFile
+from runner.nvml import GpuMeter
 from tests.polling import LIMIT, poll_until
 
 
@@ -25,7 +25,7 @@ def test_without_nvml_or_a_driver_nothing_is_said_of_a_gpu(
 ) -> None:
     if not is_installed:
         monkeypatch.setitem(sys.modules, "pynvml", None)
-    gpu = Gpu("GPU-00000000-0000-0000-0000-000000000000")
+    gpu = GpuMeter("GPU-00000000-0000-0000-0000-000000000000")
     assert gpu.usage() == {}
     state = StateFile(tmp_path, Board(), os.getpid(), rank=3, size=4)
     state.gpu = gpu
@@ -37,7 +37,9 @@ def test_without_nvml_or_a_driver_nothing_is_said_of_a_gpu(
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_no_process_is_forked_while_a_thread_is_in_the_driver(monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
+def test_no_process_is_forked_while_a_thread_is_in_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
     """There is no driver here: what takes its place takes 0.1 s, or hangs, which is not waited for."""
     monkeypatch.setattr(libraries, "WAITING", 0.1 if hangs else 30.0)
     is_inside, is_over = Event(), Event()
@@ -47,9 +49,12 @@ def test_no_process_is_forked_while_a_thread_is_in_the_driver(monkeypatch: pytes
         is_over.wait(30 if hangs else 0.1)
         is_inside.clear()
 
-    gpu = Gpu("GPU-00000000-0000-0000-0000-000000000000")
-    gpu._nvml = SimpleNamespace(nvmlInit=call)
-    thread = Thread(target=gpu.usage)
+    gpu = GpuMeter("GPU-00000000-0000-0000-0000-000000000000")
+    gpu._library = SimpleNamespace(nvmlInit=call)
+    state = StateFile(tmp_path, Board(), os.getpid(), rank=0)
+    state.stop()  # its own thread
+    state.gpu = gpu
+    thread = Thread(target=state._usage)
     thread.start()
     is_inside.wait()
     child = Nursery(listener=None, signals=()).fork()

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from runner import nvml
 from runner.job import Job
 from runner.resources import Resources, of_record
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, grouped, ok, warn, where
@@ -106,40 +107,28 @@ def _problem_of(records: Sequence[Resources], ranks: Sequence[int]) -> str:
 
 def _driver(seen: Sequence[str]) -> dict[str, Any]:
     """What NVML tells: the driver's version, whether GPUs are divided, and whether their order is uncertain."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # GPUs of another maker, or a container without the driver's library
-        return {}
-    try:
-        models = {str(pynvml.nvmlDeviceGetName(handle)) for handle in _handles(pynvml)}
+    # GPUs of another maker, a container without the driver's library, or a driver that does not tell it of these GPUs.
+    with contextlib.suppress(Exception), nvml.started() as library:
+        models = {str(library.nvmlDeviceGetName(handle)) for handle in _handles(library)}
         is_ordered = len(models) < 2 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
         return {
-            "driver": str(pynvml.nvmlSystemGetDriverVersion()),
-            "mig": any(gpu.startswith("MIG-") for gpu in seen) or any(map(_is_divided, seen)),
+            "driver": str(library.nvmlSystemGetDriverVersion()),
+            "mig": any(gpu.startswith("MIG-") or _is_divided(library, gpu) for gpu in seen),
             "order": "" if is_ordered else f"GPUs of different models ({', '.join(sorted(models))})",
         }
-    except Exception:  # the driver does not tell it of these GPUs
-        return {}
-    finally:
-        pynvml.nvmlShutdown()
+    return {}
 
 
-def _handles(nvml: Any) -> Iterator[Any]:
-    for index in range(nvml.nvmlDeviceGetCount()):
-        with contextlib.suppress(nvml.NVMLError):  # broken, or another job's
-            yield nvml.nvmlDeviceGetHandleByIndex(index)
+def _handles(library: Any) -> Iterator[Any]:
+    for index in range(library.nvmlDeviceGetCount()):
+        with contextlib.suppress(library.NVMLError):  # broken, or another job's
+            yield library.nvmlDeviceGetHandleByIndex(index)
 
 
-def _is_divided(uuid: str) -> bool:
-    import pynvml
-
-    try:
-        mode, _ = pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByUUID(uuid))
-    except pynvml.NVMLError:  # this GPU does not support MIG
-        return False
-    return bool(mode == pynvml.NVML_DEVICE_MIG_ENABLE)
+def _is_divided(library: Any, uuid: str) -> bool:
+    with contextlib.suppress(library.NVMLError):  # a name that is no UUID
+        return nvml.is_divided(library, library.nvmlDeviceGetHandleByUUID(uuid))
+    return False
 
 
 def _torch(device: str) -> dict[str, str]:
