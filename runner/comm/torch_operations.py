@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from runner.comm.backend import Buffers, Connection, Operation
+from runner.comm.connection import Buffers, Connection, Operation
 
 # The first names are torch 2.14's.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

@@ -20,7 +20,7 @@ from runner.comm.timing import synchronize
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.features import need
 from runner.parallel import Setting
-from runner.parallel.compose import DividedTrainer, divide, outline, settle
+from runner.parallel.divided import DividedTrainer, divide, outline, settle
 from runner.parallel.options import SCHEDULES
 from runner.parallel.stages import balanced, part_of, segments
 from runner.parallel.state import State, merged, restricted, whole_of

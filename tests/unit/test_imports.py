@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,17 @@ def test_no_tool_imports_another(path: Path) -> None:
     folders = {one.name for one in (ROOT / "runner" / "tools").iterdir() if one.is_dir()}
     others = folders - SHARED - {path.parent.name}
     assert not {name for name in modules(path) if name.startswith("runner.tools.") and name.split(".")[2] in others}
+
+
+def test_no_modules_import_each_other() -> None:
+    """Also by way of others, within functions and for types only."""
+    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in FILES}
+    known = set(names.values())
+    graph = {
+        name: {one if one in known else one.rpartition(".")[0] for one in modules(path)} & known - {name}
+        for path, name in names.items()
+    }
+    TopologicalSorter(graph).prepare()
 
 
 def test_the_design_document_has_the_same_table() -> None:

@@ -57,7 +57,7 @@ def two_parts() -> Iterator[nn.Module]:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ColwiseParallel, SequenceParallel
 
-    from runner.parallel.compose import divide_layers
+    from runner.parallel.divided import divide_layers
     from runner.tools.plan.capturing import fake_process_group
 
     with fake_process_group(4):

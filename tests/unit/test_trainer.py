@@ -244,7 +244,7 @@ def test_what_befalls_a_rank_in_the_first_step_is_not_told_as_a_wrong_request(
 
 @pytest.mark.needs("tp")
 def test_what_a_stage_of_a_pipeline_does_not_bear_is_told_by_the_ranks_that_have_it() -> None:
-    from runner.parallel.compose import divide
+    from runner.parallel.divided import divide
 
     model = nn.Sequential(nn.Embedding(4, 4, sparse=True), nn.Linear(4, 1))
     mesh: Any = MagicMock(mesh_dim_names=("pipeline", "data"))

@@ -6,7 +6,8 @@ import importlib
 import sys
 from importlib.util import find_spec
 
-from runner.comm.backend import Backend, Connection, Finding
+from runner.comm.backend import Backend, Finding
+from runner.comm.connection import Connection
 from runner.comm.horovod.library import WITHOUT_CUDA, in_turn, start_horovod
 from runner.comm.horovod.rendezvous import finds_ranks_itself, prepare_rendezvous
 from runner.comm.importing import when_imported

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from runner.comm.backend import Buffers, Connection, Operation
+from runner.comm.connection import Buffers, Connection, Operation
 from runner.comm.horovod.library import in_turn
 
 # Functions of the buffers, Horovod's module and a name, that start the operation and return Horovod's handle.

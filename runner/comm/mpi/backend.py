@@ -112,7 +112,7 @@ class MPIBackend(Backend):
             engine.drop(order, DistBackendError("the group was destroyed before its last collective was done"))
         limit = min(self._timeout, _LAST_MESSAGES)
         has_messages = not engine.finish(lambda: not engine.has_messages(self._members), limit)
-        self._members.leave(order)
+        self._members.leave(order.number - (order.broken is not None))  # if broken, the last one was given up
         _open.discard(self)
         if has_messages:
             abandoned.set()

@@ -194,12 +194,12 @@ class Engine:
                 patience.moved()
             waited = patience.pause()
             if limit is not None and waited > limit:
-                raise task.members.too_late(task, limit)
+                raise task.members.too_late(task.call, limit)
             if waited > _LOOK:
                 if time.monotonic() > self._next_look:
                     self.wake()  # the engine's thread checks for ranks that have left
                 if time.monotonic() > task.deadline:
-                    self._fail(task, task.members.too_late(task, task.limit))
+                    self._fail(task, task.members.too_late(task.call, task.limit))
 
     def _round(self, wanted: Task | None, *, may_block: bool = False, looks: int = 1) -> bool:
         """Progress the tasks once, unless another thread does so now. Returns whether any has progressed.
@@ -365,12 +365,13 @@ class Engine:
         self._carriers.pop(parking, None)  # the store may be slow, so another thread goes on meanwhile
         self.wake()
         for task in late:
-            members = task.members
-            members.say_that_this_rank_waits(task)
+            members, order, call = task.members, task.order, task.call
+            if order is not None and order.under_way is task:
+                members.say_that_this_rank_waits(order.number)
             if now > task.deadline:
-                self._fail(task, members.too_late(task, task.limit))
-            elif now - max(task.began, members.noticed(task)) > _GRACE:
-                self._fail(task, members.will_not_end(task))
+                self._fail(task, members.too_late(call, task.limit))
+            elif now - max(task.began, members.noticed(call)) > _GRACE:
+                self._fail(task, members.will_not_end(call))
         self._carriers[parking] = None
 
     def _fail(self, task: Task, error: Exception) -> None:

@@ -12,17 +12,27 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from torch.distributed import DistBackendError
-
-if TYPE_CHECKING:
-    from runner.comm.mpi.tasks import Order, Task
 
 _PATIENCE = timedelta(seconds=5)  # the store's time limit
 _NAMED = 256  # ranks that are looked up one by one, at most
 _ASKED_EVERY = 1.0  # seconds between two looks for ranks that have left
 _HINT = "it is missing, slow, or in another call; allow more with --collective-timeout or init_process_group(timeout=…)"
+
+
+class AwaitedCall(NamedTuple):
+    """A collective or a message that a rank waits in.
+
+    Attributes:
+        number: of the collective, among those of its group; None for a message.
+        peer: a message's other rank in the group, -1 for any.
+    """
+
+    what: str
+    number: int | None
+    peer: int
 
 
 class Members:
@@ -42,22 +52,21 @@ class Members:
         self._left: dict[int, tuple[int, float]] = {}  # rank: (number of collectives made, when this was noticed)
         self._asked = 0.0
 
-    def leave(self, order: Order) -> None:
+    def leave(self, made: int) -> None:
         """Record that this rank makes no more calls in the group, and how many collectives it has made."""
-        made = order.number - (order.broken is not None)  # if broken, the last one was given up
         with contextlib.suppress(RuntimeError):
             place = self._groups_store.add("left", 1)
             self._groups_store.set(f"left/{place}", f"{self.ranks[self._own]} {made}")
 
-    def say_that_this_rank_waits(self, task: Task) -> None:
-        order = task.order
-        if order is not None and order.under_way is task and order.number != self._told:
-            self._told = order.number
+    def say_that_this_rank_waits(self, number: int) -> None:
+        """Record in which collective."""
+        if number != self._told:
+            self._told = number
             with contextlib.suppress(RuntimeError):
                 self._store.set(f"waits/{self.ranks[self._own]}", str(self._told))
 
-    def noticed(self, task: Task) -> float:
-        """When it was noticed that a rank that a task needs has left (time.monotonic()); infinity if none has."""
+    def noticed(self, call: AwaitedCall) -> float:
+        """When it was noticed that a rank that a call needs has left (time.monotonic()); infinity if none has."""
         with self._asking:
             if time.monotonic() - self._asked > _ASKED_EVERY:
                 with contextlib.suppress(RuntimeError):
@@ -65,32 +74,32 @@ class Members:
                         rank, number = map(int, self._store.get(f"left/{place + 1}").split())
                         self._left[rank] = number, time.monotonic()
                 self._asked = time.monotonic()
-        return min((self._left[rank][1] for rank in self._missed(task)), default=math.inf)
+        return min((self._left[rank][1] for rank in self._missed(call)), default=math.inf)
 
-    def too_late(self, task: Task, limit: float) -> DistBackendError:
-        """The error that a task was not done within ``limit`` seconds."""
-        waited = f"{task.what}: Timed out waiting {limit * 1000:.0f}ms"
-        return DistBackendError(f"{waited} for {self._missing(task)}; {_HINT}")
+    def too_late(self, call: AwaitedCall, limit: float) -> DistBackendError:
+        """The error that a call was not done within ``limit`` seconds."""
+        waited = f"{call.what}: Timed out waiting {limit * 1000:.0f}ms"
+        return DistBackendError(f"{waited} for {self._missing(call)}; {_HINT}")
 
-    def will_not_end(self, task: Task) -> DistBackendError:
-        missed = self._missed(task)
+    def will_not_end(self, call: AwaitedCall) -> DistBackendError:
+        missed = self._missed(call)
         verb = "has" if len(missed) == 1 else "have"
-        return DistBackendError(f"{task.what}: rank {listed(missed)} {verb} left the group while this rank waits")
+        return DistBackendError(f"{call.what}: rank {listed(missed)} {verb} left the group while this rank waits")
 
-    def _missed(self, task: Task) -> list[int]:
-        """Ranks that a task needs and that have left before they took part in it."""
-        if task.order is not None:
-            return [rank for rank, (number, _) in self._left.items() if number < task.order.number]
-        return [rank for rank in self._left if task.peer >= 0 and self.ranks[task.peer] == rank]
+    def _missed(self, call: AwaitedCall) -> list[int]:
+        """Ranks that a call needs and that have left before they took part in it."""
+        if call.number is not None:
+            return [rank for rank, (number, _) in self._left.items() if number < call.number]
+        return [rank for rank in self._left if call.peer >= 0 and self.ranks[call.peer] == rank]
 
-    def _missing(self, task: Task) -> str:
+    def _missing(self, call: AwaitedCall) -> str:
         """The ranks that have not reported that they wait in the same call, as text."""
-        if task.order is None:
-            return "any rank" if task.peer < 0 else f"rank {self.ranks[task.peer]}"
+        if call.number is None:
+            return "any rank" if call.peer < 0 else f"rank {self.ranks[call.peer]}"
         if len(self.ranks) <= _NAMED:
             with contextlib.suppress(RuntimeError):
                 others = [rank for place, rank in enumerate(self.ranks) if place != self._own]
-                if missing := [rank for rank in others if self._waits_in(rank) < task.order.number]:
+                if missing := [rank for rank in others if self._waits_in(rank) < call.number]:
                     return f"rank {listed(missing)}"
         return "the other ranks"
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from mpi4py import MPI
 from torch.distributed import DistBackendError
 
-from runner.comm.mpi.members import Members
+from runner.comm.mpi.members import AwaitedCall, Members
 
 
 class Request(Protocol):
@@ -58,6 +58,11 @@ class Task:
         self.error: Exception | None = None
         self.is_over = False
         self.on_end: Callable[[], None] | None = None  # completes its future
+
+    @property
+    def call(self) -> AwaitedCall:
+        """As its members are told of it."""
+        return AwaitedCall(self.what, None if self.order is None else self.order.number, self.peer)
 
     def is_awaited(self) -> None:
         """A thread begins to wait for it: a message's time limit begins now."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from runner.comm.backend import Backend, Buffers, Connection, Operation
+from runner.comm.backend import Backend
+from runner.comm.connection import Buffers, Connection, Operation
 from runner.job import Job
 from runner.rendezvous.mpi_library import takes_gpu_memory
 

@@ -21,7 +21,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,38 +34,19 @@ from runner.options import Parser
 from runner.quantities import not_negative, size
 from runner.tools.bench.bare_mpi import BareMPI
 from runner.tools.bench.busy import busy_loops, description
+from runner.tools.bench.measurement import Measurement
 from runner.tools.bench.plot import plot
 from runner.tools.output import check_output
 from runner.tools.table import Column, print_columns
 
 if TYPE_CHECKING:
-    from runner.comm.backend import Buffers, Connection, Operation
+    from runner.comm.connection import Buffers, Connection, Operation
     from runner.tools.bench.operations import Measured
 
 NAMES = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "sendrecv")
 BACKENDS = {backend.name: backend for backend in (*backends().values(), BareMPI()) if backend.is_measured}
 _ROUND = 0.05  # target for all calls of a round, in seconds
 _FEWEST, _MOST = 3, 500  # calls in a round
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """One operation of one size by one backend. Times in seconds per call, of the slowest rank."""
-
-    operation: str
-    backend: str
-    size: int  # bytes
-    ranks: int
-    seconds: float  # median over rounds
-    fastest: float
-    slowest: float
-    mean: float  # over all rounds
-    algorithm_bandwidth: float  # bytes/s
-    bus_bandwidth: float  # bytes/s
-    wrong: int  # elements
-    load: int = 0  # busy loops running meanwhile, per host
-    awake: bool = False  # whether busy loops kept the cores from idling
-    overlap: float | None = None  # the share of an asynchronous call that hides behind matrix products, if asked for
 
 
 def bench(job: Job, argv: list[str]) -> None:

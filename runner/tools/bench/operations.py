@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runner.comm.backend import Buffers
+from runner.comm.connection import Buffers
 from runner.comm.timing import synchronize
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from runner.quantities import size_text
 from runner.tools.bench.busy import description
+from runner.tools.bench.measurement import Measurement
 from runner.tools.output import new_figure
-
-if TYPE_CHECKING:
-    from runner.tools.bench.bench import Measurement
 
 _TICKS = 6  # on an axis 5.5 inches wide
 

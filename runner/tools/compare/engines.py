@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from runner.comm.backend import Buffers, Connection, Finish
+from runner.comm.connection import Buffers, Connection, Finish
 from runner.comm.process_group import with_host_memory
 from runner.comm.table import backends
 from runner.parallel import Setting, make_trainer, precision

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from runner.tools.compare.comparison import Comparison
 from runner.tools.costs.timeline import KINDS, Timeline
 from runner.tools.output import new_figure
-
-if TYPE_CHECKING:
-    from runner.tools.compare.compare import Comparison
 
 # Of forward passes, whole backward passes, and backward passes in two parts. Later stages of a rank are paler.
 _COLORS = {"forward": "#4c8ed9", "backward": "#4fae5b", "inputs": "#39b5a6", "weights": "#f0a13c"}

@@ -70,7 +70,7 @@ def _shard(shape: Sequence[int], ranks: int) -> tuple[int, ...]:
 
 
 def is_wrapped(candidate: Candidate) -> bool:
-    """Whether fully_shard is at work: for shards, and for replicas of a divided model (parallel/compose.py)."""
+    """Whether fully_shard is at work: for shards, and for replicas of a divided model (parallel/divided.py)."""
     options = candidate.options
     is_replicated = candidate.is_divided and (candidate.degrees.data > 1 or options.precision != "fp32")
     return options.is_sharded or is_replicated

@@ -28,7 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_c
 from runner.errors import UsageError
 from runner.parallel import precision
 from runner.parallel.bearing import check_steps, described, kinds_of, results
-from runner.parallel.compose import divide_layers, loss_context
+from runner.parallel.divided import divide_layers, loss_context
 from runner.parallel.layers import prepare
 from runner.parallel.options import ParallelOptions
 from runner.parallel.stages import part_of, segments

@@ -1,0 +1,310 @@
+"""A model that is divided in several ways at once: tensor parallel layers, pipeline stages, shards and replicas.
+
+The order is that of torchtitan: tensor parallelism first, as it replaces parameters; then activation checkpointing, which wraps
+layers; then torch.compile, which compiles what it finds; then fully_shard, whose hooks stay outside of what is compiled.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from runner.comm.gpu import is_gpu
+from runner.errors import raised_by_some_ranks
+from runner.features import need
+from runner.parallel import Setting, precision
+from runner.parallel.bearing import borne_by, check_divisible, check_even, check_steps, kinds_of
+from runner.parallel.layers import prepare
+from runner.parallel.mesh import degree
+from runner.parallel.options import ParallelOptions
+from runner.parallel.order import CallOrder
+from runner.parallel.state import State
+from runner.parallel.streams import Streams, draws
+from runner.parallel.task import Task, fill
+from runner.parallel.tied import shared_parameters, tie_divided
+from runner.parallel.trainer import Trainer
+from runner.torch_api import ALL_HAVE_IT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+
+class DividedTrainer(Trainer):
+    """Trains a model of which each rank has a part."""
+
+    is_sharded = True
+
+    def __init__(self, task: Task, model: nn.Module, setting: Setting, parts: Collection[nn.Module]) -> None:
+        """Make the optimizer of this rank's parameters.
+
+        Args:
+            model: has all of this rank's parameters.
+            parts: what is called: the model, or this rank's stages of it.
+        """
+        optimizer = task.make_optimizer(model.parameters())
+        own = [*model.parameters()]
+        mesh = next((one.device_mesh for one in own if isinstance(one, DTensor)), None)
+        if mesh is not None:
+            with _told_by(setting):
+                check_steps(task.optimizer, kinds_of(own), mesh)
+        super().__init__(task, model, optimizer, setting.options, no_sync=lambda: _no_sync(parts, setting.mesh))
+        self._parts = parts
+        self.replicas, self.sends_from = setting.mesh.get_group("data"), setting.device
+        self._order = CallOrder(parts, self.replicas, setting.device)
+        # fully_shard takes no parameters without dimensions: each rank has them whole.
+        self._numbers = [one for one in model.parameters() if not one.dim() and one.requires_grad]
+
+    def settle_gradients(self) -> None:
+        """As in the base class."""
+        self._order.check(self.model.named_parameters())
+        if self._numbers and dist.get_world_size(self.replicas) > 1:
+            self._average_numbers()
+
+    @torch.no_grad()
+    def _average_numbers(self) -> None:
+        """Average the gradients of parameters without dimensions. One that no rank has stays without."""
+        rows = []
+        for one in self._numbers:
+            value = torch.zeros_like(one) if one.grad is None else one.grad
+            parts = torch.view_as_real(value) if value.is_complex() else torch.stack([value, torch.zeros_like(value)])
+            rows.append([*parts.tolist(), one.grad is not None])
+        table = torch.tensor(rows, dtype=torch.float64, device=self.sends_from)
+        dist.all_reduce(table, group=self.replicas)
+        for one, (real, imaginary, having) in zip(self._numbers, table.tolist(), strict=True):
+            if having:
+                mean = complex(real, imaginary) / dist.get_world_size(self.replicas)
+                one.grad = torch.full_like(one, mean if one.is_complex() else mean.real)
+
+    def state(self) -> State:
+        """As in the base class; not of a model that has got wrong gradients."""
+        self._order.settle()
+        return super().state()
+
+    def outputs(self, inputs: Tensor, *more: Any) -> Tensor:
+        """As in the base class."""
+        outputs = super().outputs(inputs, *more)
+        self._order.settle()
+        return outputs
+
+    def outputs_are_over(self) -> None:
+        """As in the base class. What is gathered for a forward pass stays so until the backward pass, or here."""
+        self._order.settle()  # what was exchanged last, also where nothing was evaluated
+        for part in self._parts:
+            for unit in part.modules():
+                if isinstance(unit, FSDPModule):
+                    unit.reshard()
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """As in the base class, but fully_shard has a policy of its own."""
+        return nullcontext() if isinstance(self.model, FSDPModule) else super().computing()
+
+    def loss_context(self) -> AbstractContextManager[Any]:
+        """As in the base class."""
+        return loss_context(self.options)
+
+
+def loss_context(options: ParallelOptions) -> AbstractContextManager[Any]:
+    """The context of forward and backward passes: it computes the loss of outputs that are divided by classes."""
+    if not options.loss_parallel:
+        return nullcontext()
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    context: AbstractContextManager[Any] = loss_parallel()
+    return context
+
+
+def divide(
+    model: nn.Module, task: Task, setting: Setting, *, shard: bool, stage: int = 0, is_last: bool = True
+) -> None:
+    """Divide a model, or a stage of one, in place: tensor parallelism, checkpointing, compilation, shards; in this order."""
+    with _told_by(setting):
+        _divide(model, task, setting, shard=shard, stage=stage, is_last=is_last)
+
+
+def _told_by(setting: Setting) -> AbstractContextManager[None]:
+    """The context in which a stage of a pipeline is made ready: the ranks that have it tell what is wrong with it."""
+    return raised_by_some_ranks() if degree(setting.mesh, "pipeline") > 1 else nullcontext()
+
+
+def _divide(model: nn.Module, task: Task, setting: Setting, *, shard: bool, stage: int, is_last: bool) -> None:
+    options = setting.options
+    styles = task.plan.styles(model, sequence=options.sequence_parallel) if options.tp > 1 else {}
+    wraps = shard or setting.mesh["data"].size() > 1 or options.precision != "fp32"
+    if styles or wraps:
+        check_divisible(model)
+    if styles:
+        with borne_by(f"--tp {options.tp}"):
+            divide_layers(model, styles, setting.mesh["tensor"])
+    units = task.plan.units(model)
+    if options.tp > 1 and options.compile:
+        _wait_outside_of(units, model)
+    prepare(model, units, options, _streams(model, styles, setting, stage))
+    if wraps:
+        need("fsdp" if shard else "copies", device=setting.device.type)
+        with borne_by(f"--strategy {options.strategy}"):
+            _shard(model, units, setting, is_last=is_last)
+
+
+def outline(task: Task, setting: Setting) -> nn.Module:
+    """The whole model: where it will be, or on ``meta`` if a factory makes it."""
+    model = task.outline(setting.dtype)
+    return model.to(_home(setting)) if isinstance(task.model, nn.Module) else model
+
+
+def settle(model: nn.Module, task: Task, setting: Setting) -> None:
+    """Give a divided model its memory and its weights, if it is on ``meta``."""
+    if not isinstance(task.model, nn.Module):
+        fill(model, task.model, _home(setting))
+        for buffer in model.buffers():  # fully_shard offloads parameters only
+            buffer.data = buffer.to(setting.device)
+
+
+def _home(setting: Setting) -> torch.device:
+    return torch.device("cpu") if setting.options.offload == "cpu" else setting.device
+
+
+def _streams(model: nn.Module, styles: Mapping[str, ParallelStyle], setting: Setting, stage: int) -> Streams | None:
+    """The random numbers of a part of the model, where it is not to draw what others draw."""
+    # Each change of streams would be a break in what torch.compile compiles.
+    if not (styles or stage) or (setting.options.compile and not draws(model)):
+        return None
+    streams = Streams(model, setting.device, stage=stage)
+    if styles:
+        streams.follow(model, styles, setting.mesh.get_local_rank("tensor"))
+    return streams
+
+
+def divide_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> None:
+    """Tensor parallelism: divide the layers, by name, along a mesh. What is tied stays so, and what is frozen, too.
+
+    Raises:
+        UsageError: tied parameters are not divided alike, or torch is too old for frozen ones.
+    """
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    shared = shared_parameters(model)
+    frozen = [name for name, one in model.named_parameters(remove_duplicate=False) if not one.requires_grad]
+    # torch 2.6 says so of a CPU's mesh whenever it makes a DTensor; the runner has random numbers of its own (streams.py).
+    warnings.filterwarnings("ignore", "DTensor random operators may not have complete support", UserWarning)
+    parallelize_module(model, mesh, {**styles}, **ALL_HAVE_IT)
+    for parameter in map(model.get_parameter, frozen):
+        if hasattr(parameter, "placements"):
+            need("frozen")
+        parameter.requires_grad = False  # torch's new ones are trained: all before 2.11, norms still (2.15)
+    tie_divided(shared)
+
+
+def _wait_outside_of(units: Sequence[nn.Module], model: nn.Module) -> None:
+    """Have all layers but those of the units, which are compiled, return what has arrived.
+
+    A tensor-parallel embedding returns what is still being reduced (torch's AsyncCollectiveTensor). A compiled unit takes apart
+    such an input, and its gradient reaches the embedding as a plain tensor where DTensor's backward pass needs its own (2.14).
+    """
+    compiled = {id(module) for unit in units for module in unit.modules()}
+    for module in model.modules() if units else ():
+        if module is not model and id(module) not in compiled:
+            module.register_forward_hook(_arrived)
+
+
+def _arrived(_: nn.Module, __: Any, output: Any) -> Any:
+    return output.clone() if isinstance(output, AsyncCollectiveTensor) else output  # any operation but a view waits
+
+
+def _shard(model: nn.Module, units: Iterable[nn.Module], setting: Setting, *, is_last: bool) -> None:
+    """Shard the units one by one, and what is left as one more."""
+    options, names = setting.options, setting.mesh.mesh_dim_names or ()
+    if options.tp > 1:
+        _silence_remarks(unit for unit in (*units, model) if unit is model or _is_divided(unit))
+    mesh = setting.mesh["replicate", "shard"] if "replicate" in names else setting.mesh["data"]
+    check_even(model, mesh.size(mesh.ndim - 1))
+    arguments: dict[str, Any] = {
+        "mesh": mesh,
+        # A pipeline stage is called once for each micro-batch, and would gather its parameters each time.
+        # Torch's own choice else: all but the root, whose backward pass comes at once.
+        "reshard_after_forward": False if options.pp > 1 else None,
+        # It takes none without dimensions or elements.
+        "ignored_params": {one for one in model.parameters() if not one.dim() or not one.numel()} or None,
+        "offload_policy": CPUOffloadPolicy(pin_memory=is_gpu(setting.device))
+        if options.offload == "cpu"
+        else OffloadPolicy(),
+    }
+    for one in model.parameters():
+        if not hasattr(one, "placements"):
+            one.data = one.data.contiguous()  # fully_shard takes no others, such as channels last
+    for unit in units:
+        if is_called(unit) and not _shares_parameters(unit, model):
+            policy = precision.policy(options.precision, is_root=False, is_last=False)
+            fully_shard(unit, **arguments, mp_policy=policy)
+    fully_shard(model, **arguments, mp_policy=precision.policy(options.precision, is_root=True, is_last=is_last))
+
+
+def _is_divided(layer: nn.Module) -> bool:
+    """Whether the layer itself is tensor parallel, and not only what is in it."""
+    return any(hasattr(parameter, "placements") for parameter in layer.parameters(recurse=False))
+
+
+def _silence_remarks(units: Iterable[nn.Module]) -> None:
+    """Silence what torch says about any model that has divided layers in shards, and that its user cannot change (2.14).
+
+    Args:
+        units: divided layers, and the model, which returns the output of one.
+    """
+    # The output of a divided layer is a view; changed in place it would lose a hook of fully_shard's. Autograd refuses that.
+    names = "|".join({re.escape(type(unit).__name__) for unit in units})
+    remark = rf"FSDP2-wrapped module \(FSDP({names})\) returned a view tensor"
+    warnings.filterwarnings("ignore", remark, UserWarning)
+    logging.getLogger("torch.distributed.tensor._redistribute").addFilter(_is_worth_saying)
+
+
+def _is_worth_saying(record: logging.LogRecord) -> bool:
+    """Not that the norm of the gradients, a number for each, is reduced over one dimension of the mesh after the other."""
+    return not (str(record.msg).startswith("While redistributing") and "_NormPartial" in record.getMessage())
+
+
+def is_called(unit: nn.Module) -> bool:
+    """Whether a unit can be called, so that its parameters are gathered in time: lists of modules or parameters are not."""
+    return type(unit).forward is not nn.Module.forward
+
+
+def _shares_parameters(unit: nn.Module, model: nn.Module) -> bool:
+    """Whether a parameter of the unit is tied to one outside of it. Then both belong to what is left, which has both."""
+    own = {id(parameter) for parameter in unit.parameters()}
+    inside = {id(module) for module in unit.modules()}
+    return any(
+        id(parameter) in own
+        for module in model.modules()
+        if id(module) not in inside
+        for parameter in module.parameters(recurse=False)
+    )
+
+
+@contextmanager
+def _no_sync(parts: Iterable[nn.Module], mesh: DeviceMesh) -> Iterator[None]:
+    """The context of a backward pass whose gradients are not exchanged yet; of shards they are, as whole ones would take more memory.
+
+    (To sum shards at once and replicas at last, torch has ``set_requires_all_reduce``. It adds wrong gradients up where a unit does
+    not compute the same parameters' in each micro-batch.)
+    """
+    has_shards = "replicate" not in (mesh.mesh_dim_names or ()) or degree(mesh, "shard") > 1
+    replicas = [part for part in parts if isinstance(part, FSDPModule) and not has_shards]
+    for part in replicas:
+        part.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        for part in replicas:
+            part.set_requires_gradient_sync(True)

@@ -1,0 +1,25 @@
+"""What bench finds: a line of its ``--json``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One operation of one size by one backend. Times in seconds per call, of the slowest rank."""
+
+    operation: str
+    backend: str
+    size: int  # bytes
+    ranks: int
+    seconds: float  # median over rounds
+    fastest: float
+    slowest: float
+    mean: float  # over all rounds
+    algorithm_bandwidth: float  # bytes/s
+    bus_bandwidth: float  # bytes/s
+    wrong: int  # elements
+    load: int = 0  # busy loops running meanwhile, per host
+    awake: bool = False  # whether busy loops kept the cores from idling
+    overlap: float | None = None  # the share of an asynchronous call that hides behind matrix products, if asked for
