@@ -1,14 +1,26 @@
-"""Loading a workload for a tool that runs its ``main``."""
+"""Loading a workload for a tool that runs its ``main``, and taking over what it would train."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.target import find_target
+
+if TYPE_CHECKING:
+    from runner.parallel.task import Task
+    from runner.training.options import StepOptions
+    from runner.training.run import Run
+
+
+class _TrainingReached(BaseException):
+    """Ends ``main`` where the training would begin: what follows is about its result."""
 
 
 def load_workload(name: str, tool: str) -> ModuleType:
@@ -28,3 +40,22 @@ def load_workload(name: str, tool: str) -> ModuleType:
                 f"no workload {name}: {tool} takes a module with main(run, argv), for example workloads.mnist"
             )
     return importlib.import_module(name)
+
+
+def training_of(module: ModuleType, run: Run, arguments: Sequence[str]) -> tuple[Task, StepOptions] | None:
+    """What a workload would train with these arguments, and its options; None if it trains without ``fit()``.
+
+    Raises:
+        UsageError: an argument is wrong.
+    """
+    found: list[tuple[Task, StepOptions]] = []
+
+    def take(_: Run, task: Any, options: Any) -> None:
+        found.append((task, options))
+        raise _TrainingReached
+
+    try:
+        module.main(replace(run, train_by=take), list(arguments))
+    except _TrainingReached:
+        return found[0]
+    return None

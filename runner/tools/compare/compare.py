@@ -41,7 +41,7 @@ from runner.tools.compare.comparison import Comparison
 from runner.tools.compare.plot import plot
 from runner.tools.output import check_output
 from runner.tools.table import Column, print_columns
-from runner.tools.workloads import load_workload
+from runner.tools.workloads import load_workload, training_of
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -139,10 +139,6 @@ def _parser() -> Parser:
     return parser
 
 
-class _Taken(BaseException):
-    """Ends a workload's ``main`` where its training would begin."""
-
-
 def _entrants(
     module: ModuleType, run: Run, task: Task, options: StepOptions, choices: Sequence[Choice], arguments: Sequence[str]
 ) -> list[Entrant]:
@@ -187,15 +183,10 @@ def _check_samples(own: int, samples: int) -> None:
 
 def _captured(module: ModuleType, run: Run, arguments: Sequence[str]) -> tuple[Task, StepOptions]:
     """What a workload would train with these arguments. What it prints has been printed before."""
-    found: list[tuple[Task, StepOptions]] = []
-
-    def take(_: Run, task: Task, options: StepOptions) -> None:
-        found.append((task, options))
-        raise _Taken
-
-    with contextlib.suppress(_Taken), contextlib.redirect_stdout(io.StringIO()):
-        module.main(replace(run, train_by=take), list(arguments))
-    return found[0]
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = training_of(module, run, arguments)
+    assert found is not None, "it has called fit() before"
+    return found
 
 
 def _comparisons(turns: Turns) -> list[Comparison]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from runner.errors import UsageError
 from runner.job import Job
 from runner.parallel.mesh import Degrees, lay_out
-from runner.tools.workloads import load_workload
+from runner.tools.workloads import load_workload, training_of
 
 if TYPE_CHECKING:
     from runner.parallel.task import Task
@@ -25,10 +25,6 @@ class Captured:
     options: StepOptions
 
 
-class _Taken(BaseException):
-    """Ends ``main`` where the training would begin: what follows is about its result."""
-
-
 def capture(job: Job, name: str, arguments: Sequence[str]) -> Captured:
     """The task of a workload with these arguments, as one rank would train it.
 
@@ -38,19 +34,12 @@ def capture(job: Job, name: str, arguments: Sequence[str]) -> Captured:
     module = load_workload(name, "plan")
     from runner.training.run import Run
 
-    found: list[Captured] = []
-
-    def take(_: Run, task: Task, options: StepOptions) -> None:
-        found.append(Captured(task, options))
-        raise _Taken
-
-    run = Run(job=job, workload=name, layout=lay_out(job.topology, Degrees.of(1)), train_by=take)
+    run = Run(job=job, workload=name, layout=lay_out(job.topology, Degrees.of(1)))
     with fake_process_group(1):
-        try:
-            module.main(run, list(arguments))
-        except _Taken:
-            return found[0]
-    raise UsageError(f"{name} trains without fit(), so there is no task to plan for")
+        found = training_of(module, run, arguments)
+    if found is None:
+        raise UsageError(f"{name} trains without fit(), so there is no task to plan for")
+    return Captured(*found)
 
 
 @contextmanager
