@@ -33,7 +33,7 @@ from runner.launch.time_limit import margin, time_left
 from runner.options import HANG_TIMEOUT, Request
 from runner.rendezvous.interfaces import own_addresses
 from runner.rendezvous.mpi_library import library_of_launcher
-from runner.rendezvous.rendezvous import Rendezvous, Way
+from runner.rendezvous.rendezvous import Rendezvous, RendezvousMethod
 from runner.rendezvous.secret import derived
 from runner.rendezvous.topology import ranks_text
 from runner.shutdown import shutdown
@@ -127,7 +127,7 @@ def end_worker(outcome: Outcome, lifeline: Lifeline, job: Job | None) -> NoRetur
     shutdown(outcome.code, collective=outcome.is_collective, before_leaving=lambda: lifeline.tell(Leaves(outcome.code)))
 
 
-def guard_words(context: LaunchContext, request: Request, way: Way) -> Words:
+def guard_words(context: LaunchContext, request: Request, way: RendezvousMethod) -> Words:
     """What the guard prints about the worker."""
     return Words(
         label=context.label,
@@ -185,7 +185,7 @@ def guards_address(context: LaunchContext, result: Rendezvous) -> Address | None
     return Address(host=host, port=port, name=name, key=key, rank=context.rank.value, size=context.size.value)
 
 
-def _why_no_rendezvous(context: LaunchContext, request: Request, way: Way, code: int | None) -> str:
+def _why_no_rendezvous(context: LaunchContext, request: Request, way: RendezvousMethod, code: int | None) -> str:
     """Why the worker did not meet the others in time (``code`` is None), or ended without a message of the runner's."""
     if code is not None:
         library = library_of_launcher() or "/path/of/your/mpirun's/lib/libmpi.so"

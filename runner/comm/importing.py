@@ -31,16 +31,16 @@ def import_without_collector(*modules: str) -> None:
             _finder_of(module)
 
 
-def _finder_of(module: str) -> _Finder:
+def _finder_of(module: str) -> _CallingFinder:
     for finder in sys.meta_path:
-        if isinstance(finder, _Finder) and finder.module == module:
+        if isinstance(finder, _CallingFinder) and finder.module == module:
             return finder
-    new = _Finder(module)
+    new = _CallingFinder(module)
     sys.meta_path.insert(0, new)
     return new
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _CallingFinder(importlib.abc.MetaPathFinder):
     """Finds one module in the usual way, pauses the collector during its import, and runs the calls once, at its end."""
 
     def __init__(self, module: str) -> None:

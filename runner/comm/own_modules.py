@@ -26,7 +26,7 @@ def hide_own_modules() -> None:
     """Let the program's ``import runner`` find its own. Call when its folder is on ``sys.path``, before it starts."""
     if not _hidden:
         _hidden.update(_taken_out())
-        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.insert(0, _ProgramsFinder())
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def _taken_out() -> dict[str, ModuleType]:
     return {name: sys.modules.pop(name) for name in names}
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _ProgramsFinder(importlib.abc.MetaPathFinder):
     """Finds a program's ``runner`` anywhere on its path, or else this package's modules, which are loaded already."""
 
     def find_spec(

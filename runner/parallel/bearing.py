@@ -134,7 +134,7 @@ def check_one_dtype(model: nn.Module) -> None:
 
 
 @dataclass(frozen=True, order=True)
-class Kind:
+class ParameterKind:
     """What an optimizer may do differently for: a parameter's dimensions and dtype, and whether ranks have parts of it."""
 
     dimensions: int
@@ -142,15 +142,17 @@ class Kind:
     dtype: str
 
 
-def kinds_of(parameters: Iterable[nn.Parameter]) -> list[Kind]:
+def kinds_of(parameters: Iterable[nn.Parameter]) -> list[ParameterKind]:
     """Those of the parameters that are trained. ``is_divided``: as they are."""
     trained = [one for one in parameters if one.requires_grad]
-    kinds = {Kind(one.dim(), hasattr(one, "placements"), str(one.dtype).removeprefix("torch.")) for one in trained}
+    kinds = {
+        ParameterKind(one.dim(), hasattr(one, "placements"), str(one.dtype).removeprefix("torch.")) for one in trained
+    }
     return sorted(kinds)
 
 
 @raised_on_all_ranks()
-def check_steps(factory: Any, kinds: Sequence[Kind], mesh: DeviceMesh, *, compares: bool = True) -> None:
+def check_steps(factory: Any, kinds: Sequence[ParameterKind], mesh: DeviceMesh, *, compares: bool = True) -> None:
     """Try the optimizer on small parameters that are divided as the model's are, beside the same ones whole. Collective.
 
     What it cannot do with small whole ones, it may well do with the model's: then nothing is found.
@@ -185,10 +187,10 @@ def check_steps(factory: Any, kinds: Sequence[Kind], mesh: DeviceMesh, *, compar
             raise UsageError("the optimizer steps otherwise where parameters are divided among ranks", fix=_OTHERWISE)
 
 
-def _stepped(factory: Any, kinds: Sequence[Kind], mesh: DeviceMesh | None) -> list[Tensor]:
+def _stepped(factory: Any, kinds: Sequence[ParameterKind], mesh: DeviceMesh | None) -> list[Tensor]:
     """Parameters of these kinds after some steps; divided along a mesh, if there is one."""
 
-    def part(kind: Kind, number: int) -> Tensor:
+    def part(kind: ParameterKind, number: int) -> Tensor:
         whole = _values(kind, number)
         if mesh is None or not kind.is_divided:
             return whole if mesh is None else whole.to(mesh.device_type)
@@ -206,7 +208,7 @@ def _stepped(factory: Any, kinds: Sequence[Kind], mesh: DeviceMesh | None) -> li
     return [one.detach() for one in own]
 
 
-def _values(kind: Kind, number: int) -> Tensor:
+def _values(kind: ParameterKind, number: int) -> Tensor:
     """Some values, the same on all ranks."""
     shape = tuple(itertools.islice(itertools.cycle(_SIZES), kind.dimensions))
     return torch.randn(shape, dtype=getattr(torch, kind.dtype), generator=torch.Generator().manual_seed(number))

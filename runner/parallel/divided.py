@@ -29,8 +29,8 @@ from runner.parallel.layers import prepare
 from runner.parallel.mesh import degree
 from runner.parallel.options import ParallelOptions
 from runner.parallel.order import CallOrder
-from runner.parallel.state import State
-from runner.parallel.streams import Streams, draws
+from runner.parallel.state import StateDict
+from runner.parallel.streams import RandomStreams, draws
 from runner.parallel.task import Task, fill
 from runner.parallel.tied import shared_parameters, tie_divided
 from runner.parallel.trainer import Trainer
@@ -89,7 +89,7 @@ class DividedTrainer(Trainer):
                 mean = complex(real, imaginary) / dist.get_world_size(self.replicas)
                 one.grad = torch.full_like(one, mean if one.is_complex() else mean.real)
 
-    def state(self) -> State:
+    def state(self) -> StateDict:
         """As in the base class; not of a model that has got wrong gradients."""
         self._order.settle()
         return super().state()
@@ -177,12 +177,14 @@ def _home(setting: Setting) -> torch.device:
     return torch.device("cpu") if setting.options.offload == "cpu" else setting.device
 
 
-def _streams(model: nn.Module, styles: Mapping[str, ParallelStyle], setting: Setting, stage: int) -> Streams | None:
+def _streams(
+    model: nn.Module, styles: Mapping[str, ParallelStyle], setting: Setting, stage: int
+) -> RandomStreams | None:
     """The random numbers of a part of the model, where it is not to draw what others draw."""
     # Each change of streams would be a break in what torch.compile compiles.
     if not (styles or stage) or (setting.options.compile and not draws(model)):
         return None
-    streams = Streams(model, setting.device, stage=stage)
+    streams = RandomStreams(model, setting.device, stage=stage)
     if styles:
         streams.follow(model, styles, setting.mesh.get_local_rank("tensor"))
     return streams

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from runner.parallel.options import ParallelOptions
-from runner.parallel.streams import Streams
+from runner.parallel.streams import RandomStreams
 
 # What takes longest to compute again, by the beginning of torch's name: the products of linear layers, and others.
 _LINEAR = ("aten::mm", "aten::addmm")
@@ -21,7 +21,7 @@ _OTHERS = ("aten::bmm", "aten::convolution", "aten::_scaled_dot_product")
 
 
 def prepare(
-    model: nn.Module, units: Sequence[nn.Module], options: ParallelOptions, streams: Streams | None = None
+    model: nn.Module, units: Sequence[nn.Module], options: ParallelOptions, streams: RandomStreams | None = None
 ) -> None:
     """Make the units recompute their activations, and compile them, as the options say. Without units the model is one.
 
@@ -36,7 +36,7 @@ def prepare(
             unit.compile()
 
 
-def _recompute(module: nn.Module, streams: Streams | None, *, selective: bool) -> None:
+def _recompute(module: nn.Module, streams: RandomStreams | None, *, selective: bool) -> None:
     """Drop a module's activations after its forward pass. Selective: keep the costly ones, see ``_keep_products``.
 
     The method is replaced and no wrapper put around the module, which would change the parameters' names.

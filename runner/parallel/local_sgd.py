@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from runner.parallel import Setting
 from runner.parallel.layers import prepare
-from runner.parallel.state import State
+from runner.parallel.state import StateDict
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 
@@ -71,7 +71,7 @@ class LocalTrainer(Trainer):
         for name, last in self._last.items():
             weights[name].copy_(last)
 
-    def state(self) -> State:
+    def state(self) -> StateDict:
         """As in the base class, with the outer optimizer's momentum. The weights are those of the last average. Collective."""
         self._average_optimizer()
         state = super().state()
@@ -92,7 +92,7 @@ class LocalTrainer(Trainer):
         if moments:
             average_parameters(iter(moments), self._group)  # type: ignore[arg-type]  # torch names Parameter, and copies any tensors
 
-    def load(self, state: State) -> None:
+    def load(self, state: StateDict) -> None:
         """As in the base class."""
         super().load(state)
         weights = dict(self.model.named_parameters())

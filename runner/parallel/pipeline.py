@@ -23,7 +23,7 @@ from runner.parallel import Setting
 from runner.parallel.divided import DividedTrainer, divide, outline, settle
 from runner.parallel.options import SCHEDULES
 from runner.parallel.stages import balanced, part_of, segments
-from runner.parallel.state import State, merged, restricted, whole_of
+from runner.parallel.state import StateDict, merged, restricted, whole_of
 from runner.parallel.task import Task, parts_of, to_device
 from runner.parallel.tied import NOT_ALIKE, Tied, division, untie
 from runner.parallel.trainer import Trainer
@@ -215,7 +215,7 @@ class PipelineTrainer(DividedTrainer):
         dist.broadcast(whole, group=self.pipeline, group_src=owner)
         return whole
 
-    def state(self) -> State:
+    def state(self) -> StateDict:
         """As in the base class."""
         return merged(super().state(), self.pipeline)
 
@@ -225,7 +225,7 @@ class PipelineTrainer(DividedTrainer):
         dist.all_gather_object(everyone, super().shapes(), group=self.pipeline)
         return {name: shape for own in everyone for name, shape in own.items()}
 
-    def load(self, state: State) -> None:
+    def load(self, state: StateDict) -> None:
         """As in the base class."""
         names = {self.copies.get(name, name) for name, _ in self.model.named_parameters()}
         super().load(restricted(state, names))

@@ -15,7 +15,7 @@ from torch import nn
 from runner.errors import UsageError, raised_on_all_ranks
 
 
-class PassedOn(nn.Module):
+class PassThrough(nn.Module):
     """In the place of a module of another stage: returns its first argument."""
 
     def forward(self, first: Any, *_: Any, **__: Any) -> Any:
@@ -103,7 +103,7 @@ def _part_of(module: nn.Module, prefix: str, others: Collection[str], own: Colle
     for key, child in module.named_children():
         name = f"{prefix}{key}"
         if name not in own:
-            part._modules[key] = PassedOn() if name in others else _part_of(child, f"{name}.", others, own)
+            part._modules[key] = PassThrough() if name in others else _part_of(child, f"{name}.", others, own)
     return part
 
 

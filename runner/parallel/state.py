@@ -24,7 +24,7 @@ _OTHER = "of the optimizer: "  # begins the name of an entry that is not a param
 
 
 @dataclass(frozen=True)
-class State:
+class StateDict:
     """Tensors by name (``model.fc.weight``, ``optimizer.fc.weight.exp_avg``), and the plain values around them.
 
     ``groups`` are the optimizer's parameter groups, with names as ``params``. ``values`` are the optimizer's state per
@@ -37,7 +37,7 @@ class State:
 
 
 @raised_on_all_ranks()
-def state_of(model: nn.Module, optimizer: Optimizer, copies: Mapping[str, str] = NO_COPIES) -> State:
+def state_of(model: nn.Module, optimizer: Optimizer, copies: Mapping[str, str] = NO_COPIES) -> StateDict:
     """The current state. Its tensors share memory with the model and the optimizer.
 
     Args:
@@ -67,10 +67,10 @@ def state_of(model: nn.Module, optimizer: Optimizer, copies: Mapping[str, str] =
         | {"params": [_name(number, names) for number in group["params"]]}
         for group in optimizer_state["param_groups"]
     ]
-    return State(tensors, groups, {"model": extra, "optimizer": values})
+    return StateDict(tensors, groups, {"model": extra, "optimizer": values})
 
 
-def load_state(model: nn.Module, optimizer: Optimizer, state: State, copies: Mapping[str, str] = NO_COPIES) -> None:
+def load_state(model: nn.Module, optimizer: Optimizer, state: StateDict, copies: Mapping[str, str] = NO_COPIES) -> None:
     """Load a state, with ``copies`` as in ``state_of``. Parameters are found by name, so their order in the optimizer's groups does not matter.
 
     Raises:
@@ -99,7 +99,7 @@ def load_state(model: nn.Module, optimizer: Optimizer, state: State, copies: Map
     )
 
 
-def merged(state: State, group: dist.ProcessGroup | None) -> State:
+def merged(state: StateDict, group: dist.ProcessGroup | None) -> StateDict:
     """A state with this rank's tensors, and the groups and values of all ranks of a group. Collective."""
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, (state.groups, state.values), group=group)
@@ -111,15 +111,15 @@ def merged(state: State, group: dist.ProcessGroup | None) -> State:
     for _, own in everyone:
         for key, entries in own.items():
             values[key] |= entries
-    return State(state.tensors, groups, values)
+    return StateDict(state.tensors, groups, values)
 
 
-def restricted(state: State, names: Collection[str]) -> State:
+def restricted(state: StateDict, names: Collection[str]) -> StateDict:
     """The part of a merged state that is about these parameters, or about none."""
     groups = [group | {"params": [name for name in group["params"] if name in names]} for group in state.groups]
     elsewhere = {name for group in state.groups for name in group["params"]}.difference(names)
     of_optimizer = {name: value for name, value in state.values.get("optimizer", {}).items() if name not in elsewhere}
-    return State(state.tensors, groups, state.values | {"optimizer": of_optimizer})
+    return StateDict(state.tensors, groups, state.values | {"optimizer": of_optimizer})
 
 
 def room_for(

@@ -27,7 +27,7 @@ _DRAWING = nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d
 _Place = tuple[str, dict[str, list[Tensor]], int | None]
 
 
-class Streams:
+class RandomStreams:
     """Those of one model, or of one stage of a pipeline. One at a time is in torch's generators; the others are kept."""
 
     def __init__(self, model: nn.Module, device: torch.device, *, stage: int = 0) -> None:

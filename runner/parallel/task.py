@@ -22,7 +22,7 @@ from runner.comm.gpu import is_gpu
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel.alike import check_digests, check_outline, digest_of
 from runner.parallel.bearing import check_shapes
-from runner.parallel.stages import PassedOn
+from runner.parallel.stages import PassThrough
 from runner.parallel.state import copy_part
 from runner.parallel.tied import shared_parameters
 
@@ -221,7 +221,7 @@ def _matching(model: nn.Module, patterns: Iterable[str]) -> list[str]:
         for name, module in model.named_modules()
         if any(len(own) == len(name.split(".")) and all(map(fnmatchcase, name.split("."), own)) for own in parts)
         and name  # not the model itself
-        and not isinstance(module, PassedOn)
+        and not isinstance(module, PassThrough)
     ]
 
 
@@ -266,7 +266,7 @@ def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.devic
             continue
         if unfilled := _initialise(module, name, device):
             error = UsageError(f"{label}: reset_parameters() does not fill {unfilled}", fix=_OR_NO_FACTORY)
-            error.on_all_ranks = not any(isinstance(place, PassedOn) for place in places.values())
+            error.on_all_ranks = not any(isinstance(place, PassThrough) for place in places.values())
             raise error
         for key, parts in wanted.items():
             digests[_joined(name, key)] = digest_of(getattr(module, key))

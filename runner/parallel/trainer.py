@@ -18,7 +18,7 @@ from runner.parallel.alike import broadcast, check_digests, digest_of
 from runner.parallel.bearing import described, is_about_the_model
 from runner.parallel.gradients import clip_gradients
 from runner.parallel.options import ParallelOptions
-from runner.parallel.state import NO_COPIES, State, copy_part, load_state, shapes_of, state_of, whole_of
+from runner.parallel.state import NO_COPIES, StateDict, copy_part, load_state, shapes_of, state_of, whole_of
 from runner.parallel.task import Task, closures_refused
 
 _SAME_WEIGHTS = "let every rank read the same file"
@@ -222,7 +222,7 @@ class Trainer:
             return
         broadcast(buffers, buffers[0].device, self.replicas)
 
-    def state(self) -> State:
+    def state(self) -> StateDict:
         """The state of model and optimizer by parameter name. If it is sharded, its tensors are this rank's.
 
         Groups and values are those of all ranks. Collective.
@@ -233,18 +233,18 @@ class Trainer:
         """The shapes of the whole model's parameters and buffers, by name, wherever they are. Collective."""
         return shapes_of(self.model)
 
-    def load(self, state: State) -> None:
+    def load(self, state: StateDict) -> None:
         """Load a state; its tensors are this rank's parts."""
         load_state(self.model, self.optimizer, state, self.copies)
         self.load_scaler(state)
 
-    def with_scaler(self, state: State) -> State:
+    def with_scaler(self, state: StateDict) -> StateDict:
         """Add the gradient scaler's state, if there is one."""
         if self.scaler is not None:
             state.values["scaler"] = self.scaler.state_dict()
         return state
 
-    def load_scaler(self, state: State) -> None:
+    def load_scaler(self, state: StateDict) -> None:
         """Load it."""
         if self.scaler is not None and state.values.get("scaler"):
             self.scaler.load_state_dict(state.values["scaler"])

@@ -13,7 +13,7 @@ from runner.parallel import Setting
 from runner.parallel.bearing import borne_by, check_one_dtype
 from runner.parallel.ddp import wrap
 from runner.parallel.layers import prepare
-from runner.parallel.state import State, load_state, merged, restricted, state_of
+from runner.parallel.state import StateDict, load_state, merged, restricted, state_of
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 
@@ -24,11 +24,11 @@ class ZeroTrainer(Trainer):
     is_sharded = True
     optimizer: ZeroRedundancyOptimizer
 
-    def state(self) -> State:
+    def state(self) -> StateDict:
         """As in the base class."""
         return merged(self.with_scaler(state_of(self.model, self._own)), self.replicas)
 
-    def load(self, state: State) -> None:
+    def load(self, state: StateDict) -> None:
         """As in the base class."""
         own = {name for group in state_of(self.model, self._own).groups for name in group["params"]}
         load_state(self.model, self._own, restricted(state, own))

@@ -23,7 +23,7 @@ _SOCKET_WAYS = {"env": by_environment, "file": by_file, "hosts": by_hosts}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class RendezvousMethod:
     """The way of the rendezvous, chosen once."""
 
     name: str  # env, mpi, file, hosts; single where there is one rank
@@ -41,7 +41,7 @@ class Rendezvous:
     why: str  # why this way was taken
 
 
-def choose_way(context: LaunchContext, wanted: str = "auto", *, restarts: bool = False) -> Way:
+def choose_way(context: LaunchContext, wanted: str = "auto", *, restarts: bool = False) -> RendezvousMethod:
     """The way that is asked for (one of ``WAYS``), or the first that is possible.
 
     Args:
@@ -52,7 +52,7 @@ def choose_way(context: LaunchContext, wanted: str = "auto", *, restarts: bool =
         UsageError: the way asked for is not possible here.
     """
     if context.size.value == 1:
-        return Way(name="single", why="one rank")
+        return RendezvousMethod(name="single", why="one rank")
     if restarts and (context.launcher.has_store or wanted == "mpi"):
         what = (
             "torchrun starts ranks again itself (--max-restarts)" if context.launcher.has_store else "--rendezvous mpi"
@@ -63,18 +63,18 @@ def choose_way(context: LaunchContext, wanted: str = "auto", *, restarts: bool =
         if problem := _impossible(context, wanted):
             with raised_on_all_ranks():  # they have the same command line and launcher
                 raise problem
-        return Way(name=wanted, why="chosen by --rendezvous", is_asked_for=True)
+        return RendezvousMethod(name=wanted, why="chosen by --rendezvous", is_asked_for=True)
     if context.user_endpoint and not context.launcher.has_store:
-        return Way(name="env", why="MASTER_ADDR and MASTER_PORT are set")
+        return RendezvousMethod(name="env", why="MASTER_ADDR and MASTER_PORT are set")
     no_mpi = mpi_unavailable(context)
     if restarts:
         no_mpi = MpiUnavailable(NoMpi.RESTARTS, "MPI does not let ranks start again (--restart-in-place)")
     if no_mpi is None:
-        return Way(name="mpi", why=f"started by {context.launcher.title}, and mpi4py is installed")
+        return RendezvousMethod(name="mpi", why=f"started by {context.launcher.title}, and mpi4py is installed")
     if context.on_one_host and context.job_id:
-        return Way(name="file", why=f"one host; no MPI: {no_mpi}", no_mpi=no_mpi)
+        return RendezvousMethod(name="file", why=f"one host; no MPI: {no_mpi}", no_mpi=no_mpi)
     if context.hosts and context.job_id:
-        return Way(name="hosts", why=f"the hosts are known; no MPI: {no_mpi}", no_mpi=no_mpi)
+        return RendezvousMethod(name="hosts", why=f"the hosts are known; no MPI: {no_mpi}", no_mpi=no_mpi)
     problem = LaunchError(
         f"nothing says where {context.size.value} ranks are to meet: {no_mpi}, and neither {context.launcher.title} "
         "nor a scheduler lists the hosts",
@@ -101,7 +101,12 @@ def _impossible(context: LaunchContext, way: str) -> RunnerError | None:
 
 
 def rendezvous(
-    context: LaunchContext, own: RankRecord, *, way: Way, timeout: float = 300.0, policy: Policy = Policy.STRICT
+    context: LaunchContext,
+    own: RankRecord,
+    *,
+    way: RendezvousMethod,
+    timeout: float = 300.0,
+    policy: Policy = Policy.STRICT,
 ) -> Rendezvous:
     """Exchange the records of all ranks, and agree on an endpoint that rank 0 holds.
 

@@ -32,7 +32,7 @@ from runner.training.output import Sink, open_output
 from runner.training.owning import owning
 from runner.training.preemption import end_early, listening
 from runner.training.profile import profiled
-from runner.training.progress import Show, show_progress
+from runner.training.progress import ProgressDisplay, show_progress
 from runner.training.random_numbers import seed_random_numbers
 from runner.training.replicas import Replicas
 from runner.training.restore import restore
@@ -263,7 +263,7 @@ def _prepare(run: Run, task: Task, options: TrainingOptions) -> tuple[Trainer, C
 class _Log:
     """Writes records to the sinks, and prints a line about a slow rank, and the first time that the loss is not finite."""
 
-    def __init__(self, sinks: Sequence[Sink], show: Show, pace: Pace, checkpoints: Checkpoints) -> None:
+    def __init__(self, sinks: Sequence[Sink], show: ProgressDisplay, pace: Pace, checkpoints: Checkpoints) -> None:
         self._sinks, self._show, self._pace, self._checkpoints = sinks, show, pace, checkpoints
         self._told = False
 

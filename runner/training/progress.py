@@ -16,7 +16,7 @@ _BEAT_ON_TERMINAL = 10.0
 _BEAT_ELSEWHERE = 60.0
 
 
-class Show(Protocol):
+class ProgressDisplay(Protocol):
     """Where progress is shown."""
 
     def step(self, epoch: int, step: int, loss: float | None) -> None:
@@ -63,7 +63,7 @@ class Lines:
 
 
 @contextmanager
-def show_progress(*, visible: bool, epochs: int, steps: int, done: int) -> Iterator[Show]:
+def show_progress(*, visible: bool, epochs: int, steps: int, done: int) -> Iterator[ProgressDisplay]:
     """A bar, lines, or nothing on silent ranks.
 
     Args:

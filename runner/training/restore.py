@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runner.errors import UsageError
-from runner.parallel.state import State, copy_part, room_for
+from runner.parallel.state import StateDict, copy_part, room_for
 from runner.parallel.trainer import Trainer
 from runner.training import checkpoint_folder, resume
 from runner.training.checkpoint_folder import SEAL, Saved, Sums
@@ -76,7 +76,7 @@ def _load(
     else:
         for name, (shape, dtype) in shapes.items():
             _send(run, whole.get(name), shape, dtype, room.get(name))
-    trainer.load(State(room, saved.groups, saved.values))
+    trainer.load(StateDict(room, saved.groups, saved.values))
     if goes_on:
         resume.obey_changes(saved, settings, trainer.optimizer)
     return saved, changes

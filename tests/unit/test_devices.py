@@ -11,7 +11,7 @@ import torch
 
 from runner.comm import flight_recorder
 from runner.comm.mpi import profiling
-from runner.comm.mpi.engine import Engine
+from runner.comm.mpi.engine import ProgressEngine
 from runner.comm.mpi.waiting import Cores
 from runner.training import checkpoints
 
@@ -52,13 +52,13 @@ def test_of_an_asynchronous_checkpoint(cuda: Recorder) -> None:
 def test_of_the_mpi_engine_and_its_records(cuda: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     found, seen = list[int](), threading.Event()
 
-    def go_on(engine: Engine, parking: Any, patience: Any) -> None:
+    def go_on(engine: ProgressEngine, parking: Any, backoff: Any) -> None:
         found.append(cuda.current_device())
         seen.set()
         threading.Event().wait()
 
-    monkeypatch.setattr(Engine, "_go_on", go_on)
-    Engine(Cores(crowded=False)).wake()
+    monkeypatch.setattr(ProgressEngine, "_go_on", go_on)
+    ProgressEngine(Cores(crowded=False)).wake()
     assert seen.wait(60)
     assert found == [1]
     profiling._thread.cache_clear()
@@ -71,8 +71,8 @@ def test_the_engine_goes_on_without_a_device_that_fails(cuda: Recorder, monkeypa
 
     seen = threading.Event()
     monkeypatch.setattr(torch.cuda, "set_device", fail)
-    monkeypatch.setattr(Engine, "_go_on", lambda *_: (seen.set(), threading.Event().wait()))
-    Engine(Cores(crowded=False)).wake()
+    monkeypatch.setattr(ProgressEngine, "_go_on", lambda *_: (seen.set(), threading.Event().wait()))
+    ProgressEngine(Cores(crowded=False)).wake()
     assert seen.wait(60)
 
 

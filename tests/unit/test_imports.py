@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -203,6 +204,19 @@ def test_no_modules_import_each_other() -> None:
         for path, name in names.items()
     }
     TopologicalSorter(graph).prepare()
+
+
+def test_class_names_are_unique() -> None:
+    """But in guard/, whose messages are named for what they say, such as messages.Host."""
+    found = Counter(
+        node.name
+        for folder in ("runner", "workloads")
+        for path in (ROOT / folder).rglob("*.py")
+        if "guard" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, times in found.items() if times > 1] == []
 
 
 def test_the_design_document_has_the_same_table() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from runner.errors import UsageError
-from runner.parallel.state import State, load_state, room_for, state_of
+from runner.parallel.state import StateDict, load_state, room_for, state_of
 
 
 def trained(optimizer: type[torch.optim.Optimizer], **options: object) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -46,7 +46,7 @@ def test_a_state_goes_through_json_and_new_tensors(
     room = room_for(other, {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.tensors.items()})
     for name, tensor in room.items():
         tensor.copy_(state.tensors[name])
-    load_state(other, its, State(room, *json.loads(json.dumps([state.groups, state.values]))))
+    load_state(other, its, StateDict(room, *json.loads(json.dumps([state.groups, state.values]))))
     for one, two in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
         assert torch.equal(one, two)
     assert repr(made.state_dict()) == repr(its.state_dict())
@@ -97,7 +97,7 @@ def test_state_that_belongs_to_no_parameter_or_is_no_tensor_goes_through() -> No
     optimizer.state[model.weight] = {"tensor": torch.ones(1), "seen": {(1, 2): [None, 0.5]}}
     state = state_of(model, optimizer)
     other, its = made_once()
-    load_state(other, its, State(state.tensors, *json.loads(json.dumps([state.groups, state.values]))))
+    load_state(other, its, StateDict(state.tensors, *json.loads(json.dumps([state.groups, state.values]))))
     assert other.loaded == {"calls": 3, "pairs": {0: (1, 2)}}
     assert repr(its.state_dict()) == repr(optimizer.state_dict())
 

@@ -27,11 +27,11 @@ from runner.comm.mpi.checks import (
     check_tag,
     check_whole,
 )
-from runner.comm.mpi.engine import Engine
+from runner.comm.mpi.engine import ProgressEngine
 from runner.comm.mpi.members import Members
 from runner.comm.mpi.monitored import MonitoredBarrier, highest_tag_of_messages
-from runner.comm.mpi.streams import Streams
-from runner.comm.mpi.tasks import Order, Steps, Task
+from runner.comm.mpi.streams import DeviceStreams
+from runner.comm.mpi.tasks import MPITask, Order, Steps
 from runner.comm.mpi.types import Reduction, reduction_of
 from runner.comm.mpi.work import MPIWork, seconds_of
 from runner.guard.collectives import Call
@@ -57,14 +57,14 @@ class MPIBackend(Backend):
     """
 
     def __init__(
-        self, engine: Engine, comm: MPI.Intracomm, members: Members, timeout: float, name: str, group: str
+        self, engine: ProgressEngine, comm: MPI.Intracomm, members: Members, timeout: float, name: str, group: str
     ) -> None:
         super().__init__(comm.rank, comm.size)
         self._engine, self._comm, self._members = engine, comm, members
         self._timeout, self._name, self._group = timeout, name, group
         self._mailbox, self._highest_tag = messages.Mailbox(comm), highest_tag_of_messages()
         self._rank, self._ranks = comm.rank, comm.size
-        self._order, self._streams = Order(), Streams()
+        self._order, self._streams = Order(), DeviceStreams()
         self._asked_for = 0  # collectives
         self._blocking = Blocking(engine, self._order, comm)
         self._monitored_barrier = MonitoredBarrier(comm, engine.cores)
@@ -244,7 +244,7 @@ class MPIBackend(Backend):
             steps = _in_inference_mode(steps)
         if profiling.is_on():
             steps = profiling.recorded(f"{self._name}:{what}", inputs, steps)
-        task = Task(what, steps, seconds_of(opts.timeout, self._timeout), self._members, self._order)
+        task = MPITask(what, steps, seconds_of(opts.timeout, self._timeout), self._members, self._order)
         if opts.asyncOp:
             self._engine.begin(task)
             self._engine.carry_on_later()
@@ -288,7 +288,7 @@ class MPIBackend(Backend):
             steps = _in_inference_mode(steps)
         if profiling.is_on():
             steps = profiling.recorded(f"{self._name}:{name}", [tensor], steps)
-        task = Task(what, steps, self._timeout, self._members, peer=peer)
+        task = MPITask(what, steps, self._timeout, self._members, peer=peer)
         self._engine.begin(task)
         self._engine.carry_on_later()
         return MPIWork(self._engine, task, [tensor], sender)

@@ -14,8 +14,8 @@ from typing import Any
 
 from mpi4py import MPI
 
-from runner.comm.mpi.engine import Engine
-from runner.comm.mpi.tasks import Order, Request
+from runner.comm.mpi.engine import ProgressEngine
+from runner.comm.mpi.tasks import Order, PendingRequest
 
 # Vendor: the calls whose blocking form saves more than the agreement costs (6 µs), and from how many bytes on.
 # Measured with 2 ranks on one host: the non-blocking call's time ÷ the blocking one's. Open MPI 4.1.4 and 5.0.11:
@@ -28,7 +28,7 @@ _NEVER = 1 << 62
 class Blocking:
     """The blocking calls of one group."""
 
-    def __init__(self, engine: Engine, order: Order, comm: MPI.Intracomm) -> None:
+    def __init__(self, engine: ProgressEngine, order: Order, comm: MPI.Intracomm) -> None:
         self._engine, self._order, self._comm = engine, order, comm
         # The same on all ranks: they have the same MPI, and the same value of ``crowded``.
         self._faster = {} if engine.cores.crowded or comm.size == 1 else _FASTER.get(MPI.get_vendor()[0], {})
@@ -51,7 +51,7 @@ class Blocking:
         """Whether a blocking call with ``size`` bytes is worth an agreement."""
         return size >= self._faster.get(call, _NEVER)
 
-    def is_agreed(self) -> Generator[Request, None, bool]:
+    def is_agreed(self) -> Generator[PendingRequest, None, bool]:
         """Whether all ranks make a blocking call now. If so, ``engine.reserved_for`` is the group's order until it is done."""
         engine = self._engine
         can = engine.reserved_for in (None, self._order) and not (
@@ -79,7 +79,7 @@ class Blocking:
 class _WhereItMayBlock:
     """A request that completes only in a thread that waits anyway, not in one that begins an asynchronous call."""
 
-    def __init__(self, engine: Engine, request: MPI.Request) -> None:
+    def __init__(self, engine: ProgressEngine, request: MPI.Request) -> None:
         self._engine, self._request = engine, request
 
     def Test(self) -> bool:

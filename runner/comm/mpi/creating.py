@@ -14,7 +14,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from runner.comm.mpi.backend import MPIBackend, open_groups
-from runner.comm.mpi.engine import Engine
+from runner.comm.mpi.engine import ProgressEngine
 from runner.comm.mpi.group import MPIGroup, can_be_used
 from runner.comm.mpi.members import Members, listed
 from runner.comm.mpi.waiting import Cores
@@ -70,9 +70,9 @@ def _communicator(mpi_ranks: list[int], group: str) -> MPI.Intracomm:
 
 
 @functools.cache
-def _engine(crowded: bool) -> Engine:
+def _engine(crowded: bool) -> ProgressEngine:
     """The engine of this process: there is one, as ``crowded`` does not change."""
-    return Engine(Cores(crowded=crowded))
+    return ProgressEngine(Cores(crowded=crowded))
 
 
 def _is_alone(group: Any, backend: MPIBackend) -> bool:

@@ -1,6 +1,6 @@
 """The progress engine of a process: it progresses the MPI calls of all its groups, collectives and messages.
 
-Each call is a ``Task``: a generator that starts non-blocking MPI calls and yields their requests. A program thread that
+Each call is a ``MPITask``: a generator that starts non-blocking MPI calls and yields their requests. A program thread that
 waits for a task tests it and progresses all others, too; while none waits, a thread of the engine does. Only one thread at a
 time progresses tasks (it has the turn), so the generators need no locks.
 
@@ -28,8 +28,8 @@ import torch
 from runner.comm.devices import current_device, take_device
 from runner.comm.mpi.members import Members
 from runner.comm.mpi.messages import Arrival
-from runner.comm.mpi.tasks import Order, Task
-from runner.comm.mpi.waiting import Cores, Patience
+from runner.comm.mpi.tasks import MPITask, Order
+from runner.comm.mpi.waiting import Backoff, Cores
 from runner.errors import EXIT_FAILURE
 from runner.rendezvous.mpi_library import abandoned
 
@@ -52,7 +52,7 @@ class _Habit(enum.Enum):
     BY_FUTURE = enum.auto()  # in C++, as DDP does
 
 
-class Engine:
+class ProgressEngine:
     """The progress engine of a process."""
 
     def __init__(self, cores: Cores) -> None:
@@ -61,15 +61,15 @@ class Engine:
         self.may_block = False  # whether the thread that progresses tasks waits anyway
         self._turn = threading.Lock()  # held by the thread that progresses tasks
         self._orders: dict[Order, None] = {}  # orders with something to do
-        self._messages: dict[Task, None] = {}  # open messages
-        self._awaited: list[Task] = []  # tasks that program threads wait for; these threads progress all tasks
+        self._messages: dict[MPITask, None] = {}  # open messages
+        self._awaited: list[MPITask] = []  # tasks that program threads wait for; these threads progress all tasks
         self._absent: list[int] = []  # one entry for each program thread that runs callbacks instead
         # The engine's threads, each by the lock on which it parks. The first carrier progresses tasks. Threads that are not
         # carriers are parked, or run callbacks, which may themselves wait for a call.
         self._carriers: dict[threading.Lock, None] = {}
         self._parked: list[threading.Lock] = []
         self._own = threading.local()  # in an engine's thread: its lock
-        self._stuck: list[Task] = []  # failed tasks, kept because MPI may still use their memory
+        self._stuck: list[MPITask] = []  # failed tasks, kept because MPI may still use their memory
         self._swept, self._next_sweep = 0, 0.0  # messages left by the last sweep, and when the next is due
         self._next_look = 0.0
         self._habit: _Habit | None = None
@@ -77,7 +77,7 @@ class Engine:
         self._lingers_until = 0.0
         self.wake()
 
-    def begin(self, task: Task, *, is_awaited: bool = False) -> None:
+    def begin(self, task: MPITask, *, is_awaited: bool = False) -> None:
         """Begin a message at once, so that messages between two ranks keep their order; queue a collective.
 
         Args:
@@ -101,7 +101,7 @@ class Engine:
             if order.broken is not None and not task.is_over:  # it has broken meanwhile
                 task.error, task.is_over = order.broken, True
 
-    def wait(self, task: Task, limit: float | None = None) -> None:
+    def wait(self, task: MPITask, limit: float | None = None) -> None:
         """Progress all tasks until a given task is over.
 
         Args:
@@ -122,7 +122,7 @@ class Engine:
         if task.error is not None:
             raise task.error
 
-    def expects(self, task: Task) -> None:
+    def expects(self, task: MPITask) -> None:
         """Note that the program is about to wait for this asynchronous call, and how long after its begin."""
         self._habit = _Habit.AT_ONCE if time.monotonic() - task.began < _AT_ONCE else _Habit.LATER
 
@@ -134,7 +134,7 @@ class Engine:
                 return
         self.wake()
 
-    def carry_on_now(self, task: Task) -> None:
+    def carry_on_now(self, task: MPITask) -> None:
         """Have a thread of the engine progress this call, as the program waits for it by a future."""
         task.is_awaited()
         self._habit = _Habit.BY_FUTURE
@@ -160,11 +160,11 @@ class Engine:
 
     def finish(self, done: Callable[[], bool], limit: float) -> bool:
         """Progress all tasks until ``done`` returns True. Returns whether it does within a limit in seconds."""
-        patience, deadline = Patience(self.cores.own()), time.monotonic() + limit
+        backoff, deadline = Backoff(self.cores.own()), time.monotonic() + limit
         while not done() and time.monotonic() < deadline:
             if self._round(None, may_block=True):
-                patience.moved()
-            patience.pause()
+                backoff.moved()
+            backoff.pause()
         return done()
 
     def drop(self, order: Order, error: Exception) -> None:
@@ -173,26 +173,26 @@ class Engine:
         if task is not None:
             self._fail(task, error)
 
-    def look_after(self, task: Task) -> None:
+    def look_after(self, task: MPITask) -> None:
         """Progress the tasks once, this one included if it is a message."""
         self._round(task)
 
     def has_messages(self, members: Members) -> bool:
         return any(task.members is members for task in list(self._messages))
 
-    def _carry(self, task: Task, limit: float | None) -> None:
-        looks, patience = 0, None
+    def _carry(self, task: MPITask, limit: float | None) -> None:
+        looks, backoff = 0, None
         while not task.is_over:
-            is_early = patience is None or not patience.naps
+            is_early = backoff is None or not backoff.naps
             moved = self._round(task, may_block=True, looks=_AT_A_TIME if is_early else 1)
             looks += 1
             if looks < _FEW or task.is_over:
                 continue
-            if patience is None:
-                patience = Patience(self.cores.own())
+            if backoff is None:
+                backoff = Backoff(self.cores.own())
             elif moved:
-                patience.moved()
-            waited = patience.pause()
+                backoff.moved()
+            waited = backoff.pause()
             if limit is not None and waited > limit:
                 raise task.members.too_late(task.call, limit)
             if waited > _LOOK:
@@ -201,7 +201,7 @@ class Engine:
                 if time.monotonic() > task.deadline:
                     self._fail(task, task.members.too_late(task.call, task.limit))
 
-    def _round(self, wanted: Task | None, *, may_block: bool = False, looks: int = 1) -> bool:
+    def _round(self, wanted: MPITask | None, *, may_block: bool = False, looks: int = 1) -> bool:
         """Progress the tasks once, unless another thread does so now. Returns whether any has progressed.
 
         Args:
@@ -210,7 +210,7 @@ class Engine:
         """
         if not self._turn.acquire(blocking=False):
             return False
-        ended: list[Task] = []
+        ended: list[MPITask] = []
         moved = False
         self.may_block = may_block
         try:
@@ -230,7 +230,7 @@ class Engine:
                 self._tell(task)
         return moved
 
-    def _advance(self, order: Order, ended: list[Task], looks: int) -> bool:
+    def _advance(self, order: Order, ended: list[MPITask], looks: int) -> bool:
         moved = False
         while (task := order.next()) is not None:
             request = task.request
@@ -249,7 +249,7 @@ class Engine:
                 self._orders[order] = None
         return moved
 
-    def _try(self, message: Task, ended: list[Task]) -> bool:
+    def _try(self, message: MPITask, ended: list[MPITask]) -> bool:
         if not message.move_on():
             return False
         del self._messages[message]
@@ -257,7 +257,7 @@ class Engine:
         ended.append(message)
         return True
 
-    def _sweep(self, ended: list[Task]) -> bool:
+    def _sweep(self, ended: list[MPITask]) -> bool:
         """Test all open messages."""
         start, found = time.thread_time(), len(ended)  # not the clock: another process may have had the core meanwhile
         for message in list(self._messages):
@@ -266,11 +266,11 @@ class Engine:
         self._swept, self._next_sweep = len(self._messages), time.perf_counter() + computed / _SWEEPS
         return len(ended) > found
 
-    def _end(self, task: Task) -> None:
+    def _end(self, task: MPITask) -> None:
         task.is_over = True
         self._tell(task)
 
-    def _tell(self, task: Task) -> None:
+    def _tell(self, task: MPITask) -> None:
         """Run an ended task's callbacks. Until they have run, its order begins only collectives from these callbacks."""
         if task.on_end is None:
             return
@@ -300,27 +300,27 @@ class Engine:
             take_device(device)
         except Exception:  # as below: this thread is the carrier already, so no other would be woken
             traceback.print_exc()
-        patience: Patience | None = None
+        backoff: Backoff | None = None
         while True:
             try:
-                patience = self._go_on(parking, patience)
+                backoff = self._go_on(parking, backoff)
             except Exception:  # any error: without this thread no call would have a time limit
                 traceback.print_exc()
                 time.sleep(_LOOK)
 
-    def _go_on(self, parking: threading.Lock, patience: Patience | None) -> Patience | None:
+    def _go_on(self, parking: threading.Lock, backoff: Backoff | None) -> Backoff | None:
         if self._others_carry(parking) or not self._has_work():
             self._park(parking)
-            patience = None
+            backoff = None
         else:
-            patience = patience or Patience(self.cores.own())
+            backoff = backoff or Backoff(self.cores.own())
             if self._round(None, may_block=True):
-                patience.moved()
-            patience.pause()
+                backoff.moved()
+            backoff.pause()
         if (self._orders or self._messages) and time.monotonic() > self._next_look:
             self._next_look = time.monotonic() + _LOOK
             self._look(parking)
-        return patience
+        return backoff
 
     def _has_work(self) -> bool:
         """Whether a task is open for which the program is not likely to wait at once."""
@@ -374,7 +374,7 @@ class Engine:
                 self._fail(task, members.will_not_end(call))
         self._carriers[parking] = None
 
-    def _fail(self, task: Task, error: Exception) -> None:
+    def _fail(self, task: MPITask, error: Exception) -> None:
         """Fail a task that MPI has not completed. If it is a collective, its communicator cannot be used any more."""
         order = task.order
         if not self._turn.acquire(timeout=_GRACE):

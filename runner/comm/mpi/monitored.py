@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 from mpi4py import MPI
 
-from runner.comm.mpi.waiting import Cores, Patience
+from runner.comm.mpi.waiting import Backoff, Cores
 
 _TAGS = 1 << 12  # the highest ones that the MPI has are the barriers'; a group's other messages have those below
 _HEAD_START = 1.0  # seconds by which rank 0 may fail a barrier before the others do
@@ -66,8 +66,8 @@ class MonitoredBarrier:
 
     def _is_done_within(self, done: Callable[[], bool], limit: float) -> bool:
         """Whether ``done`` returns True within ``limit`` seconds."""
-        patience = Patience(self._cores.own())
+        backoff = Backoff(self._cores.own())
         while not done():
-            if patience.pause() > limit:
+            if backoff.pause() > limit:
                 return False
         return True

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from runner.comm.mpi.tasks import Request, Steps
+from runner.comm.mpi.tasks import PendingRequest, Steps
 
 
 class Queued:
@@ -29,7 +29,7 @@ class Queued:
 class OnDevice:
     """A request that is tested with the device as current device, as MPI may copy GPU memory in the test."""
 
-    def __init__(self, device: torch.device, request: Request) -> None:
+    def __init__(self, device: torch.device, request: PendingRequest) -> None:
         self._device, self._request = device, request
 
     def Test(self) -> bool:
@@ -37,7 +37,7 @@ class OnDevice:
             return self._request.Test()
 
 
-class Streams:
+class DeviceStreams:
     """A group's own streams, one per device, so that groups do not wait for each other."""
 
     def __init__(self) -> None:

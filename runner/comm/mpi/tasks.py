@@ -15,17 +15,17 @@ from torch.distributed import DistBackendError
 from runner.comm.mpi.members import AwaitedCall, Members
 
 
-class Request(Protocol):
+class PendingRequest(Protocol):
     """What a step waits for, such as an MPI request."""
 
     def Test(self) -> bool:
         """Whether it is done."""
 
 
-Steps = Generator[Request, None, None]
+Steps = Generator[PendingRequest, None, None]
 
 
-class Task:
+class MPITask:
     """A collective or a message.
 
     Args:
@@ -54,7 +54,7 @@ class Task:
         self.began = time.monotonic()
         # A receive may be posted long before its message is sent: its limit counts from the first wait for it.
         self.deadline = math.inf if order is None else self.began + limit
-        self.request: Request | None = None
+        self.request: PendingRequest | None = None
         self.error: Exception | None = None
         self.is_over = False
         self.on_end: Callable[[], None] | None = None  # completes its future
@@ -102,26 +102,26 @@ class Order:
 
     def __init__(self) -> None:
         self.broken: Exception | None = None  # why it cannot go on: the ranks may be in different collectives
-        self.under_way: Task | None = None
+        self.under_way: MPITask | None = None
         self.number = 0  # the number of the last collective begun, from 1
         self.name = ""  # that collective's
         self.telling: list[int] = []  # the threads that run callbacks of a finished collective
-        self._waiting: deque[Task] = deque()
-        self._of_callbacks: deque[Task] = deque()
+        self._waiting: deque[MPITask] = deque()
+        self._of_callbacks: deque[MPITask] = deque()
 
     def is_idle(self) -> bool:
         return self.under_way is None and not (self._waiting or self._of_callbacks or self.telling)
 
-    def add(self, task: Task) -> None:
+    def add(self, task: MPITask) -> None:
         is_callbacks = bool(self.telling) and threading.get_ident() in self.telling
         (self._of_callbacks if is_callbacks else self._waiting).append(task)
 
-    def oldest(self) -> Task | None:
+    def oldest(self) -> MPITask | None:
         """The collective under way, or else the first that waits."""
         waiting = [*list(self._of_callbacks)[:1], *list(self._waiting)[:1]]
         return self.under_way or (waiting[0] if waiting else None)
 
-    def next(self) -> Task | None:
+    def next(self) -> MPITask | None:
         """The collective to be progressed; takes the next one if none is under way."""
         if self.under_way is None and self.broken is None:
             queue = self._of_callbacks or (None if self.telling else self._waiting)
@@ -133,7 +133,7 @@ class Order:
             self.name = self.under_way.what
         return self.under_way
 
-    def give_up(self, error: Exception) -> list[Task]:
+    def give_up(self, error: Exception) -> list[MPITask]:
         """Break the order for good. Returns its unfinished collectives, the one under way first."""
         self.broken = error
         left = [*([self.under_way] if self.under_way else []), *self._of_callbacks, *self._waiting]

@@ -101,7 +101,7 @@ class Cores:
         return core
 
 
-class Patience:
+class Backoff:
     """One wait: call ``pause`` after each test without progress, and ``moved`` after progress."""
 
     def __init__(self, core: Core) -> None:

@@ -8,8 +8,8 @@ from datetime import timedelta
 import torch
 from torch.distributed import Work
 
-from runner.comm.mpi.engine import Engine
-from runner.comm.mpi.tasks import Task
+from runner.comm.mpi.engine import ProgressEngine
+from runner.comm.mpi.tasks import MPITask
 
 _NONE = timedelta(0)
 
@@ -23,7 +23,11 @@ class MPIWork(Work):
     """
 
     def __init__(
-        self, engine: Engine, task: Task, results: Sequence[torch.Tensor], sender: Callable[[], int] | None = None
+        self,
+        engine: ProgressEngine,
+        task: MPITask,
+        results: Sequence[torch.Tensor],
+        sender: Callable[[], int] | None = None,
     ) -> None:
         super().__init__()
         self._engine, self._task, self._results, self._sender = engine, task, list(results), sender

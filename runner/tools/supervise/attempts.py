@@ -70,7 +70,7 @@ def read_attempts(log: Path) -> list[Attempt]:
     return attempts
 
 
-class PassedOn:
+class SignalRelay:
     """Signals to this process: passed on to the launcher, while one runs."""
 
     def __init__(self) -> None:
@@ -95,9 +95,9 @@ class PassedOn:
 
 
 @contextmanager
-def passing_signals_on() -> Iterator[PassedOn]:
+def passing_signals_on() -> Iterator[SignalRelay]:
     """Hand on those that end a job or ask it to save, from now on."""
-    signals = PassedOn()
+    signals = SignalRelay()
     before = {number: signal.signal(number, signals.receive) for number in _SIGNALS}
     try:
         yield signals
@@ -110,7 +110,7 @@ def run_attempt(
     number: int,
     command: list[str],
     folder: Path,
-    signals: PassedOn,
+    signals: SignalRelay,
     ready: subprocess.Popen[bytes] | None,
     prepare: Callable[[], None],
 ) -> Attempt:
@@ -199,7 +199,7 @@ def _read_failure(folder: Path) -> dict[str, Any] | None:
 def _run(
     command: list[str],
     folder: Path,
-    signals: PassedOn,
+    signals: SignalRelay,
     ready: subprocess.Popen[bytes] | None,
     prepare: Callable[[], None],
 ) -> int:
@@ -215,7 +215,7 @@ def _run(
         signals.process = None
 
 
-def _wait(process: subprocess.Popen[bytes], folder: Path, signals: PassedOn, prepare: Callable[[], None]) -> int:
+def _wait(process: subprocess.Popen[bytes], folder: Path, signals: SignalRelay, prepare: Callable[[], None]) -> int:
     """Wait for the launcher's end. Returns its exit code, or its ranks' if it had to be ended after all of them.
 
     One that has lost a host may wait for it for minutes, and is ended: its ranks end by themselves.

@@ -56,7 +56,7 @@ _MPIRUNS = ("mpirun", "mpiexec", "orterun", "prterun")  # or their names begin s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class CommandHost:
     """A host as the command has it."""
 
     name: str
@@ -71,7 +71,7 @@ class CommandHosts:
     words: Sequence[str]
     launcher: Options
     option: str  # that names the hosts, with its dashes
-    hosts: Sequence[Host]  # all, the spare ones last
+    hosts: Sequence[CommandHost]  # all, the spare ones last
     working: int  # how many the first start takes
     ranks: int | None  # of the first start; None: the command does not say it
 
@@ -83,19 +83,19 @@ class CommandHosts:
         )
         return next(itertools.chain(by_name, by_address), None)
 
-    def without(self, left_out: Iterable[str]) -> list[Host]:
+    def without(self, left_out: Iterable[str]) -> list[CommandHost]:
         """The hosts of the next start: the first that are not left out, as many as in the first start or what there is."""
         left = [host for host in self.hosts if not any(_are_one(host.name, name) for name in left_out)]
         return left[: self.working]
 
-    def ranks_on(self, hosts: Sequence[Host]) -> int | None:
+    def ranks_on(self, hosts: Sequence[CommandHost]) -> int | None:
         """How many ranks these hosts take: as many per slot as in the first start, and not more in all."""
         if self.ranks is None:
             return None
         slots = sum(host.slots for host in self.hosts[: self.working])
         return min(self.ranks, self.ranks * sum(host.slots for host in hosts) // slots)
 
-    def command(self, hosts: Sequence[Host], file: Path) -> list[str]:
+    def command(self, hosts: Sequence[CommandHost], file: Path) -> list[str]:
         """The launcher's words for these hosts. ``file`` is written where they are named in a file."""
         entries = [entry for host in hosts for entry in host.entries]
         names = (*self.launcher.lists, *self.launcher.files)
@@ -168,7 +168,7 @@ def _launcher_of(words: Sequence[str]) -> Options:
 
 
 def _ranks(
-    words: Sequence[str], launcher: Options, hosts: Sequence[Host], working: int, environment: Mapping[str, str]
+    words: Sequence[str], launcher: Options, hosts: Sequence[CommandHost], working: int, environment: Mapping[str, str]
 ) -> int | None:
     """The ranks of the first start."""
     if found := _find(words, launcher.ranks):
@@ -182,7 +182,7 @@ def _ranks(
     return int(of_job) * sum(slots[:working]) // sum(slots)  # srun's, on all hosts of the job
 
 
-def _hosts_of_job(environment: Mapping[str, str], entry: str) -> list[Host]:
+def _hosts_of_job(environment: Mapping[str, str], entry: str) -> list[CommandHost]:
     """The hosts of a Slurm or PBS job."""
     slots: dict[str, int] = {}
     if names := environment.get("SLURM_JOB_NODELIST"):
@@ -197,11 +197,12 @@ def _hosts_of_job(environment: Mapping[str, str], entry: str) -> list[Host]:
             fix="name the hosts by the launcher's option, for example --host a:4,b:4",
         )
     return [
-        Host(name=host, entries=(entry.format(host=host, slots=count),), slots=count) for host, count in slots.items()
+        CommandHost(name=host, entries=(entry.format(host=host, slots=count),), slots=count)
+        for host, count in slots.items()
     ]
 
 
-def _read(entries: Iterable[str]) -> list[Host]:
+def _read(entries: Iterable[str]) -> list[CommandHost]:
     """Hosts of a list's entries: ``a``, ``a:4``, ``a slots=4``, ``user@a``."""
     found: dict[str, list[str]] = {}
     slots: Counter[str] = Counter()
@@ -213,7 +214,7 @@ def _read(entries: Iterable[str]) -> list[Host]:
         count = match[2] or next(iter(re.findall(r"(?<![\w-])slots\s*=\s*(\d+)", entry)), "1")
         found.setdefault(match[1], []).append(entry)
         slots[match[1]] += int(count)
-    return [Host(name=name, entries=tuple(those), slots=slots[name]) for name, those in found.items()]
+    return [CommandHost(name=name, entries=tuple(those), slots=slots[name]) for name, those in found.items()]
 
 
 def _names(text: str) -> list[str]:

@@ -42,7 +42,7 @@ from runner.launch.outer_job import places_of_step
 from runner.options import Parser, Request, parse
 from runner.quantities import not_negative, positive, positive_float
 from runner.tools import tool_names
-from runner.tools.supervise.attempts import Attempt, PassedOn, passing_signals_on, read_attempts, run_attempt
+from runner.tools.supervise.attempts import Attempt, SignalRelay, passing_signals_on, read_attempts, run_attempt
 from runner.tools.supervise.command_hosts import CommandHosts, read_hosts
 from runner.tools.supervise.report import print_report
 from runner.tools.supervise.standby import Standby
@@ -92,7 +92,7 @@ def _start_until_done(
     given: argparse.Namespace,
     place: int,
     hosts: CommandHosts | None,
-    signals: PassedOn,
+    signals: SignalRelay,
     standby: Standby,
     *,
     is_workload: bool,

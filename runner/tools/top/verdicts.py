@@ -33,7 +33,7 @@ _START_SPREAD = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class RankVerdict:
     """How one rank is."""
 
     status: str  # one of STATUSES
@@ -64,7 +64,7 @@ class Overview:
     counts: dict[str, int]  # ranks by status
 
 
-def judge(states: Iterable[RankState], now: float) -> list[Verdict]:
+def judge(states: Iterable[RankState], now: float) -> list[RankVerdict]:
     """How each rank of a job is, those that need attention first.
 
     Args:
@@ -81,7 +81,7 @@ def judge(states: Iterable[RankState], now: float) -> list[Verdict]:
     return sorted(verdicts, key=lambda one: (STATUSES.index(one.status), -one.urgency, one.rank))
 
 
-def overview(verdicts: Sequence[Verdict], now: float) -> Overview:
+def overview(verdicts: Sequence[RankVerdict], now: float) -> Overview:
     """The job, from the verdicts on all its ranks."""
     verdicts = sorted(verdicts, key=lambda one: one.rank)
     states = [one.state for one in verdicts]
@@ -111,7 +111,7 @@ def overview(verdicts: Sequence[Verdict], now: float) -> Overview:
     )
 
 
-def facts(verdicts: Sequence[Verdict], now: float) -> dict[str, Any]:
+def facts(verdicts: Sequence[RankVerdict], now: float) -> dict[str, Any]:
     """All of it for JSON, which has no NaN and no infinity: they become None."""
 
     def finite(fields: dict[str, Any]) -> dict[str, Any]:
@@ -141,29 +141,29 @@ def _size(states: Iterable[RankState]) -> int:
     return known.size if known and known.size else max((state.rank for state in states), default=-1) + 1
 
 
-def _ended(state: RankState) -> Verdict | None:
+def _ended(state: RankState) -> RankVerdict | None:
     if not state.has_ended:
         return None
     if not (state.exit_code or (state.what and state.exit_code is None)):
-        return Verdict(status="ended", state=state)
+        return RankVerdict(status="ended", state=state)
     code = "" if state.exit_code is None else f"exit code {state.exit_code}"
     why = f"{state.what} ({code})" if state.what and code else state.what or code
     # The first one that failed may be the others' cause.
-    return Verdict(status="failed", state=state, why=why, urgency=-(state.time or 0.0))
+    return RankVerdict(status="failed", state=state, why=why, urgency=-(state.time or 0.0))
 
 
-def _missing(state: RankState, now: float) -> Verdict | None:
+def _missing(state: RankState, now: float) -> RankVerdict | None:
     if state.time is None:
-        return Verdict(status="missing", state=state, why=state.what or "it has not written its state")
+        return RankVerdict(status="missing", state=state, why=state.what or "it has not written its state")
     silent = now - state.time
     if silent <= max(_SILENT_SECONDS, _SILENT_INTERVALS * (state.interval or 0.0)):
         return None
     idle = None if state.progress is None else max(silent, now - state.progress)
     why = f"it has not written its state for {duration_text(silent)}{_said(state)}"
-    return Verdict(status="missing", state=state, why=why, idle=idle)
+    return RankVerdict(status="missing", state=state, why=why, idle=idle)
 
 
-def _stuck(state: RankState, median: float | None) -> Verdict | None:
+def _stuck(state: RankState, median: float | None) -> RankVerdict | None:
     idle = _idle(state)
     if idle is None or idle <= max(_STUCK_SECONDS, _STUCK_STEPS * (median or 0.0)):
         return None
@@ -172,26 +172,26 @@ def _stuck(state: RankState, median: float | None) -> Verdict | None:
     )
     # The others may be waiting for the one that is behind.
     urgency = -math.inf if state.step is None else -state.step
-    return Verdict(
+    return RankVerdict(
         status="stuck", state=state, why=f"no progress for {duration_text(idle)}{where}", idle=idle, urgency=urgency
     )
 
 
-def _slow(state: RankState, median: float | None, own: float | None) -> Verdict | None:
+def _slow(state: RankState, median: float | None, own: float | None) -> RankVerdict | None:
     """Slow in its steps, or where the ranks wait for one another in each of them in its own part of a step."""
     ratio = state.step_seconds / median if state.step_seconds and median else 0.0
     if ratio > _SLOW:
         why = f"a step takes {ratio:.1f} times the median{_said(state)}"
-        return Verdict(status="slow", state=state, why=why, idle=_idle(state), urgency=ratio)
+        return RankVerdict(status="slow", state=state, why=why, idle=_idle(state), urgency=ratio)
     ratio = state.own_seconds / own if state.own_seconds and own else 0.0
     if ratio > _SLOW_ITSELF and median and (state.own_seconds or 0.0) - (own or 0.0) > _SHARE * median:
         why = f"it takes {ratio:.1f} times the median before it exchanges anything{_said(state)}"
-        return Verdict(status="slow", state=state, why=why, idle=_idle(state), urgency=ratio)
+        return RankVerdict(status="slow", state=state, why=why, idle=_idle(state), urgency=ratio)
     return None
 
 
-def _running(state: RankState) -> Verdict:
-    return Verdict(status="running", state=state, why=state.what or "", idle=_idle(state))
+def _running(state: RankState) -> RankVerdict:
+    return RankVerdict(status="running", state=state, why=state.what or "", idle=_idle(state))
 
 
 def _said(state: RankState) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from runner.quantities import clock_text, duration_text, short_text
 from runner.rendezvous.topology import ranks_text
 from runner.tools.table import Column
-from runner.tools.top.verdicts import TROUBLE, Overview, Verdict
+from runner.tools.top.verdicts import TROUBLE, Overview, RankVerdict
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,7 +20,7 @@ _GAP = 2  # spaces between columns
 TITLE_LINES = 2  # of the table
 
 
-def head(verdicts: Sequence[Verdict], job: Overview, folder: str) -> list[Text]:
+def head(verdicts: Sequence[RankVerdict], job: Overview, folder: str) -> list[Text]:
     """The lines above the table: the job, and what is wrong."""
     from rich.text import Text
 
@@ -31,7 +31,9 @@ def head(verdicts: Sequence[Verdict], job: Overview, folder: str) -> list[Text]:
     return lines
 
 
-def table(verdicts: Sequence[Verdict], job: Overview, width: int, rows: slice = slice(None)) -> tuple[Table, list[str]]:
+def table(
+    verdicts: Sequence[RankVerdict], job: Overview, width: int, rows: slice = slice(None)
+) -> tuple[Table, list[str]]:
     """The table of some of the ranks, in a width that all would need, and the titles of columns that do not fit it."""
     from rich.table import Table
     from rich.text import Text
@@ -82,7 +84,7 @@ def _of(name: str, number: int | None, whole: int | None) -> str:
     return "" if number is None else f"{name} {number}" + ("" if whole is None else f"/{whole}")
 
 
-def _trouble_lines(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
+def _trouble_lines(verdicts: Sequence[RankVerdict]) -> list[tuple[str, str]]:
     """Per status: its first rank, why, and which other ranks."""
     lines = []
     for status in TROUBLE:
@@ -94,7 +96,7 @@ def _trouble_lines(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
     return lines
 
 
-def _columns(verdicts: Sequence[Verdict], job: Overview) -> list[Column]:
+def _columns(verdicts: Sequence[RankVerdict], job: Overview) -> list[Column]:
     states = [one.state for one in verdicts]
     columns = [
         Column(title="\nrank", cells=[str(one.rank) for one in verdicts]),
@@ -119,7 +121,7 @@ def _columns(verdicts: Sequence[Verdict], job: Overview) -> list[Column]:
     return [column for column in columns if any(column.cells) or not column.spared]
 
 
-def _state_text(one: Verdict) -> str:
+def _state_text(one: RankVerdict) -> str:
     if one.status == "failed" and one.state.exit_code is not None:
         return f"exit {one.state.exit_code}"
     return one.state.phase or one.status if one.status == "running" else one.status
