@@ -1,6 +1,6 @@
 """NVIDIA's management library (NVML): what the driver shows, without CUDA and torch.
 
-How busy a GPU is has not been run on one; the rest has been tried on the stand-in of tests/gpu_node.py, too.
+No GPU has been asked how busy it is; MIG has been tried on the stand-in of tests/gpu_node.py only.
 """
 
 from __future__ import annotations
