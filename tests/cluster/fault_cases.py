@@ -42,7 +42,7 @@ class Case:
     """A fault, and how a job ends by it.
 
     Attributes:
-        number: in the list of faults in docs/reliability.md.
+        number: in the list of docs/reliability.md.
         fault: of tests/scripts/faulty.py.
         before: what is done before the job starts.
         shell: bash, run by each rank before it starts.

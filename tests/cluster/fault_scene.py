@@ -29,6 +29,7 @@ MEMORY = Path("/sys/fs/cgroup/memory")  # of control groups, version 1
 
 TORCHRUN = ("torchrun", "srun-torchrun")
 SRUN = ("srun", "srun-pmi2", "srun-torchrun")  # SIGTERM ends its step at once, and Ctrl-C has to come twice
+REPLACE_CODES = ("intelmpi", "sbatch-intelmpi", *TORCHRUN)  # by one of their own, at least at times
 PORT = 29511
 _SHELLS = ("/bin/bash", "/bin/sh", "/usr/bin/bash", "bash", "sh")
 

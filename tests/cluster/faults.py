@@ -2,9 +2,9 @@
 
     python -m tests.cluster.faults [--launcher NAME …] [--case NUMBER …] [--write]      (make test-faults)
 
-Writes the table of docs/reliability.md: seconds from the fault to the end, exit code, first line, and what is left. With
---launcher or --case it only prints, or with --write puts these rows in the place of the table's. Exit code 1 if a case has not
-ended as it should.
+Writes docs/results/faults.md (seconds from the fault to the end, exit code, first line) and the list of docs/reliability.md. With
+--launcher or --case it only prints, or with --write puts what it found in the place of the page's. Exit code 1 if a case has not
+ended as expected.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from subprocess import CompletedProcess, TimeoutExpired
 import psutil
 
 from tests.cluster.fault_cases import CASES, Case, occurs
-from tests.cluster.fault_scene import ALL, TORCHRUN, Scene, processes
+from tests.cluster.fault_page import Ended, Faults, page, read, summary
+from tests.cluster.fault_scene import ALL, REPLACE_CODES, Scene, processes
 from tests.cluster.virtual import Cluster, cluster
-from tests.launching import ROOT, own_lines
+from tests.launching import own_lines
+from tests.pages import DOCS, RESULTS, put
 
-DOCUMENT = ROOT / "docs" / "reliability.md"
-BEGIN, END = "<!-- written by make test-faults -->", "<!-- end -->"
+PAGE = RESULTS / "faults.md"
 _LEAVING = 3.0  # seconds that what was started gets to end, after the launcher has
-
-REPLACE_CODES = ("intelmpi", "sbatch-intelmpi", *TORCHRUN)  # by one of their own, at least at times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,27 +140,24 @@ def left_of(folder: Path, within: float = _LEAVING) -> list[str]:
     return [" ".join(process.info["cmdline"]) for process in left]
 
 
-def _row(case: Case, launcher: str, vc: Cluster) -> tuple[str, bool]:
-    """The row of a case under a launcher, and whether it ended as it should."""
+def _ended(case: Case, launcher: str, vc: Cluster) -> Ended:
+    """How a case ends under a launcher."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             found = try_case(vc, case, launcher, Path(folder))
-            problem = found.problem(case, launcher) or (
-                "" if found.seconds <= case.within else f"{found.seconds:.1f} s"
-            )
-            line = re.sub(rf"{folder}\S*/", "…/", found.line)[:250].replace("|", "\\|")
-            seconds, code, left = (
-                f"{found.seconds:.1f}",
-                found.code,
-                f"{len(found.left)} processes" if found.left else "nothing",
+            ended = Ended(
+                seconds=f"{found.seconds:.1f}",
+                code=str(found.code),
+                line=re.sub(rf"{folder}\S*/", "…/", found.line)[:250].strip(),
+                problem=found.problem(case, launcher)
+                or ("" if found.seconds <= case.within else f"not within {case.within:g} s"),
             )
         except (AssertionError, OSError, TimeoutExpired) as error:
-            problem, line, seconds, code, left = " ".join(str(error).split())[-300:], "", "", -1, ""
+            ended = Ended(seconds="", code="-1", line="", problem=" ".join(str(error).split())[-300:])
         for process in processes(Path(folder)):
             with suppress(psutil.Error):
                 process.kill()
-    cells = [case.number, case.title, launcher, seconds, code, line, left, problem or "as it should"]
-    return "| " + " | ".join(map(str, cells)) + " |", not problem
+    return ended
 
 
 def main() -> None:
@@ -171,30 +167,30 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     is_whole = given.launcher == [*ALL] and len(given.case) == len({case.number for case in CASES})
-    rows, is_right = [], True
+    found: Faults = {}
     with cluster(2, slurm=True) as vc:
         for case in (case for case in CASES if case.number in given.case):
             for launcher in (name for name in given.launcher if occurs(case, name)):
-                row, ended_right = _row(case, launcher, vc)
-                print(row, flush=True)
-                rows.append(row)
-                is_right &= ended_right
+                ended = _ended(case, launcher, vc)
+                cells = case.number, case.title, launcher, ended.seconds, ended.code, ended.line
+                print(*cells, ended.problem or "as expected", sep=" | ", flush=True)
+                found.setdefault((str(case.number), case.title), {})[launcher] = ended
     if is_whole or given.write:
-        head = "| case | | launcher | seconds | exit code | first line | left | |\n|---|---|---|---|---|---|---|---|\n"
-        text = DOCUMENT.read_text()
-        before, _, rest = text.partition(BEGIN)
-        old, _, after = rest.partition(END)
-        if not is_whole:
-            rows = _replaced(old.splitlines(), rows)
-        DOCUMENT.write_text(f"{before}{BEGIN}\n\n{head}" + "\n".join(rows) + f"\n\n{END}{after}")
-    sys.exit(not is_right)
+        found = _merged({} if is_whole else read(PAGE.read_text()), found)
+        PAGE.write_text(page(found, ALL))
+        put(DOCS / "reliability.md", "make test-faults", summary(found))
+    sys.exit(any(one.problem for ends in found.values() for one in ends.values()))
 
 
-def _replaced(old: Sequence[str], new: Sequence[str]) -> list[str]:
-    """The rows of all cases and launchers that there are, in order: the new ones, and of the others the old."""
-    rows = {tuple(row.split(" | ")[:3]): row for row in (*old, *new)}
-    keys = ((f"| {case.number}", case.title, name) for case in CASES for name in ALL if occurs(case, name))
-    return [rows[key] for key in keys if key in rows]
+def _merged(old: Faults, new: Faults) -> Faults:
+    """Of all cases and launchers that there are, in order, what is new, and of the others the old."""
+    found: Faults = {}
+    for case in CASES:
+        key = str(case.number), case.title
+        ends = old.get(key, {}) | new.get(key, {})
+        if kept := {name: ends[name] for name in ALL if name in ends and occurs(case, name)}:
+            found[key] = kept
+    return found
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Run PyTorch's own tests of a backend on gloo and, in gloo's place, on mpi4py over each MPI: make conformance
 
-    make conformance                            all tests on all MPIs; writes docs/conformance.md
+    make conformance                            all tests on all MPIs; writes docs/results/conformance.md
     make conformance MPI=mpich TEST=send_recv   some tests on one; writes build/conformance/conformance.md
 
 Exit code 0, 1 where a test fails that gloo passes and left_out.py does not name, 2 where the request cannot be met.
@@ -24,8 +24,9 @@ from tests.conformance.jobs import IN_GLOOS_PLACE, Plan, run
 from tests.conformance.launchers import MPIS, version
 from tests.conformance.left_out import LEFT_OUT
 from tests.conformance.outcome import Outcomes
-from tests.conformance.page import complaints, page, passed, summary
+from tests.conformance.page import brief, complaints, page, passed, summary
 from tests.launching import ROOT
+from tests.pages import DOCS, RESULTS, put
 
 BUILD = ROOT / "build" / "conformance"
 RANKS = 3  # torch's tests of groups take ranks 1 and 2, and leave one out
@@ -50,8 +51,10 @@ def main(argv: list[str]) -> int:
     is_whole = (
         chosen == here and not options.mpi and not options.test and options.suite == _parser().get_default("suite")
     )
-    output: Path = ROOT / "docs" / "conformance.md" if is_whole else BUILD / "conformance.md"
+    output: Path = RESULTS / "conformance.md" if is_whole else BUILD / "conformance.md"
     output.write_text(page(gloo, by_mpi, LEFT_OUT, RANKS, notes))
+    if is_whole:
+        put(DOCS / "conformance.md", "make conformance", brief(gloo, by_mpi, LEFT_OUT, notes))
     wrong = complaints(gloo, by_mpi, LEFT_OUT, known)
     print("\n".join([*wrong, *notes, *summary(gloo, by_mpi, LEFT_OUT), f"wrote {output.relative_to(ROOT)}"]))
     return EXIT_FAILURE if wrong else EXIT_OK

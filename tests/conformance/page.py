@@ -1,13 +1,25 @@
-"""What the outcomes mean: what is wrong, and the page that shows them."""
+"""What the outcomes mean: what is wrong, and the pages that show them."""
 
 from __future__ import annotations
 
 import platform
+import re
 from datetime import date
 from importlib.metadata import version
 
 from tests.conformance.outcome import FAILED, PASSED, SKIPPED, Outcomes
 from tests.launching import ROOT
+from tests.pages import table
+
+# By what their names have, the first that fits.
+GROUPS = {
+    "DDP": "DistributedDataParallel|ddp|DDP|SyncBatchNorm|no_sync|static_graph",
+    "all_reduce, reduce": "reduce",
+    "all_gather, gather, scatter, broadcast": "gather|scatter|broadcast",
+    "messages": "send|recv",
+    "barriers": "barrier",
+}
+OTHERS = "groups, ranks, names"
 
 
 def passed(outcomes: Outcomes) -> list[str]:
@@ -49,32 +61,55 @@ def summary(gloo: Outcomes, by_mpi: dict[str, Outcomes], left_out: dict[str, str
     return lines
 
 
+def brief(gloo: Outcomes, by_mpi: dict[str, Outcomes], left_out: dict[str, str], notes: list[str]) -> str:
+    """How many tests of each group pass, and what is left out: for docs/conformance.md."""
+    wanted = passed(gloo)
+    groups = {group: [name for name in wanted if _group(name) == group] for group in (*GROUPS, OTHERS)}
+    counts = [
+        [group, len(names), *(len({*names} & {*passed(outcomes)}) for outcomes in by_mpi.values())]
+        for group, names in (groups | {"all": wanted}).items()
+        if names
+    ]
+    return "\n".join(
+        [
+            *table(("tests", "gloo", *by_mpi), counts),
+            "",
+            *(f"Left out: `{name}`: {why}." for name, why in left_out.items()),
+            *notes,
+        ]
+    )
+
+
 def page(gloo: Outcomes, by_mpi: dict[str, Outcomes], left_out: dict[str, str], ranks: int, notes: list[str]) -> str:
+    """What each test came to: docs/results/conformance.md."""
     versions = ", ".join([f"Python {platform.python_version()}", *(f"{p} {version(p)}" for p in ("torch", "mpi4py"))])
     counted = {status: [o for o in gloo.values() if o.status == status] for status in (PASSED, FAILED, SKIPPED)}
-    run = [name for name, outcome in gloo.items() if outcome.status != SKIPPED]
+    run = sorted(name for name, outcome in gloo.items() if outcome.status != SKIPPED)
+    everywhere = [name for name in run if all(name in passed(outcomes) for outcomes in (gloo, *by_mpi.values()))]
+    rows = [
+        [name, *(_cell(outcomes, name, left_out) for outcomes in (gloo, *by_mpi.values()))]
+        for name in run
+        if name not in everywhere
+    ]
     lines = [
         "# PyTorch's own tests of a backend, on mpi4py",
         "",
-        f"Written by `make conformance` on {date.today()}: {versions}; {ranks} ranks on one host, no GPU. The tests are those of "
-        "`torch.testing._internal.distributed.distributed_test` in torch's wheel. They ask for gloo; "
-        "`--backend mpi4py` gives them mpi4py instead.",
+        f"Written by `make conformance` on {date.today()}: {versions}; {ranks} ranks on one host, no GPU.",
         "",
         *(f"* {line}" for line in summary(gloo, by_mpi, left_out)),
         f"* gloo itself: {len(counted[PASSED])} passed, {len(counted[FAILED])} failed, {len(counted[SKIPPED])} skipped "
         "by torch's own conditions (they need GPUs, NCCL or more ranks)",
         *(f"* {note}" for note in notes),
-        "",
-        f"| test | gloo | {' | '.join(by_mpi)} |",
-        "|---" * (2 + len(by_mpi)) + "|",
     ]
-    for name in sorted(run):
-        cells = [_cell(outcomes, name, left_out) for outcomes in (gloo, *by_mpi.values())]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+    if rows:
+        lines += ["", *table(("test", "gloo", *by_mpi), rows)]
     lines += _failures({"gloo": gloo, **by_mpi})
-    if left_out:
-        lines += ["", "## Left out", "", *(f"* `{name}`: {why}" for name, why in left_out.items())]
+    lines += ["", "## What passes everywhere", "", *(f"* {name}" for name in everywhere)]
     return "\n".join(lines) + "\n"
+
+
+def _group(name: str) -> str:
+    return next((group for group, pattern in GROUPS.items() if re.search(pattern, name)), OTHERS)
 
 
 def _cell(outcomes: Outcomes, name: str, left_out: dict[str, str]) -> str:

@@ -10,7 +10,7 @@ import pytest
 from tests.conformance.jobs import IN_GLOOS_PLACE, Plan, run
 from tests.conformance.launchers import MPIS
 from tests.conformance.outcome import FAILED, PASSED, SKIPPED, Outcome, Outcomes
-from tests.conformance.page import complaints, page, summary
+from tests.conformance.page import brief, complaints, page, summary
 from tests.launching import ROOT
 from tests.launching import run as run_command
 
@@ -117,8 +117,11 @@ def test_the_page() -> None:
     assert summary(GLOO, by_mpi, {"two": "…"}) == ["MPICH 5.0: 1 of the 2 tests that gloo passes; 1 left out"]
     text = page(GLOO, by_mpi, {}, 3, [])
     assert "| test | gloo | MPICH 5.0 |\n|---|---|---|\n" in text
-    assert "| one | ✓ | ✓ |" in text
+    assert "everywhere\n\n* one\n" in text
     assert "| three | failed | not run |" in text
     assert "| two | ✓ | failed |" in text
     assert "| four |" not in text  # not for this machine
     assert "gloo itself: 2 passed, 1 failed, 1 skipped by" in text
+    text = brief(GLOO, by_mpi, {"two": "it asks for gloo"}, [])
+    assert "| groups, ranks, names | 2 | 1 |" in text
+    assert "Left out: `two`: it asks for gloo." in text

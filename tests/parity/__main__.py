@@ -2,9 +2,9 @@
 
     python -m tests.parity [--ranks N] [--backend NAME] [--dtype NAME] [--results FILE]
 
-Ten steps in float64 and in float32, by gloo and mpi4py. Writes the table of docs/parallelism.md, or with --dtype these columns of it;
-nothing if some ranks or a backend are left out. With a file for the results what was measured before is not measured again: the whole
-takes an hour or more.
+Ten steps in float64 and in float32, by gloo and mpi4py. Writes docs/results/parity.md, or with --dtype these columns of it, and
+the largest of each kind into docs/parallelism.md; nothing if some ranks or a backend are left out. With a file for the results
+what was measured before is not measured again: the whole takes an hour or more.
 """
 
 from __future__ import annotations
@@ -12,17 +12,23 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from runner.parallel.options import SCHEDULES
-from tests.launching import ROOT
+from tests.pages import DOCS, RESULTS, put, rows_of, table
 from tests.turns import Turns
 
-DOCUMENT = ROOT / "docs" / "parallelism.md"
-BEGIN, END = "<!-- written by make parity -->", "<!-- end -->"
+PAGE = RESULTS / "parity.md"
+HEAD = """# As one process trains: all combinations
+
+Written by `make parity`: by how much losses, weights and outputs differ at most from one process after ten steps (relative; the largest of all
+features that a combination is tried with). What is compared: [parallelism](../parallelism.md#as-one-process-trains).
+
+"""
 BACKENDS = ("gloo", "mpi4py")
 RANKS = (2, 4, 8)
 LIMITS = {"float64": 1e-9, "float32": 1e-5}  # of losses, weights and outputs; relative
@@ -51,6 +57,7 @@ COMPILED = (
     "--strategy ddp --tp 2",
     "--strategy ddp --pp 2 --schedule 1f1b",
 )
+Cells = dict[tuple[str, str], dict[str, str]]  # ranks and layout → column → the largest deviation
 ON_EIGHT = ("plain", "accumulation and clipping")
 
 
@@ -136,7 +143,12 @@ def main() -> None:
             )
         turns.close()
     if given.backend is None and given.ranks is None:
-        _write(DOCUMENT, _cells(worst))
+        old, cells = read(PAGE.read_text()) if given.dtype else {}, Cells()
+        for (ranks, layout, backend, dtype), deviation in worst.items():
+            key = str(ranks), layout
+            cells.setdefault(key, old.get(key, {}))[f"{backend}, {dtype}"] = f"{deviation:.0e}"
+        PAGE.write_text(page(cells))
+        put(DOCS / "parallelism.md", "make parity", summary(cells))
     print(f"{len(worst)} combinations, {failed} above the limit")
     sys.exit(failed > 0)
 
@@ -165,28 +177,42 @@ def _deviation(turns: Turns, ranks: int, options: str, dtype: str) -> float:
     return float(max(found["loss"], found["weights"], found["outputs"]))
 
 
-def _cells(worst: dict[tuple[int, str, str, str], float]) -> dict[tuple[str, str], str]:
-    """By the beginning of a row (ranks and combination) and the name of a column: the largest deviation over the features."""
-    return {
-        (f"{ranks} | `{layout}`", f"{backend}, {dtype}"): f"{deviation:.0e}"
-        for (ranks, layout, backend, dtype), deviation in worst.items()
-    }
+def page(cells: Cells) -> str:
+    """All combinations; schedules that deviate alike share a row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for (ranks, layout), found in cells.items():
+        combination, _, schedule = layout.partition(" --schedule ")
+        key = ranks, f"`{combination}`", *(found.get(column, "") for column in _columns())
+        rows.setdefault(key, []).append(schedule)
+    lines = [[ranks, name, ", ".join(schedules), *values] for (ranks, name, *values), schedules in rows.items()]
+    return HEAD + "\n".join(table(("ranks", "combination", "schedule", *_columns()), lines)) + "\n"
 
 
-def _write(path: Path, new: dict[tuple[str, str], str]) -> None:
-    """Write a table of these combinations; the columns that are not measured keep what they have."""
-    before, _, rest = path.read_text().partition(BEGIN)
-    old, _, after = rest.partition(END)
-    columns = [f"{backend}, {dtype}" for backend in BACKENDS for dtype in LIMITS]
-    cells: dict[tuple[str, str], str] = {}
-    for line in old.strip().splitlines()[2:]:
-        ranks, combination, *values = line.strip("| ").split(" | ")
-        cells |= {(f"{ranks} | {combination}", column): value for column, value in zip(columns, values, strict=True)}
-    cells |= new
-    lines = [f"| ranks | combination | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
-    for row in dict.fromkeys(row for row, _ in new):
-        lines.append(f"| {row} | {' | '.join(cells.get((row, column), '') for column in columns)} |")
-    path.write_text(f"{before}{BEGIN}\n\n{chr(10).join(lines)}\n\n{END}{after}")
+def read(text: str) -> Cells:
+    """What a page has, to measure some of its columns anew."""
+    cells: Cells = {}
+    for ranks, combination, schedules, *values in rows_of(text.splitlines()):
+        for schedule in schedules.split(", "):
+            layout = combination.strip("`") + (f" --schedule {schedule}" if schedule else "")
+            cells[ranks, layout] = dict(zip(_columns(), values, strict=True))
+    return cells
+
+
+def summary(cells: Cells) -> str:
+    """The largest deviation of each kind of layout, whatever the degrees and the schedule."""
+    kinds: dict[str, list[tuple[str, dict[str, str]]]] = {}
+    for (ranks, layout), found in cells.items():
+        kinds.setdefault(re.sub(r" --schedule \S+| \d+", "", layout), []).append((ranks, found))
+    rows = []
+    for kind, found in kinds.items():
+        ranks = ", ".join(dict.fromkeys(number for number, _ in found))
+        largest = (max((one.get(column, "0") for _, one in found), key=float) for column in _columns())
+        rows.append([f"`{kind}`", ranks, *largest])
+    return "\n".join(table(("layout", "ranks", *_columns()), rows))
+
+
+def _columns() -> list[str]:
+    return [f"{backend}, {dtype}" for backend in BACKENDS for dtype in LIMITS]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is measured in every place for docs/performance.md: the commands, and what they find."""
+"""What is measured in every place for docs/results/performance.md: the commands, and what they find."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Measure collectives and training by every engine, and write docs/performance.md: make compare
+"""Measure collectives and training by every engine, and write docs/results/performance.md: make compare
 
     python -m tests.speed.report [--output FILE] [--quick]
 
-All that is compared is taken in turn within one launch. Two ranks on one host take some four minutes, the
+The ratios that matter most also go to docs/performance.md. All that is compared is taken in turn within one launch. Two ranks on one host take some four minutes, the
 other places longer.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from runner.quantities import size_text
-from tests.launching import ROOT
+from tests.pages import DOCS, RESULTS, put, table
 from tests.speed.measuring import CORES, MIB, MLP, OPERATIONS, RESNET, WORKERS, Found, measure
 from tests.speed.places import places
 
@@ -33,7 +33,7 @@ NO_MARK = "–"
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make compare", description=__doc__)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "performance.md")
+    parser.add_argument("--output", type=Path, help="write the results there, and nothing into docs")
     parser.add_argument(
         "--quick", action="store_true", help="do as little as possible: to try the report, not to measure"
     )
@@ -43,8 +43,11 @@ def main() -> None:
         for place in places(stack):
             print(f"{place.title} …", file=sys.stderr, flush=True)
             found[place.title] = measure(place, quick=given.quick)
-            given.output.write_text(page(dict(sorted(found.items(), key=lambda item: "virtual" in item[0]))))
-            print(f"wrote {given.output}", flush=True)
+            output = given.output or RESULTS / "performance.md"
+            output.write_text(page(in_order := dict(sorted(found.items(), key=lambda item: "virtual" in item[0]))))
+            if not given.output:
+                put(DOCS / "performance.md", "make compare", summary(in_order))
+            print(f"wrote {output}", flush=True)
 
 
 def targets(found: Found) -> Iterator[tuple[str, str, str, float, bool]]:
@@ -107,27 +110,20 @@ def facts(found: Found) -> Iterator[tuple[str, str, str]]:
 
 
 def page(found: Mapping[str, Found]) -> str:
-    ratios: dict[tuple[str, ...], dict[str, str]] = {}
+    """All that was measured, with what the commands printed."""
     others: dict[tuple[str, ...], dict[str, str]] = {}
     for place, one in found.items():
-        for what, against, wanted, value, reached in targets(one):
-            digits = 0 if value >= 10 else 2
-            missed = "" if reached else " (missed)"
-            ratios.setdefault((what, against, wanted), {})[place] = f"{value:.{digits}f}{missed}"
         for what, backend, text in facts(one):
             others.setdefault((what, backend), {})[place] = text
     lines = [
-        "# Performance",
+        "# Performance: what was measured",
         "",
-        f"Written by `make compare` on {date.today()}: {_machine()}; {_versions()}. Ratios are of medians of runs taken in turn within "
-        'one launch; "mpi4py" is `--backend mpi4py`, faster where the number is larger than 1. The '
-        "commands are what each rank runs, after `mpirun -np 2` or `-np 4`; on the virtual hosts with OMP_NUM_THREADS=1.",
+        f"{_written()} The commands are what each rank runs, after `mpirun -np 2` or `-np 4`; on the virtual hosts with "
+        "OMP_NUM_THREADS=1. What the figures mean: [performance](../performance.md).",
         "",
-        *_table(("what", "against", "wanted"), ratios, found),
+        *_table(("what", "against", "wanted"), _ratios(found), found),
         "",
         *_table(("what", "backend"), others, found),
-        "",
-        (Path(__file__).with_name("remarks.md")).read_text().strip(),
         "",
     ]
     for place, one in found.items():
@@ -137,12 +133,36 @@ def page(found: Mapping[str, Found]) -> str:
     return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()) + "\n"
 
 
+def summary(found: Mapping[str, Found]) -> str:
+    """The ratios to other backends, without those on cores that something else keeps busy or awake."""
+    rows = {
+        row: values for row, values in _ratios(found).items() if row[2].endswith("×") and "busy loops" not in row[0]
+    }
+    return "\n".join([_written(), "", *_table(("what", "against", "wanted"), rows, found)])
+
+
+def _written() -> str:
+    return (
+        f"Written by `make compare` on {date.today()}: {_machine()}; {_versions()}. Ratios are of medians of runs taken in turn within "
+        'one launch; "mpi4py" is `--backend mpi4py`, faster where the number is larger than 1.'
+    )
+
+
+def _ratios(found: Mapping[str, Found]) -> dict[tuple[str, ...], dict[str, str]]:
+    """(what, against, wanted) → place → the ratio."""
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for place, one in found.items():
+        for what, against, wanted, value, reached in targets(one):
+            missed = "" if reached else " (missed)"
+            rows.setdefault((what, against, wanted), {})[place] = f"{value:.{0 if value >= 10 else 2}f}{missed}"
+    return rows
+
+
 def _table(titles: Iterable[str], rows: Mapping[tuple[str, ...], Mapping[str, str]], found: Iterable[str]) -> list[str]:
-    """In Markdown: a column per place, empty where a row was not measured there."""
-    names = [*titles, *found]
-    lines = [names, ["---"] * len(names)]
-    lines += [[*row, *(values.get(place, "") for place in found)] for row, values in rows.items()]
-    return [f"| {' | '.join(line)} |" for line in lines]
+    """A column per place, empty where a row was not measured there."""
+    return table(
+        [*titles, *found], [[*row, *(values.get(place, "") for place in found)] for row, values in rows.items()]
+    )
 
 
 def _ratio(

@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from tests.launching import ROOT, RUNNER, clean_environment, mpirun_path
+from tests.pages import DOCS, put, table
 from tests.sweep.cases import CASES
 
-PAGE, BEGIN, END = ROOT / "docs" / "models.md", "<!-- written by make sweep -->", "<!-- end -->"
 COLUMNS = ("ddp", "fsdp", "zero1", "plan", "compare")
 
 
@@ -24,11 +24,9 @@ def main() -> int:
     for line in _lines():
         text = line["what"] if line["what"] != "refused" else f"refused ({_number(reasons, line['detail'])})"
         found[line["case"]][line["where"]] = text
-    rows = [f"| {name} | {' | '.join(found[name].get(column, '') for column in COLUMNS)} |" for name in CASES]
-    table = [f"| case | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|", *rows, ""]
-    table += [f"{number}. `{reason}`" for number, reason in enumerate(reasons, 1)]
-    head, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(f"{head}{BEGIN}\n\n" + "\n".join(table) + f"\n\n{END}{rest.partition(END)[2]}")
+    rows = [[name, *(found[name].get(column, "") for column in COLUMNS)] for name in CASES]
+    notes = [f"{number}. `{reason}`" for number, reason in enumerate(reasons, 1)]
+    put(DOCS / "models.md", "make sweep", "\n".join([*table(("case", *COLUMNS), rows), "", *notes]))
     return any("FAILS" in text for of_case in found.values() for text in of_case.values())
 
 
