@@ -24,9 +24,13 @@ def main() -> int:
     for line in _lines():
         text = line["what"] if line["what"] != "refused" else f"refused ({_number(reasons, line['detail'])})"
         found[line["case"]][line["where"]] = text
-    rows = [[name, *(found[name].get(column, "") for column in COLUMNS)] for name in CASES]
+    columns = [column for column in COLUMNS if any(column in of_case for of_case in found.values())]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name in CASES:
+        alike.setdefault(tuple(found[name].get(column, "") for column in columns), []).append(name)
+    rows = [["; ".join(names), *cells] for cells, names in alike.items()]
     notes = [f"{number}. `{reason}`" for number, reason in enumerate(reasons, 1)]
-    put(DOCS / "models.md", "make sweep", "\n".join([*table(("case", *COLUMNS), rows), "", *notes]))
+    put(DOCS / "models.md", "make sweep", "\n".join([*table(("cases", *columns), rows), "", *notes]))
     return any("FAILS" in text for of_case in found.values() for text in of_case.values())
 
 
