@@ -20,7 +20,7 @@ from runner.torch_build import torch_build
 from tests.cluster.virtual import missing
 from tests.launching import ROOT
 
-# What `make test-fast` runs beside tests/unit: files and functions of tests/parallel that cover most of it in 90 seconds.
+# What `make test-fast` runs beside tests/unit: files and functions of tests/launched that cover most of it in 90 seconds.
 FAST = (
     "test_explain",
     "test_refusals::test_before_torch",
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     are those of LONG and then those of the most tests, so that none is left with a long one at the end.
     """
     is_shared = "PYTEST_XDIST_WORKER" in os.environ
-    order = {"unit": 0, "layouts": 1, "parallel": 2, "cluster": -1 if is_shared else 3, "gpu": 4}
+    order = {"unit": 0, "layouts": 1, "launched": 2, "cluster": -1 if is_shared else 3, "gpu": 4}
     tests = Counter(item.path for item in items if is_shared)
     items.sort(
         key=lambda item: (order[item.path.parent.name], is_shared and item.path.stem not in LONG, -tests[item.path])
@@ -116,7 +116,7 @@ def _mark_fast(items: list[pytest.Item], *, everything: bool) -> None:
         name = getattr(item, "originalname", item.name)
         listed = {item.path.stem, f"{item.path.stem}::{name}"}.intersection(FAST)
         found |= listed
-        if item.path.parent.name == "unit" or (listed and item.path.parent.name == "parallel"):
+        if item.path.parent.name == "unit" or (listed and item.path.parent.name == "launched"):
             item.add_marker("fast")
     gone = [name for name in FAST if name not in found]
     if everything and gone:

@@ -23,7 +23,7 @@ from tests.launching import ROOT, clean_environment
 
 DOCUMENT = ROOT / "docs" / "results" / "versions.md"
 
-# What is run beside tests/unit: files and folders of tests/parallel, by subject.
+# What is run beside tests/unit: files and folders of tests/launched, by subject.
 GROUPS = {
     "launch": ("test_explain", "test_refusals", "test_extras"),
     "scripts": ("test_scripts", "test_programs"),
@@ -72,7 +72,7 @@ def try_environment(one: Environment) -> bool:
         str(path.relative_to(ROOT))
         for names in GROUPS.values()
         for name in names
-        for path in (ROOT / "tests" / "parallel").glob(f"{name}*")
+        for path in (ROOT / "tests" / "launched").glob(f"{name}*")
     ]
     words = [
         *(

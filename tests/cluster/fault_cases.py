@@ -274,7 +274,7 @@ CASES = (
             says=r"passed over: \S+/step-10",
             shows=r"going on from \S+/step-5",
             within=WHOLE,
-            elsewhere="" if how is cut_short else "tests/parallel/test_resume.py",
+            elsewhere="" if how is cut_short else "tests/launched/test_resume.py",
         )
         for title, how, name in (
             ("the newest checkpoint is cut short", cut_short, WEIGHTS),
@@ -306,7 +306,7 @@ CASES = (
     Case(
         number=18,
         title="the folder of the checkpoints cannot be written",
-        elsewhere="tests/parallel/test_refusals.py",
+        elsewhere="tests/launched/test_refusals.py",
         options=("--checkpoint-dir", "/proc/checkpoints"),
         codes=(2,),
         says=r"--checkpoint-dir: cannot write in /proc/checkpoints",
@@ -324,7 +324,7 @@ CASES = (
     Case(
         number=19,
         title="MASTER_PORT is taken by another program",
-        elsewhere="tests/parallel/test_refusals.py",
+        elsewhere="tests/launched/test_refusals.py",
         shell="export MASTER_ADDR=node1 MASTER_PORT=6817",  # slurmctld's
         codes=(2, 143),  # srun shows the larger code, here of a rank whose Python it has ended as it started
         says=r"cannot listen on MASTER_PORT=6817",
@@ -334,7 +334,7 @@ CASES = (
     Case(
         number=20,
         title="MASTER_ADDR does not resolve",
-        elsewhere="tests/parallel/test_refusals.py",
+        elsewhere="tests/launched/test_refusals.py",
         shell="export MASTER_ADDR=no-such-host.invalid MASTER_PORT=29511",
         codes=(2,),
         says=r"MASTER_ADDR=no-such-host\.invalid does not resolve",
@@ -383,7 +383,7 @@ CASES = (
     Case(
         number=22,
         title="a rank is given other arguments",
-        elsewhere="tests/parallel/test_refusals.py",
+        elsewhere="tests/launched/test_refusals.py",
         shell='[ "$(hostname)" = node1 ] || set -- "$@" --lr 0.5',
         codes=(2,),
         says=r"the ranks differ in the arguments: .*rank 0 \(node1\).*rank 1 \(node2\)",
@@ -402,7 +402,7 @@ CASES = (
     Case(
         number=24,
         title="a container hides the launcher's variables",
-        elsewhere="tests/parallel/test_refusals.py",
+        elsewhere="tests/launched/test_refusals.py",
         shell='set -- env -i PYTHONPATH="$PYTHONPATH" "$@"',
         codes=(2, 143),  # as above
         says=r"none of its rank variables is set",
@@ -411,7 +411,7 @@ CASES = (
     Case(
         number=24,
         title="variables of another launcher say something else",
-        elsewhere="tests/parallel/test_refusals.py",
+        elsewhere="tests/launched/test_refusals.py",
         shell="export MV2_COMM_WORLD_RANK=0 MV2_COMM_WORLD_SIZE=8",
         codes=(2,),
         says=r"MVAPICH2 says rank 0 of 8",
@@ -437,7 +437,7 @@ CASES = (
     Case(
         number=27,
         title="a rank is slow",
-        elsewhere="tests/parallel/test_stragglers.py",
+        elsewhere="tests/launched/test_stragglers.py",
         options=("--late", "60", "--max-steps", "64", "--milliseconds", "1", "--at", "0"),
         codes=(0,),
         says=r"rank 1 on host node2 keeps the others waiting",

@@ -1,6 +1,6 @@
 """Every launcher starts ranks on one host and on two: who they are, a script written for torchrun, a few steps of training.
 
-What they compute is tested under one launcher, in tests/parallel.
+What they compute is tested under one launcher, in tests/launched.
 """
 
 from __future__ import annotations
