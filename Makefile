@@ -67,15 +67,15 @@ test-fast: setup
 	$(BIN)/python -m pytest -q $(WORKERS) -m fast $(PYTEST_FLAGS)
 
 sweep: setup
-	$(BIN)/python -m tests.sweep
+	$(BIN)/python -m tests.campaigns.sweep
 
 test-faults: setup
-	$(BIN)/python -m tests.cluster.faults
+	$(BIN)/python -m tests.campaigns.faults
 
 test-kills: setup
-	$(BIN)/python -m tests.kills
-	$(BIN)/python -m tests.kills --training "--strategy fsdp --save-async"
-	$(BIN)/python -m tests.clean_jobs
+	$(BIN)/python -m tests.campaigns.endurance.kills
+	$(BIN)/python -m tests.campaigns.endurance.kills --training "--strategy fsdp --save-async"
+	$(BIN)/python -m tests.campaigns.endurance.clean_jobs
 
 # One environment per torch (tests/versions.py). This is what each of them runs.
 test-versions: setup
@@ -97,19 +97,19 @@ format: setup
 	$(BIN)/ruff format .
 
 speed: setup
-	$(BIN)/python -m tests.speed.startup
-	$(MPIRUN) -np $(NP) $(BIN)/python -m runner tests.speed.step
-	$(MPIRUN) -np $(NP) $(BIN)/python -m runner tests.speed.loop --strategy ddp
-	$(MPIRUN) -np $(NP) $(BIN)/python -m runner tests.speed.loop --strategy fsdp
+	$(BIN)/python -m tests.campaigns.speed.startup
+	$(MPIRUN) -np $(NP) $(BIN)/python -m runner tests.campaigns.speed.step
+	$(MPIRUN) -np $(NP) $(BIN)/python -m runner tests.campaigns.speed.loop --strategy ddp
+	$(MPIRUN) -np $(NP) $(BIN)/python -m runner tests.campaigns.speed.loop --strategy fsdp
 
 compare: horovod
-	$(BIN)/python -m tests.speed.report
+	$(BIN)/python -m tests.campaigns.speed.report
 
 parity: setup
-	$(BIN)/python -m tests.parity
+	$(BIN)/python -m tests.campaigns.parity
 
 conformance: setup
-	@$(BIN)/python -m tests.conformance $(if $(MPI),--mpi '$(MPI)') $(if $(TEST),--test '$(TEST)')
+	@$(BIN)/python -m tests.campaigns.conformance $(if $(MPI),--mpi '$(MPI)') $(if $(TEST),--test '$(TEST)')
 
 horovod: setup
 	@$(BIN)/python envs/build_horovod.py

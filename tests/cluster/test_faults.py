@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.faults import ALL, CASES, Case, occurs, try_case
+from tests.campaigns.faults.__main__ import try_case
+from tests.campaigns.faults.cases import CASES, Case, occurs
+from tests.campaigns.faults.scene import ALL
 from tests.cluster.virtual import Cluster
 
 

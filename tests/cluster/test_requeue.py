@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cluster.fault_scene import Scene, requeued
+from tests.campaigns.faults.scene import Scene, requeued
 from tests.cluster.virtual import Cluster
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cluster.soak import FAULTS, soak
+from tests.campaigns.endurance.soak import FAULTS, soak
 from tests.cluster.virtual import Cluster
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.jobs import IN_GLOOS_PLACE, Plan, run
-from tests.conformance.launchers import MPIS
-from tests.conformance.outcome import FAILED, PASSED, SKIPPED, Outcome, Outcomes
-from tests.conformance.page import brief, complaints, page, summary
+from tests.campaigns.conformance.jobs import IN_GLOOS_PLACE, Plan, run
+from tests.campaigns.conformance.mpis import MPIS
+from tests.campaigns.conformance.outcome import FAILED, PASSED, SKIPPED, Outcome, Outcomes
+from tests.campaigns.conformance.page import brief, complaints, page, summary
 from tests.launching import ROOT
 from tests.launching import run as run_command
 
@@ -29,7 +29,7 @@ def run_on_mpi4py(suite: str, names: tuple[str, ...], limit: float, logs: Path, 
 
 
 def test_a_few_of_torchs_own_tests_pass(tmp_path: Path) -> None:
-    found = run_on_mpi4py("tests.conformance.torch_tests", QUICK, 30, tmp_path, ranks=3)
+    found = run_on_mpi4py("tests.campaigns.conformance.torch_tests", QUICK, 30, tmp_path, ranks=3)
     assert {name: outcome.reason for name, outcome in found.items() if outcome.status != PASSED} == {}
     assert set(found) == set(QUICK)
 
@@ -46,7 +46,7 @@ def test_a_test_that_fails_hangs_or_ends_its_process_does_not_stop_the_others(tm
         "is_alone_again": (PASSED, ""),
         "ends_the_process": (FAILED, "the job ended, exit code 7"),
     }
-    found = run_on_mpi4py("tests.conformance.rehearsal", tuple(expected), 2, tmp_path, ranks=2)
+    found = run_on_mpi4py("tests.campaigns.conformance.rehearsal", tuple(expected), 2, tmp_path, ranks=2)
     assert {name: (outcome.status, outcome.reason) for name, outcome in found.items()} == expected
     assert "and in two lines" in (tmp_path / "raises_on_rank_1.txt").read_text()
     stacks = (tmp_path / "hangs.txt").read_text()
@@ -68,7 +68,14 @@ def test_a_test_that_fails_hangs_or_ends_its_process_does_not_stop_the_others(tm
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(options: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "tests.conformance", "--suite", "tests.conformance.rehearsal", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.campaigns.conformance",
+        "--suite",
+        "tests.campaigns.conformance.rehearsal",
+        *options,
+    ]
     done = run_command(*command, cwd=ROOT)
     assert done.returncode == 2
     assert message in done.stderr

@@ -34,13 +34,13 @@ def jobs() -> Iterator[Turns]:
     "command", [pytest.param(name, marks=pytest.mark.needs(*NEEDED.get(name, ()))) for name in COMMANDS]
 )
 def test_a_command_that_measures(command: str, jobs: Turns, tmp_path: Path) -> None:
-    module = f"tests.speed.{command.partition(' ')[0]}"
+    module = f"tests.campaigns.speed.{command.partition(' ')[0]}"
     done = ok(jobs(2, module, *COMMANDS[command], cwd=tmp_path))
     assert any(figures in done.stdout for figures in ("ms per step", " ÷ ", "  ratio "))
     assert not list(tmp_path.iterdir())
 
 
 def test_the_runner_without_its_guard(tmp_path: Path) -> None:
-    """With which ``tests.speed.guard`` compares."""
+    """With which ``tests.campaigns.speed.guard`` compares."""
     (tmp_path / "script.py").write_text("print('done')")
     assert ok(run(sys.executable, str(SCRIPTS / "unguarded.py"), str(tmp_path / "script.py"))).stdout == "done\n"

@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.kills import is_worker
 from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, own_lines, run
 from tests.polling import LIMIT, poll_until
+from tests.processes import is_worker
 from tests.results import metrics, see_the_next_start_go_on, wait_for_phase
 
 

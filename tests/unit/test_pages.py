@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.campaigns.faults.page import Ended
+from tests.campaigns.faults.scene import ALL
+from tests.campaigns.parity import __main__ as parity
 from tests.cluster import fault_page
-from tests.cluster.fault_page import Ended
-from tests.cluster.fault_scene import ALL
 from tests.pages import DOCS, RESULTS, put, rows_of, table
-from tests.parity import __main__ as parity
 
 FOUND = {
     ("1", "a rank fails"): {

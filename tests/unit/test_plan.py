@@ -34,8 +34,8 @@ from runner.tools.plan.schedules import timeline
 from runner.tools.plan.tracing import Tracer
 from runner.tools.plan.traffic import Traffic
 from runner.torch_build import release_of
-from tests.sweep.cases import CASES
-from tests.sweep.plans import outcome
+from tests.campaigns.sweep.cases import CASES
+from tests.campaigns.sweep.plans import outcome
 
 PLAN = Plan(
     shard=("layers.*",),

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from tests.campaigns.sweep.cases import CASES
 from tests.launching import ROOT, ok
-from tests.sweep.cases import CASES
 from tests.turns import Turns
 
 SPARSE = "layer gives sparse gradients, which a divided model cannot exchange"
@@ -28,7 +28,7 @@ REFUSED = {
 
 @pytest.mark.needs("fsdp")
 def test_each_trains_rightly_or_is_refused_in_one_line(turns: Turns) -> None:
-    done = ok(turns(2, "tests.sweep.train", cwd=ROOT, timeout=600))
+    done = ok(turns(2, "tests.campaigns.sweep.train", cwd=ROOT, timeout=600))
     lines = [json.loads(line.removeprefix("case ")) for line in done.stdout.splitlines() if line.startswith("case ")]
     assert {line["case"] for line in lines} == {*CASES}
     assert [line for line in lines if line["what"] == "FAILS"] == []

@@ -1,0 +1,203 @@
+"""A training that starts again by itself, the processes to hurt, and what its checkpoints show at the end."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIGUSR1
+from typing import TypeVar
+
+import psutil
+from runner.tools.top.states import read_states
+
+from runner.errors import UsageError
+from runner.training.checkpoint_folder import check_files, name_of, steps_in, unseal
+from tests.launching import ROOT, RUNNER, SCRIPTS, clean_environment, ok, run
+from tests.polling import poll_until
+from tests.processes import is_worker, left_of
+from tests.results import metrics
+
+T = TypeVar("T")
+
+PATIENCE = 90.0  # seconds in which a job has to go on
+_RESUMED = re.compile(r"going on from \S+, step (\d+)")
+_RESTARTS = "100000"
+
+
+@dataclass(kw_only=True)
+class Job:
+    """The training of tests/scripts/faulty.py without an end, in a folder.
+
+    Attributes:
+        launch: the command that starts a program on all ranks.
+        on_host: the command that runs another where launchers are started.
+        environment: of these commands.
+        in_place: its ranks start again in place.
+        supervised: ``supervise`` starts it again.
+        every: steps from one checkpoint to the next.
+        options: more of the training.
+        before: of each thing that was done to it, the newest complete checkpoint, and how often the training had gone on.
+    """
+
+    folder: Path
+    launch: Callable[[Sequence[str]], list[str]]
+    on_host: Callable[[Sequence[str]], list[str]] = list
+    environment: dict[str, str] = field(default_factory=dict)
+    in_place: bool
+    supervised: bool
+    every: int
+    options: Sequence[str] = ()
+    before: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.environment = self.environment | {"PYTHONPATH": f"{ROOT}:{SCRIPTS}"}
+        self.checkpoints, self.states = self.folder / "hurt", self.folder / "states"
+        states = ["--log-dir", str(self.states)]
+        options = [*(["--restart-in-place", _RESTARTS] if self.in_place else []), *([] if self.supervised else states)]
+        command = self._command("hurt", ["--max-steps", str(10**9), "--milliseconds", "20"], options)
+        if self.supervised:
+            command = [*RUNNER, "supervise", "--max-restarts", _RESTARTS, *states, "--", *command]
+        self._log, self._began = self.folder / "log", time.monotonic()
+        with open(self._log, "w") as output:
+            self.process = subprocess.Popen(
+                self.on_host(command),
+                env=clean_environment(**self.environment),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+    def _command(self, name: str, length: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+        training = ["faulty", "--checkpoint-dir", str(self.folder / name), "--resume", "auto", "--backend", "gloo"]
+        training += ["--batch-size", "8", "--save-every", "0", *length, *self.options]
+        training += ["--save-every-steps", str(self.every), "--log-every", str(self.every)]
+        return self.launch([*RUNNER, *options, *training])
+
+    def close(self) -> None:
+        """End it, if it has not ended."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(PATIENCE)
+
+    def newest(self) -> int:
+        """The step of the newest complete checkpoint, whose files are as they were written; 0 if there is none."""
+        for step, path in steps_in(self.checkpoints):
+            try:
+                _, sums = unseal(path)
+                check_files(path, sums)
+            except (UsageError, OSError):
+                if path.exists():  # not removed meanwhile, as --keep says
+                    raise
+                continue
+            return step
+        return 0
+
+    def resumed(self) -> list[int]:
+        """The steps from which it has gone on."""
+        return [int(step) for step in _RESUMED.findall(self._log.read_text())]
+
+    def reach(self, step: int) -> int:
+        """Wait for a checkpoint after this step. Returns that one's step."""
+        return self._wait(lambda: last if (last := self.newest()) > step else 0, f"a checkpoint after step {step}")
+
+    def go_on(self, step: int) -> None:
+        """Wait until it trains again. The first checkpoint after this step may have been written meanwhile."""
+        self.reach(self.reach(step))
+
+    def victims(self, kind: str) -> list[psutil.Process]:
+        """The processes of a kind (of ``VICTIMS``) that there are now."""
+        with suppress(psutil.NoSuchProcess):
+            attempts = sorted(self.states.glob("attempt-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+            own = {state.pid for state in read_states(attempts[-1] if attempts else self.states)}
+            below = psutil.Process(self.process.pid).children(recursive=True)
+            return VICTIMS[kind]([one for one in below if one.pid in own and one.status() != psutil.STATUS_ZOMBIE])
+        return []
+
+    def some(self, kind: str) -> list[psutil.Process]:
+        """The processes of a kind, once there are any."""
+        return self._wait(lambda: self.victims(kind), kind)
+
+    def note(self) -> int:
+        """To be called before anything is done to it. Returns the step of the newest complete checkpoint."""
+        self.before.append((self.newest(), len(self.resumed())))
+        return self.before[-1][0]
+
+    def finish(self) -> int:
+        """Ask it to save and to end. Returns its last step."""
+        self.process.send_signal(SIGUSR1)
+        code = self.process.wait(PATIENCE)
+        assert code == 75, f"exit code {code}:\n{self._end_of_log()}"
+        return self.newest()
+
+    def problems(self, last: int) -> list[str]:
+        """What is wrong, once it has ended with this step: what was lost, and what differs from an uninterrupted run."""
+        found = [f"step {step} was saved, and not gone on from" for step in lost(self.before, self.resumed())]
+        if [line["step"] for line in metrics(self.checkpoints)] != list(range(1, last + 1)):
+            found.append("the metrics are not those of each step once")
+        found += [f"left: {one}" for one in left_of(self.folder)]
+        print(f"checking against {last} steps without a fault", flush=True)
+        whole = self.on_host(self._command("whole", ["--max-steps", str(last), "--milliseconds", "0"]))
+        seconds = 300 + 2 * (time.monotonic() - self._began)
+        ok(run(*whole, cwd=self.folder, timeout=seconds, **self.environment))
+        ends = [_tensors(self.folder / name / name_of(last)) for name in ("hurt", "whole")]
+        if not ends[1] or ends[0] != ends[1]:
+            found.append("the final weights and optimizer are not those of an uninterrupted run")
+        return found
+
+    def _wait(self, condition: Callable[[], T], what: str) -> T:
+        try:
+            return poll_until(condition, PATIENCE, what, self.process)
+        except (TimeoutError, RuntimeError) as error:
+            raise AssertionError(f"{error}\n{self._end_of_log()}\n{self._below()}") from None
+
+    def _end_of_log(self) -> str:
+        return self._log.read_text()[-3000:]
+
+    def _below(self) -> str:
+        """The processes of the job, and where in the kernel each waits."""
+        lines = []
+        with suppress(psutil.NoSuchProcess):
+            for one in psutil.Process(self.process.pid).children(recursive=True):
+                with suppress(psutil.Error, OSError):
+                    where = Path(f"/proc/{one.pid}/wchan").read_text()
+                    command = " ".join(one.cmdline())[-80:]
+                    lines.append(f"{one.pid} below {one.ppid()}: {one.status()} in {where}: {command}")
+        return "\n".join(lines)
+
+
+def lost(before: Sequence[tuple[int, int]], resumed: Sequence[int]) -> list[int]:
+    """The steps of complete checkpoints from which, or from later ones, a training should have gone on.
+
+    Args:
+        before: as ``Job.before``.
+        resumed: the steps from which it went on, after a kill of a spare process only with the next one.
+    """
+    return [step for step, count in before if count < len(resumed) and resumed[count] < step]
+
+
+def _tensors(checkpoint: Path) -> dict[str, bytes]:
+    """The files of a checkpoint but its seal: one, or one per rank."""
+    return {path.name: path.read_bytes() for path in checkpoint.glob("*.safetensors")}
+
+
+def _guards(ranks: list[psutil.Process]) -> list[psutil.Process]:
+    """The processes of which the ranks are forks. A rank whose guard is gone has another parent, such as supervise."""
+    return [guard for one in ranks if (guard := one.parent()) and guard.cmdline() == one.cmdline()]
+
+
+def _spares(ranks: list[psutil.Process]) -> list[psutil.Process]:
+    """The processes that have imported torch and wait to take a rank's place: its guard's other children."""
+    return [one for guard in _guards(ranks) for one in guard.children() if one not in ranks and is_worker(one)]
+
+
+VICTIMS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
+    "ranks": lambda ranks: ranks,
+    "guards": _guards,
+    "spare processes": _spares,
+}

@@ -1,0 +1,29 @@
+"""Eight linear layers of 1024, a rank's batch of 32: 8.4 million parameters that have to be exchanged in every step.
+
+mpirun -np 2 python -m runner compare tests.campaigns.speed.mlp
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from runner.training.loop import Task, fit
+from runner.training.options import read_options, workload_parser
+from runner.training.run import Run
+
+
+def main(run: Run, argv: list[str]) -> None:
+    options, _ = read_options(run, workload_parser(run, __doc__, data=("random",), batch_size=32), argv)
+    torch.manual_seed(options.seed)
+    count = 8 * options.batch_size * run.size
+    task = Task(
+        model=nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))),
+        loss=nn.MSELoss(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr),
+        train_data=TensorDataset(torch.randn(count, 1024), torch.randn(count, 1024)),
+        is_classification=False,
+        unit="samples",
+    )
+    fit(run, task, options)

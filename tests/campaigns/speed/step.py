@@ -1,0 +1,106 @@
+"""A training step of workloads.mnist against hand-written DDP loops with the same model, data and batch, in turn.
+
+    mpirun -np 2 python -m runner tests.campaigns.speed.step [--rounds 15]
+
+``tutorial`` takes its batches from a DataLoader with a DistributedSampler, as tutorials do; ``bare`` takes the
+runner's own batches, so that the ratio to it is the cost of the loop alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from runner.training.batches import ShardSampler, train_loader
+from runner.training.loop import Task, fit
+from runner.training.options import TrainingOptions, read_options, workload_parser
+from runner.training.run import Run
+from workloads.data.images import digits
+from workloads.models.convnets import MnistNet
+
+
+def hand_written(loader: Iterable[Any], options: TrainingOptions) -> float:
+    """Seconds per step of a loop as the tutorials write it."""
+    torch.manual_seed(options.seed)
+    model = DistributedDataParallel(MnistNet())
+    optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
+    loss_function = nn.CrossEntropyLoss()
+    steps = 0
+    start = time.perf_counter()
+    for images, labels in loader:
+        loss = loss_function(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        steps += 1
+    return (time.perf_counter() - start) / steps
+
+
+def main(run: Run, argv: list[str]) -> None:
+    parser = workload_parser(run, __doc__, data=("digits",), epochs=1, lr=2e-3, batch_size=16)
+    parser.add_argument("--rounds", type=int, default=15)
+    with TemporaryDirectory() as folder:
+        options, given = read_options(run, parser, ["--checkpoint-dir", str(Path(folder)), *argv])
+        measure(run, options, given.rounds)
+
+
+def measure(run: Run, options: TrainingOptions, rounds: int) -> None:
+    small, _ = digits()
+    data = TensorDataset(*(torch.cat([tensor] * 4) for tensor in small.tensors))  # 5,748 images: a longer epoch
+
+    def runner() -> float:
+        task = Task(
+            model=MnistNet(),
+            loss=nn.CrossEntropyLoss(),
+            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=options.lr),
+            train_data=data,
+        )
+        with contextlib.redirect_stdout(io.StringIO()):
+            result = fit(run, task, options)
+        return options.batch_size * run.size / result.samples_per_s
+
+    def tutorial() -> float:
+        sampler: DistributedSampler[Any] = DistributedSampler(data)
+        return hand_written(DataLoader(data, options.batch_size, sampler=sampler, drop_last=True), options)
+
+    def bare() -> float:
+        sampler = ShardSampler(len(data), run.rank, run.size, options.seed)
+        return hand_written(train_loader(data, sampler, options.batch_size, 0), options)
+
+    compare_loops(run, {"runner": runner, "tutorial": tutorial, "bare": bare}, rounds, 1.02)
+
+
+def compare_loops(run: Run, loops: dict[str, Callable[[], float]], rounds: int, limit: float) -> None:
+    """Run loops in turn, and print the times that they return, and the first one's ratios to the others.
+
+    Args:
+        limit: wanted of the first ratio.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in loops}
+    first, *others = names = list(loops)
+    for number in range(rounds + 1):  # the first is not counted
+        for name in names:
+            torch.distributed.barrier()
+            took = loops[name]()
+            if number:
+                seconds[name].append(took)
+        names.append(names.pop(0))  # another goes first
+    for name, times in seconds.items():
+        run.say(
+            f"{name:10} {1e3 * statistics.median(times):.3f} ms per step ({1e3 * min(times):.3f} to {1e3 * max(times):.3f})"
+        )
+    for name in others:
+        ratios = [own / other for own, other in zip(seconds[first], seconds[name], strict=True)]
+        wanted = f", wanted: at most {limit}" if name == others[0] else ""
+        run.say(f"{first} / {name:10} {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}){wanted}")

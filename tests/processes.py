@@ -1,0 +1,36 @@
+"""The processes of a job, found by the folder that their command lines name."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+
+LEAVING = 3.0  # seconds that what was started gets to end, after the launcher has
+_WORKER = 200e6  # bytes: what has imported torch is a worker, or a spare one
+
+
+def processes(folder: Path) -> list[psutil.Process]:
+    """Those whose command line names this folder."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "status"])
+        if any(str(folder) in word for word in process.info["cmdline"] or ())
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+def left_of(folder: Path, within: float = LEAVING) -> list[str]:
+    """The command lines of the processes that name this folder and do not end by themselves in so many seconds."""
+    deadline = time.monotonic() + within
+    while (left := processes(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [" ".join(process.info["cmdline"]) for process in left]
+
+
+def is_worker(process: psutil.Process) -> bool:
+    try:
+        return bool(process.memory_info().rss > _WORKER)
+    except psutil.Error:
+        return False
