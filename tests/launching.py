@@ -19,7 +19,7 @@ from runner.launch.table import LAUNCHERS
 from tests.polling import LIMIT
 
 ROOT = Path(__file__).parent.parent
-SCRIPTS = Path(__file__).parent / "scripts"
+PROGRAMS = Path(__file__).parent / "programs"
 
 # What a launcher, a scheduler or the runner itself may have left in the environment of the tests.
 _LAUNCHER_PREFIXES = ("OMPI_COMM", "PMI", "SLURM_", "TORCHELASTIC_", "HOROVOD_", "MPI_LOCAL", "JSM_", "PALS_", "FLUX_")
@@ -29,10 +29,21 @@ _OTHERS |= {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES
 RUNNER = [sys.executable, "-m", "runner"]
 
 
-# What tests/scripts/ways_to_initialise.py knows: those with a store of their own, which one process may take one after the
+# What tests/programs/rendezvous/ways_to_initialise.py knows: those with a store of their own, which one process may take one after the
 # other, and those by the runner's store, of which torch allows one per process.
 WAYS_BY_OWN_STORE = ("own-master", "tcp", "file", "own-store")
 WAYS_BY_THE_STORE = ("default", "env", "explicit", "rank")
+
+
+def folder_of(program: str) -> Path:
+    """The folder of tests/programs with the one program of this name. A workload is found where a job starts in it."""
+    (path,) = PROGRAMS.glob(f"*/{program}.py")
+    return path.parent
+
+
+def path_of(program: str) -> str:
+    """The path of a program of tests/programs."""
+    return str(folder_of(program) / f"{program}.py")
 
 
 def free_port() -> int:

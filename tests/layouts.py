@@ -26,6 +26,6 @@ def needing(*layouts: tuple[int, str], also: Sequence[str] = ()) -> pytest.MarkD
 
 def _features(ranks: int, text: str) -> list[str]:
     options = parallel_options_in(text.split())
-    order = re.search(r"--order (\S+)", text)  # as tests/scripts/parity.py takes it
+    order = re.search(r"--order (\S+)", text)  # as tests/programs/layouts/parity.py takes it
     own = tuple(map(int, order[1].split(","))) if order else tuple(range(ranks))
     return [*options.features, *options.features_in(Layout(options.degrees(ranks), own))]

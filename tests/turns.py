@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import pytest
 
-from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path
+from tests.launching import PROGRAMS, RUNNER, clean_environment, folder_of, mpirun_path
 from tests.polling import LIMIT
 
 
@@ -33,9 +33,12 @@ class Turns:
         self._jobs: dict[int, _Job] = {}
 
     def __call__(
-        self, ranks: int, *command: str, cwd: Path = SCRIPTS, timeout: float = LIMIT, **environment: str
+        self, ranks: int, *command: str, cwd: Path | None = None, timeout: float = LIMIT, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``WORKLOAD|TOOL [ARGUMENTS…]`` on this many ranks, in a folder. The ranks' outputs follow one another.
+        """Run ``WORKLOAD|TOOL [ARGUMENTS…]`` on this many ranks. The ranks' outputs follow one another.
+
+        Args:
+            cwd: the folder; without it, that of the workload, where tests/programs has it.
 
         Raises:
             TimeoutError: the turn did not end in time.
@@ -44,7 +47,9 @@ class Turns:
             self._jobs[ranks] = _Job(ranks, self._options, self._environment)
         is_there = False
         try:
-            done = self._jobs[ranks].turn(list(command), timeout, cwd=str(cwd), environment=environment)
+            done = self._jobs[ranks].turn(
+                list(command), timeout, cwd=str(cwd or _folder(command[0])), environment=environment
+            )
             is_there = not self._jobs[ranks].has_ended
         finally:
             if not is_there:
@@ -66,7 +71,7 @@ class _Job:
         launcher = [mpirun_path(), "-np", str(ranks)] if ranks > 1 else []
         self._process = subprocess.Popen(
             [*launcher, *RUNNER, *options, "takes_turns", self._folder.name, str(os.getpid())],
-            cwd=SCRIPTS,
+            cwd=folder_of("takes_turns"),
             env=clean_environment(**environment),
             stdin=subprocess.DEVNULL,
             stdout=self._shown,
@@ -115,6 +120,10 @@ class _Job:
         self._process.wait()
         self._shown.close()
         self._folder.cleanup()
+
+
+def _folder(workload: str) -> Path:
+    return folder_of(workload) if [*PROGRAMS.glob(f"*/{workload}.py")] else PROGRAMS
 
 
 def turns_fixture(scope: Literal["module", "package"], **environment: str) -> Any:

@@ -10,13 +10,13 @@ import pytest
 
 from tests.cluster.launchers import BIN, LAUNCHERS
 from tests.cluster.virtual import Cluster
-from tests.launching import BASE_PYTHON, RUNNER, SCRIPTS, ok, own_lines, packages_without
+from tests.launching import BASE_PYTHON, RUNNER, ok, own_lines, packages_without, path_of
 from tests.results import hosts, json_object
 
 
 @pytest.mark.parametrize(("name", "slots"), [("openmpi5", [2, 1]), ("srun", [1, 1])])
 def test_an_unmodified_horovod_script(vc: Cluster, name: str, slots: list[int]) -> None:
-    done = ok(LAUNCHERS[name](vc, slots, [*RUNNER, str(SCRIPTS / "horovod_training.py")]))
+    done = ok(LAUNCHERS[name](vc, slots, [*RUNNER, path_of("horovod_training")]))
     local_ranks = [(local, size) for size in slots for local in range(size)]
     assert sorted(line for line in done.stdout.splitlines() if "same" in line) == [
         f"rank {rank} of {len(local_ranks)}, local {local} of {size}: same True"

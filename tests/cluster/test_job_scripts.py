@@ -12,7 +12,7 @@ from tests.cluster import virtual
 from tests.cluster.job_scripts import BY_SCRIPT, FOLDER, PYTHON, finished, submit
 from tests.cluster.launchers import BIN, DEBIAN_MPIRUN, INTEL, INTEL_MPIRUN, PREFIXES, by_ssh
 from tests.cluster.virtual import Cluster
-from tests.launching import RUNNER, SCRIPTS, ok, own_lines
+from tests.launching import RUNNER, ok, own_lines, path_of
 from tests.results import hosts, json_object
 
 
@@ -59,7 +59,7 @@ def test_from_inside_a_step_that_is_bound_to_a_core(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(virtual, "SLURM_CONF", bound)
     monkeypatch.setattr(virtual, "CORES_PER_HOST", os.cpu_count())
     shape = ["--ranks-per-node=2", "--cores-per-rank=1", "--time=0:05:00", "--directive=--oversubscribe"]
-    script = str(SCRIPTS / "says_its_cores.py")
+    script = path_of("says_its_cores")
     with virtual.cluster(1, slurm=True) as vc:
         step = ["srun", "--ntasks=1", "--cpus-per-task=1"]
         assert ok(vc.run("node1", [*step, "printenv", "SLURM_CPU_BIND"])).stdout.startswith("quiet,mask_cpu:0x")

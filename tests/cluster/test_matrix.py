@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster.launchers import DETECTED, LAUNCHERS
 from tests.cluster.virtual import Cluster
-from tests.launching import RUNNER, SCRIPTS, ok
+from tests.launching import RUNNER, ok, path_of
 
 # torchrun, started by srun once per node, has the same number of workers on each.
 SHAPES = {"one host": [2], "two hosts": [2, 2], "uneven": [3, 1]}
@@ -46,7 +46,7 @@ def test_explain_tells_the_truth(vc: Cluster, name: str, shape: str) -> None:
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_an_unmodified_torchrun_script(vc: Cluster, name: str) -> None:
-    assert launch(vc, name, [1, 1], str(SCRIPTS / "ddp_allreduce.py")).count("of 2: 2") == 2
+    assert launch(vc, name, [1, 1], path_of("ddp_allreduce")).count("of 2: 2") == 2
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -11,10 +11,10 @@ import pytest
 from tests.cluster.launchers import BIN, LAUNCHERS
 from tests.cluster.virtual import Cluster
 from tests.gpu_node import Nvidia, node
-from tests.launching import RUNNER, SCRIPTS, clean_environment, ok, own_lines
+from tests.launching import RUNNER, clean_environment, ok, own_lines, path_of
 from tests.polling import LIMIT
 
-COMPUTES = str(SCRIPTS / "only_computes.py")
+COMPUTES = path_of("only_computes")
 
 
 def typed(vc: Cluster, command: str, *lines: str) -> str:
@@ -108,7 +108,7 @@ def test_a_container_that_clears_the_environment(name: str, vc: Cluster) -> None
 
 def test_gpus_that_slurm_has_allotted_and_no_driver_shows(vc: Cluster) -> None:
     """Slurm's GPUs are stand-ins here: files that are none."""
-    script = str(SCRIPTS / "says_its_rank.py")
+    script = path_of("says_its_rank")
     two_hosts = ["srun", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=2"]
     lost = vc.run("node1", [*two_hosts, *RUNNER, script])
     (line,) = own_lines(lost)

@@ -8,14 +8,14 @@ import pytest
 
 from tests.cluster.launchers import LAUNCHERS
 from tests.cluster.virtual import Cluster
-from tests.launching import RUNNER, SCRIPTS, ok
+from tests.launching import RUNNER, ok, path_of
 
 MPIS = ["openmpi4", "openmpi5", "mpich", "intelmpi"]
 
 
 @pytest.mark.parametrize("name", MPIS)
 def test_every_operation(vc: Cluster, name: str) -> None:
-    done = ok(LAUNCHERS[name](vc, [1, 1], [*RUNNER, str(SCRIPTS / "every_operation.py")]))
+    done = ok(LAUNCHERS[name](vc, [1, 1], [*RUNNER, path_of("every_operation")]))
     assert done.stdout.count("checks") == 2
 
 
@@ -23,7 +23,7 @@ def test_a_rank_that_ends_late_has_the_cores_for_itself(vc: Cluster) -> None:
     """Intel MPI's MPI_Finalize() spins."""
     spent = [_cpu_time()]
     for late in ("0", "6"):
-        ok(LAUNCHERS["intelmpi"](vc, [1, 1], [*RUNNER, str(SCRIPTS / "ends_late.py"), late]))
+        ok(LAUNCHERS["intelmpi"](vc, [1, 1], [*RUNNER, path_of("ends_late"), late]))
         spent.append(_cpu_time())
     assert (spent[2] - spent[1]) - (spent[1] - spent[0]) < 3
 

@@ -11,9 +11,9 @@ import torch
 from tests.cluster.launchers import BIN, INTEL, INTEL_MPIRUN, by_ssh
 from tests.cluster.test_job_scripts import submit
 from tests.cluster.virtual import Cluster
-from tests.launching import RUNNER, SCRIPTS, ok
+from tests.launching import PROGRAMS, RUNNER, ok
 
-RECIPES = SCRIPTS / "recipes"
+RECIPES = PROGRAMS / "recipes"
 TORCHRUN = str(BIN / "torchrun")
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from tests.cluster.launchers import BIN, DEBIAN_MPIRUN, INTEL, INTEL_MPIRUN, PREFIXES
 from tests.cluster.virtual import Cluster
-from tests.launching import ROOT, RUNNER, SCRIPTS, clean_environment, ok
+from tests.launching import ROOT, RUNNER, clean_environment, ok, path_of
 
 FOLDER = ROOT / "mpi_scripts"
-TARGET = str(SCRIPTS / "saves_on_signal.py")
+TARGET = path_of("saves_on_signal")
 
 
 def wait_for(holds: Callable[[], bool], what: str) -> None:
@@ -77,7 +77,7 @@ def test_signals_to_a_script(script: str, environment: dict[str, str], tmp_path:
 @pytest.mark.parametrize("how", ["usr1", "touch"])
 def test_sigterm_tells_a_script_to_save(how: str, tmp_path: Path) -> None:
     file = tmp_path / "now"
-    target = ["--on-preempt", "usr1" if how == "usr1" else f"touch={file}", str(SCRIPTS / "saves_when_told.py")]
+    target = ["--on-preempt", "usr1" if how == "usr1" else f"touch={file}", path_of("saves_when_told")]
     arguments = [str(tmp_path), *([str(file)] if how == "touch" else [])]
     environment = {"MPIRUN": str(PREFIXES / "mpich" / "bin" / "mpiexec"), "PYTHON": RUNNER[0], "RANKS": "2"}
     process = subprocess.Popen(

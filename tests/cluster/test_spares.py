@@ -17,7 +17,7 @@ import pytest
 
 from tests.cluster.launchers import BIN, LAUNCHERS, PREFIXES, batch
 from tests.cluster.virtual import Cluster, cluster
-from tests.launching import ROOT, RUNNER, SCRIPTS, clean_environment, ok, own_lines, run
+from tests.launching import ROOT, RUNNER, clean_environment, folder_of, ok, own_lines, run
 from tests.results import hosts, json_object, losses, metrics
 
 
@@ -42,7 +42,7 @@ class Unheard(Supervised):
 
 
 def supervised(vc: Cluster, folder: Path, *options: str) -> Supervised:
-    own = vars(vc) | {"environment": vc.environment | {"PYTHONPATH": f"{ROOT}:{SCRIPTS}"}}
+    own = vars(vc) | {"environment": vc.environment | {"PYTHONPATH": f"{ROOT}:{folder_of('faulty')}"}}
     return Supervised(**own, options=["--log-dir", str(folder / "log"), *options])
 
 
@@ -70,7 +70,7 @@ def test_a_job_goes_on_on_the_host_that_is_left(vc: Cluster, tmp_path: Path) -> 
     assert first["next"] == "started again without node2, on node1 with 1 ranks"
     assert (second["code"], second["next"]) == (0, "done")
     assert [line["step"] for line in metrics(tmp_path / "parts")] == list(range(1, 61))
-    ok(run(*RUNNER, *training(tmp_path / "whole"), cwd=SCRIPTS))
+    ok(run(*RUNNER, *training(tmp_path / "whole"), cwd=folder_of("faulty")))
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
 
 

@@ -11,7 +11,7 @@ import psutil
 
 from tests.cluster.launchers import slurm_shape
 from tests.cluster.virtual import Cluster
-from tests.launching import ROOT, RUNNER, SCRIPTS, clean_environment
+from tests.launching import ROOT, RUNNER, clean_environment, folder_of
 from tests.polling import LIMIT
 from tests.results import see_the_next_start_go_on
 
@@ -30,7 +30,7 @@ def test_in_an_allocation_the_next_start_is_ready_too(vc: Cluster, tmp_path: Pat
     job += ["--milliseconds", "20", "--save-every-steps", "20", "--save-every", "0"]
     supervise = [*RUNNER, "supervise", "--standby", "--log-dir", str(tmp_path / "log"), "--", *job]
     command = vc.command("node1", ["salloc", "--quiet", *slurm_shape(vc, [1, 1]), *supervise])
-    environment = clean_environment() | vc.environment | {"PYTHONPATH": f"{ROOT}:{SCRIPTS}"}
+    environment = clean_environment() | vc.environment | {"PYTHONPATH": f"{ROOT}:{folder_of('faulty')}"}
     with open(tmp_path / "errors", "w") as errors:
         process = subprocess.Popen(command, env=environment, cwd=vc.folder, stdout=subprocess.DEVNULL, stderr=errors)
     try:

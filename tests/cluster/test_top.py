@@ -9,13 +9,13 @@ from pathlib import Path
 from signal import SIGUSR1
 
 from tests.cluster.virtual import Cluster
-from tests.launching import ROOT, RUNNER, SCRIPTS, clean_environment
+from tests.launching import ROOT, RUNNER, clean_environment, folder_of
 from tests.results import refused
 
 
 def test_they_come_to_the_first_rank_s_host(vc: Cluster, tmp_path: Path) -> None:
     job = ["faulty", "--log-dir", "/dev/shm/log", "--max-steps", "100000", "--checkpoint-dir", str(tmp_path / "run")]
-    own = {"PYTHONPATH": f"{ROOT}:{SCRIPTS}", "XDG_CACHE_HOME": str(tmp_path)}
+    own = {"PYTHONPATH": f"{ROOT}:{folder_of('faulty')}", "XDG_CACHE_HOME": str(tmp_path)}
     command = ["srun", "--nodes=2", "--ntasks-per-node=1", *RUNNER, *job]
     process = subprocess.Popen(vc.command("node1", command), env=clean_environment() | vc.environment | own)
     try:

@@ -16,10 +16,10 @@ import pytest
 
 from tests.cluster.launchers import BIN, LAUNCHERS, PREFIXES, openmpi5_command
 from tests.cluster.virtual import Cluster, cluster
-from tests.launching import BASE_PYTHON, RUNNER, SCRIPTS, ok, own_lines, packages_without, run
+from tests.launching import BASE_PYTHON, RUNNER, folder_of, ok, own_lines, packages_without, path_of, run
 from tests.results import hosts, losses
 
-SUM = str(SCRIPTS / "ddp_allreduce.py")  # "rank R of N: N" on each rank
+SUM = path_of("ddp_allreduce")  # "rank R of N: N" on each rank
 
 
 def explained(
@@ -148,7 +148,7 @@ def test_guards_that_a_firewall_keeps_apart() -> None:
     """It lets only MASTER_PORT through. Ranks that may start again in place wait for one another's ends, and here never hear of them."""
     with cluster(2) as vc:
         vc.network("-n", "node1", "rule", "add", "blackhole", "ipproto", "tcp", "sport", "32768-60999")
-        program = [*RUNNER, "--restart-in-place", "1", str(SCRIPTS / "says_its_rank.py")]
+        program = [*RUNNER, "--restart-in-place", "1", path_of("says_its_rank")]
         first, second = started_by_hand(vc, 29500, *program)
         assert (ok(first).stdout, ok(second).stdout) == ("rank 0\n", "rank 1\n")
         assert "the ranks of this host do not reach rank 0's host at node1:" in second.stderr
@@ -167,7 +167,7 @@ def test_guards_that_a_firewall_keeps_apart() -> None:
 )
 def test_a_rank_that_is_lost_before_mpi_begins(vc: Cluster, name: str, number: str, what: str) -> None:
     """Hydra does not end the others for it, and they would wait for it in MPI_Init()."""
-    program = [sys.executable, str(SCRIPTS / "killed_before_mpi.py"), number, "--timeout", "200", SUM]
+    program = [sys.executable, path_of("killed_before_mpi"), number, "--timeout", "200", SUM]
     done = LAUNCHERS[name](vc, (1, 1), program)  # which allows less than that time
     assert done.returncode != 0
     assert what in done.stderr
@@ -237,11 +237,11 @@ def test_data_is_fetched_once_on_every_file_system(vc: Cluster) -> None:
     log.unlink(missing_ok=True)
     own_disk = 'if [ "$(hostname)" = node2 ]; then mount -t tmpfs none "$0"; fi; exec "$@"'
     program = ["unshare", "--mount", "bash", "-c", own_disk, str(folder)]
-    program += ["env", f"PYTHONPATH={SCRIPTS}", *RUNNER, "fetches_once", str(folder), str(log)]
+    program += ["env", f"PYTHONPATH={folder_of('fetches_once')}", *RUNNER, "fetches_once", str(folder), str(log)]
     ok(LAUNCHERS["mpich"](vc, [2, 1], program))
     assert sorted(log.read_text().split()) == ["0", "2"]
     log.unlink()
-    shared = ["env", f"PYTHONPATH={SCRIPTS}", *RUNNER, "fetches_once", str(folder), str(log)]
+    shared = ["env", f"PYTHONPATH={folder_of('fetches_once')}", *RUNNER, "fetches_once", str(folder), str(log)]
     ok(LAUNCHERS["mpich"](vc, [1, 1], shared))
     assert log.read_text().split() == ["0"]
 
@@ -295,7 +295,7 @@ def test_srun_offers_pmi_that_mpi_does_not_speak(vc: Cluster) -> None:
 
 def test_an_exception_on_one_host_ends_the_job_on_both(vc: Cluster) -> None:
     for name in ("openmpi4", "openmpi5", "mpich", "intelmpi", "srun"):
-        done = LAUNCHERS[name](vc, [1, 1], [*RUNNER, str(SCRIPTS / "one_rank_raises_while_others_sleep.py")])
+        done = LAUNCHERS[name](vc, [1, 1], [*RUNNER, path_of("one_rank_raises_while_others_sleep")])
         assert done.returncode != 0, name
         assert "rank 1 of 2 on host node2 failed: ValueError: the loss exploded" in own_lines(done)[0], name
 

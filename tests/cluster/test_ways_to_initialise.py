@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.launchers import DEBIAN_MPIRUN, INTEL, INTEL_MPIRUN, PREFIXES
-from tests.launching import RUNNER, SCRIPTS, free_port, ok, run
+from tests.launching import PROGRAMS, RUNNER, free_port, ok, run
 
 MPIS = {
     "openmpi4": (DEBIAN_MPIRUN, {}),
@@ -21,11 +21,11 @@ def test_ranks_by_a_scripts_own_endpoint_and_by_spawning(mpi: str, tmp_path: Pat
     program, environment = MPIS[mpi]
 
     def output_of(ranks: int, script: str, *arguments: str) -> str:
-        command = [program, "-np", str(ranks), *RUNNER, str(SCRIPTS / script), *arguments]
+        command = [program, "-np", str(ranks), *RUNNER, str(PROGRAMS / "recipes" / script), *arguments]
         return ok(run(*command, cwd=tmp_path, **environment)).stdout
 
-    told = output_of(2, "recipes/sets_its_own_master.py", str(free_port()))
+    told = output_of(2, "sets_its_own_master.py", str(free_port()))
     assert all(f"rank {rank} of 2: sum 1" in told for rank in range(2))
     # (Lines of processes that a rank has started may run into one another.)
-    told = output_of(1, "recipes/spawns_its_ranks.py", str(free_port()))
+    told = output_of(1, "spawns_its_ranks.py", str(free_port()))
     assert told.count("of 2 at") == told.count("sum 3") == 2

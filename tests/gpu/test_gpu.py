@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runner.resources import resources
-from tests.launching import RUNNER, SCRIPTS, mpirun_path, ok, own_lines, run, runner
+from tests.launching import RUNNER, mpirun_path, ok, own_lines, path_of, run, runner
 from tests.results import losses
 
 GPUS = resources(os.environ).gpus
@@ -32,7 +32,7 @@ print([f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(torch.cu
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_operation_on_its_tensors(ranks: int) -> None:
     # Two ranks may share a GPU where NCCL is not asked; the runner gives each its own, so here the script takes it itself.
-    done = ok(runner(ranks, "--device", "cpu", str(SCRIPTS / "every_operation.py"), "cuda", timeout=600))
+    done = ok(runner(ranks, "--device", "cpu", path_of("every_operation"), "cuda", timeout=600))
     assert done.stdout.count("checks") == ranks
 
 

@@ -6,11 +6,11 @@ import json
 import os
 from pathlib import Path
 
-from tests.launching import ROOT, SCRIPTS, ok, runner
+from tests.launching import PROGRAMS, ROOT, ok, runner
 from tests.results import refused
 
 PATH = os.pathsep.join(
-    [str(SCRIPTS / "other_backend"), str(ROOT)]
+    [str(PROGRAMS / "extensions" / "other_backend"), str(ROOT)]
 )  # a PYTHONPATH with a package that has the entry point
 
 

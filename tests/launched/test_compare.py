@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import RUNNER, SCRIPTS, mpirun_path, ok, run, runner
+from tests.launching import RUNNER, folder_of, mpirun_path, ok, run, runner
 from tests.results import refused
 from tests.terminal import on_terminal
 
@@ -69,7 +69,7 @@ def test_layouts_train_the_same_model(tmp_path: Path) -> None:
     files = ["--json", str(tmp_path / "found.json"), "--plot", str(tmp_path / "found.png")]
     too_many = "pp2+schedule=interleaved1f1b+stages-per-rank=8+micro-batches=2:gloo"
     asked = ",".join([too_many, *LAYOUTS])
-    done = ok(runner(2, "compare", "divisible", *options, *files, "--engines", asked, cwd=SCRIPTS))
+    done = ok(runner(2, "compare", "divisible", *options, *files, "--engines", asked, cwd=folder_of("divisible")))
     found = json.loads((tmp_path / "found.json").read_text())
     engines = {engine["engine"]: engine for engine in found["engines"]}
     assert list(engines) == [*LAYOUTS, "alone"]
@@ -135,7 +135,10 @@ def test_what_is_wrong_is_said_in_one_line(arguments: list[str], expected: str, 
 
 @pytest.mark.needs("compare")
 def test_a_workload_that_does_not_use_fit_is_named() -> None:
-    refused(run(*RUNNER, "compare", "says_its_backend", cwd=SCRIPTS), "says_its_backend trains without fit()")
+    refused(
+        run(*RUNNER, "compare", "says_its_backend", cwd=folder_of("says_its_backend")),
+        "says_its_backend trains without fit()",
+    )
 
 
 def test_resnet_follows_the_protocol(tmp_path: Path) -> None:

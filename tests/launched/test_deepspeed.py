@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import SCRIPTS, ok, runner
+from tests.launching import ok, path_of, runner
 from tests.polling import LIMIT
 
 
@@ -35,7 +35,7 @@ def trained(extensions: Path, ranks: int, *arguments: str) -> list[list[float]]:
     """The losses that each training of the script prints."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # as in an activated environment: it calls ninja
     settings = {"PATH": path, "TORCH_EXTENSIONS_DIR": str(extensions)}
-    done = ok(runner(ranks, str(SCRIPTS / "train_deepspeed.py"), *arguments, timeout=3 * LIMIT, **settings))
+    done = ok(runner(ranks, path_of("train_deepspeed"), *arguments, timeout=3 * LIMIT, **settings))
     lines = [line for line in done.stdout.splitlines() if line.startswith("losses ")]
     return [[float(loss) for loss in line.split()[1:]] for line in lines]
 

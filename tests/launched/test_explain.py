@@ -18,8 +18,8 @@ from runner.torch_build import release_of
 from tests.launching import (
     BASE_PYTHON,
     RUNNER,
-    SCRIPTS,
     clean_environment,
+    folder_of,
     free_port,
     mpirun,
     mpirun_path,
@@ -94,7 +94,7 @@ def test_on_a_narrow_terminal_no_word_is_broken() -> None:
 def test_a_workload_gets_what_explain_shows() -> None:
     found = facts(2)
     expected = f"{found['backend']['name']} {found['settings']['OMP_NUM_THREADS']}"
-    seen = ok(runner(2, "shows_its_settings", cwd=SCRIPTS)).stdout.splitlines()
+    seen = ok(runner(2, "shows_its_settings", cwd=folder_of("shows_its_settings"))).stdout.splitlines()
     assert sorted(seen) == [f"{rank} {expected}" for rank in range(2)]
 
 

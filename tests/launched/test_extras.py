@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import BASE_PYTHON, SCRIPTS, mpirun, ok, packages_without, run
+from tests.launching import BASE_PYTHON, mpirun, ok, packages_without, path_of, run
 from tests.results import refused
 
 RUNNER = (BASE_PYTHON, "-m", "runner")
@@ -27,7 +27,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_script_needs_torch_mpi4py_and_psutil(bare: str) -> None:
-    done = ok(mpirun(2, *RUNNER, str(SCRIPTS / "ddp_training.py"), PYTHONPATH=bare))
+    done = ok(mpirun(2, *RUNNER, path_of("ddp_training"), PYTHONPATH=bare))
     assert done.stdout.count("steps 16 same True") == 2, done.stdout
 
 

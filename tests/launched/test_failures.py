@@ -16,14 +16,25 @@ import psutil
 import pytest
 
 from runner.guard.place import IS_RECORDED
-from tests.launching import RUNNER, SCRIPTS, clean_environment, finish, free_port, mpirun_path, ok, own_lines, runner
+from tests.launching import (
+    RUNNER,
+    clean_environment,
+    finish,
+    folder_of,
+    free_port,
+    mpirun_path,
+    ok,
+    own_lines,
+    path_of,
+    runner,
+)
 from tests.polling import LIMIT, poll_until
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_an_exception_on_one_rank_ends_the_job(ranks: int, tmp_path: Path) -> None:
     mark = str(tmp_path)  # in its command line: others may run beside it
-    done = runner(ranks, str(SCRIPTS / "one_rank_raises.py"), mark)
+    done = runner(ranks, path_of("one_rank_raises"), mark)
     assert done.returncode == 1
     told = [line for line in done.stderr.splitlines() if line.strip()]
     assert told[0].startswith(f"runner: rank {ranks - 1} of {ranks} on host ")
@@ -40,28 +51,28 @@ def test_an_exception_on_one_rank_ends_the_job(ranks: int, tmp_path: Path) -> No
 @pytest.mark.parametrize("way", ["mpi", "file"])
 def test_what_one_rank_alone_refuses_for_all_is_not_lost(way: str) -> None:
     """Only rank 0 prints what all ranks refuse. Where it has not refused it, its guard prints it for the other."""
-    done = runner(2, "--rendezvous", way, str(SCRIPTS / "refused_by_one.py"))
+    done = runner(2, "--rendezvous", way, path_of("refused_by_one"))
     assert done.returncode != 0
     (told,) = (line for line in own_lines(done) if "no strategy" in line)
     assert re.fullmatch(r"runner: rank 1 of 2 on host \S+: there is no strategy theirs; install its package", told)
 
 
 def test_an_exception_ends_ranks_that_do_not_communicate() -> None:
-    done = runner(2, str(SCRIPTS / "one_rank_raises_alone.py"))
+    done = runner(2, path_of("one_rank_raises_alone"))
     assert done.returncode == 1
     first = next(line for line in done.stderr.splitlines() if line.strip())
     assert first.endswith("failed: ValueError: the loss exploded"), "the first line of the message is the cause"
 
 
 def test_a_programs_own_excepthook_is_called() -> None:
-    done = runner(1, str(SCRIPTS / "own_excepthook.py"))
+    done = runner(1, path_of("own_excepthook"))
     assert done.returncode == 1
     assert "hooked x" in done.stdout
 
 
 @pytest.mark.parametrize("code", [1, 2, 7])
 def test_an_exit_code_on_one_rank_ends_the_job_while_others_wait_in_mpi(code: int) -> None:
-    done = runner(2, str(SCRIPTS / "exits.py"), "1", str(code), "wait")
+    done = runner(2, path_of("exits"), "1", str(code), "wait")
     assert done.returncode == code
 
 
@@ -70,7 +81,7 @@ def test_an_exit_code_on_one_rank_ends_the_job_while_others_wait_in_mpi(code: in
 def test_a_hang_shows_which_rank_is_missing_from_which_collective(backend: str) -> None:
     job = ["faulty", "--fault", "sleep", "--save-every", "0"]
     # Importing what the first step needs is not to count as a hang, on a busy machine, too.
-    done = runner(3, "--hang-timeout", "6", "--backend", backend, *job, cwd=SCRIPTS)
+    done = runner(3, "--hang-timeout", "6", "--backend", backend, *job, cwd=folder_of("faulty"))
     assert done.returncode == 70
     shown = re.search(
         r"^process group default_pg: ranks 0, 2 in collective (\d+) \(\w+.*\); rank 1 done with collective (\d+).*; missing: rank 1$",
@@ -83,7 +94,7 @@ def test_a_hang_shows_which_rank_is_missing_from_which_collective(backend: str) 
 
 @pytest.mark.needs("recorder")
 def test_a_script_that_hangs_in_a_collective_shows_it_too(tmp_path: Path) -> None:
-    shutil.copy(SCRIPTS / "late_for_a_barrier.py", tmp_path)
+    shutil.copy(path_of("late_for_a_barrier"), tmp_path)
     (tmp_path / "runner.py").touch()  # a module of the program's, which hides this package
     done = runner(2, "--hang-timeout", "2", str(tmp_path / "late_for_a_barrier.py"))
     assert done.returncode == 70
@@ -98,7 +109,7 @@ def test_a_script_that_hangs_in_a_collective_shows_it_too(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("how", ["all_reduce", "backward"])
 def test_a_script_that_hangs_names_the_rank_with_any_torch(how: str) -> None:
-    done = runner(2, "--hang-timeout", "15", str(SCRIPTS / "late_for_a_step.py"), how, timeout=300)
+    done = runner(2, "--hang-timeout", "15", path_of("late_for_a_step"), how, timeout=300)
     assert done.returncode == 70
     line = next(line for line in own_lines(done) if "no progress" in line)
     assert re.search(r"rank 1 on host \S+ in <module> \(late_for_a_step.py:\d+\); rank 0 waiting in ", line)
@@ -112,7 +123,7 @@ def test_a_script_that_hangs_names_the_rank_with_any_torch(how: str) -> None:
 def test_a_workload_that_hangs_before_its_training_does_so_too() -> None:
     """After five sixths of the time that a collective may take."""
     timeouts = ["--hang-timeout", "2", "--collective-timeout", "60"]
-    done = runner(2, *timeouts, "late_for_its_training", cwd=SCRIPTS)
+    done = runner(2, *timeouts, "late_for_its_training", cwd=folder_of("late_for_its_training"))
     assert done.returncode == 70
     first, *more = done.stderr[done.stderr.index("runner: no progress") :].splitlines()
     assert first.startswith("runner: no progress for 50 s, in a collective: rank 1 on host ")
@@ -122,7 +133,16 @@ def test_a_workload_that_hangs_before_its_training_does_so_too() -> None:
 
 
 def test_a_hang_before_the_first_collective_is_reported_with_its_usual_causes() -> None:
-    done = runner(2, "--backend", "gloo", "--hang-timeout", "8", "hangs_while_connecting", cwd=SCRIPTS, timeout=300)
+    done = runner(
+        2,
+        "--backend",
+        "gloo",
+        "--hang-timeout",
+        "8",
+        "hangs_while_connecting",
+        cwd=folder_of("hangs_while_connecting"),
+        timeout=300,
+    )
     assert done.returncode == 70, done.stderr
     where = "in torch.distributed, but in no collective" if IS_RECORDED else "in a call of torch.distributed"
     assert f"runner: no progress for 8 s, {where}: rank 0 waiting in " in done.stderr
@@ -132,12 +152,14 @@ def test_a_hang_before_the_first_collective_is_reported_with_its_usual_causes() 
 
 def test_hooks_and_many_micro_batches_may_take_longer_than_a_step(tmp_path: Path) -> None:
     job = ["--batch-size", "8", "--micro-batches", "4", "--epochs", "1", "--checkpoint-dir", str(tmp_path)]
-    done = ok(runner(2, "--hang-timeout", "7", "slow_between_steps", *job, cwd=SCRIPTS, timeout=300))
+    done = ok(
+        runner(2, "--hang-timeout", "7", "slow_between_steps", *job, cwd=folder_of("slow_between_steps"), timeout=300)
+    )
     assert "done: 4 steps" in done.stdout
 
 
 def test_a_failure_in_a_workloads_own_code() -> None:
-    done = runner(2, "fails_in_its_own_code", cwd=SCRIPTS)
+    done = runner(2, "fails_in_its_own_code", cwd=folder_of("fails_in_its_own_code"))
     assert done.returncode == 1
     assert "runner: rank 1 of 2 on host" in done.stderr.splitlines()[0]
     assert "no_such_thing" in done.stderr.splitlines()[0]
@@ -151,7 +173,7 @@ def test_a_script_with_an_error_in_its_text(tmp_path: Path) -> None:
 
 
 def test_files_that_the_program_left_open_are_written(tmp_path: Path) -> None:
-    ok(runner(2, str(SCRIPTS / "leaves_files_open.py"), cwd=tmp_path))
+    ok(runner(2, path_of("leaves_files_open"), cwd=tmp_path))
     for rank in range(2):
         assert (tmp_path / f"early{rank}").read_text() == "before torch"
         assert gzip.decompress((tmp_path / f"early_packed{rank}").read_bytes()) == b"in a cycle"
@@ -167,7 +189,7 @@ def test_files_that_the_program_left_open_are_written(tmp_path: Path) -> None:
 )
 def test_a_rank_that_ends_while_others_work_is_named_and_ends_the_job(early: int, how: str, way: str) -> None:
     """One batch fewer, one barrier left out: a job that would wait until the group's time limit."""
-    done = runner(2, "--rendezvous", way, str(SCRIPTS / "ends_early.py"), str(early), how)
+    done = runner(2, "--rendezvous", way, path_of("ends_early"), str(early), how)
     assert done.returncode == 1
     (told,) = (line for line in own_lines(done) if " failed: " in line)
     assert told.startswith(f"runner: rank {1 - early} of 2 on host ")
@@ -176,14 +198,14 @@ def test_a_rank_that_ends_while_others_work_is_named_and_ends_the_job(early: int
 
 
 def test_an_exit_code_is_told_with_its_rank() -> None:
-    done = runner(2, str(SCRIPTS / "exits.py"), "1", "7", "wait")
+    done = runner(2, path_of("exits"), "1", "7", "wait")
     assert own_lines(done)[0].startswith("runner: rank 1 of 2 on host ")
     assert own_lines(done)[0].endswith(" ended with code 7, by sys.exit()")
 
 
 @pytest.mark.parametrize(("rank", "code"), [(0, 0), (1, 0), (1, 3)])
 def test_a_rank_that_leaves_without_a_word_is_named(rank: int, code: int) -> None:
-    done = runner(2, str(SCRIPTS / "exits.py"), str(rank), f"_{code}", "wait")
+    done = runner(2, path_of("exits"), str(rank), f"_{code}", "wait")
     assert done.returncode == (code or 1)
     named = [line for line in own_lines(done) if f": ended with code {code}, without Python's own end" in line]
     assert [line.partition(" on host ")[0] for line in named] == [f"runner: rank {rank} of 2"]
@@ -192,17 +214,17 @@ def test_a_rank_that_leaves_without_a_word_is_named(rank: int, code: int) -> Non
 @pytest.mark.parametrize("what", ["shape", "type"])
 def test_calls_that_differ_name_the_setting_that_shows_them(what: str) -> None:
     """gloo ends the process, or raises an error of its own."""
-    done = runner(2, str(SCRIPTS / "different_shapes.py"), what)
+    done = runner(2, path_of("different_shapes"), what)
     assert done.returncode != 0
     assert own_lines(done)[0].startswith("runner: rank ")
     assert "TORCH_DISTRIBUTED_DEBUG=DETAIL shows whether the ranks' collective calls differ" in own_lines(done)[0]
-    shown = runner(2, str(SCRIPTS / "different_shapes.py"), what, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    shown = runner(2, path_of("different_shapes"), what, TORCH_DISTRIBUTED_DEBUG="DETAIL")
     difference = {"shape": ["TensorShape=[1100]", "[1000]"], "type": ["TensorDtypes=Double", "Float"]}[what]
     assert all(part in own_lines(shown)[0] for part in ["Detected mismatch between collectives", *difference])
 
 
 def test_the_time_limit_of_collectives_counts_in_scripts() -> None:
-    done = runner(2, "--collective-timeout", "3", str(SCRIPTS / "late_for_a_barrier.py"))
+    done = runner(2, "--collective-timeout", "3", path_of("late_for_a_barrier"))
     assert done.returncode == 1
     assert "rank 0 of 2" in own_lines(done)[0]
     assert "imed out" in own_lines(done)[0]
@@ -212,7 +234,7 @@ def started(tmp_path: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]
     """mpirun with two ranks of a script, and what runs below it once the script has said so."""
     with open(tmp_path / "output", "a") as output:
         launcher = subprocess.Popen(
-            [mpirun_path(), "-np", "2", *RUNNER, str(SCRIPTS / "starts_a_child.py"), "waits"],
+            [mpirun_path(), "-np", "2", *RUNNER, path_of("starts_a_child"), "waits"],
             cwd=tmp_path,
             env=clean_environment(),
             stdin=subprocess.DEVNULL,
@@ -237,7 +259,7 @@ def test_a_job_whose_mpirun_is_ended_leaves_nothing_behind(number: signal.Signal
 
 
 def test_what_a_rank_has_started_ends_with_a_failed_job(tmp_path: Path) -> None:
-    done = runner(2, str(SCRIPTS / "starts_a_child.py"), "fails", cwd=tmp_path)
+    done = runner(2, path_of("starts_a_child"), "fails", cwd=tmp_path)
     assert done.returncode == 1
     for rank in range(2):
         pid = int((tmp_path / f"child{rank}").read_text())
@@ -247,7 +269,7 @@ def test_what_a_rank_has_started_ends_with_a_failed_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["handler", "thread"])
 def test_files_of_a_failed_program_are_written_before_what_takes_long(how: str, tmp_path: Path) -> None:
-    done = runner(1, str(SCRIPTS / "fails_and_takes_long.py"), how, cwd=tmp_path)
+    done = runner(1, path_of("fails_and_takes_long"), how, cwd=tmp_path)
     assert done.returncode == 1
     assert (tmp_path / "log").read_text() == "found"
 
@@ -255,7 +277,7 @@ def test_files_of_a_failed_program_are_written_before_what_takes_long(how: str, 
 def test_a_signal_to_a_rank_that_has_ended_does_not_fail_the_job(tmp_path: Path) -> None:
     """Its handler's names are gone, while MPI's end waits for the others."""
     with subprocess.Popen(
-        [mpirun_path(), "-np", "2", *RUNNER, str(SCRIPTS / "one_waits_for_a_signal.py")],
+        [mpirun_path(), "-np", "2", *RUNNER, path_of("one_waits_for_a_signal")],
         cwd=tmp_path,
         env=clean_environment(),
         stdin=subprocess.DEVNULL,
@@ -274,7 +296,7 @@ def test_a_signal_to_a_rank_that_has_ended_does_not_fail_the_job(tmp_path: Path)
 def test_a_failure_is_known_to_all_after_rank_0_has_ended(tmp_path: Path) -> None:
     """Started by hand, so that no launcher ends the others: the messages go by rank 0's guard."""
     by_hand = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [*RUNNER, str(SCRIPTS / "rank_0_leaves.py"), str(tmp_path)]
+    command = [*RUNNER, path_of("rank_0_leaves"), str(tmp_path)]
     processes = [
         subprocess.Popen(
             command,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu_node import MISMATCH, Nvidia, node
-from tests.launching import RUNNER, SCRIPTS, mpirun_path, ok, own_lines, run, runner
+from tests.launching import RUNNER, mpirun_path, ok, own_lines, path_of, run, runner
 from tests.results import refused
 
 UUIDS = [f"GPU-00000000-stand-in-{number}" for number in range(2)]  # that no real GPU has
@@ -60,11 +60,11 @@ def test_allotted_gpus_that_none_sees_are_refused(tmp_path: Path) -> None:
     alone = run(*RUNNER, "workloads.linear", PYTHONPATH=str(host.modules), **slurm)
     refused(alone, "the scheduler has allotted GPUs to host", "(SLURM_JOB_GPUS=0,1)", "or say --device cpu")
     # What works alone may be started anywhere.
-    ok(run(*RUNNER, "jobscript", "--scheduler", "slurm", str(SCRIPTS / "says_its_rank.py"), **slurm))
+    ok(run(*RUNNER, "jobscript", "--scheduler", "slurm", path_of("says_its_rank"), **slurm))
 
 
 def test_masks_alone_are_told_of_once_per_host() -> None:
-    script = str(SCRIPTS / "says_its_rank.py")
+    script = path_of("says_its_rank")
     done = ok(runner(2, script, HIP_VISIBLE_DEVICES="0,1"))
     assert own_lines(done) == [
         f"runner: {os.uname().nodename}: HIP_VISIBLE_DEVICES=0,1 chooses GPUs, and none can be used: no driver shows one; "

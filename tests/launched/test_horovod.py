@@ -13,12 +13,13 @@ from tests.launching import (
     BASE_PYTHON,
     ROOT,
     RUNNER,
-    SCRIPTS,
+    folder_of,
     free_port,
     mpirun,
     ok,
     own_lines,
     packages_without,
+    path_of,
     run,
     runner,
     torchrun,
@@ -26,7 +27,7 @@ from tests.launching import (
 from tests.results import losses
 from tests.turns import Turns
 
-SCRIPT = str(SCRIPTS / "horovod_training.py")
+SCRIPT = path_of("horovod_training")
 BIN = Path(sys.executable).parent
 HOROVODRUN = [str(BIN / "horovodrun"), "-np", "2"]
 PATH = {"PATH": f"{BIN}:/usr/bin:/bin:/usr/sbin:/sbin"}
@@ -34,7 +35,7 @@ SHORT = ["--data", "digits", "--dtype", "float64"]
 
 
 def test_a_workload_that_imports_it_first() -> None:
-    done = ok(runner(2, "--rendezvous", "file", "horovod_imported_first", cwd=SCRIPTS))
+    done = ok(runner(2, "--rendezvous", "file", "horovod_imported_first", cwd=folder_of("horovod_imported_first")))
     assert done.stdout == "2 ranks\n"
 
 
@@ -69,7 +70,7 @@ def test_its_own_scripts_run_unmodified(way: str) -> None:
 
 
 def test_strangers_at_its_rendezvous_server_end_nothing() -> None:
-    done = ok(runner(2, "--rendezvous", "file", str(SCRIPTS / "horovod_among_strangers.py")))
+    done = ok(runner(2, "--rendezvous", "file", path_of("horovod_among_strangers")))
     assert sorted(done.stdout.splitlines()) == [
         "listens on 127.0.0.1",
         "rank 0 of 2: [1.0, 1.0]",
@@ -133,7 +134,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_ends_the_job() -> None:
-    done = runner(2, str(SCRIPTS / "horovod_fails.py"))
+    done = runner(2, path_of("horovod_fails"))
     assert done.returncode == 1
     assert any("rank 1 of 2" in line and "no more data" in line for line in own_lines(done))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.launching import ROOT, RUNNER, SCRIPTS, ok, run, runner
+from tests.launching import ROOT, RUNNER, folder_of, ok, run, runner
 from tests.layouts import FSDP
 from tests.results import losses, metrics, refused
 from tests.turns import Turns
@@ -47,11 +47,14 @@ def test_what_cannot_be_trained_is_refused_before_the_first_step(
 @pytest.mark.needs("plan", "compare")
 def test_plan_and_compare_refuse_it_too() -> None:
     compare = ["compare", "odd_tasks", "--engines", "ddp:gloo,zero1:gloo"]
-    refused(runner(2, *compare, "--case", "closure", cwd=SCRIPTS), CLOSURE)
+    refused(runner(2, *compare, "--case", "closure", cwd=folder_of("odd_tasks")), CLOSURE)
     plan = [*RUNNER, "plan", "odd_tasks", "--gpus", "2", "--memory", "1GB"]
     for case, text in (("closure", CLOSURE), ("dict", "{'x': float32 [1, 8], 'y': int64 [1]}")):
-        refused(run(*plan, "--case", case, cwd=SCRIPTS, PYTHONPATH=str(ROOT)), text)
-    refused(run(*plan, "--batch-size", "65", cwd=SCRIPTS, PYTHONPATH=str(ROOT)), "64 samples on 1 data-parallel ranks")
+        refused(run(*plan, "--case", case, cwd=folder_of("odd_tasks"), PYTHONPATH=str(ROOT)), text)
+    refused(
+        run(*plan, "--batch-size", "65", cwd=folder_of("odd_tasks"), PYTHONPATH=str(ROOT)),
+        "64 samples on 1 data-parallel ranks",
+    )
 
 
 def test_samples_that_are_random_on_each_rank_are_no_reason_to_refuse(turns: Turns, tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.launching import RUNNER, SCRIPTS, clean_environment, ok, run, runner
+from tests.launching import RUNNER, clean_environment, folder_of, ok, path_of, run, runner
 from tests.polling import LIMIT
 from tests.terminal import on_terminal
 
-PRINTS = str(SCRIPTS / "prints.py")
+PRINTS = path_of("prints")
 
 
 def kept(folder: Path, name: str) -> str:
@@ -99,7 +99,7 @@ def failure(folder: Path) -> dict[str, Any]:
 def test_the_first_failure_is_kept_until_the_next_job(tmp_path: Path) -> None:
     job = ["--log-dir", str(tmp_path / "log"), "faulty", "--checkpoint-dir", str(tmp_path), "--save-every", "0"]
     began = time.time()
-    done = runner(2, *job, "--fault", "raise", cwd=SCRIPTS)
+    done = runner(2, *job, "--fault", "raise", cwd=folder_of("faulty"))
     assert done.returncode == 1
     found = failure(tmp_path / "log")
     assert (found["rank"], found["size"], found["ended_with_it"], found["host"]) == (1, 2, [0], socket.gethostname())
@@ -110,7 +110,7 @@ def test_the_first_failure_is_kept_until_the_next_job(tmp_path: Path) -> None:
     assert began < found["time"] < time.time()
     assert found["stacks"] == ""
 
-    done = runner(2, *job, "--fault", "sleep", "--hang-timeout", "2", cwd=SCRIPTS)
+    done = runner(2, *job, "--fault", "sleep", "--hang-timeout", "2", cwd=folder_of("faulty"))
     assert done.returncode == 70
     found = failure(tmp_path / "log")
     assert (found["rank"], found["exit_code"], found["step"], found["traceback"]) == (1, 70, 5, "")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import SCRIPTS, mpirun, mpirun_path, ok, own_lines, run, runner
+from tests.launching import folder_of, mpirun, mpirun_path, ok, own_lines, path_of, run, runner
 from tests.results import refused
 
 pytestmark = pytest.mark.needs("mpi4py")
 
-EVERYTHING = str(SCRIPTS / "every_operation.py")
+EVERYTHING = path_of("every_operation")
 
 
 @pytest.mark.parametrize(("ranks", "end"), [(1, []), (3, ["leave"])])
@@ -24,53 +24,51 @@ def test_every_operation(ranks: int, end: list[str]) -> None:
 
 
 def test_calls_whose_tensors_do_not_fit_together_are_refused() -> None:
-    done = ok(runner(3, str(SCRIPTS / "misfits.py")))
+    done = ok(runner(3, path_of("misfits")))
     assert sorted(done.stdout.splitlines()) == [f"rank {rank}: all were refused" for rank in range(3)]
 
 
 def test_ranks_that_a_script_gives_in_another_order_are_obeyed(tmp_path: Path) -> None:
-    done = ok(runner(4, str(SCRIPTS / "ranks_in_another_order.py"), str(tmp_path)))
+    done = ok(runner(4, path_of("ranks_in_another_order"), str(tmp_path)))
     assert sorted(done.stdout.splitlines()) == [f"MPI rank {rank}: all right" for rank in range(4)]
 
 
 def test_callbacks_and_threads_keep_order_and_limits() -> None:
-    done = ok(runner(2, str(SCRIPTS / "callbacks_and_threads.py")))
+    done = ok(runner(2, path_of("callbacks_and_threads")))
     assert sorted(done.stdout.splitlines()) == ["rank 0: 2", "rank 1: 2"]
 
 
 def test_pytorchs_ways_to_be_parallel_run_on_it(tmp_path: Path) -> None:
-    done = ok(runner(2, str(SCRIPTS / "parallelisms.py"), "mpi4py", str(tmp_path)))
+    done = ok(runner(2, path_of("parallelisms"), "mpi4py", str(tmp_path)))
     for what in ("ddp", "ddp with a hook", "fsdp2", "tensor parallel", "dtensor", "checkpoint", "pipeline"):
         assert {f"rank {rank}: {what}" for rank in range(2)} <= set(done.stdout.splitlines())
 
 
 def test_workloads_get_it_where_the_ranks_met_by_mpi() -> None:
     for options, backend in (([], "mpi4py"), (["--rendezvous", "file"], "gloo"), (["--backend", "gloo"], "gloo")):
-        assert ok(runner(2, *options, "says_its_backend", cwd=SCRIPTS)).stdout == f"{backend}\n"
+        assert ok(runner(2, *options, "says_its_backend", cwd=folder_of("says_its_backend"))).stdout == f"{backend}\n"
 
 
 def test_a_script_that_asks_for_gloo_gets_it() -> None:
     limit = ["--collective-timeout", "600"]  # which is also set when the script imports torch
-    done = ok(
-        runner(2, *limit, "--backend", "mpi4py", str(SCRIPTS / "backend_names.py"), "gloo", "none", "MPI", "cpu:mpi")
-    )
+    done = ok(runner(2, *limit, "--backend", "mpi4py", path_of("backend_names"), "gloo", "none", "MPI", "cpu:mpi"))
     assert sorted(done.stdout.splitlines()) == ["rank 0: MPIBackend 2.0"] * 4 + ["rank 1: MPIBackend 2.0"] * 4
-    code = (SCRIPTS / "backend_names.py").read_text()
+    code = Path(path_of("backend_names")).read_text()
     assert ok(runner(1, "--backend", "mpi4py", "-c", code, "gloo")).stdout == "rank 0: MPIBackend 1.0\n"
-    assert ok(runner(1, str(SCRIPTS / "backend_names.py"), "cpu:mpi4py")).stdout == "rank 0: MPIBackend 1.0\n"
+    assert ok(runner(1, path_of("backend_names"), "cpu:mpi4py")).stdout == "rank 0: MPIBackend 1.0\n"
 
 
 def test_a_script_that_asks_for_mpi_gets_it_where_torch_has_none() -> None:
-    done = ok(runner(2, str(SCRIPTS / "backend_names.py"), "mpi", "none"))
+    done = ok(runner(2, path_of("backend_names"), "mpi", "none"))
     assert sorted(done.stdout.splitlines()) == [
         f"rank {rank}: {name} 2.0" for rank in range(2) for name in ("MPIBackend", "ProcessGroupGloo")
     ]
-    done = runner(2, "--rendezvous", "file", str(SCRIPTS / "backend_names.py"), "mpi")
+    done = runner(2, "--rendezvous", "file", path_of("backend_names"), "mpi")
     assert "doesn't have MPI built in" in done.stderr
 
 
 def test_ranks_that_wait_for_a_late_one_are_told() -> None:
-    done = runner(2, str(SCRIPTS / "waits_for_a_late_rank.py"))
+    done = runner(2, path_of("waits_for_a_late_rank"))
     assert done.returncode == 1
     late = "all_reduce: Timed out waiting 2000ms for rank 1;"
     told = dict(line.split(": ", 1) for line in done.stdout.splitlines())
@@ -83,7 +81,7 @@ def test_ranks_that_wait_for_a_late_one_are_told() -> None:
 
 
 def test_a_monitored_barrier_names_who_is_missing() -> None:
-    done = runner(4, str(SCRIPTS / "monitored_barrier.py"))
+    done = runner(4, path_of("monitored_barrier"))
     assert done.returncode == 1
     first = next(line for line in done.stdout.splitlines() if line.startswith("rank 0: "))
     assert "Rank 1 failed to pass monitoredBarrier within 1 s" in first
@@ -93,12 +91,12 @@ def test_a_monitored_barrier_names_who_is_missing() -> None:
 
 def test_a_group_that_has_failed_can_be_destroyed_and_the_job_ends() -> None:
     """Its call is still open in MPI: nobody waits for that, and the program that has caught the error ends well."""
-    done = ok(runner(2, str(SCRIPTS / "destroys_a_failed_group.py")))
+    done = ok(runner(2, path_of("destroys_a_failed_group")))
     assert done.stdout == "went on\n"
 
 
 def test_with_torchs_debugging_another_rank_s_call_is_no_partner() -> None:
-    done = runner(2, str(SCRIPTS / "makes_another_call.py"), TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    done = runner(2, path_of("makes_another_call"), TORCH_DISTRIBUTED_DEBUG="DETAIL")
     assert done.returncode == 1
     assert "Detected mismatch between collectives on ranks" in own_lines(done)[0]
     assert "BROADCAST" in done.stderr
@@ -107,16 +105,16 @@ def test_with_torchs_debugging_another_rank_s_call_is_no_partner() -> None:
 
 def test_a_rank_that_has_done_its_part_may_leave() -> None:
     """Nor do those who wait take it for one that has left because all have left a group of the same name before."""
-    assert ok(runner(3, str(SCRIPTS / "done_before_the_others.py"))).stdout.splitlines() == ["gathered"] * 3
+    assert ok(runner(3, path_of("done_before_the_others"))).stdout.splitlines() == ["gathered"] * 3
 
 
 def test_all_calls_of_a_group_fail_when_one_does() -> None:
-    done = ok(runner(2, str(SCRIPTS / "all_calls_fail.py")))
+    done = ok(runner(2, path_of("all_calls_fail")))
     assert done.stdout.splitlines() == ["True"] * 4 + ["True False"]
 
 
 def test_a_late_rank_does_not_join_a_blocking_call_that_was_given_up() -> None:
-    done = ok(runner(2, str(SCRIPTS / "late_for_a_blocking_call.py")))
+    done = ok(runner(2, path_of("late_for_a_blocking_call")))
     assert set(done.stdout.splitlines()) <= {"all_reduce: Timed out waiting 200", "all_reduce: rank 0 has left the g"}
     assert len(done.stdout.splitlines()) == 2
 
@@ -124,7 +122,7 @@ def test_a_late_rank_does_not_join_a_blocking_call_that_was_given_up() -> None:
 @pytest.mark.parametrize(("ranks", "how"), [(3, "ends"), (2, "destroys")])
 def test_a_rank_that_leaves_is_named_to_those_who_wait_for_it(ranks: int, how: str) -> None:
     """In seconds, where the limit of the call is half an hour."""
-    done = runner(ranks, str(SCRIPTS / "leaves_before_a_call.py"), how)
+    done = runner(ranks, path_of("leaves_before_a_call"), how)
     assert done.returncode == 1
     assert "all_reduce: rank 1 has left the group while this rank waits" in done.stderr
 
@@ -133,7 +131,7 @@ def test_a_rank_that_leaves_is_named_to_those_who_wait_for_it(ranks: int, how: s
 def test_messages(transport: str) -> None:
     """Where a sender is outside of MPI, nothing but the engine's thread moves a large message on over TCP."""
     environment = {"OMPI_MCA_btl": transport, "OMPI_MCA_pml": "ob1"} if transport else {}
-    done = ok(runner(3, str(SCRIPTS / "messages.py"), **environment))
+    done = ok(runner(3, path_of("messages"), **environment))
     assert sorted(done.stdout.splitlines()) == [
         "from [1, 1, 2, 2]",
         *(
@@ -150,7 +148,7 @@ def test_messages(transport: str) -> None:
 def test_it_is_refused_where_there_is_no_mpi(tmp_path: Path) -> None:
     done = runner(2, "--rendezvous", "file", "workloads.linear", "--backend", "mpi4py", cwd=tmp_path)
     refused(done, "--backend mpi4py: the ranks did not meet by MPI")
-    done = runner(2, "--rendezvous", "file", "--backend", "mpi4py", str(SCRIPTS / "ddp_training.py"))
+    done = runner(2, "--rendezvous", "file", "--backend", "mpi4py", path_of("ddp_training"))
     refused(done, "runner: --backend mpi4py: the ranks did not meet by MPI")
 
 
@@ -158,14 +156,14 @@ def test_the_mpi_is_asked_whether_it_takes_gpu_memory() -> None:
     """Open MPI's own program says what it was built with; without that it takes none."""
     ompi_info = str(Path(mpirun_path()).with_name("ompi_info"))
     built = run(ompi_info, "--parsable", "--all").stdout
-    answer = ok(mpirun(1, sys.executable, str(SCRIPTS / "takes_gpu_memory.py"))).stdout.strip()
+    answer = ok(mpirun(1, sys.executable, path_of("takes_gpu_memory"))).stdout.strip()
     assert answer == "False" or "mpi_built_with_cuda_support:value:true" in built
 
 
 @pytest.mark.parametrize(("vendor", "where"), [("Open MPI", "host"), ("MPICH", "device")])
 def test_where_gpu_memory_is_reduced(vendor: str, where: str) -> None:
     """Open MPI's non-blocking reductions crash on GPU memory, even if it takes that elsewhere."""
-    done = ok(mpirun(1, sys.executable, str(SCRIPTS / "reduces_gpu_memory.py"), vendor))
+    done = ok(mpirun(1, sys.executable, path_of("reduces_gpu_memory"), vendor))
     calls = ("Iallreduce", "Ireduce", "Ireduce_scatter", "Ireduce_scatter_block")
     assert done.stdout.splitlines() == [
         *(f"{call} {where}" for call in calls),

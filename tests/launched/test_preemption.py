@@ -14,18 +14,19 @@ import pytest
 
 from runner.guard.rank_state import read_states
 from runner.training.checkpoint_folder import unseal
-from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok, run, runner
+from tests.launching import PROGRAMS, RUNNER, clean_environment, mpirun_path, ok, path_of, run, runner
 from tests.polling import LIMIT, poll_until
 from tests.results import metrics, refused
 from tests.turns import Turns
 
+TRAINING = PROGRAMS / "training"
 LONG = ["resumable", "--epochs", "2000", "--batch-size", "4", "--save-every", "0", "--log-every", "1"]
 
 
 def started(folder: Path, *arguments: str, of_runner: Sequence[str] = ()) -> subprocess.Popen[str]:
     """A training on two ranks, in its first steps."""
     command = [mpirun_path(), "-np", "2", *RUNNER, *of_runner, *LONG, "--checkpoint-dir", str(folder), *arguments]
-    process = subprocess.Popen(command, cwd=SCRIPTS, env=clean_environment(), stdout=PIPE, stderr=PIPE, text=True)
+    process = subprocess.Popen(command, cwd=TRAINING, env=clean_environment(), stdout=PIPE, stderr=PIPE, text=True)
     file = folder / "metrics.jsonl"
     poll_until(lambda: file.exists() and metrics(folder), LIMIT, "metrics of the first steps", process)
     return process
@@ -75,7 +76,7 @@ def test_a_rank_that_alone_gets_sigterm_takes_the_others_with_it(tmp_path: Path)
 def test_a_warning_before_the_training_begins_is_received(tmp_path: Path) -> None:
     """It is imported and built first, which takes seconds."""
     command = [mpirun_path(), "-np", "2", *RUNNER, *LONG, "--checkpoint-dir", str(tmp_path)]
-    process = subprocess.Popen(command, cwd=SCRIPTS, env=clean_environment(), stdout=PIPE, stderr=PIPE, text=True)
+    process = subprocess.Popen(command, cwd=TRAINING, env=clean_environment(), stdout=PIPE, stderr=PIPE, text=True)
 
     def both_ranks_run() -> bool:  # a guard and a worker each
         below = psutil.Process(process.pid).children(recursive=True)
@@ -94,7 +95,7 @@ def test_a_warning_before_the_training_begins_is_received(tmp_path: Path) -> Non
 def test_an_evaluation_is_left(epochs: str, tmp_path: Path) -> None:
     """It would take ten minutes. The last one is made when the job goes on."""
     job = [mpirun_path(), "-np", "2", *RUNNER, "slow_evaluation", "--epochs", epochs, "--checkpoint-dir", str(tmp_path)]
-    process = subprocess.Popen(job, cwd=SCRIPTS, env=clean_environment(), stdout=PIPE, stderr=PIPE, text=True)
+    process = subprocess.Popen(job, cwd=TRAINING, env=clean_environment(), stdout=PIPE, stderr=PIPE, text=True)
     while not (tmp_path / "evaluates").exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
@@ -118,7 +119,7 @@ def test_the_time_limit_leaves_as_much_as_checkpoints_have_taken(tmp_path: Path)
     """Each takes 12 s here, more than a tenth of the time: the second would come too late."""
     began = time.monotonic()
     job = ["saves_slowly", "--checkpoint-dir", str(tmp_path), "--time-limit", "0:50", "--save-every-steps", "10"]
-    done = run(*RUNNER, *job, "--save-every", "0", "--keep", "1", "--epochs", "1000", cwd=SCRIPTS, timeout=300)
+    done = run(*RUNNER, *job, "--save-every", "0", "--keep", "1", "--epochs", "1000", cwd=TRAINING, timeout=300)
     assert done.returncode == 75, done.stderr
     assert f"the time limit is near: saved {tmp_path}/step-{saved_step(tmp_path)}; go on with --resume" in done.stderr
     assert time.monotonic() - began < 50  # by the job's own choice
@@ -126,7 +127,7 @@ def test_the_time_limit_leaves_as_much_as_checkpoints_have_taken(tmp_path: Path)
 
 def test_after_sigterm_a_step_may_take_longer_than_half_a_minute(tmp_path: Path) -> None:
     job = ["saves_slowly", "--checkpoint-dir", str(tmp_path), "--step-seconds", "40", "--epochs", "1"]
-    process = subprocess.Popen([*RUNNER, *job], cwd=SCRIPTS, env=clean_environment(), stderr=PIPE, text=True)
+    process = subprocess.Popen([*RUNNER, *job], cwd=TRAINING, env=clean_environment(), stderr=PIPE, text=True)
     poll_until((tmp_path / "in-step").exists, 120, "the first step", process)
     process.send_signal(SIGTERM)
     _, stderr = process.communicate(timeout=300)
@@ -145,7 +146,7 @@ def test_a_script_is_told_before_its_time_limit(how: str, tmp_path: Path) -> Non
     file = tmp_path / "save now"
     file.touch()  # of an earlier job
     options = ["--time-limit", "0:1", "--on-preempt", "usr1" if how == "usr1" else f"touch={file}"]
-    script = [str(SCRIPTS / "saves_when_told.py"), str(tmp_path), *([str(file)] if how == "touch" else [])]
+    script = [path_of("saves_when_told"), str(tmp_path), *([str(file)] if how == "touch" else [])]
     done = ok(runner(2, *options, *script))
     assert {path.name for path in tmp_path.glob("*.saved")} == {"0.saved", "1.saved"}
     assert done.stderr.count("runner: the time limit is near: the script is told to save") == 1
@@ -155,7 +156,7 @@ def test_a_script_is_told_before_its_time_limit(how: str, tmp_path: Path) -> Non
 def test_a_script_is_told_at_a_signal(number: Signals, how: str, tmp_path: Path) -> None:
     file = tmp_path / "now"
     options = ["--on-preempt", "usr1" if how == "usr1" else f"touch={file}"]
-    script = [str(SCRIPTS / "saves_when_told.py"), str(tmp_path), *([str(file)] if how == "touch" else [])]
+    script = [path_of("saves_when_told"), str(tmp_path), *([str(file)] if how == "touch" else [])]
     process = subprocess.Popen([*RUNNER, *options, *script], env=clean_environment(), stderr=PIPE, text=True)
     poll_until((tmp_path / "0.started").exists, LIMIT, "the script has started", process)
     process.send_signal(number)
@@ -180,4 +181,4 @@ def test_what_cannot_tell_a_script_is_refused(options: list[str], message: str, 
 
 def test_a_workload_needs_no_telling(tmp_path: Path) -> None:
     message = "--on-preempt has no effect on resumable: a workload saves by itself"
-    refused(run(*RUNNER, "--on-preempt", "usr1", "resumable", cwd=SCRIPTS), message)
+    refused(run(*RUNNER, "--on-preempt", "usr1", "resumable", cwd=TRAINING), message)

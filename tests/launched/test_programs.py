@@ -9,10 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import RUNNER, SCRIPTS, clean_environment, free_port, ok, own_lines, run, runner, torchrun
+from tests.launching import (
+    PROGRAMS,
+    ROOT,
+    RUNNER,
+    clean_environment,
+    free_port,
+    ok,
+    own_lines,
+    path_of,
+    run,
+    runner,
+    torchrun,
+)
 from tests.polling import LIMIT
 
-PROGRAM = SCRIPTS / "how_it_runs.py"
+PROGRAM = Path(path_of("how_it_runs"))
 FORMS = {
     "script": ["s.py", "spawn"],
     "script, ended with a reason": ["s.py", "reason"],
@@ -63,9 +75,8 @@ def test_a_program_is_run_as_python_does(form: list[str], folder: Path) -> None:
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has -P from 3.11 on")
 def test_with_a_safe_path_a_folder_finds_all_that_python_does(tmp_path: Path) -> None:
     (tmp_path / "__main__.py").write_text("import sys; print(sys.path)\n")
-    root = str(SCRIPTS.parent.parent)
     by_python, by_runner = (
-        ok(run(sys.executable, "-P", *arguments, str(tmp_path), PYTHONPATH=f"/no/such/folder:{root}")).stdout
+        ok(run(sys.executable, "-P", *arguments, str(tmp_path), PYTHONPATH=f"/no/such/folder:{ROOT}")).stdout
         for arguments in ([], RUNNER[1:])
     )
     assert by_runner == by_python
@@ -101,7 +112,7 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
 @pytest.mark.parametrize("way", [["auto"], ["file"], ["env"], ["torchrun"]], ids="".join)
 def test_torch_is_imported_by_the_program(way: list[str]) -> None:
     """So what the program sets before its import counts on all ranks."""
-    script = str(SCRIPTS / "before_torch.py")
+    script = path_of("before_torch")
     if way == ["torchrun"]:
         done = torchrun(2, *RUNNER[1:], script)
     elif way == ["env"]:
@@ -112,11 +123,11 @@ def test_torch_is_imported_by_the_program(way: list[str]) -> None:
 
 
 def test_a_rank_0_without_torch_serves_the_others_all_the_same(tmp_path: Path) -> None:
-    done = runner(2, str(SCRIPTS / "before_torch.py"), str(tmp_path / "done"))
+    done = runner(2, path_of("before_torch"), str(tmp_path / "done"))
     assert lines(done) == ["rank 0: False False", "rank 1: False True"]
 
 
-SPAWNS = str(SCRIPTS / "recipes" / "spawns_by_default.py")
+SPAWNS = str(PROGRAMS / "recipes" / "spawns_by_default.py")
 
 
 def test_a_program_alone_may_spawn_its_ranks_at_the_address_that_it_finds() -> None:

@@ -13,7 +13,6 @@ import pytest
 from tests.launching import (
     BASE_PYTHON,
     RUNNER,
-    SCRIPTS,
     fake_torch,
     free_port,
     mpirun,
@@ -21,6 +20,7 @@ from tests.launching import (
     ok,
     own_lines,
     packages_without,
+    path_of,
     run,
     runner,
 )
@@ -71,7 +71,7 @@ def programs(*commands: list[str]) -> list[str]:
 
 
 def test_ranks_with_other_arguments() -> None:
-    script = str(SCRIPTS / "only_computes.py")
+    script = path_of("only_computes")
     done = run(*programs([*RUNNER, script, "--lr", "1"], [*RUNNER, script, "--lr", "2"]))
     refused(done, "the ranks differ in the arguments: --lr 1 on rank 0", "--lr 2 on rank 1")
 
@@ -80,7 +80,7 @@ def test_ranks_with_other_arguments() -> None:
 def test_another_program_that_waits_for_others_in_mpi(rank: int) -> None:
     """Of two programs of one mpirun each waits for the other's first call; that is seen within seconds, not at the time limit."""
     other = [RUNNER[0], "-c", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()"]
-    ours = [*RUNNER, str(SCRIPTS / "only_computes.py")]
+    ours = [*RUNNER, path_of("only_computes")]
     done = run(*programs(*([other, ours] if rank == 0 else [ours, other])))
     refused(done, f"rank {rank} is another program ({RUNNER[0]} -c ", "start all ranks as python -m runner")
 
@@ -88,7 +88,7 @@ def test_another_program_that_waits_for_others_in_mpi(rank: int) -> None:
 def test_another_program_that_makes_the_same_calls() -> None:
     """It takes part in the exchange of records, and gets neither the records nor the job's key."""
     code = "from mpi4py import MPI; c = MPI.COMM_WORLD; c.gather({'rank': 1}); print('got', c.bcast(None), flush=True)"
-    done = run(*programs([*RUNNER, str(SCRIPTS / "only_computes.py")], [RUNNER[0], "-c", code]))
+    done = run(*programs([*RUNNER, path_of("only_computes")], [RUNNER[0], "-c", code]))
     refused(
         done, "another program, or another version of the runner, runs as rank 1; start all ranks as python -m runner"
     )
@@ -97,7 +97,7 @@ def test_another_program_that_makes_the_same_calls() -> None:
 
 def test_another_program_without_mpi() -> None:
     """It may be a wrapper that starts the runner later, so its ranks wait until their time is over, and name it."""
-    done = run(*programs([*RUNNER, "--timeout", "10", str(SCRIPTS / "only_computes.py")], ["sleep", "100"]))
+    done = run(*programs([*RUNNER, "--timeout", "10", path_of("only_computes")], ["sleep", "100"]))
     assert done.returncode == 1
     first, second, *_ = own_lines(done)
     assert "waits for the other ranks: rank 1 runs another program so far (sleep 100)" in first
@@ -105,7 +105,7 @@ def test_another_program_without_mpi() -> None:
 
 
 def test_ranks_with_another_target() -> None:
-    done = run(*programs([*RUNNER, str(SCRIPTS / "exits.py")], [*RUNNER, str(SCRIPTS / "spawns.py")]))
+    done = run(*programs([*RUNNER, path_of("exits")], [*RUNNER, path_of("spawns")]))
     refused(done, "the ranks differ in the target", "exits.py on rank 0", "spawns.py on rank 1")
 
 
@@ -134,7 +134,7 @@ def test_a_target_that_one_rank_does_not_have(tmp_path: Path) -> None:
 
 
 def test_ranks_with_another_torch(tmp_path: Path) -> None:
-    script = str(SCRIPTS / "only_computes.py")
+    script = path_of("only_computes")
     done = run(*programs([*RUNNER, script], ["env", f"PYTHONPATH={fake_torch('2.6.0', tmp_path)}", *RUNNER, script]))
     refused(done, "the ranks differ in torch:", "2.6.0 on rank 1")
 
@@ -142,7 +142,7 @@ def test_ranks_with_another_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "arguments", "texts"),
     [
-        ("2.3.1", [str(SCRIPTS / "only_computes.py")], ["torch 2.4 or newer, and this is 2.3.1", "'torch>=2.4'"]),
+        ("2.3.1", [path_of("only_computes")], ["torch 2.4 or newer, and this is 2.3.1", "'torch>=2.4'"]),
         ("2.3.1", ["workloads.mnist"], ["torch 2.4 or newer, and this is 2.3.1", "'torch>=2.4'"]),
         ("2.4.1", ["workloads.llama"], ["workloads.llama needs torch 2.5 or newer", "'torch>=2.5'"]),
         ("2.6.0", ["workloads.mnist", "--strategy", "fsdp"], ["2.9 or newer, and this is 2.6.0", "--strategy zero1"]),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.launching import RUNNER, SCRIPTS, mpirun, ok, run, runner
+from tests.launching import PROGRAMS, RUNNER, folder_of, mpirun, ok, path_of, run, runner
 from tests.results import metrics
 
 IN_PLACE = ["--restart-in-place", "2"]
 
 
 def test_a_script_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    done = ok(runner(2, *IN_PLACE, str(SCRIPTS / "killed_once.py"), str(tmp_path)))
+    done = ok(runner(2, *IN_PLACE, path_of("killed_once"), str(tmp_path)))
     lines = [line for line in done.stderr.splitlines() if line.startswith("runner: ")]
     assert lines[0].startswith("runner: rank 1 of 2 on host ")
     assert ": killed by SIGKILL; " in lines[0]
@@ -26,13 +26,13 @@ def test_a_training_goes_on_also_after_a_hang(tmp_path: Path) -> None:
     No thread of a guard imports anything: a process that is forked meanwhile would wait for the import's lock without end.
     """
     imports = tmp_path / "imports"
-    environment = {"PYTHONPATH": str(SCRIPTS / "imports_by_threads"), "IMPORTS_BY_THREADS": str(imports)}
+    path = PROGRAMS / "environment" / "imports_by_threads"
+    environment = {"PYTHONPATH": str(path), "IMPORTS_BY_THREADS": str(imports)}
     job = ["faulty", "--resume", "auto", "--checkpoint-dir", str(tmp_path), "--save-every", "0", "--max-steps", "60"]
     job += ["--save-every-steps", "20", "--hang-timeout", "3", "--milliseconds", "1"]
-    options = ["--fault", "sleep", "--at", "31", "--once", str(tmp_path / "once")]
-    done = ok(
-        mpirun(2, *RUNNER, "--log-dir", str(tmp_path / "log"), *IN_PLACE, *job, *options, cwd=SCRIPTS, **environment)
-    )
+    job = [*IN_PLACE, *job, "--fault", "sleep", "--at", "31", "--once", str(tmp_path / "once")]
+    log = ["--log-dir", str(tmp_path / "log")]
+    done = ok(mpirun(2, *RUNNER, *log, *job, cwd=folder_of("faulty"), **environment))
     assert imports.read_text() == ""
     assert "no progress for 3 s, after step 31: rank 1 on host " in done.stderr
     assert f"going on from {tmp_path}/step-20" in done.stdout
@@ -50,7 +50,7 @@ def test_it_ends_when_the_restarts_are_over(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_has_finished_starts_again_with_one_that_hangs(tmp_path: Path) -> None:
-    done = ok(runner(2, *IN_PLACE, str(SCRIPTS / "stops_once.py"), str(tmp_path / "once")))
+    done = ok(runner(2, *IN_PLACE, path_of("stops_once"), str(tmp_path / "once")))
     lines = [line for line in done.stderr.splitlines() if line.startswith("runner: ")]
     assert len(lines) == 2, done.stderr
     assert lines[0].startswith("runner: stopped by a signal (SIGSTOP) for 10 s: rank 1 on host ")
@@ -59,13 +59,13 @@ def test_a_rank_that_has_finished_starts_again_with_one_that_hangs(tmp_path: Pat
 
 def test_a_spare_process_that_was_stopped_goes_on(tmp_path: Path) -> None:
     once = str(tmp_path / "once")
-    done = ok(runner(2, "--timeout", "20", *IN_PLACE, str(SCRIPTS / "stops_its_spare.py"), once))
+    done = ok(runner(2, "--timeout", "20", *IN_PLACE, path_of("stops_its_spare"), once))
     assert done.stderr.count("all ranks start again") == 1
     assert sorted(done.stdout.splitlines()) == ["rank 0 is done", "rank 1 is done"]
 
 
 def test_a_wrong_request_does_not_start_again() -> None:
-    done = mpirun(2, *RUNNER, *IN_PLACE, "faulty", "--epochs", "none", cwd=SCRIPTS)
+    done = mpirun(2, *RUNNER, *IN_PLACE, "faulty", "--epochs", "none", cwd=folder_of("faulty"))
     assert done.returncode == 2
     assert "start again" not in done.stderr
 
@@ -80,7 +80,7 @@ def test_it_is_refused_where_it_cannot_be() -> None:
 def test_the_time_limit_counts_from_the_start_of_the_job(tmp_path: Path) -> None:
     job = ["faulty", "--resume", "auto", "--checkpoint-dir", str(tmp_path / "run"), "--max-steps", "60", "--time-limit"]
     job += ["0:20", "--hang-timeout", "24", "--once", str(tmp_path / "once")]
-    done = run(*RUNNER, *IN_PLACE, *job, "--fault", "sleep", "--on", "0", "--at", "1", cwd=SCRIPTS)
+    done = run(*RUNNER, *IN_PLACE, *job, "--fault", "sleep", "--on", "0", "--at", "1", cwd=folder_of("faulty"))
     assert done.returncode == 75, done.stderr
     assert "all ranks start again (1 of 2)" in done.stderr
     assert "the time limit is near: saved" in done.stderr

@@ -13,16 +13,17 @@ import pytest
 import torch
 
 from runner.training import checkpoint_folder
-from tests.launching import SCRIPTS, ok, runner
+from tests.launching import PROGRAMS, ok, runner
 from tests.layouts import FSDP
 from tests.results import losses, metrics, refused
 from tests.turns import Turns, turns_fixture
 
+TRAINING = PROGRAMS / "training"
 SHORT = ["--batch-size", "16"]  # two steps an epoch on two ranks
 
 
 # Jobs that know the strategy of another package.
-OTHER_PACKAGE = os.pathsep.join([str(SCRIPTS / "other_package"), os.environ.get("PYTHONPATH", "")])
+OTHER_PACKAGE = os.pathsep.join([str(PROGRAMS / "extensions" / "other_package"), os.environ.get("PYTHONPATH", "")])
 turns = turns_fixture("module", PYTHONPATH=OTHER_PACKAGE)
 
 Trained = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -40,7 +41,7 @@ def trained(turns: Turns) -> Trained:
 
 def trained_alone(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A training on two ranks, in a job of its own."""
-    return runner(2, "resumable", "--checkpoint-dir", str(folder), *arguments, cwd=SCRIPTS)
+    return runner(2, "resumable", "--checkpoint-dir", str(folder), *arguments, cwd=TRAINING)
 
 
 def content_of(checkpoint: Path) -> dict[str, bytes]:
@@ -152,7 +153,7 @@ def test_a_run_does_not_write_its_own_checkpoint_again_before_its_next_step(trai
 
 
 def test_a_program_may_change_its_working_folder(trained: Trained, tmp_path: Path) -> None:
-    folder = Path(os.path.relpath(tmp_path / "runs", SCRIPTS))
+    folder = Path(os.path.relpath(tmp_path / "runs", TRAINING))
     for _ in range(2):
         ok(trained(1, folder, *SHORT, "--epochs", "2", "--then-in", str(tmp_path)))
         assert steps_of(tmp_path / "runs") == [4, 8]
@@ -378,7 +379,7 @@ def test_a_job_that_has_nothing_left_to_do_ends_well(ranks: int, trained: Traine
     """Each in a job of its own: what the runner says of the end of a job is not seen in one that takes turns."""
     ok(trained(1, tmp_path, *SHORT, "--net", "linear", "--epochs", "1"))
     folder = ["--checkpoint-dir", str(tmp_path), "--resume", "auto"]
-    done = ok(runner(ranks, "resumable", *folder, *SHORT, "--net", "linear", "--epochs", "1", cwd=SCRIPTS))
+    done = ok(runner(ranks, "resumable", *folder, *SHORT, "--net", "linear", "--epochs", "1", cwd=TRAINING))
     assert done.stdout.startswith(f"nothing left to do: {tmp_path}/step-4 is at epoch 1 of 1 (test loss ")
     assert done.stderr == ""
 
@@ -389,6 +390,6 @@ def test_a_job_that_has_nothing_left_to_do_ends_well(ranks: int, trained: Traine
 def test_a_workload_without_a_step_ends_well(asked_for: list[str], said: str, trained: Trained, tmp_path: Path) -> None:
     ok(trained(1, tmp_path, *SHORT, "--net", "linear", "--epochs", "1"))
     place = ["--checkpoint-dir", str(tmp_path if not asked_for else tmp_path / "new"), "--resume"]
-    done = ok(runner(1, "only_evaluates", *place, *asked_for, cwd=SCRIPTS))
+    done = ok(runner(1, "only_evaluates", *place, *asked_for, cwd=TRAINING))
     assert said in done.stdout
     assert done.stderr == ""

@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 
 from tests.launching import (
+    PROGRAMS,
     RUNNER,
-    SCRIPTS,
     WAYS_BY_OWN_STORE,
     WAYS_BY_THE_STORE,
     clean_environment,
+    folder_of,
     free_port,
     mpirun,
     mpirun_path,
     ok,
     own_lines,
+    path_of,
     run,
     runner,
     torchrun,
@@ -29,11 +31,7 @@ from tests.launching import (
 NUMBERS_OF_RANKS = [1, 3]
 
 
-def script(name: str) -> str:
-    return str(SCRIPTS / f"{name}.py")
-
-
-VARIABLES = (script("torchrun_variables"), "--lr", "0.1", "-x")
+VARIABLES = (path_of("torchrun_variables"), "--lr", "0.1", "-x")
 
 
 def json_lines(text: str) -> list[dict[str, Any]]:
@@ -63,10 +61,10 @@ def test_a_script_finds_what_torchrun_gives(ranks: int, found_by: dict[int, list
         assert (variables["GROUP_RANK"], variables["GROUP_WORLD_SIZE"]) == ("0", "1")
         assert variables["ROLE_RANK"] == variables["RANK"]
         assert variables["MASTER_PORT"] != "29500", "torchrun's usual port, which another program may have"
-        assert rank["argv"] == [script("torchrun_variables"), "--lr", "0.1", "-x"]
-        assert rank["path0"] == str(SCRIPTS)
+        assert rank["argv"] == [path_of("torchrun_variables"), "--lr", "0.1", "-x"]
+        assert rank["path0"] == str(folder_of("torchrun_variables"))
         assert rank["name"] == "__main__"
-        assert rank["file"] == script("torchrun_variables")
+        assert rank["file"] == path_of("torchrun_variables")
         assert rank["is_main"]
         assert rank["package"] is None
         assert not rank["initialized"]
@@ -97,7 +95,7 @@ def test_torchrun_itself_gives_the_same(found_by: dict[int, list[dict[str, Any]]
 @pytest.mark.parametrize(("ranks", "arguments"), [(1, ["--workers", "2"]), (2, ["--workers", "1", "--no-destroy"])])
 def test_ddp_with_a_distributed_sampler(ranks: int, arguments: list[str]) -> None:
     """A group that is not destroyed, and data loaders' processes, included."""
-    done = ok(runner(ranks, script("ddp_training"), *arguments))
+    done = ok(runner(ranks, path_of("ddp_training"), *arguments))
     lines = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
     assert lines == [f"rank {rank} steps {2 * 16 // ranks} same True" for rank in range(ranks)]
     assert "terminate" not in done.stderr
@@ -111,7 +109,7 @@ def test_ddp_with_a_distributed_sampler(ranks: int, arguments: list[str]) -> Non
     ],
 )
 def test_all_ways_to_make_a_group(ranks: int, ways: tuple[str, ...], tmp_path: Path) -> None:
-    done = ok(runner(ranks, script("ways_to_initialise"), *ways, cwd=tmp_path))
+    done = ok(runner(ranks, path_of("ways_to_initialise"), *ways, cwd=tmp_path))
     total = ranks * (ranks + 1) // 2
     wanted = [f"{way}: rank {rank}: {total}" for way in ways for rank in range(ranks)]
     assert sorted(done.stdout.splitlines()) == sorted(wanted)
@@ -119,12 +117,12 @@ def test_all_ways_to_make_a_group(ranks: int, ways: tuple[str, ...], tmp_path: P
 
 def test_a_script_that_sets_its_own_rendezvous_address() -> None:
     """As courses teach it for mpirun: rank and size from the MPI's variables, MASTER_ADDR and MASTER_PORT by itself."""
-    done = ok(runner(2, script("recipes/sets_its_own_master"), str(free_port())))
+    done = ok(runner(2, path_of("recipes/sets_its_own_master"), str(free_port())))
     assert len([line for line in done.stdout.splitlines() if "of 2: sum 1" in line]) == 2
 
 
 def test_processes_that_a_script_spawns_are_no_ranks_of_the_job() -> None:
-    done = ok(runner(2, script("recipes/spawns_its_ranks"), str(free_port())))
+    done = ok(runner(2, path_of("recipes/spawns_its_ranks"), str(free_port())))
     assert done.stdout.count("of 2 at") == done.stdout.count("sum 3") == 4
 
 
@@ -138,26 +136,26 @@ def test_processes_that_a_script_spawns_are_no_ranks_of_the_job() -> None:
     ],
 )
 def test_scripts_without_a_group(name: str, text: str, ranks: int) -> None:
-    done = ok(runner(ranks, script(name)))
+    done = ok(runner(ranks, path_of(name)))
     assert sorted(done.stdout.splitlines()) == [text.format(r=rank) for rank in range(ranks)]
     assert not own_lines(done)
 
 
 def test_copies_of_a_script_for_one_process_are_told_of() -> None:
     """Not refused: a sweep is started like this. A script that communicates by MPI is none."""
-    done = ok(runner(2, script("trains_alone"), "--lr", "0.1"))
+    done = ok(runner(2, path_of("trains_alone"), "--lr", "0.1"))
     assert done.stdout == "trained\n" * 2
     (line,) = own_lines(done)
     assert "no rank has made a process group: 2 copies of" in line
-    assert own_lines(ok(runner(2, script("trains_alone"), "by MPI"))) == []
+    assert own_lines(ok(runner(2, path_of("trains_alone"), "by MPI"))) == []
     knows = "import os, torch; print(os.environ['RANK'])"  # and takes its share by that
     assert own_lines(ok(runner(2, "-c", knows))) == []
-    assert own_lines(ok(runner(1, script("trains_alone")))) == []
+    assert own_lines(ok(runner(1, path_of("trains_alone")))) == []
 
 
 @pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
 def test_a_script_may_use_mpi4py_itself(ranks: int) -> None:
-    done = ok(runner(ranks, script("uses_mpi4py")))
+    done = ok(runner(ranks, path_of("uses_mpi4py")))
     total = ranks * (ranks + 1) // 2
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of {ranks}: {total}" for rank in range(ranks)]
 
@@ -165,26 +163,26 @@ def test_a_script_may_use_mpi4py_itself(ranks: int) -> None:
 @pytest.mark.parametrize(("how", "before"), [("Init", False), ("Init_thread", False), ("asks", True)])
 def test_a_script_may_initialise_mpi_itself(how: str, before: bool) -> None:
     """As under mpirun alone: to the script MPI is not initialised before it does that."""
-    script = str(SCRIPTS / "initialises_mpi.py")
+    script = path_of("initialises_mpi")
     wanted = [f"{how} {before} True 2"] * 2
     assert ok(mpirun(2, RUNNER[0], script, how)).stdout.splitlines() == wanted
     assert ok(runner(2, script, how)).stdout.splitlines() == wanted
 
 
 def test_a_rank_may_finalise_mpi_itself() -> None:
-    ok(runner(3, script("finalises_mpi")))
+    ok(runner(3, path_of("finalises_mpi")))
 
 
 @pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
 def test_a_module_runs_as_python_m_would(ranks: int) -> None:
-    done = ok(runner(ranks, "-m", "package.train", "--epochs", "3", cwd=SCRIPTS))
+    done = ok(runner(ranks, "-m", "package.train", "--epochs", "3", cwd=PROGRAMS / "environment"))
     found = json_lines(done.stdout)
     wanted = {
         "name": "__main__",
         "spec": "package.train",
         "package": "package",
         "argv": ["--epochs", "3"],
-        "path0": str(SCRIPTS),
+        "path0": str(PROGRAMS / "environment"),
     }
     assert found == [wanted] * ranks
 
@@ -194,7 +192,7 @@ def test_a_module_runs_as_python_m_would(ranks: int) -> None:
     [("0", 0, 3), ("7", 7, 1), ("7", 7, 3), ("message", 1, 3), ("kill", 137, 1), ("kill", 137, 3)],
 )
 def test_exit_codes_pass_through(how: str, code: int, ranks: int) -> None:
-    done = runner(ranks, script("exits"), str(ranks - 1), how)
+    done = runner(ranks, path_of("exits"), str(ranks - 1), how)
     assert done.returncode == code
     if how == "message":
         assert "nothing to do here" in done.stderr
@@ -204,14 +202,14 @@ def test_exit_codes_pass_through(how: str, code: int, ranks: int) -> None:
 
 
 def test_a_forked_child_may_end_as_it_likes() -> None:
-    done = ok(runner(2, script("forks"), "0", "3"))
+    done = ok(runner(2, path_of("forks"), "0", "3"))
     assert done.stdout.count("child 0") == done.stdout.count("child 3") == 2
     assert done.stdout.count("parent done") == 2
 
 
 def test_a_script_is_compiled_and_found_as_python_does(tmp_path: Path) -> None:
     """Its annotations are not strings, its folder is that of the file itself, and __file__ is absolute."""
-    (tmp_path / "link.py").symlink_to(SCRIPTS / "linked" / "train.py")
+    (tmp_path / "link.py").symlink_to(PROGRAMS / "environment" / "linked" / "train.py")
     assert ok(runner(1, "link.py", cwd=tmp_path)).stdout == "[<class 'float'>] True\n"
 
 
@@ -220,7 +218,7 @@ def test_a_signal_arrives_once() -> None:
     import signal
 
     with subprocess.Popen(
-        [mpirun_path(), "-np", "1", *RUNNER, script("counts_signals")],
+        [mpirun_path(), "-np", "1", *RUNNER, path_of("counts_signals")],
         env=clean_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -234,7 +232,7 @@ def test_a_signal_arrives_once() -> None:
 
 def test_output_appears_as_it_is_printed() -> None:
     """A launcher's pipe would hold lines back until the end, and lose them when the program is killed."""
-    assert "a line" in runner(1, script("prints_and_is_killed")).stdout
+    assert "a line" in runner(1, path_of("prints_and_is_killed")).stdout
 
 
 def test_lines_of_several_ranks_do_not_run_into_one_another(tmp_path: Path) -> None:
@@ -246,39 +244,39 @@ def test_lines_of_several_ranks_do_not_run_into_one_another(tmp_path: Path) -> N
 
 def test_two_jobs_at_once() -> None:
     with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(runner, 2, script("ddp_allreduce")) for _ in range(2)]
+        jobs = [pool.submit(runner, 2, path_of("ddp_allreduce")) for _ in range(2)]
         for job in jobs:
             assert sorted(ok(job.result()).stdout.splitlines()) == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
 
 
 def test_a_module_may_have_a_tools_name(tmp_path: Path) -> None:
-    (tmp_path / "smoke.py").symlink_to(script("local_rank_only"))
+    (tmp_path / "smoke.py").symlink_to(path_of("local_rank_only"))
     done = ok(runner(2, "-m", "smoke", cwd=tmp_path))
     assert sorted(done.stdout.splitlines()) == ["local rank 0", "local rank 1"]
 
 
 def test_a_single_process_needs_no_launcher() -> None:
-    assert ok(run(*RUNNER, script("ddp_allreduce"))).stdout == "rank 0 of 1: 1\n"
+    assert ok(run(*RUNNER, path_of("ddp_allreduce"))).stdout == "rank 0 of 1: 1\n"
 
 
 def test_under_torchrun_its_own_store_and_variables_are_kept() -> None:
-    done = ok(torchrun(2, *RUNNER[1:], script("ways_to_initialise"), "own-store"))
+    done = ok(torchrun(2, *RUNNER[1:], path_of("ways_to_initialise"), "own-store"))
     assert sorted(done.stdout.splitlines()) == ["own-store: rank 0: 3", "own-store: rank 1: 3"]
 
 
 def test_ranks_that_torchrun_starts_again_meet_anew(tmp_path: Path) -> None:
     """By torchrun's own store they would find addresses of ranks that are gone."""
-    done = ok(torchrun(3, "--max-restarts", "1", *RUNNER[1:], script("killed_once"), str(tmp_path)))
+    done = ok(torchrun(3, "--max-restarts", "1", *RUNNER[1:], path_of("killed_once"), str(tmp_path)))
     assert "killed by SIGKILL" in done.stderr
     assert (tmp_path / "went-on").exists()
 
 
 def test_plain_mpirun_of_the_same_script_would_not_do() -> None:
     """Why the runner exists: without it, the script finds no rank."""
-    done = mpirun(1, RUNNER[0], script("ddp_allreduce"))
+    done = mpirun(1, RUNNER[0], path_of("ddp_allreduce"))
     assert done.returncode != 0
 
 
 def test_a_script_that_runs_its_training_in_another_process() -> None:
-    done = ok(runner(2, script("trains_in_a_child"), script("ddp_allreduce")))
+    done = ok(runner(2, path_of("trains_in_a_child"), path_of("ddp_allreduce")))
     assert sorted(done.stdout.splitlines()) == ["rank 0 of 2: 2", "rank 1 of 2: 2"]

@@ -10,7 +10,7 @@ import torch
 
 from runner.training import checkpoint_folder
 from tests.launching import ROOT, ok
-from tests.scripts import exact
+from tests.programs.training import exact
 from tests.turns import Turns, turns_fixture
 
 OLD = ROOT / "tests" / "data" / "checkpoints"

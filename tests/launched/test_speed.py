@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import ROOT, SCRIPTS, ok, run
+from tests.launching import ROOT, ok, path_of, run
 from tests.turns import Turns
 
 COMMANDS = {
@@ -43,4 +43,4 @@ def test_a_command_that_measures(command: str, jobs: Turns, tmp_path: Path) -> N
 def test_the_runner_without_its_guard(tmp_path: Path) -> None:
     """With which ``tests.campaigns.speed.guard`` compares."""
     (tmp_path / "script.py").write_text("print('done')")
-    assert ok(run(sys.executable, str(SCRIPTS / "unguarded.py"), str(tmp_path / "script.py"))).stdout == "done\n"
+    assert ok(run(sys.executable, path_of("unguarded"), str(tmp_path / "script.py"))).stdout == "done\n"

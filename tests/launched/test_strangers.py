@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from tests.launching import RUNNER, SCRIPTS, clean_environment, free_port
+from tests.launching import RUNNER, clean_environment, free_port, path_of
 from tests.polling import LIMIT
 
 NONSENSE = (
@@ -28,7 +28,7 @@ def test_a_job_goes_on_among_strangers(tmp_path: Path) -> None:
     """From before the ranks have met (the second comes late) until the last step: the rendezvous's port becomes the store's."""
     port = free_port()
     by_hand = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [*RUNNER, str(SCRIPTS / "ddp_training.py")]
+    command = [*RUNNER, path_of("ddp_training")]
 
     def start(rank: int) -> subprocess.Popen[str]:
         environment = clean_environment(RANK=str(rank), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2", **by_hand)

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, own_lines, run
+from tests.launching import RUNNER, clean_environment, folder_of, mpirun_path, own_lines, run
 from tests.polling import LIMIT, poll_until
 from tests.processes import is_worker
 from tests.results import metrics, see_the_next_start_go_on, wait_for_phase
@@ -24,7 +24,7 @@ def supervised(folder: Path, *arguments: str, options: tuple[str, ...] = ()) -> 
     """A training of 60 steps on two ranks, saved every 20 steps."""
     job = [mpirun_path(), "-np", "2", *RUNNER, "faulty", "--resume", "auto", "--checkpoint-dir", str(folder / "run")]
     job += ["--save-every", "0", "--save-every-steps", "20", "--max-steps", "60", "--milliseconds", "1", *arguments]
-    return run(*RUNNER, "supervise", "--log-dir", str(folder / "log"), *options, "--", *job, cwd=SCRIPTS)
+    return run(*RUNNER, "supervise", "--log-dir", str(folder / "log"), *options, "--", *job, cwd=folder_of("faulty"))
 
 
 def attempts(folder: Path) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ def test_what_a_restart_does_not_mend_is_not_started_again(tmp_path: Path) -> No
 
 def test_a_workload_that_would_begin_again_is_named(tmp_path: Path) -> None:
     job = [*RUNNER, "faulty", "--epochs", "none"]
-    done = run(*RUNNER, "supervise", "--log-dir", str(tmp_path / "log"), "--", *job, cwd=SCRIPTS)
+    done = run(*RUNNER, "supervise", "--log-dir", str(tmp_path / "log"), "--", *job, cwd=folder_of("faulty"))
     assert "supervise: the command has no --resume auto, so each restart begins with step 0" in done.stderr
     assert "no --resume auto" not in supervised(tmp_path, "--epochs", "none").stderr
 
@@ -91,7 +91,9 @@ def test_the_time_limit_counts_from_the_first_attempt(tmp_path: Path) -> None:
 def test_a_signal_between_two_attempts_is_received(tmp_path: Path) -> None:
     job = [mpirun_path(), "-np", "2", *RUNNER, "faulty", "--checkpoint-dir", str(tmp_path / "run"), "--log-every", "1"]
     command = [*RUNNER, "supervise", "--log-dir", str(tmp_path / "log"), "--", *job]
-    process = subprocess.Popen(command, cwd=SCRIPTS, env=clean_environment(), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=folder_of("faulty"), env=clean_environment(), stderr=subprocess.PIPE, text=True
+    )
     try:
         poll_until((tmp_path / "run" / "metrics.jsonl").exists, LIMIT, "the training has begun", process)
         below = psutil.Process(process.pid).children(recursive=True)
@@ -110,7 +112,9 @@ def test_the_next_start_is_ready_and_goes_on_where_it_is_needed(tmp_path: Path) 
     job = [mpirun_path(), "-np", "2", *RUNNER, "faulty", "--checkpoint-dir", str(tmp_path / "run"), "--resume", "auto"]
     job += ["--milliseconds", "20", "--save-every-steps", "20", "--save-every", "0"]
     command = [*RUNNER, "supervise", "--standby", "--log-dir", str(tmp_path / "log"), "--", *job]
-    process = subprocess.Popen(command, cwd=SCRIPTS, env=clean_environment(), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=folder_of("faulty"), env=clean_environment(), stderr=subprocess.PIPE, text=True
+    )
     try:
         see_the_next_start_go_on(process, tmp_path / "log")
         for rank in range(2):
@@ -163,7 +167,7 @@ def test_an_error_before_the_first_step_that_comes_again_ends_it(tmp_path: Path)
         str(tmp_path / "run"),
     ]
     job += ["--nan-gradient", "--check-finite"]
-    done = run(*RUNNER, "supervise", "--log-dir", str(tmp_path / "log"), "--", *job, cwd=SCRIPTS)
+    done = run(*RUNNER, "supervise", "--log-dir", str(tmp_path / "log"), "--", *job, cwd=folder_of("resumable"))
     assert done.returncode == 1
     assert [one["next"] for one in attempts(tmp_path)] == [
         "started again",

@@ -15,7 +15,7 @@ from runner.launch.detect import detect, is_reporting, unused_tasks
 from runner.launch.misfits import idle_tasks, refuse_misfit
 from runner.launch.table import LAUNCHERS, Launcher
 from runner.rendezvous.rendezvous import choose_way
-from tests.launching import RUNNER, SCRIPTS, ok, run
+from tests.launching import PROGRAMS, RUNNER, ok, run
 
 DATA = Path(__file__).parent.parent / "data" / "launchers"
 
@@ -340,7 +340,7 @@ def test_an_elastic_job_is_refused() -> None:
 
 
 def test_a_launcher_of_another_package() -> None:
-    path = os.pathsep.join([str(SCRIPTS / "other_launcher"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(PROGRAMS / "extensions" / "other_launcher"), os.environ.get("PYTHONPATH", "")])
     set_by_it = {"GRID_TASK": "0", "GRID_TASKS": "1", "GRID_LOCAL": "0"}
     found = json.loads(ok(run(*RUNNER, "explain", "--json", PYTHONPATH=path, **set_by_it)).stdout)
     assert found["launcher"] == {"name": "grid", "title": "Grid", "why": "GRID_TASK=0 set"}

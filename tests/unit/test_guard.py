@@ -15,15 +15,15 @@ import psutil
 import pytest
 
 from runner.guard.rank_state import read_states
-from tests.launching import SCRIPTS
+from tests.launching import path_of
 from tests.polling import LIMIT
 
 WITHOUT_TORCH = "sys.modules['torch'] = sys.modules['torch.distributed'] = None"
 
 
 def command(line: str, before: str = "", watched: str = "", words: str = "") -> list[str]:
-    """What starts a guard whose worker runs this line: see tests/scripts/guarded.py."""
-    return [sys.executable, str(SCRIPTS / "guarded.py"), line, before, watched, words]
+    """What starts a guard whose worker runs this line: see tests/programs/failures/guarded.py."""
+    return [sys.executable, path_of("guarded"), line, before, watched, words]
 
 
 @contextmanager
@@ -226,7 +226,7 @@ def test_without_standard_input_what_the_program_has_started_ends_with_its_guard
 
 
 def test_a_child_for_which_there_is_no_room_leaves_nothing() -> None:
-    done = subprocess.run([sys.executable, SCRIPTS / "few_files.py"], capture_output=True, text=True, timeout=LIMIT)
+    done = subprocess.run([sys.executable, path_of("few_files")], capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     failures = done.stdout.splitlines()
     assert len(failures) > 5  # it opens some files one after the other

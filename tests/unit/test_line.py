@@ -17,7 +17,7 @@ import pytest
 from runner.guard.line import Address, Line
 from runner.guard.messages import Apart, Failed, Gone, Show, Stacks
 from runner.rendezvous.endpoint import listen, port_of
-from tests.launching import SCRIPTS
+from tests.launching import path_of
 from tests.polling import LIMIT, poll_until
 
 KEY = "00" * 32
@@ -86,7 +86,7 @@ def test_a_message_that_nobody_knows_is_left_out(ends: list[End]) -> None:
 
 def test_who_leaves_is_not_missed_and_who_is_gone_is(ends: list[End]) -> None:
     ends[1].line.close()
-    command = [sys.executable, str(SCRIPTS / "other_guard.py"), str(ends[1].port), KEY, "1"]
+    command = [sys.executable, path_of("other_guard"), str(ends[1].port), KEY, "1"]
     with subprocess.Popen(command) as process:
         assert ends[2].receive(Failed)[0] == 1
         process.kill()

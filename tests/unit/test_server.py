@@ -30,7 +30,7 @@ from runner.rendezvous.record import RankRecord
 from runner.rendezvous.record_exchange import exchange_records, serve_records
 from runner.rendezvous.secret import job_key
 from runner.rendezvous.server import Server
-from tests.launching import SCRIPTS, run
+from tests.launching import path_of, run
 from tests.polling import LIMIT, poll_until
 
 KEY = b"the job's"
@@ -138,7 +138,7 @@ def test_a_rank_that_is_none_of_the_jobs_is_disconnected(server: Any, rank: int)
 def test_thousands_of_idle_connections(server: Any) -> None:
     """More than the process may open at once: the oldest silent ones make room."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    command = [sys.executable, str(SCRIPTS / "idle_connections.py"), str(server[1]), KEY.hex()]
+    command = [sys.executable, path_of("idle_connections"), str(server[1]), KEY.hex()]
     idle = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
@@ -170,7 +170,7 @@ def test_silent_visitors_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_more_ranks_than_files_may_be_opened_is_said() -> None:
-    done = run(sys.executable, str(SCRIPTS / "too_many_ranks.py"))
+    done = run(sys.executable, path_of("too_many_ranks"))
     assert "rank 0 may not open as many files as 60 ranks need" in done.stdout, done.stdout + done.stderr
 
 

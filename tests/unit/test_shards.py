@@ -18,7 +18,7 @@ from runner.errors import UsageError
 from runner.training import checkpoint_folder, shards
 from runner.training.damage import DamagedError
 from tests.launching import ROOT
-from tests.scripts import exact
+from tests.programs.training import exact
 
 OLD = ROOT / "tests" / "data" / "checkpoints"
 FOLDERS = [path.parent for path in sorted(OLD.glob("*/checkpoint.json"))]

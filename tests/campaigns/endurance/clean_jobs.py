@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.launching import RUNNER, SCRIPTS, mpirun
+from tests.launching import RUNNER, folder_of, mpirun
 from tests.processes import left_of
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -43,7 +43,7 @@ def run_one(ranks: int, *, trains: bool) -> list[str]:
         (script := Path(name, "nothing.py")).touch()
         training = ["faulty", "--max-steps", "3", "--backend", "gloo", "--checkpoint-dir", str(Path(name, "run"))]
         command = ["--log-dir", str(Path(name, "log")), *training] if trains else [str(script)]
-        done = mpirun(ranks, *RUNNER, *command, cwd=SCRIPTS, TMPDIR=temporary)
+        done = mpirun(ranks, *RUNNER, *command, cwd=folder_of("faulty"), TMPDIR=temporary)
         problems = []
         if done.returncode:
             problems.append(f"exit code {done.returncode}")

@@ -13,11 +13,11 @@ from signal import SIGUSR1
 from typing import TypeVar
 
 import psutil
-from runner.tools.top.states import read_states
+from runner.guard.rank_state import read_states
 
 from runner.errors import UsageError
 from runner.training.checkpoint_folder import check_files, name_of, steps_in, unseal
-from tests.launching import ROOT, RUNNER, SCRIPTS, clean_environment, ok, run
+from tests.launching import ROOT, RUNNER, clean_environment, folder_of, ok, run
 from tests.polling import poll_until
 from tests.processes import is_worker, left_of
 from tests.results import metrics
@@ -31,7 +31,7 @@ _RESTARTS = "100000"
 
 @dataclass(kw_only=True)
 class Job:
-    """The training of tests/scripts/faulty.py without an end, in a folder.
+    """The training of tests/programs/failures/faulty.py without an end, in a folder.
 
     Attributes:
         launch: the command that starts a program on all ranks.
@@ -55,7 +55,7 @@ class Job:
     before: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.environment = self.environment | {"PYTHONPATH": f"{ROOT}:{SCRIPTS}"}
+        self.environment = self.environment | {"PYTHONPATH": f"{ROOT}:{folder_of('faulty')}"}
         self.checkpoints, self.states = self.folder / "hurt", self.folder / "states"
         states = ["--log-dir", str(self.states)]
         options = [*(["--restart-in-place", _RESTARTS] if self.in_place else []), *([] if self.supervised else states)]

@@ -43,7 +43,7 @@ class Case:
 
     Attributes:
         number: in the list of docs/reliability.md.
-        fault: of tests/scripts/faulty.py.
+        fault: of tests/programs/failures/faulty.py.
         before: what is done before the job starts.
         shell: bash, run by each rank before it starts.
         strike: what is done at the job's fifth step.

@@ -19,7 +19,7 @@ from runner.training.checkpoint_folder import name_of, steps_in
 from tests.cluster.job_scripts import BY_SCRIPT, FOLDER, submit
 from tests.cluster.launchers import LAUNCHERS, Launch, slurm_shape
 from tests.cluster.virtual import Cluster
-from tests.launching import ROOT, RUNNER, SCRIPTS
+from tests.launching import ROOT, RUNNER, folder_of
 from tests.processes import is_worker, processes
 from tests.results import metrics
 
@@ -64,7 +64,7 @@ class Scene:
         return self.folder / "stamp"
 
     def job(self, *options: str, slots: Sequence[int] = (1, 1), shell: str = "") -> CompletedProcess[str]:
-        """Train tests/scripts/faulty.py to its end.
+        """Train tests/programs/failures/faulty.py to its end.
 
         Args:
             shell: bash, which each rank runs before it starts; it may change the arguments, "$@", and know $FOLDER's name.
@@ -73,7 +73,7 @@ class Scene:
         program += ["--checkpoint-dir", str(self.checkpoints), "--save-every", "0", "--batch-size", "8", *options]
         if shell:
             program = ["bash", "-c", f'FOLDER={self.folder.name}; {shell}\nexec "$@"', "bash", *program]
-        hosts = replace(self.vc, environment=self.vc.environment | {"PYTHONPATH": f"{ROOT}:{SCRIPTS}"})
+        hosts = replace(self.vc, environment=self.vc.environment | {"PYTHONPATH": f"{ROOT}:{folder_of('faulty')}"})
         return ALL[self.launcher](hosts, slots, program)
 
     def processes(self) -> list[psutil.Process]:
@@ -204,7 +204,9 @@ def requeued(scene: Scene, *, by_slurm: bool = False) -> CompletedProcess[str]:
         last = 60
         target += ["--time-limit", "0:20", "--fault", "pause", "--at", "31", "--once", f"{scene.folder}/once"]
     target += ["--max-steps", str(last)]
-    text = submit(scene.vc, FOLDER / script, request, *target, PYTHONPATH=f"{ROOT}:{SCRIPTS}", **environment)
+    text = submit(
+        scene.vc, FOLDER / script, request, *target, PYTHONPATH=f"{ROOT}:{folder_of('faulty')}", **environment
+    )
     saved = re.findall(
         r"the time limit is near: saved \S+/(step-\d+), back in Slurm's queue; go on with --resume", text
     )

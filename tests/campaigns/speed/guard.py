@@ -17,10 +17,10 @@ import time
 
 import psutil
 
-from tests.launching import RUNNER, SCRIPTS, clean_environment, mpirun_path, ok, run
+from tests.launching import RUNNER, clean_environment, mpirun_path, ok, path_of, run
 
 MEMORY, SECONDS = 10.0, 0.050  # MB and seconds per rank, wanted at most
-UNGUARDED = [sys.executable, str(SCRIPTS / "unguarded.py")]
+UNGUARDED = [sys.executable, path_of("unguarded")]
 
 
 def main() -> None:

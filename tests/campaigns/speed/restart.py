@@ -14,9 +14,9 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from tests.launching import RUNNER, SCRIPTS, mpirun_path, run, torchrun_command
+from tests.launching import RUNNER, mpirun_path, path_of, run, torchrun_command
 
-SCRIPT = str(SCRIPTS / "killed_once.py")
+SCRIPT = path_of("killed_once")
 PAUSE = "15"  # seconds of training before the kill: what waits for it is ready by then
 
 

@@ -12,9 +12,9 @@ import statistics
 import sys
 import time
 
-from tests.launching import RUNNER, SCRIPTS, free_port, mpirun_path, ok, run, torchrun_command
+from tests.launching import RUNNER, free_port, mpirun_path, ok, path_of, run, torchrun_command
 
-SCRIPT = str(SCRIPTS / "ddp_allreduce.py")
+SCRIPT = path_of("ddp_allreduce")
 BY_HAND = (
     "export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK "
     f"MASTER_ADDR=127.0.0.1 MASTER_PORT={free_port()} OMP_NUM_THREADS=1; exec {shlex.quote(sys.executable)} {shlex.quote(SCRIPT)}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import ROOT, SCRIPTS, ok, own_lines, runner
+from tests.launching import ROOT, folder_of, ok, own_lines, runner
 from tests.layouts import case, needing
 from tests.results import losses
 from tests.turns import Turns
@@ -44,7 +44,7 @@ def test_ranks_that_call_different_units_are_named(
 def test_ranks_of_one_stage_that_call_different_units_are_named(tmp_path: Path) -> None:
     """In a job of its own: the other stage waits for this one, and is ended with it."""
     layout = ["--pp", "2", "--micro-batches", "4", "--by=rank", f"--checkpoint-dir={tmp_path}"]
-    done = runner(4, *JOB, *layout, cwd=SCRIPTS, PYTHONPATH=str(ROOT))
+    done = runner(4, *JOB, *layout, cwd=folder_of("branches"), PYTHONPATH=str(ROOT))
     assert done.returncode == 1
     assert "the ranks call different units of the sharded model: layers.1 on rank 0" in done.stderr
 

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from tests.launching import ROOT, RUNNER, SCRIPTS, ok, run
+from tests.launching import PROGRAMS, ROOT, RUNNER, ok, run
 from tests.layouts import needing
 from tests.terminal import on_terminal
 from tests.turns import Turns
 
 pytestmark = pytest.mark.needs("plan")
 
+LAYOUTS = PROGRAMS / "layouts"
 WORKLOAD = ["planned_llama", "--size", "debug", "--length", "16", "--batch-size", "8"]
 PARTS = ("parameters", "gradients", "optimizer")
 
 
-def plan(*arguments: str, path: Path = SCRIPTS) -> Any:
+def plan(*arguments: str, path: Path = LAYOUTS) -> Any:
     return run(*RUNNER, "plan", *arguments, cwd=path, PYTHONPATH=str(ROOT))
 
 
@@ -75,7 +76,7 @@ def test_memory_is_that_of_a_run(turns: Turns, tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_one_line(arguments: list[str], expected: str, tmp_path: Path) -> None:
-    done = run(*RUNNER, "plan", *arguments, cwd=tmp_path, PYTHONPATH=f"{ROOT}:{SCRIPTS}")
+    done = run(*RUNNER, "plan", *arguments, cwd=tmp_path, PYTHONPATH=f"{ROOT}:{LAYOUTS}")
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert expected in line
@@ -85,7 +86,7 @@ def test_what_is_wrong_is_said_in_one_line(arguments: list[str], expected: str, 
 def test_a_terminal_gets_a_table_and_files_the_rest(tmp_path: Path) -> None:
     files = ["--json", str(tmp_path / "p.json"), "--plot", str(tmp_path / "p.png")]
     options = ["--gpus", "8", "--hosts", "2", "--memory", "4MB", *files]
-    seen = on_terminal(80, *RUNNER, "plan", *WORKLOAD, *options, cwd=SCRIPTS)
+    seen = on_terminal(80, *RUNNER, "plan", *WORKLOAD, *options, cwd=LAYOUTS)
     assert max(len(line) for line in seen if str(tmp_path) not in line) <= 80
     found = json.loads((tmp_path / "p.json").read_text())
     assert (found["memory"], found["usable"]) == (4_000_000, 3_600_000)  # a tenth is left

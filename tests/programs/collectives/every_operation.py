@@ -1,6 +1,6 @@
 """Every operation × dtype × reduction × shape on the mpi4py backend, against gloo where gloo has it, else arithmetic.
 
-mpirun -np 4 python -m runner tests/scripts/every_operation.py [cuda] [leave]
+mpirun -np 4 python -m runner tests/programs/collectives/every_operation.py [cuda] [leave]
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """Strangers at Horovod's rendezvous server, while the ranks use it.
 
-mpirun -np 2 python -m runner --rendezvous file tests/scripts/horovod_among_strangers.py
+mpirun -np 2 python -m runner --rendezvous file tests/programs/horovod/horovod_among_strangers.py
 """
 
 import os

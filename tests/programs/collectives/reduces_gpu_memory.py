@@ -1,6 +1,6 @@
 """Which memory MPI gets of tensors that are on a GPU, by the MPI's vendor. Stand-ins: the device's tensors, and the calls.
 
-mpirun -np 1 python tests/scripts/reduces_gpu_memory.py VENDOR
+mpirun -np 1 python tests/programs/collectives/reduces_gpu_memory.py VENDOR
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Callbacks, threads and groups' ends on the mpi4py backend: the order of calls and their time limits.
 
-mpirun -np 2 python -m runner tests/scripts/callbacks_and_threads.py
+mpirun -np 2 python -m runner tests/programs/collectives/callbacks_and_threads.py
 """
 
 import datetime

@@ -1,6 +1,6 @@
 """A script written for Horovod, as its documentation has it; knows nothing of the runner.
 
-mpirun -np 2 python -m runner tests/scripts/horovod_training.py
+mpirun -np 2 python -m runner tests/programs/horovod/horovod_training.py
 """
 
 import horovod.torch as hvd

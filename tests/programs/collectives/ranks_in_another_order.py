@@ -1,6 +1,6 @@
 """``init_process_group(rank=…)`` with other ranks than MPI's, on the mpi4py backend: all calls go by torch's.
 
-mpirun -np 4 python -m runner tests/scripts/ranks_in_another_order.py FOLDER
+mpirun -np 4 python -m runner tests/programs/collectives/ranks_in_another_order.py FOLDER
 """
 
 import os

@@ -4,7 +4,7 @@ Weights are bfloat16, two of them tied; a buffer and Adam's steps have no dimens
 halved, and all gradients are small multiples of powers of two, so nothing is ever rounded. This wrote tests/data/checkpoints,
 each by the torch of its name:
 
-    cd tests/scripts
+    cd tests/programs/training
     mpirun -np 2 python -m runner --backend gloo exact --strategy STRATEGY --max-steps 2 --checkpoint-dir FOLDER
 """
 
