@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import uuid
 from pathlib import Path
 
-import psutil
 import pytest
 
 from runner.tools.bench.bench import NAMES
-from tests.launching import RUNNER, clean_environment, mpirun_path, ok, run, runner
-from tests.polling import LIMIT, poll_until
+from tests.launching import RUNNER, mpirun_path, ok, run, runner
 from tests.results import refused
 from tests.terminal import on_terminal
 from tests.turns import Turns
@@ -24,7 +19,7 @@ from tests.turns import Turns
 def test_all_operations_by_all_backends(tmp_path: Path) -> None:
     options = ["--min", "4K", "--max", "64K", "--factor", "16", "--rounds", "1"]
     files = ["--json", str(tmp_path / "times.jsonl"), "--plot", str(tmp_path / "times.svg")]
-    done = ok(runner(2, "bench", *NAMES, "--backend", "gloo,mpi4py,mpi", "--overlap", *options, *files))
+    done = ok(runner(2, "bench", *NAMES, "--backend", "gloo,mpi4py,mpi", *options, *files))
     assert done.stderr == ""
     found = [json.loads(line) for line in (tmp_path / "times.jsonl").read_text().splitlines()]
     wanted = {
@@ -41,86 +36,26 @@ def test_all_operations_by_all_backends(tmp_path: Path) -> None:
     }
     for m in found:
         assert m["wrong"] == 0
-        assert m["overlap"] is None if m["backend"] == "mpi" else 0 <= m["overlap"] <= 1
         assert m["fastest"] <= m["seconds"] <= m["slowest"]
         assert m["fastest"] <= m["mean"] * (1 + 1e-9)
         assert m["mean"] <= m["slowest"] * (1 + 1e-9)
-        assert (m["load"], m["awake"]) == (0, False)
         assert m["bus_bandwidth"] == pytest.approx(m["size"] / m["seconds"] * factors[m["operation"]])
     # matplotlib draws letters as paths, and says in a comment which text they are.
     texts = set(re.findall(r"<!-- (.*?) -->", (tmp_path / "times.svg").read_text()))
-    texts_of_overlap = {"hidden behind", "matrix products (%)"}
-    assert texts_of_overlap | {"4 KiB", "64 KiB", "allreduce, 2 ranks", "median; band: all rounds"} <= texts
+    assert {"4 KiB", "64 KiB", "allreduce, 2 ranks", "median; band: all rounds"} <= texts
     assert done.stdout.splitlines()[-2:] == [f"wrote {path}" for path in files[1::2]]
-    assert re.search(r"size +count +backend +time +mean +fastest to +algbw +busbw +gloo +#wrong +overlap", done.stdout)
+    assert re.search(r"size +count +backend +time +mean +fastest to +algbw +busbw +gloo +#wrong", done.stdout)
 
 
 @pytest.mark.needs("mpi4py")
 def test_a_narrow_terminal_gets_fewer_columns() -> None:
-    options = ["--backend", "gloo,mpi4py", "--min", "16M", "--rounds", "1", "--overlap"]
+    options = ["--backend", "gloo,mpi4py", "--min", "16M", "--rounds", "1"]
     seen = on_terminal(72, mpirun_path(), "-np", "2", *RUNNER, "bench", *options)
     assert max(map(len, seen)) <= 72
     rows = [line.split() for line in seen if line.strip().startswith("16777216")]
     assert [row[1] for row in rows] == ["gloo", "mpi4py"]
-    assert all(row[-1].endswith("%") for row in rows)
+    assert [row[-1] for row in rows] == ["0", "0"]  # wrong elements
     assert seen[-2].startswith("no room for: count, ")
-
-
-MARK = "TEST_OF_BENCH"  # in the environment of all that a test has started
-
-
-def loops_of(mark: str) -> list[psutil.Process]:
-    """The busy loops that are there, whoever is their parent by now."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            is_loop = any(word.endswith("busy_loop.py") for word in process.cmdline())
-            if is_loop and process.environ().get(MARK) == mark:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def test_busy_loops_run_beside_it_and_end_with_it(tmp_path: Path) -> None:
-    mark = uuid.uuid4().hex
-    options = ["--backend", "gloo", "--max", "1K", "--rounds", "2", "--load", "1", "--awake"]
-    files = ["--json", str(tmp_path / "times.jsonl"), "--plot", str(tmp_path / "times.svg")]
-    done = ok(runner(2, "bench", *options, *files, **{MARK: mark}))
-    assert done.stdout.splitlines()[0] == "allreduce, float32, with 1 busy loop per host, with awake cores"
-    found = json.loads((tmp_path / "times.jsonl").read_text())
-    assert (found["load"], found["awake"]) == (1, True)
-    assert "with 1 busy loop per host, with awake cores" in (tmp_path / "times.svg").read_text()
-    assert not loops_of(mark)
-
-
-def all_loops_of(mark: str) -> list[psutil.Process]:
-    """Two that compute like any process, and one that gives way on each core; empty if any is not there."""
-    loops = loops_of(mark)
-    policies = sorted(os.sched_getscheduler(loop.pid) for loop in loops)
-    cores = {core for loop in loops for core in loop.cpu_affinity()}
-    return loops if policies == [os.SCHED_OTHER] * 2 + [os.SCHED_IDLE] * len(cores) else []
-
-
-@pytest.mark.parametrize("killed", ["rank", "guard", "mpirun"])
-def test_busy_loops_end_with_a_killed_job(killed: str) -> None:
-    mark = uuid.uuid4().hex
-    with subprocess.Popen(
-        [mpirun_path(), "-np", "1", *RUNNER, "bench", "--rounds", "100000", "--load", "2", "--awake"],
-        env=clean_environment(**{MARK: mark}),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as launcher:
-        try:
-            loops = poll_until(lambda: all_loops_of(mark), LIMIT, "all busy loops run", launcher)
-            (rank,) = {loop.ppid() for loop in loops}
-            pids = {"rank": rank, "guard": psutil.Process(rank).ppid(), "mpirun": launcher.pid}
-            psutil.Process(pids[killed]).kill()
-            assert launcher.wait(timeout=LIMIT) != 0
-            assert not psutil.wait_procs(loops, timeout=LIMIT)[1]
-        finally:
-            launcher.kill()
 
 
 def test_a_wrong_result_is_counted() -> None:
@@ -151,8 +86,6 @@ def test_what_cannot_be_measured_is_refused(turns: Turns) -> None:
         (["--plot", "x.txt"], "--plot x.txt: the name ends in .png, .svg, .pdf; for example x.png"),
         (["--min", "3x"], "'3x' is not a size"),
         (["--min", "2K", "--max", "1K"], "--min at most --max"),
-        (["--load", "-1"], "--load: '-1' is not a whole number, 0 or above"),
-        (["--load", "x"], "--load: 'x' is not a whole number, 0 or above"),
         (["fly"], "no operation 'fly'"),
         (["sendrecv"], "sendrecv takes two ranks"),
     ):

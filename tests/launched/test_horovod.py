@@ -54,7 +54,7 @@ def test_compare_by_it(tmp_path: Path) -> None:
 def test_bench_by_it(tmp_path: Path) -> None:
     names = ["allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "sendrecv"]
     options = ["--backend", "horovod,mpi4py", "--min", "4K", "--max", "4K", "--rounds", "1", "--json", "found"]
-    ok(runner(2, "bench", *names, *options, "--overlap", cwd=tmp_path))
+    ok(runner(2, "bench", *names, *options, cwd=tmp_path))
     found = [json.loads(line) for line in (tmp_path / "found").read_text().splitlines()]
     assert [m["operation"] for m in found if m["backend"] == "horovod"] == names[:-1]  # it has no sendrecv
     assert {m["wrong"] for m in found} == {0}

@@ -117,12 +117,12 @@ def test_all_ways_to_make_a_group(ranks: int, ways: tuple[str, ...], tmp_path: P
 
 def test_a_script_that_sets_its_own_rendezvous_address() -> None:
     """As courses teach it for mpirun: rank and size from the MPI's variables, MASTER_ADDR and MASTER_PORT by itself."""
-    done = ok(runner(2, path_of("recipes/sets_its_own_master"), str(free_port())))
+    done = ok(runner(2, path_of("sets_its_own_master"), str(free_port())))
     assert len([line for line in done.stdout.splitlines() if "of 2: sum 1" in line]) == 2
 
 
 def test_processes_that_a_script_spawns_are_no_ranks_of_the_job() -> None:
-    done = ok(runner(2, path_of("recipes/spawns_its_ranks"), str(free_port())))
+    done = ok(runner(2, path_of("spawns_its_ranks"), str(free_port())))
     assert done.stdout.count("of 2 at") == done.stdout.count("sum 3") == 4
 
 

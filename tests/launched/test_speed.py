@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.launching import ROOT, ok, path_of, run
+from tests.launching import ROOT, RUNNER, clean_environment, mpirun_path, ok, path_of, run
+from tests.polling import LIMIT, poll_until
+from tests.processes import is_worker
 from tests.turns import Turns
 
 COMMANDS = {
@@ -18,9 +24,10 @@ COMMANDS = {
     "checkpoint": ["--rounds", "1", "--batch-size", "2"],
     "pipeline": ["--rounds", "1", "--micro-batches", "2", "--milliseconds", "1"],
     "checks": ["--rounds", "1", "--max-steps", "44"],
+    "overlap": ["--rounds", "1", "--mebibytes", "1"],
 }
 
-NEEDED = {"loop --strategy fsdp": ("fsdp",), "pipeline": ("pp",)}
+NEEDED = {"loop --strategy fsdp": ("fsdp",), "pipeline": ("pp",), "overlap": ("mpi4py",)}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +43,7 @@ def jobs() -> Iterator[Turns]:
 def test_a_command_that_measures(command: str, jobs: Turns, tmp_path: Path) -> None:
     module = f"tests.campaigns.speed.{command.partition(' ')[0]}"
     done = ok(jobs(2, module, *COMMANDS[command], cwd=tmp_path))
-    assert any(figures in done.stdout for figures in ("ms per step", " ÷ ", "  ratio "))
+    assert any(figures in done.stdout for figures in ("ms per step", " ÷ ", "  ratio ", "% of an allreduce"))
     assert not list(tmp_path.iterdir())
 
 
@@ -44,3 +51,51 @@ def test_the_runner_without_its_guard(tmp_path: Path) -> None:
     """With which ``tests.campaigns.speed.guard`` compares."""
     (tmp_path / "script.py").write_text("print('done')")
     assert ok(run(sys.executable, path_of("unguarded"), str(tmp_path / "script.py"))).stdout == "done\n"
+
+
+MARK = "TEST_OF_BUSY"  # in the environment of all that a test has started
+
+
+def loops_of(mark: str) -> list[psutil.Process]:
+    """The busy loops that are there, whoever is their parent by now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            is_loop = any(word.endswith("busy_loop.py") for word in process.cmdline())
+            if is_loop and process.environ().get(MARK) == mark:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def all_loops_of(mark: str) -> list[psutil.Process]:
+    """Two that compute like any process, and one that gives way on each core; empty if any is not there."""
+    loops = loops_of(mark)
+    policies = sorted(os.sched_getscheduler(loop.pid) for loop in loops)
+    cores = {core for loop in loops for core in loop.cpu_affinity()}
+    return loops if policies == [os.SCHED_OTHER] * 2 + [os.SCHED_IDLE] * len(cores) else []
+
+
+@pytest.mark.parametrize("killed", ["rank", "guard", "mpirun"])
+def test_busy_loops_end_with_what_runs_beside_them(killed: str) -> None:
+    mark = uuid.uuid4().hex
+    busy = [sys.executable, "-m", "tests.campaigns.speed.busy", "--load", "2", "--awake"]
+    with subprocess.Popen(
+        [mpirun_path(), "-np", "1", *busy, *RUNNER, "bench", "--rounds", "100000"],
+        cwd=ROOT,
+        env=clean_environment(**{MARK: mark}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as launcher:
+        try:
+            loops = poll_until(lambda: all_loops_of(mark), LIMIT, "all busy loops run", launcher)
+            (guard,) = {loop.parent() for loop in loops}
+            assert guard is not None
+            ranks = poll_until(lambda: [one for one in guard.children() if is_worker(one)], LIMIT, "a rank", launcher)
+            {"rank": ranks[0], "guard": guard, "mpirun": psutil.Process(launcher.pid)}[killed].kill()
+            assert launcher.wait(timeout=LIMIT) != 0
+            assert not psutil.wait_procs([*loops, *ranks], timeout=LIMIT)[1]
+        finally:
+            launcher.kill()

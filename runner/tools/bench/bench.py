@@ -3,12 +3,9 @@
     mpirun -np 4 python -m runner bench
     mpirun -np 4 python -m runner bench allreduce allgather --min 8 --max 64M
     mpirun -np 4 python -m runner bench --json times.jsonl --plot times.png
-    mpirun -np 4 python -m runner bench --backend gloo,mpi4py --overlap
-    mpirun -np 4 python -m runner bench --backend gloo,mpi4py --load 2
+    mpirun -np 4 python -m runner bench --backend gloo,mpi4py
 
-Without arguments it times allreduce by all usable backends, among them gloo, mpi4py and MPI itself. --overlap also
-measures how much of a call hides behind matrix products. --load shares the cores with busy loops, as other programs
-would. --awake keeps idle cores from sleeping, so that no message waits for a core to wake.
+Without arguments it times allreduce by all usable backends, among them gloo, mpi4py and MPI itself.
 
 Times are those of the slowest rank: the median over rounds, and the mean over all calls, which matters under load.
 "mpi" is the bare mpi4py call, the lower bound for mpi4py. Each size runs once before it is timed, and its
@@ -31,9 +28,8 @@ from runner.comm.table import backends
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
 from runner.options import Parser
-from runner.quantities import not_negative, size
+from runner.quantities import size
 from runner.tools.bench.bare_mpi import BareMPI
-from runner.tools.bench.busy import busy_loops, description
 from runner.tools.bench.measurement import Measurement
 from runner.tools.bench.plot import plot
 from runner.tools.output import check_output
@@ -90,17 +86,6 @@ def _parser() -> Parser:
     parser.add_argument(
         "--rounds", type=int, default=7, help="measurements per size; the backends take turns (default: 7)"
     )
-    parser.add_argument(
-        "--overlap",
-        action="store_true",
-        help="also measure how much of an asynchronous call hides behind matrix products that take about as long",
-    )
-    parser.add_argument(
-        "--load", type=not_negative, default=0, metavar="N", help="run N busy loops on each host meanwhile (default: 0)"
-    )
-    parser.add_argument(
-        "--awake", action="store_true", help="keep all cores awake by busy loops that give way to everything else"
-    )
     parser.add_argument("--json", metavar="FILE", help="write one JSON object per line")
     parser.add_argument("--plot", metavar="FILE.png", help="draw bus bandwidth over size (needs matplotlib)")
     return parser
@@ -131,7 +116,6 @@ def _measure(job: Job, options: argparse.Namespace, usable: list[str]) -> Iterat
     import torch
 
     from runner.tools.bench.operations import OPERATIONS, buffers
-    from runner.tools.bench.overlap import overlap
 
     names = options.operations or ["allreduce"]
     _check(job, options, names)
@@ -143,27 +127,20 @@ def _measure(job: Job, options: argparse.Namespace, usable: list[str]) -> Iterat
             if not _operations(name, connections, buffers(1, job.rank, job.size, device)):
                 problem = f"{', '.join(usable)} has no {name}; take another operation, or another backend"
                 raise UsageError(problem)
-    with busy_loops(job, load=options.load, awake=options.awake):
-        for name in names:
-            measured = OPERATIONS[name]
-            size = options.min
-            while size <= options.max:
-                data = buffers(max(1, size // 4), job.rank, job.size, device)
-                operations = _operations(name, connections, data)
-                wrong = {}
-                for backend, operation in operations.items():
-                    with connections[backend].turn():
-                        wrong[backend] = count_wrong(measured, operation.call, data)
-                rounds = _rounds(operations, connections, options.rounds, device)
-                for backend, operation in operations.items():
-                    done = _measurement(job, name, measured, backend, data, rounds[backend], wrong[backend])
-                    done = replace(done, load=options.load, awake=options.awake)
-                    if options.overlap and operation.start is not None:
-                        with connections[backend].turn():
-                            share = overlap(operation.start, done.seconds, options.rounds, device)
-                        done = replace(done, overlap=share)
-                    yield done
-                size *= options.factor
+    for name in names:
+        measured = OPERATIONS[name]
+        size = options.min
+        while size <= options.max:
+            data = buffers(max(1, size // 4), job.rank, job.size, device)
+            operations = _operations(name, connections, data)
+            wrong = {}
+            for backend, operation in operations.items():
+                with connections[backend].turn():
+                    wrong[backend] = count_wrong(measured, operation.call, data)
+            rounds = _rounds(operations, connections, options.rounds, device)
+            for backend in operations:
+                yield _measurement(job, name, measured, backend, data, rounds[backend], wrong[backend])
+            size *= options.factor
 
 
 @raised_on_all_ranks()
@@ -258,7 +235,7 @@ def _print(found: list[Measurement], names: list[str]) -> None:
             Column(title="count\n", cells=[str(m.size // 4) for m in rows], spared=4),
             Column(title="backend\n", cells=[m.backend for m in rows], justify="left"),
             Column(title="time\n(µs)", cells=[f"{m.seconds * 1e6:.1f}" for m in rows]),
-            Column(title="mean\n(µs)", cells=[f"{m.mean * 1e6:.1f}" for m in rows], spared=0 if rows[0].load else 5),
+            Column(title="mean\n(µs)", cells=[f"{m.mean * 1e6:.1f}" for m in rows], spared=5),
             Column(
                 title="fastest to\nslowest (µs)",
                 cells=[f"{m.fastest * 1e6:.1f} to {m.slowest * 1e6:.1f}" for m in rows],
@@ -269,9 +246,5 @@ def _print(found: list[Measurement], names: list[str]) -> None:
             Column(title=f"{names[0]}\n÷", cells=[f"{first[(name, m.size)] / m.seconds:.2f}" for m in rows], spared=2),
             Column(title="#wrong\n", cells=[str(m.wrong) for m in rows]),
         ]
-        if any(m.overlap is not None for m in found):
-            overlaps = ["" if m.overlap is None else f"{m.overlap:.0%}" for m in rows]
-            columns.append(Column(title="overlap\n", cells=overlaps))
-        with_loops = description(load=rows[0].load, awake=rows[0].awake)
-        print_columns(", ".join(filter(None, [f"{name}, float32", with_loops])), columns)
+        print_columns(f"{name}, float32", columns)
         print()

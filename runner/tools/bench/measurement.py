@@ -20,6 +20,3 @@ class Measurement:
     algorithm_bandwidth: float  # bytes/s
     bus_bandwidth: float  # bytes/s
     wrong: int  # elements
-    load: int = 0  # busy loops running meanwhile, per host
-    awake: bool = False  # whether busy loops kept the cores from idling
-    overlap: float | None = None  # the share of an asynchronous call that hides behind matrix products, if asked for

@@ -13,9 +13,9 @@ from signal import SIGUSR1
 from typing import TypeVar
 
 import psutil
-from runner.guard.rank_state import read_states
 
 from runner.errors import UsageError
+from runner.guard.rank_state import read_states
 from runner.training.checkpoint_folder import check_files, name_of, steps_in, unseal
 from tests.launching import ROOT, RUNNER, clean_environment, folder_of, ok, run
 from tests.polling import poll_until

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.training.options import not_negative, positive
+from tests.campaigns.speed.measuring import BUSY
 from tests.launching import ROOT, RUNNER, mpirun, ok
 
 BACKENDS = ("gloo", "mpi4py")
@@ -38,7 +39,7 @@ def main() -> None:
     sizes = ["--min", given.min, "--max", given.max, "--factor", str(given.factor), "--rounds", str(given.rounds)]
     means: dict[tuple[str, int], list[float]] = {}
     for number in range(given.launches):
-        for m in launch(given.ranks, ["--load", str(given.load), *sizes]):
+        for m in launch(given.ranks, given.load, sizes):
             means.setdefault((m["backend"], m["size"]), []).append(m["mean"])
         print(f"launch {number + 1} of {given.launches}", file=sys.stderr, flush=True)
     rows = [row(size, means) for size in sorted({size for _, size in means})]
@@ -49,11 +50,12 @@ def main() -> None:
         given.json.write_text(json.dumps(facts, indent=1) + "\n")
 
 
-def launch(ranks: int, options: Iterable[str]) -> list[dict[str, Any]]:
+def launch(ranks: int, load: int, options: Iterable[str]) -> list[dict[str, Any]]:
     """The measurements of one launch, in which the backends take turns."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "times.jsonl"
-        command = [*RUNNER, "bench", "--backend", ",".join(BACKENDS), *options, "--json", str(file)]
+        beside = [sys.executable, "-m", BUSY, "--load", str(load)]
+        command = [*beside, *RUNNER, "bench", "--backend", ",".join(BACKENDS), *options, "--json", str(file)]
         ok(mpirun(ranks, *command, cwd=ROOT, timeout=PATIENCE))
         return [json.loads(line) for line in file.read_text().splitlines()]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,9 +18,9 @@ OPERATIONS = ("allreduce", "allgather", "reduce_scatter")
 CORES = len(os.sched_getaffinity(0))
 MIB = 1 << 20
 
+BUSY = "tests.campaigns.speed.busy"
 SIZES = ("--min", "4K", "--max", "16M", "--factor", "16", "--rounds", "9")
 AGAINST_GLOO = ("--backend", "gloo,mpi4py")
-OVERLAP = ("bench", "--overlap", *AGAINST_GLOO, "--min", "16M", "--rounds", "9")
 
 
 @dataclass(frozen=True)
@@ -28,19 +29,26 @@ class Command:
 
     arguments: Sequence[str]
     settings: Sequence[str] = ()  # of the environment
+    beside: Sequence[str] = ()  # options of tests.campaigns.speed.busy, if it runs beside busy loops
     hosts: int = 2  # that a place may have at most
     makes_folder: bool = False  # for checkpoints, where --checkpoint-dir says
 
     def __str__(self) -> str:
-        return " ".join([*self.settings, "python -m runner", *self.arguments])
+        return " ".join([*self.settings, *self.words("python", ["python", "-m", "runner"])])
+
+    def words(self, python: str, runner: Sequence[str]) -> list[str]:
+        """What each rank runs."""
+        return [*([python, "-m", BUSY, *self.beside] if self.beside else []), *runner, *self.arguments]
 
 
 BENCHES = {
     "idle": Command(("bench", *OPERATIONS, *SIZES)),
-    "awake": Command(("bench", "--awake", "--min", "4K", "--max", "4K", "--rounds", "15")),
-    "loaded": Command(("bench", "--load", str(CORES), *AGAINST_GLOO, *SIZES), hosts=1),
-    "shared memory": Command(OVERLAP, hosts=1),
-    "TCP": Command(OVERLAP, settings=("OMPI_MCA_btl=tcp,self",)),
+    "awake": Command(("bench", "--min", "4K", "--max", "4K", "--rounds", "15"), beside=("--awake",)),
+    "loaded": Command(("bench", *AGAINST_GLOO, *SIZES), beside=("--load", str(CORES)), hosts=1),
+}
+OVERLAPS = {
+    "shared memory": Command(("tests.campaigns.speed.overlap",), hosts=1),
+    "TCP": Command(("tests.campaigns.speed.overlap",), settings=("OMPI_MCA_btl=tcp,self",)),
 }
 MLP, RESNET = "8 × Linear(1024), batch 32", "ResNet-18, batch 8 at 64×64"
 WORKERS = "MNIST net, batch 16, 2 data loader workers"
@@ -63,6 +71,7 @@ LATE = Command(("tests.campaigns.speed.late_rank",))
 QUICK = {
     "bench": ("--rounds", "1"),
     "compare": ("--rounds", "1", "--steps", "2"),
+    "tests.campaigns.speed.overlap": ("--rounds", "1"),
     "tests.campaigns.speed.sharded": ("--rounds", "1"),
     "tests.campaigns.speed.late_rank": ("--late", "0.5"),
 }
@@ -74,6 +83,7 @@ class Found:
 
     Attributes:
         benches: the measurements of each of ``BENCHES``.
+        hidden: of each of ``OVERLAPS`` the share that hides behind matrix products, by backend.
         trainings: the engines of each of ``TRAININGS``, by name.
         sharded: the sharded steps.
         late: what waiting for a late rank takes, by backend.
@@ -81,6 +91,7 @@ class Found:
     """
 
     benches: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    hidden: dict[str, dict[str, float]] = field(default_factory=dict)
     trainings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     sharded: dict[str, dict[str, Any]] = field(default_factory=dict)
     late: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -105,8 +116,8 @@ def measure(place: Place, *, quick: bool) -> Found:
             file = folder / "found.json"
             last = QUICK[command.arguments[0]] if quick else ()
             runs = ("--checkpoint-dir", str(folder / "runs")) if command.makes_folder else ()
-            arguments = [*command.arguments, *last, *runs, "--json", str(file)]
-            text = ok(place.launch(["env", *command.settings, *RUNNER, *arguments])).stdout
+            words = [*command.words(sys.executable, RUNNER), *last, *runs, "--json", str(file)]
+            text = ok(place.launch(["env", *command.settings, *words])).stdout
             text = text.replace(f"wrote {file}\n", "")
             found.texts[str(command)] = text
             print(text, flush=True)
@@ -115,6 +126,9 @@ def measure(place: Place, *, quick: bool) -> Found:
         for title, command in BENCHES.items():
             if place.hosts <= command.hosts:
                 found.benches[title] = [json.loads(line) for line in run(command).splitlines()]
+        for title, command in OVERLAPS.items():
+            if place.hosts <= command.hosts:
+                found.hidden[title] = json.loads(run(command))
         for title, command in TRAININGS.items():
             engines = json.loads(run(command))["engines"]
             found.trainings[title] = {engine["engine"]: engine for engine in engines}

@@ -1,14 +1,25 @@
-"""How much of a collective hides behind matrix products that are computed meanwhile."""
+"""How much of an asynchronous allreduce hides behind matrix products that take about as long, by gloo and by mpi4py.
+
+mpirun -np 2 python -m runner tests.campaigns.speed.overlap [--mebibytes 16] [--rounds 9] [--json FILE]
+"""
 
 from __future__ import annotations
 
 import functools
+import json
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from runner.comm.timing import seconds_per_call
+from runner.options import Parser
+from runner.training.options import positive
+from runner.training.run import Run
+
+BACKENDS = ("gloo", "mpi4py")
 
 # A product takes about a millisecond, so that Python seldom holds the interpreter's lock: a thread that moves the data in
 # Python needs it.
@@ -16,7 +27,32 @@ _LONGEST = 1.5e-3  # seconds
 _WIDTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # of square matrices
 _TURN = 0.05  # target for all calls of a turn, in seconds: ranks leave a barrier some milliseconds apart
 _MOST = 500  # calls in a turn
-_TRIALS = 10  # products to time, for the time of one
+_TRIALS = 10  # calls to time, for the time of one
+
+
+def main(run: Run, argv: list[str]) -> None:
+    parser = Parser(prog="python -m runner tests.campaigns.speed.overlap", description=__doc__)
+    parser.add_argument("--mebibytes", type=positive, default=16, metavar="MIB")
+    parser.add_argument("--rounds", type=positive, default=9)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(argv)
+    data = torch.ones(given.mebibytes << 18, device=run.device)
+    found = {}
+    for name in BACKENDS:
+        group = dist.new_group(backend=name)
+
+        def start(group: dist.ProcessGroup = group) -> Callable[[], object]:
+            work = dist.all_reduce(data, group=group, async_op=True)
+            return work.wait
+
+        start()()  # the first makes connections
+        alone = seconds_per_call(lambda start=start: start()(), _TRIALS, run.device)
+        found[name] = overlap(start, alone, given.rounds, run.device)
+        run.say(
+            f"{name:6} {found[name]:4.0%} of an allreduce of {given.mebibytes} MiB hidden ({1e3 * alone:.1f} ms alone)"
+        )
+    if run.is_main and given.json:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def overlap(start: Callable[[], Callable[[], object]], alone: float, rounds: int, device: torch.device) -> float:
