@@ -11,6 +11,7 @@ from typing import NoReturn
 from runner.comm.choice import with_backend, with_spare_cores
 from runner.comm.flight_recorder import answer_when_asked
 from runner.comm.table import installed_packages
+from runner.command import Request, parse, refuse_idle_options
 from runner.dispatch import dispatch
 from runner.early_signals import EARLY
 from runner.errors import Policy, RunnerError, UsageError, raised_on_all_ranks
@@ -25,7 +26,6 @@ from runner.launch.context import LaunchContext
 from runner.launch.detect import detect
 from runner.launch.misfits import idle_tasks, refuse_misfit
 from runner.launch.table import SINGLE
-from runner.options import Request, parse, refuse_idle_options
 from runner.outcome import SUCCESS, end_worker, guard_watched, guard_words, guards_address, outcome_of, refuse_launch
 from runner.placement import Placement, place_all
 from runner.rendezvous.agreement import compare_ranks
@@ -37,7 +37,7 @@ from runner.rendezvous.topology import Topology
 from runner.resources import as_record, of_record, resources
 from runner.streams import replace_characters
 from runner.target import EXECUTABLE, WORKLOAD, Target, find_target
-from runner.tools import examines, shows_training, tool_names, works_alone
+from runner.tools import examines, shows_training, summaries, tool_names, works_alone
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -45,10 +45,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     replace_characters()
     try:
         require("psutil")
-        request = parse(sys.argv[1:] if argv is None else argv, tool_names())
-        context = detect(os.environ, SINGLE.name if works_alone(request.tool) else request.launcher)
+        request = parse(sys.argv[1:] if argv is None else argv, summaries())
+        context = detect(os.environ, SINGLE.name if works_alone(request.tool) else request.job.launcher)
         refuse_misfit(context)
-        way = choose_way(context, request.rendezvous, restarts=request.restarts > 0)
+        way = choose_way(context, request.job.rendezvous, restarts=request.job.restart_in_place > 0)
     except RunnerError as error:
         refuse_launch(error)
     if warning := idle_tasks(context):
@@ -64,11 +64,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         policy = Policy.DIAGNOSTIC if examines(request.tool) else Policy.STRICT
         target, record = _find(request, context, lifeline)
         lifeline.tell(Seeks())
-        result = rendezvous(context, record, way=way, timeout=request.timeout, policy=policy)
+        result = rendezvous(context, record, way=way, timeout=request.job.timeout, policy=policy)
         topology = compare_ranks(result.records, policy)
         lifeline.tell(Met(guards_address(context, result)))
         # A tool that works alone may be started anywhere, also where a job's GPUs are not.
-        placements = place(context, topology, "cpu" if works_alone(request.tool) else request.device, policy)
+        placements = place(context, topology, "cpu" if works_alone(request.tool) else request.job.device, policy)
         if (gpu := placements[context.rank.value].device_index) is not None:
             lifeline.tell(Computes(record.resources["gpus"][gpu]))
         if context.size.value > 1:
@@ -76,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         assert target is not None  # otherwise compare_ranks() has refused the records
         job = _job(request, target, context, result, topology, placements, lifeline.board)
         _warn_of_host(job, target)
-        if request.hang_timeout and target.is_program:
+        if request.job.hang_timeout and target.is_program:
             _warn_of_hangs(job)
-        dispatch(target, request.arguments, job)
+        dispatch(target, request, job)
         outcome = SUCCESS
     except BaseException as error:
         outcome = outcome_of(error, context, job)
@@ -109,7 +109,7 @@ def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple
             require(*OF_WORKLOADS)
     except UsageError as error:
         problem = error
-    asks_for_gpus = request.device != "cpu" or examines(request.tool)
+    asks_for_gpus = request.job.device != "cpu" or examines(request.tool)
     record = own_record(
         context,
         problem=problem.message if problem else None,
@@ -150,6 +150,7 @@ def _job(
     placements: tuple[Placement, ...],
     board: Board,
 ) -> Job:
+    asked = request.job
     job = Job(
         board=board,
         context=context,
@@ -157,15 +158,17 @@ def _job(
         endpoint=result.endpoint,
         rendezvous_why=result.why,
         placements=placements,
-        device=request.device,
-        replaces_gloo=target.runs_in_python and request.backend is not None,
-        collective_timeout=request.collective_timeout or Job.collective_timeout,
-        is_standby=bool(request.standby),
-        supervised=f"{request.log_folder.parent} {request.began:.0f}" if request.log_folder and request.began else "",
-        attempt=request.log_folder.name if request.log_folder else "",
-        timeout_is_asked_for=request.collective_timeout is not None,
+        device=asked.device,
+        replaces_gloo=target.runs_in_python and asked.backend is not None,
+        collective_timeout=asked.collective_timeout or Job.collective_timeout,
+        is_standby=asked.standby,
+        supervised=f"{asked.log_dir.parent} {asked.began:.0f}" if asked.log_dir and asked.began else "",
+        attempt=asked.log_dir.name if asked.log_dir else "",
+        time_limit=asked.time_limit,
+        time_to_save=asked.time_to_save,
+        timeout_is_asked_for=asked.collective_timeout is not None,
     )
-    job = with_backend(job, request.backend or "auto")
+    job = with_backend(job, asked.backend or "auto")
     return with_spare_cores(job) if target.kind == "workload" or shows_training(request.tool) else job
 
 

@@ -17,19 +17,19 @@ from runner.comm.standby import wait_until_needed
 from runner.comm.store import serve_when_needed
 from runner.comm.table import backends
 from runner.comm.variables import settings, torchrun_variables
+from runner.command import Given, Request
 from runner.environment import set_variables
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.features import need, number_of, untried
 from runner.job import Job
 from runner.parallel.mesh import lay_out
-from runner.parallel.options import parallel_options_in
 from runner.program import put_first_on_path, put_program_on_path, run_program
 from runner.streams import as_python_has_them
 from runner.target import Target
 from runner.tools import load_tool, works_alone
 
 
-def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
+def dispatch(target: Target, request: Request, job: Job) -> None:
     """Run the target on this rank. Its exceptions pass through."""
     import_without_collector("torch", "torch._dynamo", "torch.distributed.tensor", "torchvision")
     when_imported("torch", freeze_before_program)
@@ -45,10 +45,10 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
         wait_until_needed(job)
     if target.kind == "tool":
         _check_torch(job, target.name)
-        load_tool(target.name)(job, list(arguments))
+        load_tool(target.name)(job, list(request.arguments))
     elif target.kind == "workload":
         put_first_on_path(os.getcwd())
-        _run_workload(target.name, arguments, job)
+        _run_workload(target.name, request.given, job)
     else:
         set_variables(torchrun_variables(job))
         _check_backend(job)
@@ -59,7 +59,7 @@ def dispatch(target: Target, arguments: Sequence[str], job: Job) -> None:
         put_program_on_path(target)
         hide_own_modules()
         as_python_has_them()
-        _run_and_tell(target, arguments, job)
+        _run_and_tell(target, request.arguments, job)
 
 
 def _run_and_tell(target: Target, arguments: Sequence[str], job: Job) -> None:
@@ -101,9 +101,9 @@ def _check_backend(job: Job) -> None:
         raise UsageError(f"--backend {job.backend}: {reason}")
 
 
-def _run_workload(name: str, arguments: Sequence[str], job: Job) -> None:
+def _run_workload(name: str, given: Given, job: Job) -> None:
     # Refused before torch is imported.
-    options = parallel_options_in(arguments)
+    options = given.parallel()
     _check_torch(job, name, *options.features)
     layout = lay_out(job.topology, options.degrees(job.size))
     _check_torch(job, *options.features_in(layout))
@@ -112,7 +112,9 @@ def _run_workload(name: str, arguments: Sequence[str], job: Job) -> None:
         with raised_on_all_ranks():
             raise UsageError(f"module {name} has no main(run, argv), so it is no workload")
     from runner.training.run import Run
+    from runner.training.workload import bound
 
+    train = bound(main, Run(job=job, workload=name, layout=layout), given)
     freeze()  # also what the workload has imported
     start_process_group(job)
-    main(Run(job=job, workload=name, layout=layout), list(arguments))
+    train()

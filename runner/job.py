@@ -29,6 +29,8 @@ class Job:
     is_standby: bool = False  # it waits until it is needed
     supervised: str = ""  # what all attempts of a supervised job have in common, of which one runs at a time
     attempt: str = ""  # which of them this is
+    time_limit: float | None = None  # seconds that the job may run; None: as the scheduler says, if it does
+    time_to_save: float | None = None  # seconds before that which a step and a checkpoint may take at least
     timeout_is_asked_for: bool = False  # if not, scripts have torch's own default
 
     @property

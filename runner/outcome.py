@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import runner.dispatch
 import runner.program
+from runner.command import Request
 from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError, is_echo
 from runner.extras import missing_here
 from runner.guard.advice import EVERY_STEP, after_error
@@ -23,6 +24,7 @@ from runner.guard.nursery import Lifeline
 from runner.guard.settings import Watched, Words
 from runner.guard.worker_messages import Fails, Leaves
 from runner.job import Job
+from runner.job_settings import HANG_TIMEOUT
 from runner.launch.context import LaunchContext
 from runner.launch.detect import is_reporting
 from runner.launch.hydra import end_other_ranks
@@ -30,7 +32,6 @@ from runner.launch.job_entry import entry_of_job
 from runner.launch.siblings import siblings_of
 from runner.launch.table import launchers
 from runner.launch.time_limit import margin, time_left
-from runner.options import HANG_TIMEOUT, Request
 from runner.rendezvous.interfaces import own_addresses
 from runner.rendezvous.mpi_library import library_of_launcher
 from runner.rendezvous.rendezvous import Rendezvous, RendezvousMethod
@@ -143,33 +144,34 @@ def guard_words(context: LaunchContext, request: Request, way: RendezvousMethod)
 
 def guard_watched(context: LaunchContext, request: Request) -> Watched:
     """What the guard watches."""
-    passed = 0.0 if request.began is None else max(0.0, time.time() - request.began)
-    hang_after = HANG_TIMEOUT if request.hang_timeout is None else request.hang_timeout
-    save_within = _OF_LIMIT * (request.collective_timeout or Job.collective_timeout)
-    left = time_left(context.environment, request.time_limit, passed) if request.on_preempt else None
+    job = request.job
+    passed = 0.0 if job.began is None else max(0.0, time.time() - job.began)
+    hang_after = HANG_TIMEOUT if job.hang_timeout is None else job.hang_timeout
+    save_within = _OF_LIMIT * (job.collective_timeout or Job.collective_timeout)
+    left = time_left(context.environment, job.time_limit, passed) if job.on_preempt else None
     return Watched(
-        rendezvous_timeout=request.timeout + 10,
+        rendezvous_timeout=job.timeout + 10,
         hang_after=hang_after,
         save_within=save_within,
-        in_collective=max(hang_after, save_within) if request.may_be_workload else request.hang_timeout or 0.0,
-        in_call=hang_after if request.may_be_workload else request.hang_timeout or 0.0,
+        in_collective=max(hang_after, save_within) if request.may_be_workload else job.hang_timeout or 0.0,
+        in_call=hang_after if request.may_be_workload else job.hang_timeout or 0.0,
         trains=request.may_be_workload,
         launcher=lambda: launcher_of(context),
         is_middle=context.rank.value == 0 and context.size.value > 1,
-        log_folder=request.log_folder,
-        prefixes_output=request.prefixes_output,
-        notice=request.on_preempt,
+        log_folder=job.log_dir,
+        prefixes_output=job.prefix_output,
+        notice=job.on_preempt,
         passed=passed,
-        notice_within=None if left is None else left - margin(left, request.time_to_save),
-        script_saves_within=request.time_to_save or _SCRIPT_SAVES,
-        restarts=request.restarts,
+        notice_within=None if left is None else left - margin(left, job.time_to_save),
+        script_saves_within=job.time_to_save or _SCRIPT_SAVES,
+        restarts=job.restart_in_place,
         job_entry=entry_of_job(context.environment) if context.rank.value == 0 else None,
         names={
             "rank": context.rank.value,
             "size": context.size.value,
             "local_rank": context.local_rank.value if context.local_rank else None,
             "host": context.host,
-            "addresses": [address for _, address in own_addresses(context.environment)] if request.log_folder else [],
+            "addresses": [address for _, address in own_addresses(context.environment)] if job.log_dir else [],
         },
     )
 
@@ -195,7 +197,7 @@ def _why_no_rendezvous(context: LaunchContext, request: Request, way: Rendezvous
     if way.name == "mpi":
         reason = f"MPI_Init or the first MPI collective did not end: {reason}"
     return (
-        f"the {context.size.value} ranks did not meet within {request.timeout:.0f} s (by {way.name}); {reason}; "
+        f"the {context.size.value} ranks did not meet within {request.job.timeout:.0f} s (by {way.name}); {reason}; "
         "allow more with --timeout"
     )
 

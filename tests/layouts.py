@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from runner.command import given_in
 from runner.parallel.mesh import Layout
-from runner.parallel.options import parallel_options_in
 
 FSDP = pytest.param("fsdp", marks=pytest.mark.needs("fsdp"))  # a strategy
 
@@ -25,7 +25,7 @@ def needing(*layouts: tuple[int, str], also: Sequence[str] = ()) -> pytest.MarkD
 
 
 def _features(ranks: int, text: str) -> list[str]:
-    options = parallel_options_in(text.split())
+    options = given_in(text.split()).parallel()
     order = re.search(r"--order (\S+)", text)  # as tests/programs/layouts/parity.py takes it
     own = tuple(map(int, order[1].split(","))) if order else tuple(range(ranks))
     return [*options.features, *options.features_in(Layout(options.degrees(ranks), own))]

@@ -10,14 +10,18 @@ default of 64, nearly the smallest that it takes, trains on CPUs.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel.task import Plan
+from runner.quantities import positive
+from runner.settings import option
 from runner.training.loop import Task, fit
-from runner.training.options import positive, read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 from workloads.data.images import cifar10
 from workloads.models.convnets import chained
 
@@ -25,26 +29,30 @@ SMALLEST = 63  # pixels; of fewer the last pooling leaves nothing
 PLAN = Plan(shard=("features", "classifier.1", "classifier.4", "classifier.6"), pipeline=("features.*", "classifier.*"))
 
 
-def main(run: Run, argv: list[str]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    epochs: int = 2
+    lr: float = 1e-2
+    data: str = option("auto", choices=("auto", "cifar10", "fake"))
+    momentum: float = option(0.9, "of SGD", group="training")
+    dropout: float = option(0.5, "before linear layers", metavar="P", group="training")
+    image_size: int = option(64, "that images are enlarged to", parse=positive, metavar="PIXELS", group="data")
+
+
+def main(run: Run, options: Options) -> None:
     """Train, evaluate, and print where the files are."""
-    parser = workload_parser(run, __doc__, plan=PLAN, data=("auto", "cifar10", "fake"), epochs=2, lr=1e-2)
-    group = parser.add_argument_group("model and optimizer")
-    group.add_argument(
-        "--image-size", type=positive, default=64, metavar="PIXELS", help="that images are enlarged to (default: 64)"
-    )
-    group.add_argument("--dropout", type=float, default=0.5, metavar="P", help="before linear layers (default: 0.5)")
-    group.add_argument("--momentum", type=float, default=0.9, help="of SGD (default: %(default)s)")
-    options, given = read_options(run, parser, argv)
-    _check(given.image_size, given.dropout)
+    _check(options.image_size, options.dropout)
     models = run.load("torchvision").models
     torch.manual_seed(options.seed)
-    enlarged = nn.Upsample(size=(given.image_size, given.image_size), mode="bilinear")
-    model = chained(models.alexnet(num_classes=10, dropout=given.dropout), enlarged=enlarged)
+    enlarged = nn.Upsample(size=(options.image_size, options.image_size), mode="bilinear")
+    model = chained(models.alexnet(num_classes=10, dropout=options.dropout), enlarged=enlarged)
     train_data, test_data = cifar10(run, options)
     task = Task(
         model=model,
         loss=nn.CrossEntropyLoss(),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr, momentum=given.momentum),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr, momentum=options.momentum),
         train_data=train_data,
         test_data=test_data,
         unit="images",

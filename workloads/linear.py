@@ -8,19 +8,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from runner.training.loop import Plan, Task, fit
-from runner.training.options import read_options, workload_parser
+from runner.settings import option
+from runner.training.loop import Task, fit
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 
-def main(run: Run, argv: list[str]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    lr: float = 1e-2
+    data: str = option("random", choices=("random",))
+
+
+def main(run: Run, options: Options) -> None:
     """Train, and print where the files are."""
-    parser = workload_parser(run, __doc__, plan=Plan(), data=("random",), epochs=10, lr=1e-2)
-    options, _ = read_options(run, parser, argv)
     generator = torch.Generator().manual_seed(options.seed)
     data = TensorDataset(torch.rand(2048, 20, generator=generator), torch.rand(2048, 1, generator=generator))
     torch.manual_seed(options.seed)

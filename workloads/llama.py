@@ -1,7 +1,7 @@
 """Train a Llama-style transformer on bytes of text, with any mix of data, tensor and pipeline parallelism.
 
     mpirun -np 4 python -m runner workloads.llama --strategy fsdp --tp 2 --max-steps 200
-    mpirun -np 4 python -m runner workloads.llama --pp 2 --schedule 1f1b --micro-batches 4 --resume
+    mpirun -np 4 python -m runner workloads.llama --pp 2 --pp-schedule 1f1b --micro-batches 4 --resume
     mpirun -np 2 python -m runner workloads.llama --tp 2 --generate "def "
     python -m runner workloads.llama --export llama-of-mine
 
@@ -11,11 +11,11 @@ ones. Weights come and go in Hugging Face's layout (``--pretrained``, ``--export
 
 from __future__ import annotations
 
-import argparse
 import codecs
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,10 +31,13 @@ from torch.distributed.tensor.parallel import (
 
 from runner.errors import UsageError
 from runner.parallel.state import shapes_of
-from runner.training.loop import Plan, Task, fit, trained
-from runner.training.options import TrainingOptions, positive, positive_float, read_options, workload_parser
+from runner.parallel.task import Plan
+from runner.quantities import positive, positive_float
+from runner.settings import option
+from runner.training.loop import Task, fit, trained
 from runner.training.restore import model_weights
 from runner.training.run import Run
+from runner.training.settings import Settings
 from runner.training.writing import writing
 from workloads.data.text import windows
 from workloads.models import llama_weights
@@ -43,58 +46,63 @@ from workloads.models.llama import SIZES, Llama, LlamaConfig, continuation, flop
 _ATTENTION, _MLP = "model.layers.*.self_attn", "model.layers.*.mlp"
 
 
-def main(run: Run, argv: list[str]) -> None:
-    """Train, or generate, or export."""
-    parser = workload_parser(
-        run,
-        __doc__,
-        data=("stdlib", "synthetic"),
-        plan=plan(),
-        epochs=1,
-        max_steps=500,
-        batch_size=16,
-        lr=3e-3,
-        clip_norm=1.0,
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    epochs: int = 1
+    max_steps: int | None = option(500)
+    batch_size: int = 16
+    lr: float = 3e-3
+    clip_norm: float | None = option(1.0)
+    data: str = option("stdlib", choices=("stdlib", "synthetic"))
+    size: str = option("debug", "", choices=tuple(SIZES), metavar="SIZE", group="model")
+    length: int = option(256, "tokens per sample; a token is a byte", parse=positive, group="model", changes=True)
+    text: str | None = option(None, "train on a text file in the place of --data", metavar="FILE", group="data")
+    warmup: int = option(
+        20, "in which the learning rate rises", parse=positive, metavar="STEPS", group="training", changes=True
     )
-    _add_options(parser)
-    options, given = read_options(run, parser, argv)
-    if given.export is not None:
-        run.on_main(lambda: _export(given, options))
-        run.say(f"exported to {given.export}")
+    decay_steps: int | None = option(
+        None,
+        "after which the learning rate is at its lowest, a tenth (default: those of the training)",
+        parse=positive,
+        metavar="STEPS",
+        group="training",
+        advanced=True,
+    )
+    pretrained: Path | None = option(
+        None, "start from a model in Hugging Face's layout", parse=Path, metavar="DIR", group="model"
+    )
+    export: Path | None = option(
+        None, "write the newest checkpoint in that layout, and end", parse=Path, metavar="DIR", group="model"
+    )
+    generate: str | None = option(
+        None, "continue this text with the newest checkpoint, and end", metavar="TEXT", group="model"
+    )
+    tokens: int = option(200, "how many to generate", parse=positive, group="model", advanced=True)
+    temperature: float | None = option(
+        None,
+        "sample tokens at this temperature (default: take the likeliest token)",
+        parse=positive_float,
+        metavar="T",
+        group="model",
+        advanced=True,
+    )
+
+
+def main(run: Run, options: Options) -> None:
+    """Train, or generate, or export."""
+    if options.export is not None:
+        folder = options.export
+        run.on_main(lambda: _export(options, folder))
+        run.say(f"exported to {folder}")
         return
     torch.manual_seed(options.seed)
-    task = _task(run, options, given)
-    if given.generate is None:
+    task = _task(run, options)
+    if options.generate is None:
         fit(run, task, options)
     else:
-        _generate(run, task, options, given)
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("model")
-    group.add_argument("--size", choices=SIZES, default="debug", help="of the model (default: %(default)s)")
-    group.add_argument(
-        "--length", type=positive, default=256, help="tokens per sample; a token is a byte (default: %(default)s)"
-    )
-    group.add_argument("--text", metavar="FILE", help="train on a text file instead of --data")
-    group.add_argument(
-        "--warmup", type=positive, default=20, metavar="STEPS", help="in which the learning rate rises (default: 20)"
-    )
-    group.add_argument(
-        "--schedule-steps",
-        type=positive,
-        metavar="STEPS",
-        help="after which the learning rate is at its lowest, a tenth (default: those of the training)",
-    )
-    group.add_argument("--pretrained", type=Path, metavar="DIR", help="start from a model in Hugging Face's layout")
-    group.add_argument("--export", type=Path, metavar="DIR", help="write the newest checkpoint in that layout, and end")
-    group.add_argument("--generate", metavar="TEXT", help="continue this text with the newest checkpoint, and end")
-    group.add_argument("--tokens", type=positive, default=200, help="how many to generate (default: %(default)s)")
-    group.add_argument(
-        "--temperature",
-        type=positive_float,
-        help="sample tokens at this temperature (default: take the likeliest token)",
-    )
+        _generate(run, task, options, options.generate)
 
 
 def tensor_plan(*, sequence: bool, loss: bool) -> dict[str, ParallelStyle]:
@@ -136,15 +144,15 @@ def plan(*, loss: bool = False) -> Plan:
     )
 
 
-def _task(run: Run, options: TrainingOptions, given: argparse.Namespace) -> Task:
-    config = _config(run, options, given)
+def _task(run: Run, options: Options) -> Task:
+    config = _config(run, options)
     problem: UsageError | None = None
     try:
-        train_data, test_data = windows(given.text or options.data.name, given.length)
+        train_data, test_data = windows(options.text or options.data, options.length)
     except UsageError as error:  # on a host whose files differ
         problem = error
     run.agree(problem)
-    end = given.schedule_steps or _steps(run, options, len(train_data))
+    end = options.decay_steps or _steps(run, options, len(train_data))
     return Task(
         model=lambda: Llama(config),
         loss=_loss,
@@ -153,39 +161,39 @@ def _task(run: Run, options: TrainingOptions, given: argparse.Namespace) -> Task
         test_data=test_data,
         is_classification=False,
         unit="tokens",
-        units_per_sample=given.length,
-        flops_per_sample=flops_per_token(config, given.length) * given.length,
+        units_per_sample=options.length,
+        flops_per_sample=flops_per_token(config, options.length) * options.length,
         loss_in=("bits/byte", 1 / math.log(2)),
-        schedule=_schedule(given.warmup, end),
-        settings={"length": given.length, "warm-up": given.warmup, "end of the learning rate": f"step {end}"},
-        weights=(lambda: llama_weights.read(given.pretrained)) if given.pretrained else None,
-        plan=plan(loss=options.parallel.loss_parallel),
+        schedule=_schedule(options.warmup, end),
+        settings={"end of the learning rate": f"step {end}"},
+        weights=partial(llama_weights.read, options.pretrained) if options.pretrained else None,
+        plan=plan(loss=options.loss_parallel),
     )
 
 
-def _config(run: Run, options: TrainingOptions, given: argparse.Namespace) -> LlamaConfig:
+def _config(run: Run, options: Options) -> LlamaConfig:
     """The model's dimensions: of ``--pretrained``, or by ``--size``.
 
     Raises:
         UsageError: the degrees do not divide them, or samples are too long.
     """
     config = (
-        SIZES[given.size]
-        if given.pretrained is None
-        else run.on_main(lambda: llama_weights.read_config(given.pretrained))
+        SIZES[options.size]
+        if options.pretrained is None
+        else run.on_main(partial(llama_weights.read_config, options.pretrained))
     )
-    parallel, problem = options.parallel, None
-    if given.length > config.max_position_embeddings:
+    problem = None
+    if options.length > config.max_position_embeddings:
         problem = (
-            f"--length {given.length} is more than the model's {config.max_position_embeddings} positions; take fewer"
+            f"--length {options.length} is more than the model's {config.max_position_embeddings} positions; take fewer"
         )
-    if config.num_key_value_heads % parallel.tp:
+    if config.num_key_value_heads % options.tp:
         problem = (
-            f"--tp {parallel.tp} does not divide the {config.num_key_value_heads} key-value heads of each layer; take a "
+            f"--tp {options.tp} does not divide the {config.num_key_value_heads} key-value heads of each layer; take a "
             "number that does"
         )
-    if parallel.sequence_parallel and given.length % parallel.tp:
-        problem = f"--sequence-parallel: --tp {parallel.tp} does not divide --length {given.length}; take a multiple"
+    if options.sequence_parallel and options.length % options.tp:
+        problem = f"--sequence-parallel: --tp {options.tp} does not divide --length {options.length}; take a multiple"
     run.agree(problem)
     return config
 
@@ -204,7 +212,7 @@ def _adamw(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimiz
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
 
 
-def _steps(run: Run, options: TrainingOptions, samples: int) -> int:
+def _steps(run: Run, options: Options, samples: int) -> int:
     """The number of steps of the whole training."""
     steps = options.epochs * (samples // (options.batch_size * run.data_size))
     return min(steps, options.max_steps or steps)
@@ -222,28 +230,28 @@ def _schedule(warmup: int, steps: int) -> Callable[[int], float]:
     return factor
 
 
-def _generate(run: Run, task: Task, options: TrainingOptions, given: argparse.Namespace) -> None:
+def _generate(run: Run, task: Task, options: Options, prompt: str) -> None:
     """Print the text and its continuation, as the tokens come. A token is a byte.
 
     Raises:
         UsageError: the text is empty, or too long for the model's positions; or there is no checkpoint.
     """
-    text = given.generate.encode()
-    run.agree(_problem_of(text, given.tokens, _config(run, options, given)))
-    parallel = replace(options.parallel, sequence_parallel=False, loss_parallel=False)  # one token has no parts
-    checkpoint = replace(options.checkpoint, resume=options.checkpoint.resume or "")
-    trainer = trained(run, task, replace(options, parallel=parallel, checkpoint=checkpoint))
+    text = prompt.encode()
+    run.agree(_problem_of(text, options.tokens, _config(run, options)))
+    # One token has no parts.
+    whole = replace(options, sequence_parallel=False, loss_parallel=False, resume=options.resume or "")
+    trainer = trained(run, task, whole)
     tokens = torch.tensor([list(text)], device=run.device)
     assert isinstance(trainer.model, Llama)
     caches = trainer.model.new_caches()
     generator = torch.Generator(run.device).manual_seed(options.seed)
     if run.is_main:
-        print(given.generate, end="", flush=True)
+        print(prompt, end="", flush=True)
     new = continuation(
         lambda tokens: trainer.outputs(tokens, caches)[..., :256],  # of a larger vocabulary, too
         tokens,
-        given.tokens,
-        temperature=given.temperature or 0.0,
+        options.tokens,
+        temperature=options.temperature or 0.0,
         generator=generator,
     )
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -263,17 +271,17 @@ def _problem_of(text: bytes, new: int, config: LlamaConfig) -> str | None:
     return None
 
 
-def _export(given: argparse.Namespace, options: TrainingOptions) -> None:
+def _export(options: Options, folder: Path) -> None:
     """Write the weights of a checkpoint in Hugging Face's layout. Called on rank 0.
 
     Raises:
         UsageError: there is no checkpoint, or it is of another size.
     """
-    config = SIZES[given.size] if given.pretrained is None else llama_weights.read_config(given.pretrained)
-    tensors = model_weights(options.checkpoint.resume_from)
+    config = SIZES[options.size] if options.pretrained is None else llama_weights.read_config(options.pretrained)
+    tensors = model_weights(options.resume_from)
     with torch.device("meta"):
         expected = shapes_of(Llama(config))
     if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
-        raise UsageError(f"the checkpoint is not of --size {given.size}", fix="say the one that it was trained with")
-    with writing(given.export):
-        llama_weights.write(given.export, config, tensors)
+        raise UsageError(f"the checkpoint is not of --size {options.size}", fix="say the one that it was trained with")
+    with writing(folder):
+        llama_weights.write(folder, config, tensors)

@@ -10,25 +10,34 @@ Without MNIST on disk or a network it trains on the 1,797 digits that come with 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
 from runner.parallel.task import Plan
+from runner.settings import option
 from runner.training.loop import Task, fit
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 from workloads.data.images import mnist
 from workloads.models.convnets import MnistNet
 
 PLAN = Plan(pipeline=("*",))
 
 
-def main(run: Run, argv: list[str]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    epochs: int = 15
+    batch_size: int = 16
+    lr: float = 2e-3
+    data: str = option("auto", choices=("auto", "digits", "mnist", "fake"))
+
+
+def main(run: Run, options: Options) -> None:
     """Train, evaluate, and print where the files are."""
-    parser = workload_parser(
-        run, __doc__, plan=PLAN, data=("auto", "digits", "mnist", "fake"), epochs=15, batch_size=16, lr=2e-3
-    )
-    options, _ = read_options(run, parser, argv)
     torch.manual_seed(options.seed)
     train_data, test_data = mnist(run, options)
     task = Task(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from runner.extensions import load_function
 from runner.features import need
-from runner.parallel.options import STRATEGIES, ParallelOptions
+from runner.parallel.registry import STRATEGIES
+from runner.parallel.settings import ParallelSettings
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +32,7 @@ class Setting:
     device: torch.device  # this rank's
     dtype: torch.dtype  # of the parameters
     mesh: DeviceMesh  # dimensions: see mesh.device_mesh
-    options: ParallelOptions
+    options: ParallelSettings
 
 
 def make_trainer(task: Task, setting: Setting) -> Trainer:

@@ -27,8 +27,8 @@ from runner.parallel import Setting, precision
 from runner.parallel.bearing import borne_by, check_divisible, check_even, check_steps, kinds_of
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import degree
-from runner.parallel.options import ParallelOptions
 from runner.parallel.order import CallOrder
+from runner.parallel.settings import ParallelSettings
 from runner.parallel.state import StateDict
 from runner.parallel.streams import RandomStreams, draws
 from runner.parallel.task import Task, fill
@@ -117,7 +117,7 @@ class DividedTrainer(Trainer):
         return loss_context(self.options)
 
 
-def loss_context(options: ParallelOptions) -> AbstractContextManager[Any]:
+def loss_context(options: ParallelSettings) -> AbstractContextManager[Any]:
     """The context of forward and backward passes: it computes the loss of outputs that are divided by classes."""
     if not options.loss_parallel:
         return nullcontext()

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from runner.parallel.options import ParallelOptions
+from runner.parallel.settings import ParallelSettings
 from runner.parallel.streams import RandomStreams
 
 # What takes longest to compute again, by the beginning of torch's name: the products of linear layers, and others.
@@ -21,7 +21,7 @@ _OTHERS = ("aten::bmm", "aten::convolution", "aten::_scaled_dot_product")
 
 
 def prepare(
-    model: nn.Module, units: Sequence[nn.Module], options: ParallelOptions, streams: RandomStreams | None = None
+    model: nn.Module, units: Sequence[nn.Module], options: ParallelSettings, streams: RandomStreams | None = None
 ) -> None:
     """Make the units recompute their activations, and compile them, as the options say. Without units the model is one.
 

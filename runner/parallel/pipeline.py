@@ -21,7 +21,7 @@ from runner.errors import UsageError, raised_on_all_ranks
 from runner.features import need
 from runner.parallel import Setting
 from runner.parallel.divided import DividedTrainer, divide, outline, settle
-from runner.parallel.options import SCHEDULES
+from runner.parallel.settings import SCHEDULES
 from runner.parallel.stages import balanced, part_of, segments
 from runner.parallel.state import StateDict, merged, restricted, whole_of
 from runner.parallel.task import Task, parts_of, to_device
@@ -98,7 +98,7 @@ class PipelineTrainer(DividedTrainer):
         self.copies = {name: one.name for one in tied for _, name in one.places[1:]}
         self._shared = self._own_of(tied)
         options = setting.options
-        kind: Any = get_schedule_class(SCHEDULES[options.schedule].name)
+        kind: Any = get_schedule_class(SCHEDULES[options.pp_schedule].name)
         self.pipeline_stages = [
             _Stage(part, number, len(owners), setting.device, group=self.pipeline, trainer=self)
             for number, part in stages.items()
@@ -342,7 +342,7 @@ def _check_apart(tied: Sequence[Tied], owners: Sequence[int]) -> None:
         if len({owners[number] for number, _ in one.places}) < len(one.places):
             raise UsageError(
                 f"{its} is tied to {name}, and this schedule has their stages ({stage} and {other}) on one rank",
-                fix="take a --schedule that has the first and the last stage on two",
+                fix="take a --pp-schedule that has the first and the last stage on two",
             )
 
 

@@ -29,7 +29,7 @@ from runner.parallel.tied import shared_parameters
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
-    from runner.parallel.options import ParallelOptions
+    from runner.parallel.settings import ParallelSettings
 
 _OR_NO_FACTORY = "give it one that fills its parameters and buffers, as torch's modules have, or give the task a model in place of a function"
 _ALIKE = "draw them by torch, random or numpy.random, which are seeded alike on all ranks"
@@ -74,7 +74,7 @@ class Plan:
         return _matching(model, self.pipeline)
 
     @raised_on_all_ranks()
-    def check(self, options: ParallelOptions) -> None:
+    def check(self, options: ParallelSettings) -> None:
         """Check that the plan says what the options need.
 
         Raises:
@@ -83,7 +83,7 @@ class Plan:
         if problem := self.lacks(options):
             raise UsageError(f"this workload cannot be trained with {problem}")
 
-    def lacks(self, options: ParallelOptions) -> str | None:
+    def lacks(self, options: ParallelSettings) -> str | None:
         """What the options ask for and the plan does not say, if anything."""
         needs = (
             (

@@ -17,7 +17,7 @@ from runner.parallel import precision
 from runner.parallel.alike import broadcast, check_digests, digest_of
 from runner.parallel.bearing import described, is_about_the_model
 from runner.parallel.gradients import clip_gradients
-from runner.parallel.options import ParallelOptions
+from runner.parallel.settings import ParallelSettings
 from runner.parallel.state import NO_COPIES, StateDict, copy_part, load_state, shapes_of, state_of, whole_of
 from runner.parallel.task import Task, closures_refused
 
@@ -52,7 +52,7 @@ class Trainer:
         task: Task,
         model: nn.Module,
         optimizer: Optimizer,
-        options: ParallelOptions,
+        options: ParallelSettings,
         *,
         wrapped: nn.Module | None = None,
         no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,

@@ -17,8 +17,9 @@ ToolFunction = Callable[["Job", list[str]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
-    """Where a tool's function is (``module:function``), and how it is started."""
+    """What a tool is for, in a line; where its function is (``module:function``), and how it is started."""
 
+    summary: str
     function: str
     needs_rendezvous: bool = (
         True  # False: it runs in one process without rendezvous, whatever a launcher's variables say
@@ -28,17 +29,53 @@ class Tool:
 
 
 TOOLS = {
-    "explain": Tool(function="runner.tools.explain:explain", shows_training=True),
-    "bench": Tool(function="runner.tools.bench.bench:bench"),
-    "checkpoint": Tool(function="runner.tools.checkpoint:checkpoint", needs_rendezvous=False),
-    "compare": Tool(function="runner.tools.compare.compare:compare"),
-    "doctor": Tool(function="runner.tools.doctor.doctor:doctor", examines=True),
-    "plan": Tool(function="runner.tools.plan.plan:plan", needs_rendezvous=False),
-    "jobscript": Tool(function="runner.tools.jobscript:jobscript", needs_rendezvous=False),
-    "smoke": Tool(function="runner.tools.smoke:smoke", needs_rendezvous=False),
-    "supervise": Tool(function="runner.tools.supervise.supervise:supervise", needs_rendezvous=False),
-    "top": Tool(function="runner.tools.top.top:top", needs_rendezvous=False),
+    "explain": Tool(
+        summary="what the ranks are, where they meet, which devices and threads they use, and why",
+        function="runner.tools.explain:explain",
+        shows_training=True,
+    ),
+    "bench": Tool(summary="how fast the collectives are", function="runner.tools.bench.bench:bench"),
+    "checkpoint": Tool(
+        summary="look at checkpoints, verify and export them",
+        function="runner.tools.checkpoint:checkpoint",
+        needs_rendezvous=False,
+    ),
+    "compare": Tool(
+        summary="how fast backends and layouts train a workload here", function="runner.tools.compare.compare:compare"
+    ),
+    "doctor": Tool(
+        summary="whether this cluster is well: hosts, network, GPUs, versions",
+        function="runner.tools.doctor.doctor:doctor",
+        examines=True,
+    ),
+    "plan": Tool(
+        summary="which layouts fit the GPUs' memory, and what each costs",
+        function="runner.tools.plan.plan:plan",
+        needs_rendezvous=False,
+    ),
+    "jobscript": Tool(
+        summary="write a job script for Slurm, PBS or LSF, or submit it",
+        function="runner.tools.jobscript:jobscript",
+        needs_rendezvous=False,
+    ),
+    "smoke": Tool(
+        summary="a short test of this installation", function="runner.tools.smoke:smoke", needs_rendezvous=False
+    ),
+    "supervise": Tool(
+        summary="start a job again when it fails in a way that a restart can fix",
+        function="runner.tools.supervise.supervise:supervise",
+        needs_rendezvous=False,
+    ),
+    "top": Tool(
+        summary="show what the ranks of a running job do", function="runner.tools.top.top:top", needs_rendezvous=False
+    ),
 }
+
+
+def summaries() -> dict[str, str]:
+    """What each tool is for, by name."""
+    others = {point.name: f"of {point.value.partition('.')[0]}" for point in extensions("runner.tools")}
+    return {name: tool.summary for name, tool in TOOLS.items()} | others
 
 
 def tool_names() -> list[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from runner.errors import UsageError
 from runner.job import Job
-from runner.options import Parser
+from runner.parsing import Parser
 from runner.quantities import positive
 from runner.tools.table import Row, print_rows
 

@@ -14,10 +14,11 @@ from typing import Any
 from runner.comm.variables import settings
 from runner.features import lacking, number_of
 from runner.job import Job
-from runner.options import Parser
 from runner.parallel.mesh import Layout, lay_out
-from runner.parallel.options import ParallelOptions, add_parallel_options, read_parallel_options
+from runner.parallel.settings import ParallelSettings
+from runner.parsing import ALL, Parser, add_full_help, wants
 from runner.resources import of_record
+from runner.settings import add_options
 from runner.tools.table import console
 
 
@@ -25,20 +26,21 @@ def explain(job: Job, argv: list[str]) -> None:
     """Print what was detected, once, on rank 0."""
     parser = Parser(prog="python -m runner explain", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    add_parallel_options(parser)
-    given = parser.parse_args(argv)
-    options = read_parallel_options(given)
+    add_full_help(parser)
+    add_options(parser, ParallelSettings, show="all" if wants(argv, ALL) else "some")
+    values = vars(parser.parse_args(argv))
+    is_json, options = values.pop("json"), ParallelSettings(**values)
     layout = lay_out(job.topology, options.degrees(job.size))
     if job.rank != 0:
         return
     facts = facts_of(job, layout, options)
-    if given.json:
+    if is_json:
         print(json.dumps(facts, indent=1))
     else:
         _print_tables(facts)
 
 
-def facts_of(job: Job, layout: Layout, options: ParallelOptions) -> dict[str, Any]:
+def facts_of(job: Job, layout: Layout, options: ParallelSettings) -> dict[str, Any]:
     """The facts that ``--json`` prints."""
     context, topology = job.context, job.topology
     return {

@@ -21,17 +21,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+from runner.command import given_in
 from runner.errors import RunnerError, UsageError
 from runner.job import Job
 from runner.launch.detect import is_reporting
 from runner.launch.outer_job import for_a_new_job
-from runner.options import Parser
+from runner.parsing import Parser
 from runner.quantities import full_duration, positive, size_with_unit
 from runner.target import AS_MODULE, find_target
 from runner.tools import tool_names, works_alone
 from runner.tools.mpirun import find_mpirun
 from runner.tools.schedulers import MPIS, SCHEDULERS, Scheduler, Shape
-from runner.training.checkpoint_options import AUTO
+from runner.training.settings import AUTO, shared_in
 
 # The folder is next to the package, in a checkout and in an installed wheel.
 FOLDER = Path(__file__).parents[2] / "mpi_scripts"
@@ -175,12 +176,13 @@ def _text(options: argparse.Namespace) -> str:
             fix=f"leave it out; for supervise take --directive={shlex.quote(requeue.line)}, and "
             f"{' '.join(requeue.option)} after its workload",
         )
-    if "--requeue" in options.arguments and kind == "workload" and options.scheduler != "slurm":
+    given = shared_in(given_in(options.arguments), "resume", "requeue") if kind == "workload" else {}
+    if given.get("requeue") and options.scheduler != "slurm":
         raise UsageError(
             f"{options.target} --requeue asks Slurm, and --scheduler is {options.scheduler}",
             fix=scheduler.lacks.get("--requeue", "give it to jobscript, before the target"),
         )
-    if requeue and kind == "workload" and (checkpoint := _resumed_from(options.arguments)) not in ("", AUTO):
+    if requeue and kind == "workload" and (checkpoint := given.get("resume")) not in (None, "", AUTO):
         raise UsageError(
             f"--requeue: with --resume {checkpoint} each start begins there again",
             fix="take --resume auto, with that checkpoint's folder as --checkpoint-dir",
@@ -188,7 +190,7 @@ def _text(options: argparse.Namespace) -> str:
     target = [*filter(None, [options.form]), options.target, *options.arguments]
     if requeue and kind == "workload":
         for option in (("--resume", AUTO), requeue.option):
-            if not any(word.partition("=")[0] == option[0] for word in options.arguments):
+            if option[0].removeprefix("--").replace("-", "_") not in given:
                 target += option
     if gpus and not works_alone("" if options.form else options.target):
         target = ["--device", "cuda", *target]
@@ -209,13 +211,6 @@ def _text(options: argparse.Namespace) -> str:
     return (
         "\n".join([lines[0], *request, *kept[:start], *modules, kept[start], "", *filled_in, *kept[start + 1 :]]) + "\n"
     )
-
-
-def _resumed_from(arguments: list[str]) -> str:
-    """The checkpoint that a workload's ``--resume`` names, "" if it names none."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--resume", nargs="?", default="", const="")
-    return str(parser.parse_known_args(arguments)[0].resume)
 
 
 def _quoted(text: str) -> str:

@@ -21,7 +21,7 @@ from runner.devices import DEVICES
 from runner.errors import UsageError
 from runner.job import Job
 from runner.launch.processes import RANK_STARTERS, launcher_process
-from runner.options import Parser
+from runner.parsing import Parser
 from runner.quantities import seconds
 from runner.resources import resources
 from runner.tools.jobscript import FOLDER

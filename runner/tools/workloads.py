@@ -5,18 +5,18 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from runner.command import Given
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.target import find_target
 
 if TYPE_CHECKING:
     from runner.parallel.task import Task
-    from runner.training.options import StepOptions
     from runner.training.run import Run
+    from runner.training.settings import StepSettings
 
 
 class _TrainingReached(BaseException):
@@ -42,20 +42,22 @@ def load_workload(name: str, tool: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def training_of(module: ModuleType, run: Run, arguments: Sequence[str]) -> tuple[Task, StepOptions] | None:
-    """What a workload would train with these arguments, and its options; None if it trains without ``fit()``.
+def training_of(module: ModuleType, run: Run, given: Given) -> tuple[Task, StepSettings] | None:
+    """What a workload would train with what is given, and its settings; None if it trains without ``fit()``.
 
     Raises:
         UsageError: an argument is wrong.
     """
-    found: list[tuple[Task, StepOptions]] = []
+    from runner.training.workload import bound
+
+    found: list[tuple[Task, StepSettings]] = []
 
     def take(_: Run, task: Any, options: Any) -> None:
         found.append((task, options))
         raise _TrainingReached
 
     try:
-        module.main(replace(run, train_by=take), list(arguments))
+        bound(module.main, replace(run, train_by=take), given)()
     except _TrainingReached:
         return found[0]
     return None

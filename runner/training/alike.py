@@ -15,9 +15,9 @@ from torch.nn.parameter import is_lazy
 from runner.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.parallel.task import Plan, Task
 from runner.rendezvous.topology import ranks_text
-from runner.training.options import StepOptions
 from runner.training.run import Run
 from runner.training.samples import Look, Sketch, look_at
+from runner.training.settings import StepSettings
 
 # Ranks may differ in these options: they concern the rank itself, or rank 0's files.
 _OWN = {"workers", "folder", "metrics", "tensorboard", "weights", "resume"}
@@ -30,7 +30,7 @@ Sketches = dict[str, tuple[Sketch, ...] | None]
 
 
 @raised_on_all_ranks()
-def check_task(run: Run, task: Task, options: StepOptions) -> Look | None:
+def check_task(run: Run, task: Task, options: StepSettings) -> Look | None:
     """Check that the data can be trained on, and that all ranks train the same. Collective: some numbers are reduced.
 
     Compared are lengths of the data, options, settings and plan of the task, names and shapes of parameters, and some samples, if
@@ -72,7 +72,7 @@ def check_task(run: Run, task: Task, options: StepOptions) -> Look | None:
     return looks.get("test")
 
 
-def _facts(task: Task, options: StepOptions, looks: Mapping[str, Look]) -> Facts:
+def _facts(task: Task, options: StepSettings, looks: Mapping[str, Look]) -> Facts:
     """What has to be equal on all ranks, by what it is called."""
     found: Facts = {}
     for name in ("training", "test"):

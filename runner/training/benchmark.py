@@ -18,8 +18,8 @@ from runner.parallel import make_trainer
 from runner.parallel.task import Task, parts_of, to_device
 from runner.training.alike import check_task
 from runner.training.batches import ShardSampler, train_loader
-from runner.training.options import StepOptions
 from runner.training.run import Run
+from runner.training.settings import StepSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +40,14 @@ class Speed:
     total: float
 
 
-def benchmark(run: Run, task: Task, options: StepOptions, protocol: Protocol) -> Speed:
+def benchmark(run: Run, task: Task, options: StepSettings, protocol: Protocol) -> Speed:
     """Train repeatedly on one batch per rank, and report the speed. Collective."""
     if run.train_by is not None:
         taken: Speed = run.train_by(run, task, options)
         return taken
     device, dtype = run.device, getattr(torch, options.dtype)
     check_task(run, task, options)
-    trainer = make_trainer(task, run.setting(options.dtype, options.parallel))
+    trainer = make_trainer(task, run.setting(options.dtype, options))
     sampler = ShardSampler.over(task.train_data, run.data_rank, run.data_size, options.seed)
     batch: Any = next(iter(train_loader(task.train_data, sampler, options.batch_size, 0)))
     inputs, targets = to_device(*parts_of(batch), device, dtype)

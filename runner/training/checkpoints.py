@@ -24,10 +24,10 @@ from runner.errors import RunnerError, raised_on_all_ranks
 from runner.parallel.trainer import Trainer
 from runner.training import checkpoint_folder
 from runner.training.checkpoint_folder import Position, Saved, Sums
-from runner.training.checkpoint_options import CheckpointOptions
 from runner.training.finite import Finite
 from runner.training.metrics import StepRecord
 from runner.training.run import Run
+from runner.training.settings import Settings
 from runner.training.staging import Staging
 from runner.training.writing import writing
 
@@ -47,9 +47,9 @@ class Checkpoints:
     is sharded, all ranks do.
     """
 
-    def __init__(self, run: Run, trainer: Trainer, options: CheckpointOptions, settings: dict[str, Any]) -> None:
+    def __init__(self, run: Run, trainer: Trainer, options: Settings, settings: dict[str, Any]) -> None:
         self._run, self._trainer, self.options, self.settings = run, trainer, options, settings
-        self._folder = options.folder.absolute()  # also if the program changes its working folder
+        self._folder = options.checkpoint_dir.absolute()  # also if the program changes its working folder
         self.times = SaveTimes()
         self._aside: tuple[Path, list[Path]] | None = None
         self._step, self._saved_at = -1, time.monotonic()  # of the last checkpoint that was begun
@@ -64,7 +64,9 @@ class Checkpoints:
         trainer.state()  # what cannot be saved is refused now, not after an epoch
         if trainer.is_sharded:
             self._check_shared_folder()
-            if options.is_async:  # a thread needs a group of its own, and one of the host's for the memory of the host
+            if (
+                options.save_async
+            ):  # a thread needs a group of its own, and one of the host's for the memory of the host
                 self._group = dist.new_group(backend="gloo" if is_gpu(run.device) else None)
 
     def keep_aside(self, folder: Path, paths: list[Path]) -> None:
@@ -110,15 +112,17 @@ class Checkpoints:
         if what := self._finite.what_is_odd():
             self._give_up(what)
 
-    def is_due(self, position: Position) -> bool:
-        """Whether ``--save-every-steps`` asks for a checkpoint at this step."""
-        every = self.options.every_steps
-        return every is not None and position.step % every == 0
+    def is_due(self, position: Position, *, epoch_is_over: bool = False) -> bool:
+        """Whether ``--save-every`` asks for a checkpoint at this step, or at the end of this epoch."""
+        number, unit = self.options.save_every
+        if not number or unit == "s":
+            return False
+        return position.step % number == 0 if unit == "steps" else epoch_is_over and position.epoch % number == 0
 
     def time_is_due(self) -> bool:
-        """Whether ``--save-every-seconds`` asks for a checkpoint now, by this rank's clock."""
-        seconds = self.options.every_seconds
-        return seconds is not None and time.monotonic() - self._saved_at >= seconds
+        """Whether ``--save-every`` asks for a checkpoint now, by this rank's clock."""
+        number, unit = self.options.save_every
+        return unit == "s" and time.monotonic() - self._saved_at >= number
 
     def save(self, position: Position) -> None:
         """Write a checkpoint, and remove the oldest beyond ``--keep``; with ``--save-async`` while the training goes on.
@@ -176,7 +180,7 @@ class Checkpoints:
         self.times.spent = spent + time.monotonic() - began  # with what was spent within
 
     def _save(self, position: Position) -> None:
-        run, trainer, is_async = self._run, self._trainer, self.options.is_async
+        run, trainer, is_async = self._run, self._trainer, self.options.save_async
         self.finish()
         trainer.share_buffers()
         state = trainer.state()

@@ -15,15 +15,15 @@ from runner.parallel.task import form_of, parts_of, to_device
 from runner.parallel.trainer import Trainer
 from runner.torch_api import not_compiled
 from runner.training.batches import evaluation_batches, evaluation_loader, length_of
-from runner.training.options import TrainingOptions
 from runner.training.random_numbers import own_random_numbers
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 Evaluation = tuple[float, float | None]
 
 
 def evaluate(
-    run: Run, trainer: Trainer, options: TrainingOptions, is_over: Callable[[], bool] = lambda: False
+    run: Run, trainer: Trainer, options: Settings, is_over: Callable[[], bool] = lambda: False
 ) -> Evaluation | None:
     """(mean loss, accuracy) over the test data, every sample counted once; None if there is no test data. Collective.
 
@@ -44,7 +44,7 @@ def evaluate(
 
 
 @torch.no_grad()
-def _evaluate(run: Run, trainer: Trainer, options: TrainingOptions, is_over: Callable[[], bool]) -> Evaluation | None:
+def _evaluate(run: Run, trainer: Trainer, options: Settings, is_over: Callable[[], bool]) -> Evaluation | None:
     task = trainer.task
     if task.test_data is None:
         return None
@@ -99,7 +99,7 @@ def hits(outputs: Any, targets: Tensor) -> tuple[int, int] | None:
 
 @torch.no_grad()
 @raised_on_all_ranks()
-def try_evaluation(run: Run, trainer: Trainer, options: TrainingOptions, batch: tuple[Tensor, Tensor]) -> None:
+def try_evaluation(run: Run, trainer: Trainer, options: Settings, batch: tuple[Tensor, Tensor]) -> None:
     """Evaluate some samples before the training, so that what fails does so now, and not after an epoch. Collective.
 
     Weights, buffers and random numbers stay as they are. Rank 0 says if no accuracy can be computed.

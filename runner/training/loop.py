@@ -27,7 +27,6 @@ from runner.training.checkpoints import Checkpoints
 from runner.training.evaluation import Evaluation, evaluate, try_evaluation
 from runner.training.meter import Meter
 from runner.training.metrics import StepRecord
-from runner.training.options import TrainingOptions
 from runner.training.output import Sink, open_output
 from runner.training.owning import owning
 from runner.training.preemption import end_early, listening
@@ -37,6 +36,7 @@ from runner.training.random_numbers import seed_random_numbers
 from runner.training.replicas import Replicas
 from runner.training.restore import restore
 from runner.training.run import Run
+from runner.training.settings import Settings
 from runner.training.speed import speeds
 from runner.training.stragglers import Pace
 from runner.training.weights import read_weights
@@ -68,7 +68,7 @@ class Result:
 
 
 def fit(
-    run: Run, task: Task, options: TrainingOptions, *, on_step: Sequence[Hook] = (), on_epoch: Sequence[Hook] = ()
+    run: Run, task: Task, options: Settings, *, on_step: Sequence[Hook] = (), on_epoch: Sequence[Hook] = ()
 ) -> Result:
     """Train on all ranks, evaluate after each epoch, write metrics and checkpoints on rank 0. Collective.
 
@@ -98,7 +98,7 @@ def fit(
 def _train(
     run: Run,
     task: Task,
-    options: TrainingOptions,
+    options: Settings,
     on_step: Sequence[Hook],
     on_epoch: Sequence[Hook],
     see_that_own: Callable[[], None],
@@ -108,7 +108,7 @@ def _train(
     sampler = ShardSampler.over(task.train_data, run.data_rank, run.data_size, options.seed)
     loader = train_loader(task.train_data, sampler, options.batch_size, options.workers)
     trainer, checkpoints = _prepare(run, task, options)
-    saved, changes = restore(run, trainer, options.checkpoint, checkpoints.settings)
+    saved, changes = restore(run, trainer, options, checkpoints.settings)
     if saved is None and (weights := _weights(run, task, options)) is not None:
         trainer.load_weights(weights)
     position = saved.position if saved else Position()
@@ -172,7 +172,7 @@ def _train(
                     replicas.check(position.step)
                 if not left:
                     continue  # what follows is done below, after the evaluation
-                if len(meter) == options.logging.every:
+                if len(meter) == options.log_every:
                     state.records = log.write(meter.records(pace, preemption))
                     board.complete()
                 wish = preemption.wish()
@@ -202,8 +202,7 @@ def _train(
             with board.during("epoch hook"):
                 for hook in on_epoch:
                     hook(state)
-            every = options.checkpoint.every_epochs
-            is_due = bool(epoch_is_over and every and position.epoch % every == 0) or checkpoints.is_due(position)
+            is_due = checkpoints.is_due(position, epoch_is_over=epoch_is_over)
             wish = preemption.wish(now=True)
             if is_due or wish.saves:
                 checkpoints.save(position)
@@ -214,17 +213,17 @@ def _train(
             trainer.model.train()
         checkpoints.end(position)
     result = Result(position.step, meter.overall(), *(evaluation or (None, None)))
-    run.say(_summary(run, result, task, options, options.checkpoint.folder / name_of(position.step)))
+    run.say(_summary(run, result, task, options, options.checkpoint_dir / name_of(position.step)))
     return result
 
 
-def _weights(run: Run, task: Task, options: TrainingOptions) -> Iterable[tuple[str, Tensor]] | None:
+def _weights(run: Run, task: Task, options: Settings) -> Iterable[tuple[str, Tensor]] | None:
     """The weights that a fresh start begins with, if any are given.
 
     Raises:
         UsageError: a rank cannot read the file.
     """
-    path = options.checkpoint.weights
+    path = options.weights
     if path is None:
         return task.weights() if task.weights is not None else None
     problem: UsageError | None = None
@@ -236,28 +235,28 @@ def _weights(run: Run, task: Task, options: TrainingOptions) -> Iterable[tuple[s
     return read_weights(path)
 
 
-def trained(run: Run, task: Task, options: TrainingOptions) -> Trainer:
+def trained(run: Run, task: Task, options: Settings) -> Trainer:
     """The task's model as a checkpoint has it, for use and not for training. Collective.
 
     Raises:
         UsageError: there is no checkpoint, or it is damaged or does not fit.
     """
     trainer, checkpoints = _prepare(run, task, options)
-    saved, _ = restore(run, trainer, options.checkpoint, checkpoints.settings, goes_on=False)
+    saved, _ = restore(run, trainer, options, checkpoints.settings, goes_on=False)
     if saved is None:
         with raised_on_all_ranks():
             raise UsageError(
-                f"there is no checkpoint in {options.checkpoint.folder}",
+                f"there is no checkpoint in {options.checkpoint_dir}",
                 fix="train first, or name another --checkpoint-dir",
             )
     trainer.model.eval()
     return trainer
 
 
-def _prepare(run: Run, task: Task, options: TrainingOptions) -> tuple[Trainer, Checkpoints]:
-    trainer = make_trainer(task, run.setting(options.dtype, options.parallel))
+def _prepare(run: Run, task: Task, options: Settings) -> tuple[Trainer, Checkpoints]:
+    trainer = make_trainer(task, run.setting(options.dtype, options))
     settings = resume.settings_of(run, task, options, trainer.optimizer)
-    return trainer, Checkpoints(run, trainer, options.checkpoint, settings)
+    return trainer, Checkpoints(run, trainer, options, settings)
 
 
 class _Log:
@@ -293,18 +292,18 @@ def _set_rate(optimizer: Optimizer, factor: float) -> None:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
 
-def _is_at_its_end(position: Position, options: TrainingOptions) -> bool:
+def _is_at_its_end(position: Position, options: Settings) -> bool:
     return position.epoch >= options.epochs or position.step >= (options.max_steps or math.inf)
 
 
-def _last_step(position: Position, length: int, global_batch: int, options: TrainingOptions) -> int:
+def _last_step(position: Position, length: int, global_batch: int, options: Settings) -> int:
     """The number of the last step of the training."""
     here, whole = (length - position.samples) // global_batch, length // global_batch
     last = position.step + here + (options.epochs - position.epoch - 1) * whole
     return min(last, options.max_steps or last)
 
 
-def _nothing_left(run: Run, trainer: Trainer, options: TrainingOptions, saved: Saved) -> Result:
+def _nothing_left(run: Run, trainer: Trainer, options: Settings, saved: Saved) -> Result:
     position = saved.position
     if not saved.is_finite:
         with raised_on_all_ranks():
@@ -345,7 +344,7 @@ def _check_finite(run: Run, trainer: Trainer, position: Position, loss: Tensor) 
         run.agree(own, RunnerError)
 
 
-def _going_on(saved: Saved, options: TrainingOptions, changes: list[str]) -> str:
+def _going_on(saved: Saved, options: Settings, changes: list[str]) -> str:
     position = saved.position
     text = f"going on from {saved.path}, step {position.step}, {position.epoch} of {options.epochs} epochs done"
     return f"{text}; {', '.join(changes)}" if changes else text
@@ -381,7 +380,7 @@ def _in_its_unit(loss: float, task: Task) -> str:
     return f"{loss * factor:.4g} {unit}"
 
 
-def _summary(run: Run, result: Result, task: Task, options: TrainingOptions, checkpoint: Path) -> str:
+def _summary(run: Run, result: Result, task: Task, options: Settings, checkpoint: Path) -> str:
     parts = [f"{result.steps} steps", *_evaluation_texts(result, task)]
     if result.samples_per_s:
         speed = speeds(result.samples_per_s, task, run.size, run.device)
@@ -390,4 +389,4 @@ def _summary(run: Run, result: Result, task: Task, options: TrainingOptions, che
             parts.append(f"{speed['tflops_per_rank']:.3g} TFLOP/s per rank")
         if "mfu" in speed:
             parts.append(f"{100 * speed['mfu']:.1f} % of the device's (MFU)")
-    return f"done: {', '.join(parts)}\nmetrics     {options.logging.metrics}\ncheckpoint  {checkpoint}"
+    return f"done: {', '.join(parts)}\nmetrics     {options.metrics}\ncheckpoint  {checkpoint}"

@@ -9,17 +9,19 @@ from itertools import count
 from pathlib import Path
 
 from runner.errors import UsageError
+from runner.settings import as_toml
 from runner.training.checkpoint_folder import Saved, steps_in
 from runner.training.checkpoints import Checkpoints
 from runner.training.metrics import MetricsFile, TensorBoard, lines_until
-from runner.training.options import TrainingOptions
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 Sink = MetricsFile | TensorBoard
+SETTINGS = "settings.toml"  # in the checkpoints' folder: how the newest run was started
 
 
 def open_output(
-    run: Run, options: TrainingOptions, saved: Saved | None, checkpoints: Checkpoints, stack: ExitStack
+    run: Run, options: Settings, saved: Saved | None, checkpoints: Checkpoints, stack: ExitStack
 ) -> list[Sink]:
     """Open the output files, on rank 0. Files of an earlier run are kept under other names. Collective.
 
@@ -28,7 +30,7 @@ def open_output(
     """
 
     def open_on_main() -> tuple[Path, list[Path]]:
-        folder, metrics = options.checkpoint.folder, options.logging.metrics
+        folder, metrics = options.checkpoint_dir, options.metrics
         try:
             goes_on = saved is not None and _goes_on(saved.path, folder)
             kept = _metrics_of(saved, options) if saved else []
@@ -43,8 +45,9 @@ def open_output(
                 hint = f" (to go on from it: --resume {aside})" if earlier else ""
                 run.say(f"an earlier run is kept as {' and '.join(map(str, names))}{hint}")
             sinks.append(MetricsFile(metrics, stack, kept))
-            if options.logging.tensorboard is not None:
-                sinks.append(TensorBoard(options.logging.tensorboard, stack))
+            (folder / SETTINGS).write_text(as_toml(options), encoding="utf-8")
+            if options.tensorboard is not None:
+                sinks.append(TensorBoard(options.tensorboard, stack))
         except OSError as error:
             raise UsageError(
                 f"cannot write {error.filename}: {error.strerror}", fix="name another file or folder"
@@ -63,7 +66,7 @@ def _goes_on(checkpoint: Path, folder: Path) -> bool:
     return checkpoint.resolve().parent == folder.resolve()
 
 
-def _metrics_of(saved: Saved, options: TrainingOptions) -> list[str]:
+def _metrics_of(saved: Saved, options: Settings) -> list[str]:
     """The metrics up to a checkpoint; empty if the file is another run's, which does not end at that step."""
     for path in _places_of_metrics(saved.path, options):
         lines = lines_until(path, saved.position.step) if path.is_file() else []
@@ -72,10 +75,10 @@ def _metrics_of(saved: Saved, options: TrainingOptions) -> list[str]:
     return []
 
 
-def _places_of_metrics(checkpoint: Path, options: TrainingOptions) -> list[Path]:
+def _places_of_metrics(checkpoint: Path, options: Settings) -> list[Path]:
     """Where the metrics of a checkpoint's run may be: here, or next to it (earlier.1/step-4 and metrics.1.jsonl)."""
-    if _goes_on(checkpoint, options.checkpoint.folder):
-        return [options.logging.metrics]
+    if _goes_on(checkpoint, options.checkpoint_dir):
+        return [options.metrics]
     folder = checkpoint.resolve().parent
     return [folder / "metrics.jsonl", folder.with_name(folder.name.replace("earlier", "metrics") + ".jsonl")]
 

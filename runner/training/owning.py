@@ -8,12 +8,13 @@ from pathlib import Path
 
 from runner.launch.job_entry import number_of_job
 from runner.locks import Holder, Lock, held
-from runner.training.options import TrainingOptions, make_writable
 from runner.training.run import Run
+from runner.training.settings import Settings
+from runner.training.workload import make_writable
 
 
 @contextmanager
-def owning(run: Run, options: TrainingOptions) -> Iterator[Callable[[], None]]:
+def owning(run: Run, options: Settings) -> Iterator[Callable[[], None]]:
     """Hold the locks of what rank 0 writes. Collective. Before this nothing of an earlier run is touched.
 
     Yields what is called on rank 0 before a checkpoint is written: it raises a RunnerError if another run has taken a lock over.
@@ -36,9 +37,9 @@ def owning(run: Run, options: TrainingOptions) -> Iterator[Callable[[], None]]:
         yield check
 
 
-def _written(options: TrainingOptions) -> list[tuple[Path, str]]:
-    found = [(options.checkpoint.folder, "--checkpoint-dir")]
-    metrics, events = options.logging.metrics, options.logging.tensorboard
+def _written(options: Settings) -> list[tuple[Path, str]]:
+    found = [(options.checkpoint_dir, "--checkpoint-dir")]
+    metrics, events = options.metrics, options.tensorboard
     if metrics.is_file() or not metrics.exists():  # no device, no pipe
         found.append((metrics, "--metrics"))
     if events is not None:

@@ -157,11 +157,10 @@ class Preemption:
 def listening(run: Run, checkpoints: Checkpoints) -> Iterator[Preemption]:
     """Listen to the signals that a launcher or scheduler sends before it ends a job, unless the program does so itself."""
     passed = time.monotonic() - run.job.board.began
-    options = checkpoints.options
-    left = time_left(os.environ, options.time_limit, passed)
+    left = time_left(os.environ, run.job.time_limit, passed)
     if left is None and run.is_main:
         left = slurm.time_left(os.environ)
-    least = 0.0 if left is None else margin(left, options.time_to_save)
+    least = 0.0 if left is None else margin(left, run.job.time_to_save)
     preemption = Preemption(run, left, checkpoints.time_is_due, least=least, saves=checkpoints.times)
     free = [number for number in _SIGNALS if signal.getsignal(number) in (signal.SIG_DFL, EARLY.receive)]
     for number in free:
@@ -189,7 +188,7 @@ def end_early(run: Run, checkpoints: Checkpoints, position: Position, reason: st
     """
     checkpoints.save(position)
     checkpoints.finish()
-    where = f"saved {checkpoints.options.folder / name_of(position.step)}"
+    where = f"saved {checkpoints.options.checkpoint_dir / name_of(position.step)}"
     if checkpoints.options.requeue:
         run.on_main(lambda: slurm.requeue(where))
         where += ", back in Slurm's queue"

@@ -14,17 +14,17 @@ from runner.comm.timing import synchronize
 from runner.environment import set_missing
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.torch_api import ALL_THREADS
-from runner.training.options import TrainingOptions
 from runner.training.output import kept_names
 from runner.training.profile_shares import STEP, Shares, read_shares
 from runner.training.run import Run
+from runner.training.settings import Settings
 from runner.training.shared_files import once_per_file_system
 from runner.training.writing import writing
 
 
 @raised_on_all_ranks()
 def profiled(
-    run: Run, options: TrainingOptions, steps: int, leave_out: Callable[[float], None]
+    run: Run, options: Settings, steps: int, leave_out: Callable[[float], None]
 ) -> Callable[[Iterable[int]], Iterable[int]]:
     """What an epoch's loop passes its steps through, so that the chosen ones are recorded; without ``--profile``, ``iter``.
 
@@ -37,14 +37,14 @@ def profiled(
     Raises:
         UsageError: a step is chosen that this run does not make.
     """
-    chosen = options.logging.profile
-    if chosen is None:
+    if options.profile is None:
         return iter
+    chosen = range(options.profile.first, options.profile.last + 1)
     if chosen[-1] > steps:
         raise UsageError(
             f"--profile: this run makes {steps} steps, and step {chosen[-1]} is asked for", fix="name some of those"
         )
-    return _Recorder(run, options.checkpoint.folder, chosen, leave_out)
+    return _Recorder(run, options.checkpoint_dir, chosen, leave_out)
 
 
 class _Recorder:

@@ -15,14 +15,14 @@ from runner.parallel.state import StateDict, copy_part, room_for
 from runner.parallel.trainer import Trainer
 from runner.training import checkpoint_folder, resume
 from runner.training.checkpoint_folder import SEAL, Saved, Sums
-from runner.training.checkpoint_options import AUTO, CheckpointOptions
 from runner.training.damage import INSTEAD, DamagedError
 from runner.training.run import Run
+from runner.training.settings import AUTO, Settings
 from runner.training.shards import Shapes
 
 
 def restore(
-    run: Run, trainer: Trainer, options: CheckpointOptions, settings: dict[str, Any], *, goes_on: bool = True
+    run: Run, trainer: Trainer, options: Settings, settings: dict[str, Any], *, goes_on: bool = True
 ) -> tuple[Saved | None, list[str]]:
     """Load the checkpoint that the options name, if any. Collective.
 
@@ -41,7 +41,7 @@ def restore(
     candidates = _candidates(options)  # asked on rank 0 only
     path = run.on_main(lambda: next(candidates, None))
     if path is None:
-        run.say(f"no checkpoint in {options.folder} yet: starting from the beginning")
+        run.say(f"no checkpoint in {options.checkpoint_dir} yet: starting from the beginning")
         return None, []
     while True:
         try:
@@ -97,7 +97,7 @@ def model_weights(path: Path) -> dict[str, Tensor]:
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
 
 
-def _candidates(options: CheckpointOptions) -> Iterator[Path]:
+def _candidates(options: Settings) -> Iterator[Path]:
     """The checkpoint to resume from, and with ``--resume auto`` the older ones, each to be taken if those before are damaged.
 
     None if none was named and none exists yet.

@@ -9,34 +9,28 @@ from torch.optim import Optimizer
 
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel.task import Task
+from runner.settings import settings_in
 from runner.training.batches import length_of
 from runner.training.checkpoint_folder import Saved
-from runner.training.options import TrainingOptions
 from runner.training.run import Run
+from runner.training.settings import Settings
 from runner.training.shards import Shapes
 
 _PLAIN = (bool, int, float, str, type(None))
 _LR = ("lr", "initial_lr")  # torch's schedules start from the second
 
 
-def settings_of(run: Run, task: Task, options: TrainingOptions, optimizer: Optimizer) -> dict[str, Any]:
+def settings_of(run: Run, task: Task, options: Settings, optimizer: Optimizer) -> dict[str, Any]:
     """The settings that determine a run's result, for its checkpoints. Call it before the optimizer's state is loaded."""
     return {
         "workload": run.workload,
         "ranks": run.size,
         "global batch": options.batch_size * run.data_size,
-        "micro-batches": options.parallel.micro_batches,
-        "seed": options.seed,
-        "dtype": options.dtype,
-        "strategy": options.parallel.strategy,
-        "tp": options.parallel.tp,
-        "pp": options.parallel.pp,
-        "precision": options.parallel.precision,
-        "compression": options.parallel.comm_hook,
-        "clip norm": options.parallel.clip_norm,
-        "steps between averages": options.parallel.sync_every,
-        "outer optimizer": options.parallel.outer_optimizer,
-        "data": options.data.name,
+        **{
+            name.replace("_", " "): getattr(options, name)
+            for name, one in settings_in(type(options)).items()
+            if one.about.changes
+        },
         "samples": length_of(task.train_data),
         **task.settings,
         "optimizer": _kind(optimizer),

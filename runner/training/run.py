@@ -20,7 +20,7 @@ from runner.extras import problem_of
 from runner.job import Job
 from runner.parallel import Setting
 from runner.parallel.mesh import Layout, device_mesh
-from runner.parallel.options import ParallelOptions
+from runner.parallel.settings import ParallelSettings
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class Run:
         """The layout as torch's device mesh: the dimension ``data``, and others if there are any. Collective."""
         return device_mesh(self.layout, self.device.type)
 
-    def setting(self, dtype: str, options: ParallelOptions) -> Setting:
+    def setting(self, dtype: str, options: ParallelSettings) -> Setting:
         """Where and how a strategy is to train here. Collective."""
         mesh, backend = self.mesh, with_host_memory(self.job.backend)
         if options.offload == "cpu" and backend != self.job.backend:  # gradients are not on the GPU

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from runner.errors import UsageError
-from runner.training.options import make_writable
 from runner.training.run import Run
+from runner.training.workload import make_writable
 
 
 def once_per_file_system(run: Run, folder: Path, option: str, work: Callable[[], None]) -> None:

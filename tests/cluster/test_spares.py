@@ -49,9 +49,9 @@ def supervised(vc: Cluster, folder: Path, *options: str) -> Supervised:
 def training(folder: Path, *arguments: str) -> list[str]:
     more = [
         "--save-every",
-        "0",
-        "--save-every-steps",
-        "20",
+        "end",
+        "--save-every",
+        "20steps",
         "--max-steps",
         "60",
         "--global-batch-size",

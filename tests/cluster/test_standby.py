@@ -27,7 +27,7 @@ def test_in_an_allocation_the_next_start_is_ready_too(vc: Cluster, tmp_path: Pat
         "--resume",
         "auto",
     ]
-    job += ["--milliseconds", "20", "--save-every-steps", "20", "--save-every", "0"]
+    job += ["--milliseconds", "20", "--save-every", "20steps"]
     supervise = [*RUNNER, "supervise", "--standby", "--log-dir", str(tmp_path / "log"), "--", *job]
     command = vc.command("node1", ["salloc", "--quiet", *slurm_shape(vc, [1, 1]), *supervise])
     environment = clean_environment() | vc.environment | {"PYTHONPATH": f"{ROOT}:{folder_of('faulty')}"}

@@ -113,7 +113,7 @@ def test_two_ranks_do_not_share_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [[], ["--bf16", "--channels-last"], ["--compile"]], ids=["plain", "bf16", "compile"]
+    "options", [[], ["--precision", "bf16", "--channels-last"], ["--compile"]], ids=["plain", "bf16", "compile"]
 )
 def test_resnet_trains_on_it(options: list[str]) -> None:
     size = ["--image-size", "64", "--batch-size", "8", "--iterations", "2", "--batches-per-iteration", "2"]

@@ -13,7 +13,7 @@ from tests.launching import RUNNER, ok, run
 from tests.results import refused
 from tests.turns import Turns
 
-STEPS = ("--save-every-steps=1", "--keep=3", "--max-steps=4", "--batch-size=64", "--log-every=1")
+STEPS = ("--save-every=1steps", "--keep=3", "--max-steps=4", "--batch-size=64", "--log-every=1")
 
 
 Checkpoint = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -58,7 +58,7 @@ LAYOUTS = {
     "fsdp:mpi4py": 1.5 * PARAMETERS + 6 * 2 * 8,
     "tp2+fsdp:gloo": 16 * 16 * 8,  # the second layer's outputs are summed
     "pp2:gloo": 16 * 64 * 8 + 4,  # the first layer's outputs are handed on; the loss is broadcast
-    "pp2+schedule=zbv:mpi4py": None,
+    "pp2+pp-schedule=zbv:mpi4py": None,
     "local-sgd:gloo": PARAMETERS / 8,  # an average every eight steps
 }
 
@@ -67,7 +67,7 @@ LAYOUTS = {
 def test_layouts_train_the_same_model(tmp_path: Path) -> None:
     options = ["--steps", "4", "--rounds", "1", "--dtype", "float64", "--batch-size", "8", "--scale-lr"]
     files = ["--json", str(tmp_path / "found.json"), "--plot", str(tmp_path / "found.png")]
-    too_many = "pp2+schedule=interleaved1f1b+stages-per-rank=8+micro-batches=2:gloo"
+    too_many = "pp2+pp-schedule=interleaved1f1b+stages-per-rank=8+micro-batches=2:gloo"
     asked = ",".join([too_many, *LAYOUTS])
     done = ok(runner(2, "compare", "divisible", *options, *files, "--engines", asked, cwd=folder_of("divisible")))
     found = json.loads((tmp_path / "found.json").read_text())
@@ -87,11 +87,14 @@ def test_layouts_train_the_same_model(tmp_path: Path) -> None:
         else:
             assert engine["loss"] == pytest.approx(engines["ddp:gloo"]["loss"], rel=1e-9)
             assert engine["distance"] < 1e-12
-    assert {name for name, engine in engines.items() if engine["timeline"]} == {"pp2:gloo", "pp2+schedule=zbv:mpi4py"}
+    assert {name for name, engine in engines.items() if engine["timeline"]} == {
+        "pp2:gloo",
+        "pp2+pp-schedule=zbv:mpi4py",
+    }
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
     kinds = {
         "pp2:gloo": ["forward", "backward"],
-        "pp2+schedule=zbv:mpi4py": ["forward", "inputs", "weights", "backward"],
+        "pp2+pp-schedule=zbv:mpi4py": ["forward", "inputs", "weights", "backward"],
     }
     for name, expected in kinds.items():
         passes = engines[name]["timeline"]["passes"]
@@ -143,7 +146,7 @@ def test_a_workload_that_does_not_use_fit_is_named() -> None:
 
 def test_resnet_follows_the_protocol(tmp_path: Path) -> None:
     counts = ["--warmup-batches", "1", "--batches-per-iteration", "2", "--iterations", "3"]
-    job = ["--log-dir", "log", "workloads.resnet", *RESNET, *counts, "--bf16", "--channels-last"]
+    job = ["--log-dir", "log", "workloads.resnet", *RESNET, *counts, "--precision", "bf16", "--channels-last"]
     done = ok(runner(2, *job, cwd=tmp_path))
     state = json.loads((tmp_path / "log" / "state" / "rank-00001.json").read_text())
     assert (state["step"], state["steps"]) == (7, 7)  # so its hang is noticed

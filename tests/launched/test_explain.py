@@ -59,7 +59,7 @@ def test_under_mpirun(ranks: int) -> None:
 
 
 def test_the_mesh_of_a_workload_with_these_options() -> None:
-    options = ["--strategy", "fsdp", "--tp", "2", "--pp", "2", "--schedule", "zbv"]
+    options = ["--strategy", "fsdp", "--tp", "2", "--pp", "2", "--pp-schedule", "zbv"]
     found = json.loads(ok(runner(8, "explain", "--json", *options)).stdout)
     assert found["mesh"] == {"replicate": 1, "shard": 2, "pipeline": 2, "tensor": 2}
     places = [rank["mesh"] for rank in found["ranks"]]

@@ -150,7 +150,7 @@ def test_without_it_one_line_says_how_to_get_it(tmp_path: Path) -> None:
 
 
 # What follows takes turns in one job. It is last, as the job ends with the file, and until then Horovod's threads poll MPI.
-OPTIONS = {"plain": [], "in parts": ["--micro-batches", "4"], "fp16": ["--compression", "fp16"]}
+OPTIONS = {"plain": [], "in parts": ["--micro-batches", "4"], "fp16": ["--comm-hook", "fp16"]}
 STRATEGIES = ("ddp", "horovod")
 
 

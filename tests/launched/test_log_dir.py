@@ -97,7 +97,7 @@ def failure(folder: Path) -> dict[str, Any]:
 
 
 def test_the_first_failure_is_kept_until_the_next_job(tmp_path: Path) -> None:
-    job = ["--log-dir", str(tmp_path / "log"), "faulty", "--checkpoint-dir", str(tmp_path), "--save-every", "0"]
+    job = ["--log-dir", str(tmp_path / "log"), "faulty", "--checkpoint-dir", str(tmp_path), "--save-every", "end"]
     began = time.time()
     done = runner(2, *job, "--fault", "raise", cwd=folder_of("faulty"))
     assert done.returncode == 1

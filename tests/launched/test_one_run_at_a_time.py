@@ -11,7 +11,7 @@ from tests.launching import RUNNER, clean_environment, finish, mpirun_path, run
 from tests.polling import poll_until
 from tests.results import metrics, refused, wait_for_phase
 
-ENDLESS = ["workloads.linear", "--epochs", "1000000", "--save-every", "0", "--save-every-steps", "20"]
+ENDLESS = ["workloads.linear", "--epochs", "1000000", "--save-every", "end", "--save-every", "20steps"]
 
 
 def test_the_second_is_refused_and_the_first_goes_on_until_it_fails(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.results import metrics, refused
 from tests.turns import Turns
 
 TRAINING = PROGRAMS / "training"
-LONG = ["resumable", "--epochs", "2000", "--batch-size", "4", "--save-every", "0", "--log-every", "1"]
+LONG = ["resumable", "--epochs", "2000", "--batch-size", "4", "--save-every", "end", "--log-every", "1"]
 
 
 def started(folder: Path, *arguments: str, of_runner: Sequence[str] = ()) -> subprocess.Popen[str]:
@@ -108,8 +108,8 @@ def test_an_evaluation_is_left(epochs: str, tmp_path: Path) -> None:
 
 def test_a_checkpoint_every_so_many_seconds(turns: Turns, tmp_path: Path) -> None:
     """Also where metrics are seldom gathered."""
-    job = ["faulty", "--checkpoint-dir", str(tmp_path), "--save-every", "0", "--keep", "100", "--log-every", "1000"]
-    job += ["--save-every-seconds", "0.1", "--max-steps", "120", "--batch-size", "1"]  # of 5 ms, in one epoch
+    job = ["faulty", "--checkpoint-dir", str(tmp_path), "--save-every", "end", "--keep", "100", "--log-every", "1000"]
+    job += ["--save-every", "0.1s", "--max-steps", "120", "--batch-size", "1"]  # of 5 ms, in one epoch
     ok(turns(2, *job))
     assert len(list(tmp_path.glob("step-*"))) >= 3  # the last one is at the end
     assert [line["step"] for line in metrics(tmp_path)] == list(range(1, 121))
@@ -118,8 +118,8 @@ def test_a_checkpoint_every_so_many_seconds(turns: Turns, tmp_path: Path) -> Non
 def test_the_time_limit_leaves_as_much_as_checkpoints_have_taken(tmp_path: Path) -> None:
     """Each takes 12 s here, more than a tenth of the time: the second would come too late."""
     began = time.monotonic()
-    job = ["saves_slowly", "--checkpoint-dir", str(tmp_path), "--time-limit", "0:50", "--save-every-steps", "10"]
-    done = run(*RUNNER, *job, "--save-every", "0", "--keep", "1", "--epochs", "1000", cwd=TRAINING, timeout=300)
+    job = ["saves_slowly", "--checkpoint-dir", str(tmp_path), "--time-limit", "0:50", "--save-every", "10steps"]
+    done = run(*RUNNER, *job, "--keep", "1", "--epochs", "1000", cwd=TRAINING, timeout=300)
     assert done.returncode == 75, done.stderr
     assert f"the time limit is near: saved {tmp_path}/step-{saved_step(tmp_path)}; go on with --resume" in done.stderr
     assert time.monotonic() - began < 50  # by the job's own choice

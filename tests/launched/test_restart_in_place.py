@@ -28,8 +28,8 @@ def test_a_training_goes_on_also_after_a_hang(tmp_path: Path) -> None:
     imports = tmp_path / "imports"
     path = PROGRAMS / "environment" / "imports_by_threads"
     environment = {"PYTHONPATH": str(path), "IMPORTS_BY_THREADS": str(imports)}
-    job = ["faulty", "--resume", "auto", "--checkpoint-dir", str(tmp_path), "--save-every", "0", "--max-steps", "60"]
-    job += ["--save-every-steps", "20", "--hang-timeout", "3", "--milliseconds", "1"]
+    job = ["faulty", "--resume", "auto", "--checkpoint-dir", str(tmp_path), "--save-every", "end", "--max-steps", "60"]
+    job += ["--save-every", "20steps", "--hang-timeout", "3", "--milliseconds", "1"]
     job = [*IN_PLACE, *job, "--fault", "sleep", "--at", "31", "--once", str(tmp_path / "once")]
     log = ["--log-dir", str(tmp_path / "log")]
     done = ok(mpirun(2, *RUNNER, *log, *job, cwd=folder_of("faulty"), **environment))

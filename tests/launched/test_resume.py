@@ -89,7 +89,7 @@ def test_local_sgd_goes_on_from_the_average_of_all_ranks(trained: Trained, tmp_p
 
 def test_an_outer_optimizer_goes_on_with_its_momentum(trained: Trained, tmp_path: Path) -> None:
     local = [*SHORT, "--strategy", "local-sgd", "--sync-every", "2", "--outer-optimizer", "nesterov"]
-    local += ["--save-every-steps", "4"]
+    local += ["--save-every", "4steps"]
     ok(trained(2, tmp_path / "whole", *local))
     ok(trained(2, tmp_path / "parts", *local, "--max-steps", "4"))
     tensors = checkpoint_folder.read_whole(tmp_path / "parts" / "step-4")
@@ -202,12 +202,12 @@ def test_a_run_that_ends_before_it_saves_leaves_the_earlier_checkpoint_in_its_pl
 
 
 def test_checkpoints_by_steps_and_seconds_and_how_many_are_kept(trained: Trained, tmp_path: Path) -> None:
-    options = [*SHORT, "--save-every", "0", "--keep", "3", "--epochs", "2"]  # eight steps on one rank
-    ok(trained(1, tmp_path / "steps", *options, "--save-every-steps", "3"))
+    options = [*SHORT, "--save-every", "end", "--keep", "3", "--epochs", "2"]  # eight steps on one rank
+    ok(trained(1, tmp_path / "steps", *options, "--save-every", "3steps"))
     assert steps_of(tmp_path / "steps") == [3, 6, 8]
-    ok(trained(1, tmp_path / "steps", *options, "--save-every-steps", "1", "--epochs", "3", "--resume"))
+    ok(trained(1, tmp_path / "steps", *options, "--save-every", "1steps", "--epochs", "3", "--resume"))
     assert steps_of(tmp_path / "steps") == [10, 11, 12]
-    ok(trained(2, tmp_path / "seconds", *options, "--checkpoint-every-seconds", "1e-6"))
+    ok(trained(2, tmp_path / "seconds", *options, "--save-every", "0.001s"))
     *before, last = steps_of(tmp_path / "seconds")  # the ranks look at the clock now and then, not at each step
     assert before
     assert last == 4
@@ -217,7 +217,7 @@ def test_checkpoints_by_steps_and_seconds_and_how_many_are_kept(trained: Trained
 def test_a_checkpoint_that_is_written_during_the_next_steps_is_that_of_its_step(
     strategy: str, trained: Trained, tmp_path: Path
 ) -> None:
-    options = [*SHORT, "--strategy", strategy, "--epochs", "2", "--save-every-steps", "2", "--keep", "9"]
+    options = [*SHORT, "--strategy", strategy, "--epochs", "2", "--save-every", "2steps", "--keep", "9"]
     ok(trained(2, tmp_path / "at-once", *options))
     ok(trained(2, tmp_path / "meanwhile", *options, "--save-async", "--slow-writing", "0.3"))
     assert steps_of(tmp_path / "meanwhile") == [2, 4]
@@ -331,7 +331,7 @@ def test_a_training_that_diverges_ends_and_keeps_its_last_good_checkpoint(
     strategy: list[str], trained: Trained, tmp_path: Path
 ) -> None:
     """The loss is infinite first, of weights that are not yet; with --keep 1 each of these would replace the last good one."""
-    options = ["--net", "linear", "--lr", "9", "--epochs", "60", "--save-every-steps", "1", "--keep", "1"]
+    options = ["--net", "linear", "--lr", "9", "--epochs", "60", "--save-every", "1steps", "--keep", "1"]
     done = trained(2, tmp_path, *SHORT, *options, "--strategy", *strategy)
     lines = metrics(tmp_path)
     at_ends = {line["step"]: line["val_loss"] for line in lines[1::2]}  # of epochs

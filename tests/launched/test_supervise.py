@@ -23,7 +23,7 @@ from tests.results import metrics, see_the_next_start_go_on, wait_for_phase
 def supervised(folder: Path, *arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """A training of 60 steps on two ranks, saved every 20 steps."""
     job = [mpirun_path(), "-np", "2", *RUNNER, "faulty", "--resume", "auto", "--checkpoint-dir", str(folder / "run")]
-    job += ["--save-every", "0", "--save-every-steps", "20", "--max-steps", "60", "--milliseconds", "1", *arguments]
+    job += ["--save-every", "end", "--save-every", "20steps", "--max-steps", "60", "--milliseconds", "1", *arguments]
     return run(*RUNNER, "supervise", "--log-dir", str(folder / "log"), *options, "--", *job, cwd=folder_of("faulty"))
 
 
@@ -77,7 +77,7 @@ def test_a_workload_that_would_begin_again_is_named(tmp_path: Path) -> None:
 
 
 def test_the_time_limit_counts_from_the_first_attempt(tmp_path: Path) -> None:
-    endless = ["--max-steps", "100000", "--milliseconds", "5", "--save-every-steps", "2"]
+    endless = ["--max-steps", "100000", "--milliseconds", "5", "--save-every", "2steps"]
     once = ["--fault", "SIGKILL", "--at", "5", "--once", str(tmp_path / "once")]
     done = supervised(tmp_path, *endless, *once, "--time-limit", "0:25")
     assert done.returncode == 75
@@ -110,7 +110,7 @@ def test_a_signal_between_two_attempts_is_received(tmp_path: Path) -> None:
 
 def test_the_next_start_is_ready_and_goes_on_where_it_is_needed(tmp_path: Path) -> None:
     job = [mpirun_path(), "-np", "2", *RUNNER, "faulty", "--checkpoint-dir", str(tmp_path / "run"), "--resume", "auto"]
-    job += ["--milliseconds", "20", "--save-every-steps", "20", "--save-every", "0"]
+    job += ["--milliseconds", "20", "--save-every", "20steps"]
     command = [*RUNNER, "supervise", "--standby", "--log-dir", str(tmp_path / "log"), "--", *job]
     process = subprocess.Popen(
         command, cwd=folder_of("faulty"), env=clean_environment(), stderr=subprocess.PIPE, text=True

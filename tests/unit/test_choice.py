@@ -13,7 +13,7 @@ from runner.comm.variables import settings
 from runner.job import Job
 from runner.launch.detect import detect
 from runner.parallel.mesh import Degrees, lay_out
-from runner.parallel.options import ParallelOptions
+from runner.parallel.settings import ParallelSettings
 from runner.placement import Placement
 from runner.rendezvous.endpoint import Endpoint
 from runner.rendezvous.record import RankRecord
@@ -46,7 +46,7 @@ def job(*, threads: int, source: str = "8 cores ÷ 1 rank on them", way: str = "
 )
 def test_explain_shows_the_threads_that_a_workload_gets(threads: int, source: str, way: str, left: int) -> None:
     decided = with_spare_cores(with_backend(job(threads=threads, source=source, way=way), "auto"))
-    facts = facts_of(decided, lay_out(decided.topology, Degrees.of(decided.size)), ParallelOptions())
+    facts = facts_of(decided, lay_out(decided.topology, Degrees.of(decided.size)), ParallelSettings())
     assert facts["settings"]["OMP_NUM_THREADS"] == settings(decided)["OMP_NUM_THREADS"] == str(left)
     assert [rank["threads"] for rank in facts["ranks"]] == [left, left]
     assert ("less one for mpi4py's thread" in facts["ranks"][0]["threads_source"]) == (left < threads)

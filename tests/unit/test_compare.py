@@ -12,11 +12,11 @@ from torch.utils.data import TensorDataset
 
 from runner.errors import UsageError
 from runner.parallel.mesh import Degrees, Layout
-from runner.parallel.options import ParallelOptions
+from runner.parallel.settings import ParallelSettings
 from runner.parallel.task import Plan, Task
 from runner.tools.compare.choices import ALONE, BARE, Choice, borne, chosen
 from runner.tools.compare.engines import build
-from runner.training.options import StepOptions
+from runner.training.settings import StepSettings
 from tests.unit.test_choice import job
 
 LAYOUT = Layout(Degrees.of(1), (0,))
@@ -26,12 +26,12 @@ ENGINES = [Choice(name=kind, kind=kind, layout=LAYOUT) for kind in ("ddp", BARE)
 @pytest.mark.parametrize(
     ("options", "unknown"),
     [
-        (ParallelOptions(clip_norm=1.0, compile=True, precision="bf16"), ""),
-        (ParallelOptions(micro_batches=2, comm_hook="bf16"), "--micro-batches, --comm-hook"),
-        (ParallelOptions(precision="fp16"), "--precision"),
+        (ParallelSettings(clip_norm=1.0, compile=True, precision="bf16"), ""),
+        (ParallelSettings(micro_batches=2, comm_hook="bf16"), "--micro-batches, --comm-hook"),
+        (ParallelSettings(precision="fp16"), "--precision"),
     ],
 )
-def test_ddp_by_hand_is_an_engine_where_it_knows_the_options(options: ParallelOptions, unknown: str) -> None:
+def test_ddp_by_hand_is_an_engine_where_it_knows_the_options(options: ParallelSettings, unknown: str) -> None:
     assert borne(ENGINES, options, asked_for=False) == (ENGINES[:1] if unknown else ENGINES)
     if unknown:
         with pytest.raises(UsageError, match=f"--engines bare: DDP by hand knows no {unknown};"):
@@ -65,7 +65,7 @@ def test_alone_computes_activations_again_where_the_others_do(how: str, calls: i
         train_data=TensorDataset(torch.zeros(1, 2)),
         plan=Plan(shard=("0",)),
     )
-    options = StepOptions(batch_size=1, seed=0, dtype="float32", parallel=ParallelOptions(activation_checkpointing=how))
+    options = StepSettings(batch_size=1, activation_checkpointing=how)
     run: Any = SimpleNamespace(device=torch.device("cpu"))
     engine = build(Choice(name=ALONE, kind=ALONE, layout=LAYOUT), run, task, options)
     Unit.calls = 0

@@ -10,7 +10,7 @@ from torch import nn
 
 from runner.errors import UsageError
 from runner.parallel.mesh import Degrees, Layout, device_mesh
-from runner.parallel.options import ParallelOptions
+from runner.parallel.settings import ParallelSettings
 from runner.torch_build import TorchBuild
 
 ASCENDING = Layout(Degrees(shard=2, tensor=2), (0, 1, 2, 3))
@@ -30,16 +30,16 @@ def of_release(version: str) -> pytest.MarkDecorator:
 @pytest.mark.parametrize(
     ("options", "layout", "features"),
     [
-        (ParallelOptions(tp=2), Layout(Degrees(tensor=2), (0, 1)), []),
-        (ParallelOptions(tp=2, precision="bf16"), Layout(Degrees(tensor=2), (0, 1)), ["copies"]),
-        (ParallelOptions(tp=2), Layout(Degrees(replicate=2, tensor=2), (0, 1, 2, 3)), ["copies"]),
-        (ParallelOptions(tp=2, strategy="fsdp"), ASCENDING, []),
-        (ParallelOptions(tp=2, strategy="fsdp"), CROSSED, ["order"]),
-        (ParallelOptions(precision="bf16"), Layout(Degrees(replicate=2), (0, 1)), []),
+        (ParallelSettings(tp=2), Layout(Degrees(tensor=2), (0, 1)), []),
+        (ParallelSettings(tp=2, precision="bf16"), Layout(Degrees(tensor=2), (0, 1)), ["copies"]),
+        (ParallelSettings(tp=2), Layout(Degrees(replicate=2, tensor=2), (0, 1, 2, 3)), ["copies"]),
+        (ParallelSettings(tp=2, strategy="fsdp"), ASCENDING, []),
+        (ParallelSettings(tp=2, strategy="fsdp"), CROSSED, ["order"]),
+        (ParallelSettings(precision="bf16"), Layout(Degrees(replicate=2), (0, 1)), []),
     ],
 )
 def test_what_a_layout_adds_to_what_its_options_need(
-    options: ParallelOptions, layout: Layout, features: list[str]
+    options: ParallelSettings, layout: Layout, features: list[str]
 ) -> None:
     assert options.features_in(layout) == features
 
@@ -95,7 +95,7 @@ def test_a_plan_leaves_out_what_this_torch_cannot_do_and_says_why() -> None:
     from runner.tools.plan.layouts import Cluster, candidates
 
     plan = Plan(shard=("*",), tensor={"0": ColwiseParallel()})
-    found, left_out = candidates(Cluster(gpus=2, hosts=1), plan, ParallelOptions(), {}, batch=8)
+    found, left_out = candidates(Cluster(gpus=2, hosts=1), plan, ParallelSettings(), {}, batch=8)
     assert {one.name for one in found} == {"ddp 2", "zero1 2", "fsdp 2"}
     assert sum(number for reason, number in left_out.items() if reason.startswith("plan of --tp needs")) > 0
 

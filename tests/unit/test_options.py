@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from runner.command import parse
 from runner.errors import UsageError
-from runner.options import parse
 
-TOOLS = ("explain",)
+TOOLS = {"explain": "what there is"}
 
 
 @pytest.mark.parametrize(
@@ -28,19 +28,19 @@ TOOLS = ("explain",)
 def test_a_target_has_its_arguments_untouched(argv: str, target: str, arguments: str) -> None:
     request = parse(argv.split(), TOOLS)
     assert (request.target, " ".join(request.arguments)) == (target, arguments)
-    assert request.device in ("auto", "cpu")
+    assert request.job.device in ("auto", "cpu")
 
 
 @pytest.mark.parametrize("argv", ["--rendezvous env env", "env --rendezvous env", "env --lr 1 --rendezvous env x"])
 def test_a_workload_may_be_called_like_an_options_value(argv: str) -> None:
     request = parse(argv.split(), TOOLS)
-    assert (request.target, request.rendezvous, request.may_be_workload) == ("env", "env", True)
+    assert (request.target, request.job.rendezvous, request.may_be_workload) == ("env", "env", True)
 
 
 def test_a_workload_has_the_runners_options_on_either_side_of_its_name() -> None:
     argv = "--timeout 5 --device cpu work --device cuda --backend mpi4py"
     request = parse(argv.split(), TOOLS)
-    assert (request.timeout, request.device, request.backend) == (5.0, "cuda", "mpi4py")
+    assert (request.job.timeout, request.job.device, request.job.backend) == (5.0, "cuda", "mpi4py")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_workload_has_the_runners_options_on_either_side_of_its_name() -> None
         ("--device cpu", "no target given"),
         ("--", "no target given"),
         ("--devise cpu train.py", "unrecognized arguments: --devise"),
-        ("work --device gpu", r"argument --device: invalid choice: 'gpu'.* \(see python -m runner work --help\)"),
+        ("work --device gpu", r"argument --device: 'gpu' is none of auto.* \(see python -m runner work --help\)"),
     ],
 )
 def test_what_cannot_be_read_is_told(argv: str, message: str) -> None:

@@ -59,7 +59,7 @@ def test_a_page_of_faults_can_be_read_again() -> None:
 
 def test_a_page_of_deviations_can_be_read_again() -> None:
     row = dict.fromkeys(("gloo, float64", "gloo, float32", "mpi4py, float64", "mpi4py, float32"), "1e-15")
-    layouts = ("--strategy ddp", "--strategy ddp --pp 2 --schedule gpipe", "--strategy ddp --pp 2 --schedule zbv")
+    layouts = ("--strategy ddp", "--strategy ddp --pp 2 --pp-schedule gpipe", "--strategy ddp --pp 2 --pp-schedule zbv")
     cells = {("2", layout): row for layout in layouts} | {("4", layouts[1]): row | {"gloo, float32": "2e-07"}}
     text = parity.page(cells)
     assert "| 2 | `--strategy ddp --pp 2` | gpipe, zbv | 1e-15 |" in text

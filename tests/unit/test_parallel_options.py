@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.command import given_in
 from runner.errors import UsageError
-from runner.parallel.options import SCHEDULES, ParallelOptions, parallel_options_in
+from runner.parallel.settings import SCHEDULES, ParallelSettings
 
 
 @pytest.mark.parametrize(
@@ -22,11 +23,11 @@ from runner.parallel.options import SCHEDULES, ParallelOptions, parallel_options
         ("--strategy fsdp --replicate 2", (2, 4, 1, 1)),
         ("--strategy fsdp --replicate 2 --tp 2 --pp 2", (2, 1, 2, 2)),
         ("--strategy zero1 --lr 0.1 --unknown", (8, 1, 1, 1)),
-        ("--tp 2 --schedule cosine --precision 16", (4, 1, 1, 2)),  # a workload's own, of the same names
+        ("--tp 2 --pp-schedule cosine --precision 16", (4, 1, 1, 2)),  # a workload's own, of the same names
     ],
 )
 def test_data_parallelism_takes_the_ranks_that_the_others_leave(arguments: str, degrees: tuple[int, ...]) -> None:
-    assert astuple(parallel_options_in(arguments.split()).degrees(8)) == degrees
+    assert astuple(given_in(arguments.split()).parallel().degrees(8)) == degrees
 
 
 @given(st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2]), st.integers(1, 48))
@@ -38,10 +39,10 @@ def test_a_product_that_does_not_divide_the_ranks_is_refused_with_numbers_that_d
     if replicate == ranks > 1:
         return
     if ranks % product == 0:
-        assert parallel_options_in(arguments).degrees(ranks).shard == ranks // product
+        assert given_in(arguments).parallel().degrees(ranks).shard == ranks // product
         return
     with pytest.raises(UsageError, match=rf"= {product} does not divide {ranks} ranks") as caught:
-        parallel_options_in(arguments).degrees(ranks)
+        given_in(arguments).parallel().degrees(ranks)
     suggested = [int(word.strip(",")) for word in caught.value.fix.split() if word.strip(",").isdigit()]
     assert suggested
     assert all(number % product == 0 for number in suggested)
@@ -58,36 +59,36 @@ def test_a_product_that_does_not_divide_the_ranks_is_refused_with_numbers_that_d
         ("--sequence-parallel", "add --tp 2 or more"),
         ("--loss-parallel", "add --tp 2 or more"),
         ("--stages-per-rank 2", "add --pp 2 or more"),
-        ("--pp 2 --schedule zbv --stages-per-rank 3", "takes 2 stages per rank, not 3"),
-        ("--pp 2 --schedule interleaved1f1b --stages-per-rank 1", "takes 2 or more stages per rank, not 1"),
+        ("--pp 2 --pp-schedule zbv --stages-per-rank 3", "takes 2 stages per rank, not 3"),
+        ("--pp 2 --pp-schedule interleaved1f1b --stages-per-rank 1", "takes 2 or more stages per rank, not 1"),
         ("--pp 4 --micro-batches 2", "--micro-batches 2 is less than 4 × 1; take 4 or more"),
-        ("--pp 2 --schedule dualpipev --micro-batches 3", "--micro-batches 3 is less than 2 × 2; take 4 or more"),
-        ("--pp 4 --schedule interleaved1f1b --micro-batches 9", "does not divide into them; take a multiple of 4"),
-        ("--pp 2 --schedule zbv --activation-checkpointing selective", "take --activation-checkpointing full"),
-        ("--pp 2 --schedule zbv --compile", "take --schedule 1f1b, or leave out --compile"),
+        ("--pp 2 --pp-schedule dualpipev --micro-batches 3", "--micro-batches 3 is less than 2 × 2; take 4 or more"),
+        ("--pp 4 --pp-schedule interleaved1f1b --micro-batches 9", "does not divide into them; take a multiple of 4"),
+        ("--pp 2 --pp-schedule zbv --activation-checkpointing selective", "take --activation-checkpointing full"),
+        ("--pp 2 --pp-schedule zbv --compile", "take --pp-schedule 1f1b, or leave out --compile"),
         ("--strategy fsdp --comm-hook bf16", "leave it out with --strategy fsdp"),
         ("--tp 2 --comm-hook fp16", "leave it out with --strategy ddp and a divided model"),
         ("--strategy horovod --comm-hook powersgd", "--strategy horovod compresses gradients to fp16 only"),
         ("--outer-optimizer nesterov", "take --strategy local-sgd"),
         ("--sync-every 4", "--sync-every 4 is local SGD's; take --strategy local-sgd"),
-        ("--schedule zbv", "--schedule zbv is a pipeline's; add --pp 2 or more"),
+        ("--pp-schedule zbv", "--pp-schedule zbv is a pipeline's; add --pp 2 or more"),
         ("--strategy local-sgd --precision fp16", "scales gradients, which --strategy local-sgd cannot"),
         ("--tp two", "argument --tp: 'two' is not a whole number above 0"),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_one_line(arguments: str, told: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parallel_options_in(arguments.split()).degrees(8)
+        given_in(arguments.split()).parallel().degrees(8)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_has_defaults_that_go_together(schedule: str) -> None:
-    assert parallel_options_in(["--pp", "4", "--schedule", schedule]).degrees(8).pipeline == 4
+    assert given_in(["--pp", "4", "--pp-schedule", schedule]).parallel().degrees(8).pipeline == 4
 
 
 def test_a_strategy_of_another_package_may_shard() -> None:
     """What it does not bear it refuses itself."""
-    assert astuple(ParallelOptions(strategy="theirs", replicate=2, tp=2).degrees(8)) == (2, 2, 1, 2)
-    assert astuple(ParallelOptions(strategy="theirs").degrees(8)) == (8, 1, 1, 1)
+    assert astuple(ParallelSettings(strategy="theirs", replicate=2, tp=2).degrees(8)) == (2, 2, 1, 2)
+    assert astuple(ParallelSettings(strategy="theirs").degrees(8)) == (8, 1, 1, 1)

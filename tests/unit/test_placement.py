@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.cli import _find
+from runner.command import parse
 from runner.errors import Policy, RefusedError, UsageError
 from runner.gpus import Gpus
 from runner.launch.detect import detect
 from runner.launch.table import LAUNCHERS
-from runner.options import parse
 from runner.placement import Placement, place_all, place_host
 from runner.resources import Resources, cores_text, resources
-from runner.tools import tool_names
+from runner.tools import summaries
 
 OPENMPI = next(row for row in LAUNCHERS if row.name == "openmpi")
 
@@ -283,7 +283,7 @@ def test_no_driver_is_asked_for_gpus_that_are_not_to_be_used(
     monkeypatch.setattr("runner.resources.visible_gpus", lambda *words: asked.append(True) or Gpus(names=[]))
     (tmp_path / "train.py").touch()
     request = parse(
-        [*options, *([] if {"doctor", "explain"} & {*options} else [str(tmp_path / "train.py")])], tool_names()
+        [*options, *([] if {"doctor", "explain"} & {*options} else [str(tmp_path / "train.py")])], summaries()
     )
     lifeline: Any = SimpleNamespace(port=0)
     target, record = _find(request, detect({}, None), lifeline)

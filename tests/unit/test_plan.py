@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,9 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import TensorDataset
 
+from runner.command import given_in
 from runner.errors import UsageError
 from runner.parallel.mesh import lay_out
-from runner.parallel.options import ParallelOptions, add_parallel_options, read_parallel_options
+from runner.parallel.settings import ParallelSettings
 from runner.parallel.task import Plan, Task
 from runner.tools.costs.collectives import all_gather, all_reduce, reduce_scatter
 from runner.tools.plan import traffic
@@ -67,17 +67,17 @@ def test_sharding_sends_half_as_much_again_as_replicas(number: int, n: int) -> N
     assert traffic.optimizer_sharded(number, number, n) == pytest.approx(1.5 * traffic.replicated(number, n))
 
 
-def schedule(name: str, p: int, v: int, m: int) -> ParallelOptions:
-    return ParallelOptions(schedule=name, pp=p, stages_per_rank=v, micro_batches=m)
+def schedule(name: str, p: int, v: int, m: int) -> ParallelSettings:
+    return ParallelSettings(pp_schedule=name, pp=p, stages_per_rank=v, micro_batches=m)
 
 
 @given(st.integers(2, 12), st.integers(1, 40))
 def test_the_bubble_of_gpipe_and_1f1b(p: int, m: int) -> None:
-    for name in ("gpipe", "1f1b"):
-        times = timeline(schedule(name, p, 1, m))
-        assert times.idle == pytest.approx((p - 1) / (m + p - 1))
+    for name, count in (("gpipe", m), ("1f1b", max(m, p))):
+        times = timeline(schedule(name, p, 1, count))
+        assert times.idle == pytest.approx((p - 1) / (count + p - 1))
         for rank in range(p):
-            assert times.largest(rank, {rank: 1}) == (m if name == "gpipe" else min(m, p - rank))
+            assert times.largest(rank, {rank: 1}) == (count if name == "gpipe" else p - rank)
 
 
 @pytest.mark.parametrize(("p", "v", "rounds"), [(2, 2, 1), (2, 2, 4), (4, 2, 2), (4, 3, 3), (8, 2, 2)])
@@ -139,8 +139,8 @@ def test_the_state_of_an_optimizer_is_that_of_a_step(name: str) -> None:
 
 
 def test_activations_are_what_autograd_saves() -> None:
-    tracer = Tracer(task(), ParallelOptions(), torch.float32)
-    traced = tracer.trace(ParallelOptions(), 8, casts_parameters=False)
+    tracer = Tracer(task(), ParallelSettings(), torch.float32)
+    traced = tracer.trace(ParallelSettings(), 8, casts_parameters=False)
     assert traced.passes is not None
     inner, outer = 4 * 8 * 32, 4 * 8 * 16
     # The sum before the ReLU is not kept, its result is, and the layer's output, which the next one keeps.
@@ -148,7 +148,7 @@ def test_activations_are_what_autograd_saves() -> None:
     assert traced.passes[0].kept == inner + outer + 2 * outer  # and the batch
     assert traced.passes[1].output == outer
     assert traced.passes[1].operations == 2 * 2 * 8 * 16 * 32
-    again = ParallelOptions(activation_checkpointing="full")
+    again = ParallelSettings(activation_checkpointing="full")
     kept = Tracer(task(), again, torch.float32).trace(again, 8, casts_parameters=False).passes
     assert kept is not None
     assert kept[1].kept == outer
@@ -158,7 +158,7 @@ def test_activations_are_what_autograd_saves() -> None:
 def kept(layers: list[nn.Module], checkpointing: str = "none") -> list[int]:
     """Bytes that each of the layers keeps of eight samples of 16 numbers each."""
     plan = Plan(shard=("*",), pipeline=("*",))
-    options = ParallelOptions(activation_checkpointing=checkpointing)
+    options = ParallelSettings(activation_checkpointing=checkpointing)
     tracer = Tracer(replace(task(nn.Sequential(*layers)), plan=plan), options, torch.float32)
     passes = tracer.trace(options, 8, casts_parameters=False).passes
     assert passes is not None
@@ -185,7 +185,7 @@ def test_selective_recomputation_keeps_every_second_linear_layers_result() -> No
 @pytest.mark.usefixtures("eight_ranks")
 def test_a_tensor_parallel_pair_of_layers_sums_once_each_way() -> None:
     """Megatron-LM (arXiv:1909.08053): an all-reduce forward after the second layer, and one backward before the first."""
-    options = ParallelOptions(tp=4)
+    options = ParallelSettings(tp=4)
     traced = Tracer(task(), options, torch.float32).trace(options, 8, casts_parameters=False)
     assert traced.passes is not None
     assert traced.passes[1].sent == 2 * all_reduce(4 * 8 * 16, 4)
@@ -195,7 +195,7 @@ def test_a_tensor_parallel_pair_of_layers_sums_once_each_way() -> None:
 
 
 def every(cluster: Cluster, **given: Any) -> list[Candidate]:
-    return candidates(cluster, PLAN, ParallelOptions(), given, batch=32)[0]
+    return candidates(cluster, PLAN, ParallelSettings(), given, batch=32)[0]
 
 
 @pytest.mark.parametrize(("gpus", "hosts"), [(1, 1), (4, 1), (6, 2), (8, 2), (16, 4)])
@@ -238,9 +238,9 @@ def test_a_layout_in_which_the_model_does_not_run_is_none() -> None:
     loss = nn.Module()
     loss.forward = lambda outputs, targets: outputs.sum()  # type: ignore[method-assign]
     made = replace(task(Heads), plan=plan, loss=loss)
-    cluster, tracer = Cluster(gpus=8, hosts=1), Tracer(made, ParallelOptions(), torch.float32)
+    cluster, tracer = Cluster(gpus=8, hosts=1), Tracer(made, ParallelSettings(), torch.float32)
     rule = state_rule(torch.optim.AdamW, tracer.model, torch.float32)
-    found = candidates(cluster, plan, ParallelOptions(), {"strategy": "ddp"}, batch=8)[0]
+    found = candidates(cluster, plan, ParallelSettings(), {"strategy": "ddp"}, batch=8)[0]
     for one in found:
         if one.options.tp < 8:
             assert plan_layout(one, cluster, tracer, rule, [1.0]).problem == ""
@@ -252,8 +252,8 @@ def test_a_layout_in_which_the_model_does_not_run_is_none() -> None:
 @pytest.mark.needs("plan of divided layers")
 @pytest.mark.usefixtures("eight_ranks")
 def test_a_rank_computes_its_part_of_a_divided_layer() -> None:
-    tracer = Tracer(task(), ParallelOptions(), torch.float32)
-    passes = [tracer.trace(ParallelOptions(tp=tp), 8, casts_parameters=False).passes for tp in (1, 4)]
+    tracer = Tracer(task(), ParallelSettings(), torch.float32)
+    passes = [tracer.trace(ParallelSettings(tp=tp), 8, casts_parameters=False).passes for tp in (1, 4)]
     whole, part = (sum(one.operations for one in of_pieces or []) for of_pieces in passes)
     assert whole == 4 * 2 * 2 * 8 * 16 * 32
     assert part == whole / 4
@@ -264,7 +264,7 @@ def test_what_is_given_restricts_the_layouts() -> None:
     cluster = Cluster(gpus=8, hosts=2)
     assert {one.options.tp for one in every(cluster, tp=2)} == {2}
     assert [one.name for one in every(cluster, strategy="fsdp", tp=1, pp=1)] == ["fsdp 8", "fsdp 2×4", "fsdp 4×2"]
-    assert {one.options.schedule for one in every(cluster, pp=2, schedule="gpipe")} == {"gpipe"}
+    assert {one.options.pp_schedule for one in every(cluster, pp=2, pp_schedule="gpipe")} == {"gpipe"}
 
 
 @pytest.mark.needs("plan of divided layers")
@@ -294,9 +294,9 @@ class Turned(nn.Module):
 def test_complex_weights_are_refused_in_the_precisions_in_which_a_run_refuses_them(
     strategy: str, precision: str, is_refused: bool
 ) -> None:
-    tracer = Tracer(task(Turned), ParallelOptions(), torch.float32)
+    tracer = Tracer(task(Turned), ParallelSettings(), torch.float32)
     layout = {"strategy": strategy, "precision": precision, "tp": 1, "pp": 1}
-    options = replace(ParallelOptions(), **layout)
+    options = replace(ParallelSettings(), **layout)
     (one, *_) = candidates(Cluster(gpus=8, hosts=1), Plan(), options, layout, batch=8)[0]
     with pytest.raises(UsageError, match="weight is complex") if is_refused else nullcontext():
         check_borne(one, tracer)
@@ -311,8 +311,8 @@ def test_an_optimizer_is_tried_once_for_all_layouts() -> None:
         made.append(1)
         return torch.optim.Adafactor(parameters)
 
-    tracer = Tracer(replace(task(), optimizer=factory), ParallelOptions(), torch.float32)
-    layouts = candidates(Cluster(gpus=8, hosts=1), Plan(), ParallelOptions(), {"strategy": "fsdp"}, batch=8)[0]
+    tracer = Tracer(replace(task(), optimizer=factory), ParallelSettings(), torch.float32)
+    layouts = candidates(Cluster(gpus=8, hosts=1), Plan(), ParallelSettings(), {"strategy": "fsdp"}, batch=8)[0]
     assert len(layouts) > 1
     for one in layouts:
         with pytest.raises(UsageError, match="cannot step parameters that are divided"):
@@ -331,7 +331,7 @@ def test_where_no_layout_is_possible_the_first_reason_is_said(
     hosts: int, plan: Plan, given: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(UsageError, match=f"no layout of 8 GPUs is possible: .*{expected}"):
-        candidates(Cluster(gpus=8, hosts=hosts), plan, ParallelOptions(), given, batch=32)
+        candidates(Cluster(gpus=8, hosts=hosts), plan, ParallelSettings(), given, batch=32)
 
 
 @pytest.mark.needs("plan of divided layers")
@@ -340,7 +340,7 @@ def test_where_no_layout_is_possible_the_first_reason_is_said(
 def test_a_strategy_of_another_package_is_planned_as_whole_or_with_copies_as_sharded(
     given: dict[str, Any], alike: str
 ) -> None:
-    cluster, tracer = Cluster(gpus=8, hosts=2), Tracer(task(), ParallelOptions(), torch.float32)
+    cluster, tracer = Cluster(gpus=8, hosts=2), Tracer(task(), ParallelSettings(), torch.float32)
     rule = state_rule(torch.optim.AdamW, tracer.model, torch.float32)
     theirs, own = (
         plan_layout(every(cluster, strategy=name, **given)[0], cluster, tracer, rule, [1.0] * len(tracer.pieces))
@@ -363,14 +363,12 @@ def planned(one: Candidate, total: int, across: float = 0.0) -> Planned:
     [
         "--strategy ddp",
         "--strategy fsdp --replicate 2 --activation-checkpointing full --offload cpu --precision bf16 --compile",
-        "--strategy fsdp --tp 2 --pp 2 --sequence-parallel --schedule interleaved1f1b --stages-per-rank 4 --micro-batches 8",
+        "--strategy fsdp --tp 2 --pp 2 --sequence-parallel --pp-schedule interleaved1f1b --stages-per-rank 4 --micro-batches 8",
         "--strategy local-sgd --sync-every 4 --outer-optimizer nesterov",
     ],
 )
 def test_the_options_of_a_layout_make_it(options: str) -> None:
-    parser = argparse.ArgumentParser()
-    add_parallel_options(parser)
-    wanted = read_parallel_options(parser.parse_args(options.split()))
+    wanted = given_in(options.split()).parallel()
     layout = lay_out(Cluster(gpus=8, hosts=1).topology(), wanted.degrees(8))
     told = flags(planned(Candidate(options=wanted, layout=layout, batch=32), 0))
     assert sorted(told.split()) == sorted(options.split())

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.command import given_in
 from runner.errors import UsageError
-from runner.options import Parser
-from runner.training.logging_options import add_logging_options, read_logging_options
 from runner.training.profile_shares import Interval, Shares, read_shares, shares
+from runner.training.settings import shared_in
 
 TIMES = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda ends: (min(ends), max(ends))), max_size=5)
 
@@ -94,14 +94,13 @@ def test_an_operator_that_waits_does_not_compute(tmp_path: Path) -> None:
     assert read_shares(path, on_gpu=False) == Shares(compute=60, exposed=40, idle=0)
 
 
-def chosen(text: str) -> range | None:
-    parser = Parser(prog="work")
-    add_logging_options(parser)
-    return read_logging_options(parser.parse_args(["--profile", text]), Path("runs")).profile
+def chosen(text: str) -> tuple[int, int]:
+    found: tuple[int, int] = shared_in(given_in(["--profile", text]), "profile")["profile"]
+    return found
 
 
-@pytest.mark.parametrize(("text", "steps"), [("10-12", range(10, 13)), ("1", range(1, 2)), ("7-7", range(7, 8))])
-def test_steps_are_chosen_by_their_numbers(text: str, steps: range) -> None:
+@pytest.mark.parametrize(("text", "steps"), [("10-12", (10, 12)), ("1", (1, 1)), ("7-7", (7, 7))])
+def test_steps_are_chosen_by_their_numbers(text: str, steps: tuple[int, int]) -> None:
     assert chosen(text) == steps
 
 

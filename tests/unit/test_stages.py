@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from runner.errors import UsageError
-from runner.parallel.options import ParallelOptions
+from runner.parallel.settings import ParallelSettings
 from runner.parallel.stages import balanced, part_of, segments
 
 
@@ -88,6 +88,6 @@ def test_a_parameter_of_what_is_cut_belongs_to_no_stage() -> None:
 
 
 def test_who_has_which_stage() -> None:
-    assert ParallelOptions(pp=2).stage_owners == [0, 1]
-    assert ParallelOptions(pp=2, schedule="interleaved1f1b", stages_per_rank=3).stage_owners == [0, 1, 0, 1, 0, 1]
-    assert ParallelOptions(pp=3, schedule="zbv", stages_per_rank=2).stage_owners == [0, 1, 2, 2, 1, 0]
+    assert ParallelSettings(pp=2).stage_owners == [0, 1]
+    assert ParallelSettings(pp=2, pp_schedule="interleaved1f1b", stages_per_rank=3).stage_owners == [0, 1, 0, 1, 0, 1]
+    assert ParallelSettings(pp=3, pp_schedule="zbv", stages_per_rank=2).stage_owners == [0, 1, 2, 2, 1, 0]

@@ -74,7 +74,7 @@ def test_a_workload_given_as_a_script_is_refused(folder: Path, path: str, text: 
 
 def test_a_workload_given_as_a_module_is_refused() -> None:
     with pytest.raises(
-        UsageError, match=r"main\(run, argv\) and never calls it.* say workloads.mnist without -m: python -m runner"
+        UsageError, match=r"main\(run, options\) and never calls it.* say workloads.mnist without -m: python -m runner"
     ):
         find("workloads.mnist", form="-m")
 

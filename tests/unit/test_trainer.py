@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from runner.errors import UsageError
 from runner.parallel import Setting
 from runner.parallel.bearing import borne_by
-from runner.parallel.options import ParallelOptions
+from runner.parallel.settings import ParallelSettings
 from runner.parallel.stages import part_of
 from runner.parallel.task import Plan, Task, fill, to_device
 from runner.parallel.trainer import Trainer
@@ -66,7 +66,7 @@ def test_what_a_factory_refuses_on_a_rank_is_told_by_that_rank() -> None:
         raise UsageError("there is no vocabulary on this host")
 
     mesh: Any = SimpleNamespace(mesh_dim_names=("data",))
-    setting = Setting(device=CPU, dtype=torch.float32, mesh=mesh, options=ParallelOptions(strategy="fsdp"))
+    setting = Setting(device=CPU, dtype=torch.float32, mesh=mesh, options=ParallelSettings(strategy="fsdp"))
     with pytest.raises(UsageError, match="no vocabulary") as caught:
         compose(task(lacks_a_file), setting, shard=True)
     assert not caught.value.on_all_ranks
@@ -135,7 +135,7 @@ def test_a_step_is_the_same_in_any_number_of_micro_batches_and_clips_the_whole_g
     torch.manual_seed(0)
     model = nn.Linear(3, 1, dtype=torch.float64)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    options = ParallelOptions(micro_batches=micro_batches, clip_norm=0.25)
+    options = ParallelSettings(micro_batches=micro_batches, clip_norm=0.25)
     trainer = Trainer(task(model), model, torch.optim.SGD(model.parameters(), lr=1.0), options)
     inputs, targets = torch.randn(8, 3, dtype=torch.float64), torch.randn(8, 1, dtype=torch.float64)
     expected = nn.functional.mse_loss(model(inputs), targets)
@@ -235,7 +235,7 @@ def test_what_befalls_a_rank_in_the_first_step_is_not_told_as_a_wrong_request(
     model = made.build(CPU, torch.float32)
     optimizer = Failing(model.parameters(), lr=0.1)
     optimizer.error = error
-    trainer = Trainer(made, model, optimizer, ParallelOptions())
+    trainer = Trainer(made, model, optimizer, ParallelSettings())
     with pytest.raises(UsageError if is_refused else type(error)):
         trainer.step(torch.ones(4, 2), torch.ones(4, 1))
     with pytest.raises(UsageError if is_refused else type(error)), borne_by("--strategy ddp"):
@@ -249,7 +249,7 @@ def test_what_a_stage_of_a_pipeline_does_not_bear_is_told_by_the_ranks_that_have
     model = nn.Sequential(nn.Embedding(4, 4, sparse=True), nn.Linear(4, 1))
     mesh: Any = MagicMock(mesh_dim_names=("pipeline", "data"))
     mesh["pipeline"].size.return_value = 2
-    setting = Setting(device=CPU, dtype=torch.float32, mesh=mesh, options=ParallelOptions(pp=2))
+    setting = Setting(device=CPU, dtype=torch.float32, mesh=mesh, options=ParallelSettings(pp=2))
     with pytest.raises(UsageError, match="sparse gradients") as caught:
         divide(model, task(model), setting, shard=False, stage=1)
     assert not caught.value.on_all_ranks
@@ -263,7 +263,7 @@ def test_after_an_evaluation_the_parameters_are_the_optimizers_again() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data",))
-        options = ParallelOptions(strategy="fsdp", precision="bf16")
+        options = ParallelSettings(strategy="fsdp", precision="bf16")
         made = task(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), Plan(shard=("0",)))
         trainer = compose(made, Setting(device=CPU, dtype=torch.float32, mesh=mesh, options=options), shard=True)
         own = [id(one) for group in trainer.optimizer.param_groups for one in group["params"]]

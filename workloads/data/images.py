@@ -15,8 +15,8 @@ from torch.nn.functional import interpolate
 from torch.utils.data import TensorDataset
 
 from runner.errors import UsageError
-from runner.training.options import TrainingOptions
 from runner.training.run import Run
+from runner.training.settings import Settings
 from runner.training.shared_files import once_per_file_system
 
 FAKE_IMAGES = 4096
@@ -26,7 +26,7 @@ _PATIENCE = 15.0  # seconds without data after which a download is given up
 Split = tuple[TensorDataset, TensorDataset]  # train, test
 
 
-def mnist(run: Run, options: TrainingOptions) -> Split:
+def mnist(run: Run, options: Settings) -> Split:
     """[n, 1, 28, 28] images of digits: ``--data`` mnist, digits, fake, or auto (mnist if available, else digits).
 
     Raises:
@@ -36,7 +36,7 @@ def mnist(run: Run, options: TrainingOptions) -> Split:
     return _load(run, options, "MNIST", others, "training on the package's own 1,797 digits (--data chooses)")
 
 
-def cifar10(run: Run, options: TrainingOptions) -> Split:
+def cifar10(run: Run, options: Settings) -> Split:
     """[n, 3, 32, 32] images: ``--data`` cifar10, fake, or auto (cifar10 if available, else fake).
 
     Raises:
@@ -46,16 +46,14 @@ def cifar10(run: Run, options: TrainingOptions) -> Split:
     return _load(run, options, "CIFAR10", others, "training on random images, which teach nothing (--data chooses)")
 
 
-def _load(
-    run: Run, options: TrainingOptions, name: str, others: dict[str, Callable[[], Split]], otherwise: str
-) -> Split:
+def _load(run: Run, options: Settings, name: str, others: dict[str, Callable[[], Split]], otherwise: str) -> Split:
     """torchvision's data set of this name, or one of the others. ``auto`` falls back to the first of the others."""
-    if options.data.name in others:
-        return others[options.data.name]()
+    if options.data in others:
+        return others[options.data]()
     try:
         return _torchvision(run, options, name)
     except UsageError as error:
-        if options.data.name != "auto":
+        if options.data != "auto":
             raise
         run.say(f"{error}: {otherwise}")
     return next(iter(others.values()))()
@@ -90,10 +88,10 @@ def fake(shape: tuple[int, int, int]) -> Split:
     return made(FAKE_IMAGES, 0), made(512, 1)
 
 
-def _torchvision(run: Run, options: TrainingOptions, name: str) -> Split:
+def _torchvision(run: Run, options: Settings, name: str) -> Split:
     """A data set of torchvision's. If it is missing, one rank per shared file system downloads it."""
     kind = getattr(run.load("torchvision", needed_by=name).datasets, name)
-    folder = options.data.folder
+    folder = options.data_dir
 
     def there() -> bool:
         try:

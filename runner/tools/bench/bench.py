@@ -27,7 +27,7 @@ from runner.comm.process_group import start_process_group
 from runner.comm.table import backends
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
-from runner.options import Parser
+from runner.parsing import Parser
 from runner.quantities import size
 from runner.tools.bench.bare_mpi import BareMPI
 from runner.tools.bench.measurement import Measurement

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from runner.comm.choice import network_backend, network_backends
 from runner.comm.table import backends
+from runner.command import given_in
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
 from runner.parallel.mesh import Degrees, Layout, lay_out
-from runner.parallel.options import ParallelOptions, parallel_options_in, strategy_names
+from runner.parallel.registry import strategy_names
+from runner.parallel.settings import ParallelSettings
+from runner.settings import settings_in
 
 _MEASURED = [backend for backend in backends().values() if backend.is_measured]
 BACKENDS = [backend.name for backend in _MEASURED if backend.is_process_group]
@@ -21,7 +24,7 @@ BARE, ALONE = "bare", "alone"
 KINDS = (*dict.fromkeys([*strategy_names(), *LIBRARIES]), BARE)
 
 _LAYOUT = ("strategy", "tp", "pp")  # written without the option's name
-_OPTIONS = [name for field in fields(ParallelOptions) if (name := field.name.replace("_", "-")) not in _LAYOUT]
+_OPTIONS = [one.flag.removeprefix("--") for one in settings_in(ParallelSettings).values() if one.name not in _LAYOUT]
 _DEGREE = re.compile(r"(tp|pp)(\d+)")
 
 
@@ -75,7 +78,7 @@ def about(name: str) -> Iterator[None]:
 
 
 @raised_on_all_ranks()
-def borne(choices: Sequence[Choice], options: ParallelOptions, *, asked_for: bool) -> list[Choice]:
+def borne(choices: Sequence[Choice], options: ParallelSettings, *, asked_for: bool) -> list[Choice]:
     """The engines, without DDP by hand if it does not know the workload's options.
 
     Args:
@@ -93,17 +96,17 @@ def borne(choices: Sequence[Choice], options: ParallelOptions, *, asked_for: boo
     return [choice for choice in choices if not (choice in by_hand and unknown)]
 
 
-def _unknown_by_hand(options: ParallelOptions) -> list[str]:
+def _unknown_by_hand(options: ParallelSettings) -> list[str]:
     """The options, of those that differ from the defaults, that DDP by hand does not know."""
-    known = ParallelOptions(
+    known = ParallelSettings(
         clip_norm=options.clip_norm,
         compile=options.compile,
         precision="bf16" if options.precision == "bf16" else "fp32",  # fp16 would need a scaler
     )
     return [
-        f"--{field.name.replace('_', '-')}"
-        for field in fields(options)
-        if getattr(options, field.name) != getattr(known, field.name)
+        one.flag
+        for one in settings_in(ParallelSettings).values()
+        if getattr(options, one.name) != getattr(known, one.name)
     ]
 
 
@@ -137,15 +140,15 @@ def _choice(job: Job, text: str, arguments: Sequence[str]) -> Choice:
         if kind == BARE and flags:
             raise UsageError(f"DDP by hand takes no {' '.join(flags)}", fix="leave it out, or take ddp")
         strategy = [] if kind == BARE else [f"--strategy={kind}"]
-        layout = lay_out(job.topology, parallel_options_in([*arguments, *strategy, *flags]).degrees(job.size))
-    if flags or kind not in (BARE, ParallelOptions.strategy):
+        layout = lay_out(job.topology, given_in([*arguments, *strategy, *flags]).parallel().degrees(job.size))
+    if flags or kind not in (BARE, ParallelSettings.strategy):
         flags = [*strategy, *flags]
     name = ":".join(filter(None, (how, backend)))
     return Choice(name=name, kind=kind, flags=tuple(flags), backend=backend, layout=layout)
 
 
 def _read(text: str, how: str) -> tuple[str, list[str]]:
-    """The kind, and a workload's other options, of ``fsdp+tp2+schedule=zbv``."""
+    """The kind, and a workload's other options, of ``fsdp+tp2+pp-schedule=zbv``."""
     kinds, flags = [], []
     for part in how.split("+"):
         if part in KINDS:
@@ -158,13 +161,13 @@ def _read(text: str, how: str) -> tuple[str, list[str]]:
             raise UsageError(_no_engine(text))
     if len(kinds) > 1:
         raise UsageError(f"--engines {text}: {' and '.join(kinds)} are two strategies", fix="name one")
-    return kinds[0] if kinds else ParallelOptions.strategy, flags
+    return kinds[0] if kinds else ParallelSettings.strategy, flags
 
 
 def _no_engine(text: str) -> str:
     return (
         f"--engines: no engine {text!r}; there are {', '.join(KINDS)}, with +tpN, +ppN and other parallel options "
-        f"(tp2+fsdp, pp2+schedule=zbv), and a backend after them: {', '.join(f':{name}' for name in BACKENDS)}"
+        f"(tp2+fsdp, pp2+pp-schedule=zbv), and a backend after them: {', '.join(f':{name}' for name in BACKENDS)}"
     )
 
 

@@ -2,7 +2,7 @@
 
     mpirun -np 2 python -m runner compare workloads.resnet --engines ddp,horovod
     mpirun -np 4 … compare workloads.llama --engines fsdp:gloo,tp2:mpi4py
-    mpirun -np 4 … compare mywork --engines pp2,pp2+schedule=zbv --plot t.png
+    mpirun -np 4 … compare mywork --engines pp2,pp2+pp-schedule=zbv --plot t.png
     mpirun -np 4 … compare mywork --engines ddp,local-sgd+sync-every=16
 
 An engine is what divides the work, joined by +: a strategy (ddp, fsdp, zero1, local-sgd, horovod; without one: ddp), tpN,
@@ -32,9 +32,10 @@ from typing import TYPE_CHECKING, Any
 
 from runner.comm.choice import network_backend
 from runner.comm.process_group import start_process_group
+from runner.command import given_in
 from runner.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
-from runner.options import Parser
+from runner.parsing import Parser
 from runner.quantities import positive
 from runner.tools.compare.choices import ALONE, BACKENDS, KINDS, Choice, alone, borne, chosen
 from runner.tools.compare.comparison import Comparison
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
 
     from runner.parallel.task import Task
     from runner.tools.compare.turns import Entrant, Turns
-    from runner.training.options import StepOptions
     from runner.training.run import Run
+    from runner.training.settings import StepSettings
 
 
 def compare(job: Job, argv: list[str]) -> None:
@@ -75,6 +76,7 @@ def compare(job: Job, argv: list[str]) -> None:
     from runner.training.alike import check_task
     from runner.training.loop import Result
     from runner.training.run import Run
+    from runner.training.workload import call
 
     start_process_group(replace(job, backend=network_backend(job)))
     plain_run = Run(job=job, workload=given.target, layout=alone(job).layout)
@@ -83,13 +85,13 @@ def compare(job: Job, argv: list[str]) -> None:
 
     def train_by(run: Run, task: Any, options: Any) -> Result:
         check_task(run, task, options)
-        engines = borne(choices, options.parallel, asked_for=given.engines is not None)
+        engines = borne(choices, options, asked_for=given.engines is not None)
         entrants = _entrants(module, run, task, options, [*engines, alone(job)], rest)
         found.append(Turns(run, entrants, steps=given.steps, rounds=given.rounds))
         found[0].take()
         return Result(given.steps, 0.0, None, None)
 
-    module.main(replace(plain_run, train_by=train_by), rest)
+    call(module.main, replace(plain_run, train_by=train_by), rest)
     if not found:
         with raised_on_all_ranks():
             raise UsageError(f"{given.target} trains without fit(), so its training cannot be taken over")
@@ -140,7 +142,7 @@ def _parser() -> Parser:
 
 
 def _entrants(
-    module: ModuleType, run: Run, task: Task, options: StepOptions, choices: Sequence[Choice], arguments: Sequence[str]
+    module: ModuleType, run: Run, task: Task, options: StepSettings, choices: Sequence[Choice], arguments: Sequence[str]
 ) -> list[Entrant]:
     """What each engine trains, with the options that a run of the workload has with the engine's flags.
 
@@ -177,14 +179,14 @@ def _check_samples(own: int, samples: int) -> None:
     if own != samples:
         raise UsageError(
             f"the workload takes {own} samples per step, and {samples} with ddp, so they cannot be compared",
-            fix="read its options by read_options()",
+            fix="take its batch from its settings",
         )
 
 
-def _captured(module: ModuleType, run: Run, arguments: Sequence[str]) -> tuple[Task, StepOptions]:
+def _captured(module: ModuleType, run: Run, arguments: Sequence[str]) -> tuple[Task, StepSettings]:
     """What a workload would train with these arguments. What it prints has been printed before."""
     with contextlib.redirect_stdout(io.StringIO()):
-        found = training_of(module, run, arguments)
+        found = training_of(module, run, given_in(arguments))
     assert found is not None, "it has called fit() before"
     return found
 

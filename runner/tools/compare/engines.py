@@ -21,13 +21,14 @@ from runner.parallel import Setting, make_trainer, precision
 from runner.parallel.bearing import results
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import device_mesh
-from runner.parallel.options import ParallelOptions, traits_of
+from runner.parallel.registry import traits_of
+from runner.parallel.settings import ParallelSettings
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 from runner.tools.compare.choices import ALONE, BARE, LIBRARIES, Choice
 from runner.tools.costs.collectives import all_reduce
-from runner.training.options import StepOptions
 from runner.training.run import Run
+from runner.training.settings import StepSettings
 
 _BUCKET = 25 << 20  # bytes: DDP's default (torch docs, DistributedDataParallel, bucket_cap_mb)
 
@@ -58,7 +59,7 @@ class Engine:
     stages: Sequence[Any] = ()
 
 
-def build(choice: Choice, run: Run, task: Task, options: StepOptions) -> Engine:
+def build(choice: Choice, run: Run, task: Task, options: StepSettings) -> Engine:
     """Make an engine.
 
     Args:
@@ -72,19 +73,19 @@ def build(choice: Choice, run: Run, task: Task, options: StepOptions) -> Engine:
     if choice.kind == ALONE:
         model = task.build(device, dtype)
         # So that it differs from the others only in the exchange.
-        prepare(model, task.plan.units(model), options.parallel)
-        trainer = Trainer(task, model, task.make_optimizer(model.parameters()), options.parallel)
+        prepare(model, task.plan.units(model), options)
+        trainer = Trainer(task, model, task.make_optimizer(model.parameters()), options)
         return Engine(model=model, step=trainer.step)
     connection = backends()[choice.backend or choice.kind].start(run.job)
     if choice.kind == BARE:
         model = task.build(device, dtype)
-        step = _bare(model, connection, task, options.parallel)
+        step = _bare(model, connection, task, options)
         return Engine(model=model, step=step, exchange=_exchange(model, run, connection, options), turn=connection.turn)
-    backend = with_host_memory(choice.backend) if options.parallel.offload == "cpu" else choice.backend
+    backend = with_host_memory(choice.backend) if options.offload == "cpu" else choice.backend
     mesh = device_mesh(choice.layout, device.type, backend or None)
-    trainer = make_trainer(task, Setting(device=device, dtype=dtype, mesh=mesh, options=options.parallel))
+    trainer = make_trainer(task, Setting(device=device, dtype=dtype, mesh=mesh, options=options))
     is_library = choice.kind in LIBRARIES
-    has_own_calls = options.parallel.comm_hook == "powersgd"  # its hook goes on in other threads
+    has_own_calls = options.comm_hook == "powersgd"  # its hook goes on in other threads
     averages_all = is_library or (traits_of(choice.kind).averages and _is_whole(mesh) and not has_own_calls)
     return Engine(
         model=trainer.model,
@@ -115,7 +116,7 @@ def _is_whole(mesh: DeviceMesh) -> bool:
 
 
 def _bare(
-    model: nn.Module, connection: Connection, task: Task, options: ParallelOptions
+    model: nn.Module, connection: Connection, task: Task, options: ParallelSettings
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """A step of DDP as tutorials write it; with the options that ``choices.borne`` lets pass."""
     if options.compile:
@@ -139,7 +140,7 @@ def _bare(
     return step
 
 
-def _exchange(model: nn.Module, run: Run, connection: Connection, options: StepOptions) -> Callable[[], object]:
+def _exchange(model: nn.Module, run: Run, connection: Connection, options: StepSettings) -> Callable[[], object]:
     @functools.cache
     def starts() -> list[Callable[[], Finish]]:
         found = []
@@ -158,14 +159,14 @@ def _exchange(model: nn.Module, run: Run, connection: Connection, options: StepO
     return exchange
 
 
-def _buckets(model: nn.Module, options: StepOptions) -> tuple[Tensor, ...]:
+def _buckets(model: nn.Module, options: StepSettings) -> tuple[Tensor, ...]:
     """Zeros of as many bytes as the gradients take on the wire, in buckets of DDP's size."""
     dtype = _wire_dtype(model, options)
     gradients = torch.zeros(_count(model), dtype=dtype, device=next(model.parameters()).device)
     return torch.split(gradients, _BUCKET // gradients.element_size())
 
 
-def _gradient_bytes(model: nn.Module, options: StepOptions) -> int:
+def _gradient_bytes(model: nn.Module, options: StepSettings) -> int:
     return _count(model) * _wire_dtype(model, options).itemsize
 
 
@@ -173,6 +174,6 @@ def _count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def _wire_dtype(model: nn.Module, options: StepOptions) -> torch.dtype:
+def _wire_dtype(model: nn.Module, options: StepSettings) -> torch.dtype:
     narrow = {"fp16": torch.float16, "bf16": torch.bfloat16}
-    return narrow.get(options.parallel.comm_hook, next(model.parameters()).dtype)
+    return narrow.get(options.comm_hook, next(model.parameters()).dtype)

@@ -33,8 +33,8 @@ from runner.tools.compare.observing import count_sent, record
 from runner.tools.costs.timeline import Timeline
 from runner.tools.table import show_progress
 from runner.training.batches import ShardSampler, train_loader
-from runner.training.options import StepOptions
 from runner.training.run import Run
+from runner.training.settings import StepSettings
 
 _WARM_UP = 3  # steps of an engine that are not timed
 _EXCHANGES = 5  # of which the median is taken, in each round
@@ -60,7 +60,7 @@ class Entrant:
 
     choice: Choice
     task: Task
-    options: StepOptions
+    options: StepSettings
     seconds: list[list[float]] = field(default_factory=list)
     exchange: float = 0.0
     memory: int = 0

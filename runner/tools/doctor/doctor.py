@@ -15,7 +15,7 @@ from typing import Any
 
 from runner.comm.table import backends
 from runner.job import Job
-from runner.options import Parser
+from runner.parsing import Parser
 from runner.rendezvous.control_channel import ControlChannel
 from runner.tools.doctor import (
     file_checks,

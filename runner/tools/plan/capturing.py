@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from runner.command import Given
 from runner.errors import UsageError
 from runner.job import Job
 from runner.parallel.mesh import Degrees, lay_out
@@ -14,7 +15,7 @@ from runner.tools.workloads import load_workload, training_of
 
 if TYPE_CHECKING:
     from runner.parallel.task import Task
-    from runner.training.options import StepOptions
+    from runner.training.settings import StepSettings
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,11 @@ class Captured:
     """A task, and the options that its workload has read."""
 
     task: Task
-    options: StepOptions
+    options: StepSettings
 
 
-def capture(job: Job, name: str, arguments: Sequence[str]) -> Captured:
-    """The task of a workload with these arguments, as one rank would train it.
+def capture(job: Job, name: str, given: Given) -> Captured:
+    """The task of a workload with what is given, as one rank would train it.
 
     Raises:
         UsageError: it is no workload, an argument is wrong, or it trains without ``fit()``.
@@ -36,7 +37,7 @@ def capture(job: Job, name: str, arguments: Sequence[str]) -> Captured:
 
     run = Run(job=job, workload=name, layout=lay_out(job.topology, Degrees.of(1)))
     with fake_process_group(1):
-        found = training_of(module, run, arguments)
+        found = training_of(module, run, given)
     if found is None:
         raise UsageError(f"{name} trains without fit(), so there is no task to plan for")
     return Captured(*found)

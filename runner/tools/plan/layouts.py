@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,8 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 from runner.errors import UsageError
 from runner.features import need
 from runner.parallel.mesh import Degrees, Layout, lay_out
-from runner.parallel.options import SCHEDULES, ParallelOptions, read_parallel_options, traits_of
+from runner.parallel.registry import traits_of
+from runner.parallel.settings import SCHEDULES, ParallelSettings
 from runner.rendezvous.topology import Host, Topology
+from runner.settings import settings_in
 
 if TYPE_CHECKING:
     from runner.parallel.task import Plan
@@ -61,7 +62,7 @@ class Cluster:
 class Candidate:
     """One way to train. ``batch`` is of one data-parallel rank, in samples per step."""
 
-    options: ParallelOptions
+    options: ParallelSettings
     layout: Layout
     batch: int
 
@@ -96,7 +97,7 @@ class Candidate:
 
     def recomputing(self) -> Iterator[Candidate]:
         """The same with more and more that is computed again, the fastest first: none, selective, full."""
-        splits = self.options.pp > 1 and SCHEDULES[self.options.schedule].splits_backward
+        splits = self.options.pp > 1 and SCHEDULES[self.options.pp_schedule].splits_backward
         for how in ("none", "full") if splits else ("none", "selective", "full"):
             yield replace(self, options=replace(self.options, activation_checkpointing=how))
 
@@ -104,7 +105,7 @@ class Candidate:
 def candidates(
     cluster: Cluster,
     plan: Plan,
-    base: ParallelOptions,
+    base: ParallelSettings,
     given: Mapping[str, Any],
     *,
     batch: int,
@@ -156,13 +157,13 @@ def _choices(cluster: Cluster, plan: Plan, given: Mapping[str, Any]) -> Iterator
             is_empty = False
             yield {"strategy": strategy, "tp": tp, "pp": pp, "replicate": replicate}
     if is_empty:
-        yield {"strategy": ParallelOptions.strategy, "tp": 1, "pp": 1, "replicate": None} | {
+        yield {"strategy": ParallelSettings.strategy, "tp": 1, "pp": 1, "replicate": None} | {
             name: value for name, value in given.items() if name in ("strategy", "tp", "pp", "replicate")
         }
 
 
 def _candidate(
-    cluster: Cluster, plan: Plan, base: ParallelOptions, wanted: dict[str, Any], batch: int, global_batch: int | None
+    cluster: Cluster, plan: Plan, base: ParallelSettings, wanted: dict[str, Any], batch: int, global_batch: int | None
 ) -> Candidate:
     """The layout, with all values filled in as for a run.
 
@@ -170,12 +171,13 @@ def _candidate(
         UsageError: a run would be refused.
     """
     # What a layout needs, it says itself: these are not the workload's defaults.
-    own = vars(base) | {"micro_batches": None, "stages_per_rank": None}
+    own = {name: getattr(base, name) for name in settings_in(ParallelSettings)}
+    own |= {"micro_batches": None, "stages_per_rank": None}
     if wanted["tp"] == 1:
         wanted = wanted | {"sequence_parallel": False, "loss_parallel": False}
     if wanted["pp"] == 1:
-        wanted = wanted | {"stages_per_rank": None, "schedule": ParallelOptions.schedule}
-    options = read_parallel_options(argparse.Namespace(**(own | wanted)))
+        wanted = wanted | {"stages_per_rank": None, "pp_schedule": ParallelSettings.pp_schedule}
+    options = ParallelSettings(**(own | wanted))
     if problem := plan.lacks(options):
         raise UsageError(f"this workload cannot be trained with {problem}")
     layout = lay_out(cluster.topology(), options.degrees(cluster.gpus))

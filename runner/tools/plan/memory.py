@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from runner.parallel.options import traits_of
+from runner.parallel.registry import traits_of
 from runner.tools.plan.layouts import Candidate
 from runner.tools.plan.optimizers import StateRule
 from runner.tools.plan.tracing import Parameter

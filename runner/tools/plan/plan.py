@@ -21,15 +21,16 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from runner.command import Given, given_in
 from runner.errors import UsageError
 from runner.job import Job
-from runner.options import Parser
-from runner.parallel.options import ParallelOptions, add_parallel_options
+from runner.parallel.settings import ParallelSettings
+from runner.parsing import ALL, Parser, add_full_help, wants
 from runner.quantities import positive, size, size_text
+from runner.settings import add_options
 from runner.tools.output import check_output
 from runner.tools.plan.layouts import PER_HOST, Candidate, Cluster, candidates
 from runner.tools.table import console, show_progress
@@ -43,7 +44,7 @@ def plan(job: Job, argv: list[str]) -> None:
     Raises:
         UsageError: an option is wrong, the target is not a workload, or no layout is possible.
     """
-    parser = _parser()
+    parser = _parser(argv)
     given, rest = parser.parse_known_args(argv)
     if given.target.startswith("-"):
         parser.error("name the workload first")
@@ -54,10 +55,11 @@ def plan(job: Job, argv: list[str]) -> None:
     check_output(given.json, given.plot)
     cluster = Cluster.of(given.gpus, given.gpus // given.hosts if given.hosts else None)
     limit = given.memory * (1 - given.reserve / 100)
-    wanted = {name: value for name, value in _parallel(given).items() if value is not None}
+    for_workload = given_in(rest)
+    wanted = for_workload.parallel_values()
     from runner.tools.plan.report import facts, print_table
 
-    planner = _Planner(job, given, wanted, rest)
+    planner = _Planner(job, given.target, wanted, for_workload)
     from runner.tools.plan.capturing import fake_process_group
     from runner.tools.plan.ranking import advise, ranked
 
@@ -85,7 +87,7 @@ def plan(job: Job, argv: list[str]) -> None:
         print(f"wrote {path}")
 
 
-def _parser() -> Parser:
+def _parser(argv: Sequence[str]) -> Parser:
     parser = Parser(prog="python -m runner plan", description=__doc__)
     parser.add_argument("target", metavar="WORKLOAD", help="a module, for example workloads.mnist; then its options")
     parser.add_argument("--gpus", type=positive, required=True, metavar="N", help="in all; a rank has one")
@@ -104,17 +106,10 @@ def _parser() -> Parser:
     )
     parser.add_argument("--json", metavar="FILE", help="write all layouts and figures as one JSON object")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the memory of each layout (needs matplotlib)")
-    add_parallel_options(parser)
-    parser.set_defaults(**dict.fromkeys(_names()))  # what is not given is None
+    add_full_help(parser)
+    if wants(argv, "-h", "--help", ALL):  # they are the workload's
+        add_options(parser, ParallelSettings, show="all" if wants(argv, ALL) else "some")
     return parser
-
-
-def _names() -> list[str]:
-    return [field.name for field in fields(ParallelOptions)]
-
-
-def _parallel(given: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(given, name) for name in _names()}
 
 
 def _percent(text: str) -> float:
@@ -130,7 +125,7 @@ def _percent(text: str) -> float:
 class _Planner:
     """Plans the layouts of any cluster for one workload, whose model is followed once for each way that matters."""
 
-    def __init__(self, job: Job, given: argparse.Namespace, wanted: Mapping[str, Any], rest: Sequence[str]) -> None:
+    def __init__(self, job: Job, workload: str, wanted: Mapping[str, Any], given: Given) -> None:
         import torch
 
         from runner.tools.plan.capturing import capture
@@ -139,19 +134,19 @@ class _Planner:
         from runner.training.batches import check_length, length_of
         from runner.training.samples import look_at
 
-        captured = capture(job, given.target, [*rest, *_shaping(wanted)])
+        captured = capture(job, workload, given.without_parallel(_shaping(wanted)))
         self._task, self._options = captured.task, captured.options
         if problem := look_at(self._task.train_data, 1, 0, sketches=False).problem:
             raise problem
         check_length(length_of(self._task.train_data), 1, self._options.batch_size)
-        own, dtype = self._options.parallel, getattr(torch, self._options.dtype)
+        own, dtype = self._options, getattr(torch, self._options.dtype)
         self._wanted = dict(wanted)
         if "precision" not in wanted and own.precision == "fp32" and dtype == torch.float32:
             self._wanted["precision"] = "bf16"
         units = self._task.plan.units(self._task.outline(dtype)) if self._task.plan.shard else []
         is_free = "activation_checkpointing" not in wanted and own.activation_checkpointing == "none"
         self._may_recompute = is_free and bool(units)
-        self._global_batch = _global_batch(rest)
+        self._global_batch = self._options.global_batch_size
         self._tracer = Tracer(self._task, own, dtype)
         self._costs: list[float] = []
         self._rule = state_rule(self._task.make_optimizer, self._tracer.model, dtype)
@@ -169,7 +164,7 @@ class _Planner:
         """
         own = self._options
         found, left_out = candidates(
-            cluster, self._task.plan, own.parallel, self._wanted, batch=own.batch_size, global_batch=self._global_batch
+            cluster, self._task.plan, own, self._wanted, batch=own.batch_size, global_batch=self._global_batch
         )
         plans = []
         for number, candidate in enumerate(found, 1):
@@ -228,17 +223,10 @@ class _Planner:
         return best if best.memory.total <= limit else None
 
 
-def _shaping(wanted: Mapping[str, Any]) -> list[str]:
-    """The parallel options by which a workload may make another task; the others are this tool's."""
-    flags = [f"--{name.replace('_', '-')}" for name in ("sequence_parallel", "loss_parallel") if wanted.get(name)]
-    return [*flags, "--tp", str(max(2, wanted.get("tp", 2)))] if flags else []
-
-
-def _global_batch(arguments: Sequence[str]) -> int | None:
-    parser = Parser(add_help=False)
-    parser.add_argument("--global-batch-size", type=positive)
-    number: int | None = parser.parse_known_args(arguments)[0].global_batch_size
-    return number
+def _shaping(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of parallelism by which a workload may make another task; the others are this tool's."""
+    shaping = {name: True for name in ("sequence_parallel", "loss_parallel") if wanted.get(name)}
+    return shaping | {"tp": max(2, wanted.get("tp", 2))} if shaping else {}
 
 
 def _print_remarks(problem: str, left_out: Counter[str]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from runner.errors import UsageError
 from runner.features import need
-from runner.parallel.options import traits_of
+from runner.parallel.registry import traits_of
 from runner.parallel.stages import balanced
 from runner.tools.plan.bearing import check_borne, told_in_one_line
 from runner.tools.plan.layouts import Candidate, Cluster
@@ -138,7 +138,7 @@ def _tied(stages: Sequence[Sequence[Parameter]], owners: Sequence[int]) -> set[i
         for one in stage:
             having.setdefault(one.identity, []).append(owner)
     if any(len(set(ranks)) < len(ranks) for ranks in having.values()):
-        raise UsageError("a tied parameter would have two copies on one rank", fix="take another --schedule")
+        raise UsageError("a tied parameter would have two copies on one rank", fix="take another --pp-schedule")
     return {identity for identity, ranks in having.items() if len(ranks) > 1}
 
 

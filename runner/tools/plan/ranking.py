@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runner.parallel.options import traits_of
+from runner.parallel.registry import traits_of
 from runner.quantities import size_text
 from runner.tools.plan.layouts import Cluster
 from runner.tools.plan.planning import Planned

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
+from runner.parallel.settings import ParallelSettings
 from runner.quantities import size_text
+from runner.settings import settings_in
 from runner.tools.plan.planning import Planned
 from runner.tools.plan.ranking import Advice
 from runner.tools.plan.traffic import total
@@ -17,13 +19,12 @@ _ROWS = 20
 
 def flags(one: Planned) -> str:
     """The options of a run in this layout that are not the defaults; without --clip-norm, on which nothing here depends."""
-    options = one.candidate.options
+    options, usual = one.candidate.options, ParallelSettings()
     parts = [f"--strategy {options.strategy}"]
-    for field in fields(options):
-        name, value = field.name, getattr(options, field.name)
-        if name not in ("strategy", "clip_norm") and value != field.default:
-            flag = f"--{name.replace('_', '-')}"
-            parts.append(flag if value is True else f"{flag} {value}")
+    for name, setting in settings_in(ParallelSettings).items():
+        value = getattr(options, name)
+        if name not in ("strategy", "clip_norm") and value != getattr(usual, name):
+            parts.append(setting.flag if value is True else f"{setting.flag} {value}")
     return " ".join(parts)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from runner.parallel.options import SCHEDULES, ParallelOptions
+from runner.parallel.settings import SCHEDULES, ParallelSettings
 from runner.tools.costs.timeline import PipelinePass, Timeline
 
 _TIMES = {"forward": 1, "backward": 2, "inputs": 1, "weights": 1}
@@ -32,19 +32,21 @@ class Action(NamedTuple):
     micro_batch: int
 
 
-def timeline(options: ParallelOptions) -> Timeline:
+def timeline(options: ParallelSettings) -> Timeline:
     """A step under the options' schedule, with ``pp``, ``stages_per_rank`` and ``micro_batches``.
 
     The process group has ``pp`` ranks or more.
     """
     if options.pp == 1:
         return _timeline("1f1b", 1, 1, options.micro_batches)  # accumulated gradients: one micro-batch after the other
-    return _timeline(options.schedule, options.pp, options.stages_per_rank, options.micro_batches)
+    return _timeline(options.pp_schedule, options.pp, options.stages_per_rank, options.micro_batches)
 
 
 @cache
 def _timeline(schedule: str, ranks: int, stages_per_rank: int, micro_batches: int) -> Timeline:
-    options = ParallelOptions(schedule=schedule, pp=ranks, stages_per_rank=stages_per_rank, micro_batches=micro_batches)
+    options = ParallelSettings(
+        pp_schedule=schedule, pp=ranks, stages_per_rank=stages_per_rank, micro_batches=micro_batches
+    )
     order = _SINGLE[schedule](ranks, micro_batches) if schedule in _SINGLE else _torch_order(options)
     return Timeline(tuple(_passes(order)))
 
@@ -73,7 +75,7 @@ def _one_f_one_b(ranks: int, micro_batches: int) -> list[list[Action]]:
 _SINGLE = {"gpipe": _gpipe, "1f1b": _one_f_one_b}
 
 
-def _torch_order(options: ParallelOptions) -> list[list[Action]]:
+def _torch_order(options: ParallelSettings) -> list[list[Action]]:
     """The order that torch's schedule has made."""
     import torch
     import torch.distributed as dist
@@ -88,7 +90,7 @@ def _torch_order(options: ParallelOptions) -> list[list[Action]]:
         for number, owner in enumerate(owners)
         if owner == 0
     ]
-    kind: Any = get_schedule_class(SCHEDULES[options.schedule].name)
+    kind: Any = get_schedule_class(SCHEDULES[options.pp_schedule].name)
     schedule = kind(stages, options.micro_batches, loss_fn=lambda outputs, _: outputs)
     order: Mapping[int, Sequence[Any]] = schedule.pipeline_order
     return [[action for one in order[rank] for action in _actions(one)] for rank in range(options.pp)]

@@ -30,7 +30,7 @@ from runner.parallel import precision
 from runner.parallel.bearing import check_steps, described, kinds_of, results
 from runner.parallel.divided import divide_layers, loss_context
 from runner.parallel.layers import prepare
-from runner.parallel.options import ParallelOptions
+from runner.parallel.settings import ParallelSettings
 from runner.parallel.stages import part_of, segments
 from runner.parallel.task import Task, parts_of, to_device
 from runner.tools.costs.collectives import bytes_sent
@@ -111,7 +111,7 @@ class Divided:
 class Tracer:
     """Follows a task's model, once for each way that matters; in one process group, to which divided models belong."""
 
-    def __init__(self, task: Task, options: ParallelOptions, dtype: torch.dtype) -> None:
+    def __init__(self, task: Task, options: ParallelSettings, dtype: torch.dtype) -> None:
         """Make the model on ``meta``.
 
         Raises:
@@ -154,7 +154,7 @@ class Tracer:
             return [float(sum(one.numel() for one in part.parameters())) for part in parts]
         return costs
 
-    def trace(self, options: ParallelOptions, samples: int, *, casts_parameters: bool) -> Traced:
+    def trace(self, options: ParallelSettings, samples: int, *, casts_parameters: bool) -> Traced:
         """Follow a micro-batch of so many samples through the model as one rank of a tensor-parallel group has it.
 
         Args:
@@ -167,11 +167,11 @@ class Tracer:
             self._traced[key] = self._trace(options, samples, casts=casts)
         return self._traced[key]
 
-    def _trace(self, options: ParallelOptions, samples: int, *, casts: bool) -> Traced:
+    def _trace(self, options: ParallelSettings, samples: int, *, casts: bool) -> Traced:
         divided = self.divided(options, casts=casts)
         own = [vars(unit).get("forward") for unit in divided.units]  # prepare() gives each one another
         prepare(
-            divided.model, divided.units, ParallelOptions(activation_checkpointing=options.activation_checkpointing)
+            divided.model, divided.units, ParallelSettings(activation_checkpointing=options.activation_checkpointing)
         )
         try:
             with divided.mode:
@@ -186,7 +186,7 @@ class Tracer:
                 if forward is not None:
                     unit.forward = forward
 
-    def divided(self, options: ParallelOptions, *, casts: bool) -> Divided:
+    def divided(self, options: ParallelSettings, *, casts: bool) -> Divided:
         """The model as one rank of a tensor-parallel group has it."""
         key = (options.tp, options.sequence_parallel, options.loss_parallel, options.precision if casts else "")
         if key not in self._models:
@@ -223,7 +223,7 @@ class Tracer:
         """Bytes per element in a run, where real floating-point parameters have the task's dtype."""
         return self._dtype.itemsize if parameter.is_floating_point() else parameter.element_size()
 
-    def _passes(self, model: nn.Module, options: ParallelOptions, samples: int, *, casts: bool) -> list[Pass]:
+    def _passes(self, model: nn.Module, options: ParallelSettings, samples: int, *, casts: bool) -> list[Pass]:
         context = _contexts(options, casts=casts)
         cast = _DTYPES[options.precision] if casts else None
         ledger = _Ledger([_local(t) for t in [*model.parameters(), *model.buffers()]])
@@ -281,7 +281,7 @@ def _drop_gradient(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def _contexts(options: ParallelOptions, *, casts: bool) -> Callable[[], AbstractContextManager[None]]:
+def _contexts(options: ParallelSettings, *, casts: bool) -> Callable[[], AbstractContextManager[None]]:
     @contextmanager
     def context() -> Iterator[None]:
         with as_on_gpu(), loss_context(options), precision.autocast("fp32" if casts else options.precision, "cpu"):

@@ -35,17 +35,19 @@ from functools import cache, partial
 from pathlib import Path
 from signal import SIGUSR1, Signals
 
+from runner.command import Request, parse
 from runner.environment import set_variables, unset_variables
 from runner.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.job import Job
 from runner.launch.outer_job import places_of_step
-from runner.options import Parser, Request, parse
+from runner.parsing import Parser
 from runner.quantities import not_negative, positive, positive_float
-from runner.tools import tool_names
+from runner.tools import summaries, tool_names
 from runner.tools.supervise.attempts import Attempt, SignalRelay, passing_signals_on, read_attempts, run_attempt
 from runner.tools.supervise.command_hosts import CommandHosts, read_hosts
 from runner.tools.supervise.report import print_report
 from runner.tools.supervise.standby import Standby
+from runner.training.settings import shared_in
 
 _LOG = "attempts.jsonl"
 _BY_OTHERS = ("SIGKILL", "SIGTERM")  # the other signals come of the program's errors
@@ -68,12 +70,12 @@ def supervise(job: Job, argv: list[str]) -> None:
     given.log_dir = given.log_dir.resolve()  # the launcher may start the ranks in another folder
     place = _place_of_options(given.command)
     request = _request(given.command[place:])
-    if request is not None and request.log_folder is not None:
+    if request is not None and request.job.log_dir is not None:
         raise UsageError("supervise: --log-dir is given to the command", fix="give it to supervise, before the --")
     if request is not None:
         _check_standby(given, place, request)
     is_workload = request is not None and request.may_be_workload  # whose steps are known
-    if request is not None and is_workload and not any(one.startswith("--resume") for one in request.arguments):
+    if request is not None and is_workload and shared_in(request.given, "resume").get("resume") is None:
         _say("the command has no --resume auto, so each restart begins with step 0")
     hosts = _hosts(given, place - 2)
     unset_variables(places_of_step(os.environ))
@@ -153,17 +155,17 @@ def _check_standby(given: argparse.Namespace, place: int, request: Request) -> N
     Raises:
         UsageError: the command cannot.
     """
-    if request.standby:
+    if request.job.standby:
         raise UsageError("supervise: --standby is given to the command", fix="give it to supervise, before the --")
     if not given.standby:
         return
     if request.tool in tool_names():
         raise UsageError(f"--standby: {request.tool} is no training", fix="leave it out")
-    if request.restarts:
+    if request.job.restart_in_place:
         raise UsageError("--standby and --restart-in-place do not go together", fix="take one of them")
-    if isinstance(request.on_preempt, Path):
+    if isinstance(request.job.on_preempt, Path):
         raise UsageError(
-            f"--standby: two starts would share {request.on_preempt}, by which the script is told to save",
+            f"--standby: two starts would share {request.job.on_preempt}, by which the script is told to save",
             fix="take --on-preempt usr1",
         )
     if {"torchrun", "torch.distributed.run"}.intersection(os.path.basename(word) for word in given.command[:place]):
@@ -295,7 +297,7 @@ def _place_of_options(command: list[str]) -> int:
 def _request(arguments: list[str]) -> Request | None:
     """The runner's own arguments; None if it says itself what is wrong with them, or shows its help."""
     try:
-        return parse(arguments, tool_names())
+        return parse(arguments, summaries())
     except (UsageError, SystemExit):
         return None
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError, UsageError
-from runner.options import Parser
+from runner.parsing import Parser
 from runner.quantities import seconds
 from tests.campaigns.conformance.jobs import IN_GLOOS_PLACE, Plan, run
 from tests.campaigns.conformance.left_out import LEFT_OUT

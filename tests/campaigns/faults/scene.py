@@ -70,7 +70,7 @@ class Scene:
             shell: bash, which each rank runs before it starts; it may change the arguments, "$@", and know $FOLDER's name.
         """
         program = [*RUNNER, "--hang-timeout", str(HANG), "faulty", "--stamp", str(self.stamp)]
-        program += ["--checkpoint-dir", str(self.checkpoints), "--save-every", "0", "--batch-size", "8", *options]
+        program += ["--checkpoint-dir", str(self.checkpoints), "--save-every", "end", "--batch-size", "8", *options]
         if shell:
             program = ["bash", "-c", f'FOLDER={self.folder.name}; {shell}\nexec "$@"', "bash", *program]
         hosts = replace(self.vc, environment=self.vc.environment | {"PYTHONPATH": f"{ROOT}:{folder_of('faulty')}"})
@@ -107,7 +107,7 @@ def signal(*numbers: Signals) -> Callable[[Scene], None]:
 
 def save_twice(scene: Scene, slots: Sequence[int] = (1, 1)) -> None:
     """Train ten steps, with a checkpoint after five and one at the end."""
-    done = scene.job("--max-steps", "10", "--save-every-steps", "5", "--at", "0", slots=slots)
+    done = scene.job("--max-steps", "10", "--save-every", "5steps", "--at", "0", slots=slots)
     assert done.returncode == 0, done.stderr
 
 
@@ -195,7 +195,7 @@ def requeued(scene: Scene, *, by_slurm: bool = False) -> CompletedProcess[str]:
     script, environment = BY_SCRIPT[scene.launcher]
     request = ["--requeue", "--ntasks-per-node=1", "--cpus-per-task=1"]
     target = ["faulty", "--resume", "auto", "--requeue", "--checkpoint-dir", str(scene.checkpoints)]
-    target += ["--save-every", "0", "--log-every", "1"]
+    target += ["--save-every", "end", "--log-every", "1"]
     if by_slurm:
         last = 140
         request += ["--time=1"]

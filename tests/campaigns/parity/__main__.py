@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from runner.parallel.options import SCHEDULES
+from runner.parallel.settings import SCHEDULES
 from tests.pages import DOCS, RESULTS, put, rows_of, table
 from tests.turns import Turns
 
@@ -55,7 +55,7 @@ COMPILED = (
     "--strategy fsdp",
     "--strategy zero1",
     "--strategy ddp --tp 2",
-    "--strategy ddp --pp 2 --schedule 1f1b",
+    "--strategy ddp --pp 2 --pp-schedule 1f1b",
 )
 Cells = dict[tuple[str, str], dict[str, str]]  # ranks and layout → column → the largest deviation
 ON_EIGHT = ("plain", "accumulation and clipping")
@@ -67,7 +67,7 @@ def layouts(ranks: int) -> Iterator[str]:
     if ranks > 2:
         yield "--strategy fsdp --replicate 2"
     if ranks > 4:
-        yield from ("--strategy fsdp --replicate 2 --tp 2", "--strategy fsdp --replicate 2 --pp 2 --schedule 1f1b")
+        yield from ("--strategy fsdp --replicate 2 --tp 2", "--strategy fsdp --replicate 2 --pp 2 --pp-schedule 1f1b")
     degrees = [(tp, pp) for tp, pp in itertools.product((1, 2, 4), (1, 2, 4)) if tp * pp > 1 and ranks % (tp * pp) == 0]
     for (tp, pp), strategy in itertools.product(degrees, ("ddp", "fsdp")):
         if ranks == tp * pp and strategy == "fsdp":
@@ -79,7 +79,7 @@ def layouts(ranks: int) -> Iterator[str]:
                 [
                     f"--strategy {strategy}",
                     *([f"--tp {tp}"] if tp > 1 else []),
-                    *([f"--pp {pp} --schedule {schedule}"] if pp > 1 else []),
+                    *([f"--pp {pp} --pp-schedule {schedule}"] if pp > 1 else []),
                 ]
             )
 
@@ -181,7 +181,7 @@ def page(cells: Cells) -> str:
     """All combinations; schedules that deviate alike share a row."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for (ranks, layout), found in cells.items():
-        combination, _, schedule = layout.partition(" --schedule ")
+        combination, _, schedule = layout.partition(" --pp-schedule ")
         key = ranks, f"`{combination}`", *(found.get(column, "") for column in _columns())
         rows.setdefault(key, []).append(schedule)
     lines = [[ranks, name, ", ".join(schedules), *values] for (ranks, name, *values), schedules in rows.items()]
@@ -193,7 +193,7 @@ def read(text: str) -> Cells:
     cells: Cells = {}
     for ranks, combination, schedules, *values in rows_of(text.splitlines()):
         for schedule in schedules.split(", "):
-            layout = combination.strip("`") + (f" --schedule {schedule}" if schedule else "")
+            layout = combination.strip("`") + (f" --pp-schedule {schedule}" if schedule else "")
             cells[ranks, layout] = dict(zip(_columns(), values, strict=True))
     return cells
 
@@ -202,7 +202,7 @@ def summary(cells: Cells) -> str:
     """The largest deviation of each kind of layout, whatever the degrees and the schedule."""
     kinds: dict[str, list[tuple[str, dict[str, str]]]] = {}
     for (ranks, layout), found in cells.items():
-        kinds.setdefault(re.sub(r" --schedule \S+| \d+", "", layout), []).append((ranks, found))
+        kinds.setdefault(re.sub(r" --pp-schedule \S+| \d+", "", layout), []).append((ranks, found))
     rows = []
     for kind, found in kinds.items():
         ranks = ", ".join(dict.fromkeys(number for number, _ in found))

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runner.training.options import positive
+from runner.training.settings import positive
 from tests.launching import ROOT, RUNNER, clean_environment, mpirun, mpirun_path, ok
 
 WORKLOAD = ["workloads.mnist", "--data", "digits"]

@@ -23,8 +23,9 @@ from runner.parallel import Setting, make_trainer
 from runner.parallel.task import Task, to_device
 from runner.training.checkpoint_folder import Position
 from runner.training.checkpoints import Checkpoints
-from runner.training.options import TrainingOptions
 from runner.training.run import Run
+from runner.training.settings import Settings
+from runner.training.workload import call
 from workloads import llama
 
 STEPS = 8  # after each checkpoint
@@ -35,26 +36,26 @@ def main(run: Run, argv: list[str]) -> None:
     parser.add_argument("--rounds", type=int, default=15)
     given, rest = parser.parse_known_args(argv)
 
-    def measure(run: Run, task: Task, options: TrainingOptions) -> None:
+    def measure(run: Run, task: Task, options: Settings) -> None:
         with tempfile.TemporaryDirectory() as folder:
             _measure(run, task, options, Path(run.on_main(lambda: folder)), given.rounds)
             dist.barrier()
 
-    llama.main(replace(run, train_by=measure), rest)
+    call(llama.main, replace(run, train_by=measure), rest)
 
 
-def _measure(run: Run, task: Task, options: TrainingOptions, folder: Path, rounds: int) -> None:
-    setting = Setting(device=run.device, dtype=torch.float32, mesh=run.mesh, options=options.parallel)
+def _measure(run: Run, task: Task, options: Settings, folder: Path, rounds: int) -> None:
+    setting = Setting(device=run.device, dtype=torch.float32, mesh=run.mesh, options=options)
     trainer = make_trainer(task, setting)
     batch = [task.train_data[index] for index in range(options.batch_size)]
     inputs, targets = to_device(
         torch.stack([one[0] for one in batch]), torch.stack([one[1] for one in batch]), run.device, torch.float32
     )
-    at_once = replace(options.checkpoint, folder=folder, is_async=False)
+    at_once = replace(options, checkpoint_dir=folder, save_async=False)
     checkpoints: dict[str, Any] = {
         "none": None,
         "at once": Checkpoints(run, trainer, at_once, {}),
-        "in the background": Checkpoints(run, trainer, replace(at_once, is_async=True), {}),
+        "in the background": Checkpoints(run, trainer, replace(at_once, save_async=True), {}),
     }
     for writer in filter(None, checkpoints.values()):
         writer.begin(None, lambda: None)

@@ -27,9 +27,10 @@ from runner.comm.timing import synchronize
 from runner.guard.board import Board
 from runner.parallel.task import Task
 from runner.training.loop import fit
-from runner.training.options import TrainingOptions
 from runner.training.preemption import Preemption, Wish
 from runner.training.run import Run
+from runner.training.settings import Settings
+from runner.training.workload import call
 from tests.campaigns.speed.step import compare_loops
 from workloads import mnist
 
@@ -43,7 +44,7 @@ def main(run: Run, argv: list[str]) -> None:
     parser.add_argument("--cpu-time", action="store_true")
     given, rest = parser.parse_known_args(argv)
 
-    def measure(_: Run, task: Task, options: TrainingOptions) -> None:
+    def measure(_: Run, task: Task, options: Settings) -> None:
         small: Any = task.train_data
         copies = math.ceil(given.max_steps * options.batch_size * run.size / len(small))
         data = TensorDataset(
@@ -51,7 +52,7 @@ def main(run: Run, argv: list[str]) -> None:
         )  # one epoch, without an end inside
         alone = replace(task, train_data=data, test_data=None)
 
-        def watched(every: int = options.logging.every) -> float:
+        def watched(every: int = options.log_every) -> float:
             ends: list[float] = []
 
             def after(_: object) -> None:
@@ -74,4 +75,8 @@ def main(run: Run, argv: list[str]) -> None:
 
     options = ["--data", "digits", "--batch-size", "16", "--epochs", "1", "--max-steps", str(given.max_steps)]
     with TemporaryDirectory() as folder:
-        mnist.main(replace(run, train_by=measure), [*options, "--save-every", "0", "--checkpoint-dir", folder, *rest])
+        call(
+            mnist.main,
+            replace(run, train_by=measure),
+            [*options, "--save-every", "end", "--checkpoint-dir", folder, *rest],
+        )

@@ -51,7 +51,7 @@ def _seconds(command: list[str]) -> float:
 
 
 def measure_training(seconds: float) -> None:
-    training = ["workloads.mnist", "--data", "digits", "--epochs", "1000", "--save-every", "0"]
+    training = ["workloads.mnist", "--data", "digits", "--epochs", "1000", "--save-every", "end"]
     with tempfile.TemporaryDirectory() as folder:
         command = [mpirun_path(), "-np", "2", *RUNNER, *training, "--checkpoint-dir", folder]
         job = subprocess.Popen(command, env=clean_environment(), stdout=subprocess.DEVNULL)

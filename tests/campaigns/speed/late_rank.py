@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 from runner.errors import UsageError
-from runner.options import Parser
-from runner.training.options import positive_float
+from runner.parsing import Parser
 from runner.training.run import Run
+from runner.training.settings import positive_float
 
 BACKENDS = ("gloo", "mpi4py")
 COUNT = 1024  # float32 elements: 4 KiB

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from runner.training.options import not_negative, positive
+from runner.training.settings import not_negative, positive
 from tests.campaigns.speed.measuring import BUSY
 from tests.launching import ROOT, RUNNER, mpirun, ok
 

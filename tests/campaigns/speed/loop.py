@@ -30,8 +30,9 @@ from runner.comm.timing import synchronize
 from runner.parallel.task import Task
 from runner.training.batches import ShardSampler, train_loader
 from runner.training.loop import fit
-from runner.training.options import TrainingOptions
 from runner.training.run import Run
+from runner.training.settings import Settings
+from runner.training.workload import call
 from tests.campaigns.speed.step import compare_loops
 from workloads import llama
 
@@ -47,7 +48,7 @@ def main(run: Run, argv: list[str]) -> None:
         synchronize(run.device)
         return time.thread_time() if given.cpu_time else time.perf_counter()
 
-    def measure(_: Run, task: Task, options: TrainingOptions) -> None:
+    def measure(_: Run, task: Task, options: Settings) -> None:
         alone = replace(task, test_data=None)
 
         def runner() -> float:
@@ -56,9 +57,9 @@ def main(run: Run, argv: list[str]) -> None:
                 fit(run, alone, options, on_step=[lambda _: ends.append(clock())])
             return (ends[-1] - ends[0]) / (len(ends) - 1)
 
-        if given.fabric and options.parallel.strategy != "ddp":
+        if given.fabric and options.strategy != "ddp":
             run.agree("--fabric is by DDP", fix="leave it out, or take --strategy ddp")
-        run.say(f"{options.parallel.strategy}, {run.size} ranks, {options.batch_size} samples per rank:")
+        run.say(f"{options.strategy}, {run.size} ranks, {options.batch_size} samples per rank:")
         loops = {"runner": runner, "by hand": lambda: by_hand(run, task, options, clock)}
         if given.fabric:
             loops["fabric"] = lambda: by_fabric(run, task, options, clock)
@@ -66,16 +67,16 @@ def main(run: Run, argv: list[str]) -> None:
 
     with TemporaryDirectory() as folder:
         shared = run.on_main(lambda: folder)
-        usual = ["--max-steps", "30", "--save-every", "0", "--checkpoint-dir", shared]
-        llama.main(replace(run, train_by=measure), [*usual, *rest])
+        usual = ["--max-steps", "30", "--save-every", "end", "--checkpoint-dir", shared]
+        call(llama.main, replace(run, train_by=measure), [*usual, *rest])
 
 
-def by_hand(run: Run, task: Task, options: TrainingOptions, clock: Callable[[], float]) -> float:
+def by_hand(run: Run, task: Task, options: Settings, clock: Callable[[], float]) -> float:
     """Seconds per step, by this clock."""
     torch.manual_seed(options.seed)
     model = task.build(run.device, torch.float32)
     wrapped: Any = model
-    if options.parallel.strategy == "fsdp":
+    if options.strategy == "fsdp":
         for unit in task.plan.units(model):
             fully_shard(unit)
         fully_shard(model)
@@ -94,7 +95,7 @@ def by_hand(run: Run, task: Task, options: TrainingOptions, clock: Callable[[], 
     return _seconds_per_step(loader, step, optimizer, task, options, clock)
 
 
-def by_fabric(run: Run, task: Task, options: TrainingOptions, clock: Callable[[], float]) -> float:
+def by_fabric(run: Run, task: Task, options: Settings, clock: Callable[[], float]) -> float:
     """Seconds per step, by this clock. Fabric uses the process group that is there."""
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.environments import MPIEnvironment
@@ -122,14 +123,14 @@ def by_fabric(run: Run, task: Task, options: TrainingOptions, clock: Callable[[]
     return _seconds_per_step(loader, step, optimizer, task, options, clock)
 
 
-def _loader(run: Run, task: Task, options: TrainingOptions) -> Any:
+def _loader(run: Run, task: Task, options: Settings) -> Any:
     sampler = ShardSampler.over(task.train_data, run.rank, run.size, options.seed)
     return train_loader(task.train_data, sampler, options.batch_size, options.workers)
 
 
-def _clip_norm(options: TrainingOptions) -> float:
-    assert options.parallel.clip_norm is not None
-    return options.parallel.clip_norm
+def _clip_norm(options: Settings) -> float:
+    assert options.clip_norm is not None
+    return options.clip_norm
 
 
 def _seconds_per_step(
@@ -137,7 +138,7 @@ def _seconds_per_step(
     step: Callable[[Tensor, Tensor], None],
     optimizer: Optimizer,
     task: Task,
-    options: TrainingOptions,
+    options: Settings,
     clock: Callable[[], float],
 ) -> float:
     assert options.max_steps is not None

@@ -5,17 +5,25 @@ mpirun -np 2 python -m runner compare tests.campaigns.speed.mlp
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from runner.training.loop import Task, fit
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 
-def main(run: Run, argv: list[str]) -> None:
-    options, _ = read_options(run, workload_parser(run, __doc__, data=("random",), batch_size=32), argv)
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    batch_size: int = 32
+
+
+def main(run: Run, options: Options) -> None:
     torch.manual_seed(options.seed)
     count = 8 * options.batch_size * run.size
     task = Task(

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from runner.comm.timing import seconds_per_call
-from runner.options import Parser
-from runner.training.options import positive
+from runner.parsing import Parser
 from runner.training.run import Run
+from runner.training.settings import positive
 
 BACKENDS = ("gloo", "mpi4py")
 

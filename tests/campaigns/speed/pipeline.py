@@ -24,7 +24,7 @@ from torch.utils.data import TensorDataset
 
 from runner.parallel import Setting, make_trainer
 from runner.parallel.mesh import Degrees, lay_out
-from runner.parallel.options import SCHEDULES, ParallelOptions
+from runner.parallel.settings import SCHEDULES, ParallelSettings
 from runner.parallel.task import Plan, Task
 from runner.training.run import Run
 
@@ -96,8 +96,8 @@ def main(run: Run, argv: list[str]) -> None:
                 continue
             if name == "dualpipev" and micro_batches < 2 * run.size:
                 continue
-            options = ParallelOptions(
-                pp=run.size, schedule=name, stages_per_rank=schedule.stages, micro_batches=micro_batches
+            options = ParallelSettings(
+                pp=run.size, pp_schedule=name, stages_per_rank=schedule.stages, micro_batches=micro_batches
             )
             found = [_speed_up(run, options, spend, None if given.compute else seconds) for _ in range(given.rounds)]
             ratios = [one / formula for one in found]
@@ -107,7 +107,7 @@ def main(run: Run, argv: list[str]) -> None:
             )
 
 
-def _speed_up(run: Run, options: ParallelOptions, spend: Spend, seconds: float | None) -> float:
+def _speed_up(run: Run, options: ParallelSettings, spend: Spend, seconds: float | None) -> float:
     """``seconds``: what a layer takes; None if that is to be measured."""
     task = Task(
         model=nn.Sequential(*(Timed(spend, is_first=layer == 0) for layer in range(LAYERS))),

@@ -13,6 +13,7 @@ import io
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,15 +23,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from runner.settings import option
 from runner.training.batches import ShardSampler, train_loader
 from runner.training.loop import Task, fit
-from runner.training.options import TrainingOptions, read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 from workloads.data.images import digits
 from workloads.models.convnets import MnistNet
 
 
-def hand_written(loader: Iterable[Any], options: TrainingOptions) -> float:
+def hand_written(loader: Iterable[Any], options: Settings) -> float:
     """Seconds per step of a loop as the tutorials write it."""
     torch.manual_seed(options.seed)
     model = DistributedDataParallel(MnistNet())
@@ -47,15 +49,23 @@ def hand_written(loader: Iterable[Any], options: TrainingOptions) -> float:
     return (time.perf_counter() - start) / steps
 
 
-def main(run: Run, argv: list[str]) -> None:
-    parser = workload_parser(run, __doc__, data=("digits",), epochs=1, lr=2e-3, batch_size=16)
-    parser.add_argument("--rounds", type=int, default=15)
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    epochs: int = 1
+    lr: float = 2e-3
+    batch_size: int = 16
+    rounds: int = option(15, "measurements of each loop")
+
+
+def main(run: Run, options: Options) -> None:
     with TemporaryDirectory() as folder:
-        options, given = read_options(run, parser, ["--checkpoint-dir", str(Path(folder)), *argv])
-        measure(run, options, given.rounds)
+        own = Path(folder)
+        measure(run, replace(options, checkpoint_dir=own, metrics=own / "metrics.jsonl"), options.rounds)
 
 
-def measure(run: Run, options: TrainingOptions, rounds: int) -> None:
+def measure(run: Run, options: Settings, rounds: int) -> None:
     small, _ = digits()
     data = TensorDataset(*(torch.cat([tensor] * 4) for tensor in small.tensors))  # 5,748 images: a longer epoch
 

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, weight_norm
 from torch.utils.data import TensorDataset
 
+from runner.settings import option
 from runner.training.loop import Plan, Task, fit
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 SAMPLES, WIDTH = 64, 8
 PLAN = Plan(shard=("*",))
@@ -199,8 +200,12 @@ def _optimizer(case: Case, model: nn.Module, parameters: Iterable[nn.Parameter])
     return OPTIMIZERS[case.optimizer](parameters)
 
 
-def main(run: Run, argv: list[str]) -> None:
-    parser = workload_parser(run, __doc__, data=("random",), plan=PLAN)
-    parser.add_argument("--case", choices=CASES, required=True)
-    options, given = read_options(run, parser, argv)
-    fit(run, task_of(CASES[given.case]), options)
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    case: str = option("", "", choices=CASES)
+
+
+def main(run: Run, options: Options) -> None:
+    fit(run, task_of(CASES[options.case]), options)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from runner.errors import RunnerError
 from runner.parallel import make_trainer
-from runner.parallel.options import ParallelOptions
+from runner.parallel.settings import ParallelSettings
 from runner.parallel.state import whole_of
 from runner.parallel.task import Task
 from runner.training.run import Run
@@ -39,7 +39,7 @@ def main(run: Run, argv: list[str]) -> None:
 def outcome(run: Run, case: Case, strategy: str) -> tuple[str, str]:
     """What comes of a case: trained as one process trains it, refused in one line, or neither."""
     try:
-        deviation = _deviation(run, case, ParallelOptions(strategy=strategy))
+        deviation = _deviation(run, case, ParallelSettings(strategy=strategy))
     except RunnerError as error:
         return REFUSED, str(error)
     except Exception as error:
@@ -48,7 +48,7 @@ def outcome(run: Run, case: Case, strategy: str) -> tuple[str, str]:
     return (TRAINS if deviation < limit else FAILS), f"{deviation:.0e} off"
 
 
-def _deviation(run: Run, case: Case, options: ParallelOptions) -> float:
+def _deviation(run: Run, case: Case, options: ParallelSettings) -> float:
     """The largest relative difference of the weights from those that one process trains."""
     task = task_of(case)
     alone = replace(task_of(case), train_data=task.train_data)

@@ -53,7 +53,7 @@ def test_stages_and_replicas_draw_different_masks(turns: Turns, tmp_path: Path) 
         case(2, "--tp 2"),
         case(2, "--tp 2 --sequence-parallel"),
         case(2, "--pp 2 --micro-batches 4"),
-        case(2, "--pp 2 --schedule interleaved1f1b"),
+        case(2, "--pp 2 --pp-schedule interleaved1f1b"),
     ],
 )
 def test_activations_computed_again_and_a_resumed_run_have_the_same_masks(

@@ -65,7 +65,7 @@ def test_a_training_goes_on_under_other_strategies_and_numbers_of_ranks(
         options = [*SMALL, *layout.split(), f"--checkpoint-dir={tmp_path}", f"--max-steps={steps}"]
         resume = ["--resume"] if steps > 1 else []
         # the schedule of the learning rate ends with the training, whose end is the same for all
-        ok(turns(ranks, "workloads.llama", *options, "--schedule-steps=8", *resume))
+        ok(turns(ranks, "workloads.llama", *options, "--decay-steps=8", *resume))
     assert losses(tmp_path) == pytest.approx(losses(whole), rel=1e-9)
 
 
@@ -82,7 +82,7 @@ LAYOUTS = (
 @needing(*LAYOUTS)
 def test_a_training_with_tied_weights_goes_on_under_other_strategies(turns: Turns, tmp_path: Path) -> None:
     """A pipeline's first and last stage have a copy each; a checkpoint has one."""
-    options = [*SMALL, "--schedule-steps=6", "--clip-norm=0.5"]
+    options = [*SMALL, "--decay-steps=6", "--clip-norm=0.5"]
     ok(turns(1, "tied_llama", *options, f"--checkpoint-dir={tmp_path}/whole", "--max-steps=6"))
     parts = (
         (2, "--pp 2 --micro-batches 2"),
@@ -146,7 +146,7 @@ def test_weights_go_out_and_come_in(ranks: int, layout: str, whole: Path, turns:
             marks=pytest.mark.needs("tp"),
         ),
         pytest.param(
-            "--pp 2 --schedule interleaved1f1b --stages-per-rank 8 --micro-batches 4",
+            "--pp 2 --pp-schedule interleaved1f1b --stages-per-rank 8 --micro-batches 4",
             "can be cut into 6 pieces at most",
             marks=pytest.mark.needs("pp"),
         ),

@@ -31,18 +31,19 @@ COVERING = (
     case(2, "--tp 2 --meta --tied --compile"),
     case(2, "--tp 2 --sequence-parallel --loss-parallel --clip-norm 0.1 --frozen", also=["frozen"]),
     case(2, "--tp 2 --frozen --clip-norm 0.1 --activation-checkpointing selective", also=["frozen"]),
-    case(2, "--pp 2 --micro-batches 4 --schedule gpipe --frozen --tied --clip-norm 0.1"),
+    case(2, "--pp 2 --micro-batches 4 --pp-schedule gpipe --frozen --tied --clip-norm 0.1"),
     case(2, "--pp 2 --only-head --clip-norm 0.01", also=["idle stage"]),
     case(2, "--strategy local-sgd --sync-every 1 --sgd"),
     case(4, "--strategy fsdp --replicate 2 --clip-norm 0.1 --meta --micro-batches 4"),
     case(4, "--strategy fsdp --tp 2 --order 0,3,2,1 --meta"),
     case(4, "--pp 2 --meta --clip-norm 0.1"),
-    case(4, "--pp 4 --micro-batches 8 --schedule dualpipev"),
-    case(4, "--strategy fsdp --pp 2 --schedule zbv --micro-batches 4"),
+    case(4, "--pp 4 --micro-batches 8 --pp-schedule dualpipev"),
+    case(4, "--strategy fsdp --pp 2 --pp-schedule zbv --micro-batches 4"),
     case(
-        4, "--strategy fsdp --pp 2 --schedule interleaved-zero-bubble --micro-batches 4 --clip-norm 0.1 --meta --tied"
+        4,
+        "--strategy fsdp --pp 2 --pp-schedule interleaved-zero-bubble --micro-batches 4 --clip-norm 0.1 --meta --tied",
     ),
-    case(4, "--pp 2 --tp 2 --schedule interleaved1f1b --micro-batches 4 --activation-checkpointing full"),
+    case(4, "--pp 2 --tp 2 --pp-schedule interleaved1f1b --micro-batches 4 --activation-checkpointing full"),
     case(4, "--strategy zero1 --order 0,2,1,3 --clip-norm 0.1"),
     case(4, "--strategy fsdp --replicate 2 --order 0,2,1,3 --clip-norm 0.1"),
 )
@@ -70,7 +71,7 @@ def by_gloo() -> Iterator[Turns]:
         case(2, "--strategy fsdp --clip-norm 0.1"),
         case(2, "--strategy zero1 --micro-batches 2"),
         case(2, "--tp 2 --sequence-parallel --loss-parallel"),
-        case(2, "--pp 2 --schedule zbv --micro-batches 4 --clip-norm 0.1"),
+        case(2, "--pp 2 --pp-schedule zbv --micro-batches 4 --clip-norm 0.1"),
     ],
 )
 def test_by_gloo_too(ranks: int, options: str, by_gloo: Turns) -> None:
@@ -100,7 +101,7 @@ def test_in_single_precision_losses_and_weights_stay_together(ranks: int, layout
             "--strategy zero1",
             "--tp 2",
             "--pp 2 --micro-batches 2",
-            "--pp 2 --micro-batches 4 --schedule zbv",
+            "--pp 2 --micro-batches 4 --pp-schedule zbv",
         )
     ],
 )
@@ -133,24 +134,26 @@ def test_a_stage_without_gradients_leaves_out_the_same_steps(turns: Turns) -> No
     assert last[1:] == [[scale, True], [scale / 2, False], [scale / 2, True]]
 
 
-@needing((4, "--strategy fsdp"), (4, "--strategy fsdp --tp 2"), (4, "--pp 4 --schedule gpipe"))
+@needing((4, "--strategy fsdp"), (4, "--strategy fsdp --tp 2"), (4, "--pp 4 --pp-schedule gpipe"))
 def test_a_rank_has_its_share_of_the_parameters(turns: Turns) -> None:
     counts, of_all = {}, {}
-    for options in ("", "--strategy fsdp", "--strategy fsdp --tp 2", "--pp 4 --schedule gpipe"):
+    for options in ("", "--strategy fsdp", "--strategy fsdp --tp 2", "--pp 4 --pp-schedule gpipe"):
         done = ok(turns(4, "parity", *EXACT, *options.split(), "--steps", "1"))
         found = json.loads(done.stdout.partition("parity ")[2])
         counts[options], of_all[options] = found["parameters"], found["parameters_of_all"]
     whole = counts[""]
     assert counts["--strategy fsdp"] <= 1.05 * whole / 4
     assert counts["--strategy fsdp --tp 2"] <= 1.2 * whole / 4  # norms, embedding and head are not divided by --tp here
-    assert counts["--pp 4 --schedule gpipe"] < whole / 2  # stages are equal in time, not in parameters
-    assert of_all["--pp 4 --schedule gpipe"] == whole  # each is on one stage
+    assert counts["--pp 4 --pp-schedule gpipe"] < whole / 2  # stages are equal in time, not in parameters
+    assert of_all["--pp 4 --pp-schedule gpipe"] == whole  # each is on one stage
 
 
 @pytest.mark.parametrize(
     ("ranks", "options", "told"),
     [
-        case(2, "--pp 2 --schedule zbv --micro-batches 4", "and this schedule has their stages (0 and 3) on one rank"),
+        case(
+            2, "--pp 2 --pp-schedule zbv --micro-batches 4", "and this schedule has their stages (0 and 3) on one rank"
+        ),
         case(2, "--tp 2 --sequence-parallel", "and the two are not divided alike"),  # here only the head is divided
     ],
 )

@@ -11,7 +11,7 @@ from tests.layouts import case
 from tests.results import refused
 from tests.turns import Turns
 
-JOB = ("divisible", "--max-steps", "4", "--check-replicas", "1", "--save-every", "0", "--checkpoint-dir")
+JOB = ("divisible", "--max-steps", "4", "--check-replicas", "1", "--save-every", "end", "--checkpoint-dir")
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ JOB = ("divisible", "--max-steps", "4", "--check-replicas", "1", "--save-every",
         case(4, "--strategy fsdp --replicate 2", "0.weight on 1", "0.weight differs on ranks 1, 3 ("),
         case(4, "--strategy ddp --tp 2", "0.weight on 1", "0.weight differs on ranks 1, 3 ("),
         case(4, "--strategy ddp --tp 2", "4.weight on 2", "4.weight differs on ranks 0, 2 ("),  # which is not divided
-        case(4, "--strategy ddp --pp 2 --schedule 1f1b", "4.weight on 3", "4.weight differs on ranks 2-3 ("),
+        case(4, "--strategy ddp --pp 2 --pp-schedule 1f1b", "4.weight on 3", "4.weight differs on ranks 2-3 ("),
     ],
 )
 def test_a_bit_that_flips_is_found(

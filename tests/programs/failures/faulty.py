@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,9 +15,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from runner.settings import option
 from runner.training.loop import State, Task, fit
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 
 def hold_the_gil() -> None:
@@ -68,23 +70,27 @@ FAULTS: dict[str, Callable[[], object]] = {
 HANGS = ("SIGSTOP", "GIL", "sleep", "pause")  # in the next step: a hook may take longer than that
 
 
-def main(run: Run, argv: list[str]) -> None:
-    parser = workload_parser(run, __doc__, data=("random",), epochs=1000000, lr=0.01)
-    parser.add_argument("--fault", choices=["nothing", "nan", "bit", "fill", "loader", *FAULTS], default="nothing")
-    parser.add_argument("--stamp", type=Path, help="a file that is to have the time of the fault")
-    parser.add_argument("--at", type=int, default=5, help="the step after which it happens")
-    parser.add_argument("--on", type=int, default=1, help="the rank")
-    parser.add_argument("--once", type=Path, help="a file that is made at the fault; if it is there, all goes well")
-    parser.add_argument("--milliseconds", type=float, default=5.0, help="that each step takes longer")
-    parser.add_argument(
-        "--late", type=float, default=0.0, help="milliseconds that the rank's forward pass takes longer"
-    )
-    options, given = read_options(run, parser, argv)
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    epochs: int = 1000000
+    lr: float = 0.01
+    fault: str = option("nothing", "", choices=["nothing", "nan", "bit", "fill", "loader", *FAULTS])
+    stamp: Path | None = option(None, "a file that is to have the time of the fault", parse=Path)
+    at: int = option(5, "the step after which it happens")
+    on: int = option(1, "the rank")
+    once: Path | None = option(None, "a file that is made at the fault; if it is there, all goes well", parse=Path)
+    milliseconds: float = option(5.0, "that each step takes longer")
+    late: float = option(0.0, "milliseconds that the rank's forward pass takes longer")
+
+
+def main(run: Run, options: Options) -> None:
     torch.manual_seed(options.seed)
     data = torch.randn(256, 8)
     model = nn.Linear(8, 1)
-    if given.late and run.rank == given.on:
-        model.register_forward_pre_hook(lambda *_: time.sleep(given.late / 1000))
+    if options.late and run.rank == options.on:
+        model.register_forward_pre_hook(lambda *_: time.sleep(options.late / 1000))
     faults: list[Callable[[], object]] = []  # of the next step
 
     def fail(*_: object) -> None:
@@ -92,38 +98,38 @@ def main(run: Run, argv: list[str]) -> None:
             faults.pop()()
 
     model.register_forward_pre_hook(fail)
-    is_odd = given.fault == "loader" and run.rank == given.on
+    is_odd = options.fault == "loader" and run.rank == options.on
     task = Task(
         model=model,
         loss=nn.MSELoss(),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr),
-        train_data=Odd(given.stamp if is_odd else None, data, data.sum(dim=1, keepdim=True)),
+        train_data=Odd(options.stamp if is_odd else None, data, data.sum(dim=1, keepdim=True)),
         is_classification=False,
     )
 
     def after(state: State) -> None:
-        time.sleep(given.milliseconds / 1000)
-        if state.position.step != given.at or run.rank != given.on:
+        time.sleep(options.milliseconds / 1000)
+        if state.position.step != options.at or run.rank != options.on:
             return
-        if given.once is not None:
-            if given.once.exists():
+        if options.once is not None:
+            if options.once.exists():
                 return
-            given.once.touch()
-        if given.stamp is not None:
-            draft = given.stamp.with_suffix(".new")
+            options.once.touch()
+        if options.stamp is not None:
+            draft = options.stamp.with_suffix(".new")
             draft.write_text(str(time.time()))
-            draft.rename(given.stamp)
-        if given.fault in HANGS:
-            faults.append(FAULTS[given.fault])
-        elif given.fault in FAULTS:
-            FAULTS[given.fault]()
-        elif given.fault == "fill":
-            with suppress(OSError), open(options.checkpoint.folder / "filler", "wb", buffering=0) as filler:
+            draft.rename(options.stamp)
+        if options.fault in HANGS:
+            faults.append(FAULTS[options.fault])
+        elif options.fault in FAULTS:
+            FAULTS[options.fault]()
+        elif options.fault == "fill":
+            with suppress(OSError), open(options.checkpoint_dir / "filler", "wb", buffering=0) as filler:
                 while True:
                     filler.write(bytes(1024))
-        elif given.fault == "bit":
+        elif options.fault == "bit":
             next(state.model.parameters()).data.view(torch.int32).view(-1)[0] ^= 1
-        elif given.fault == "nan":
+        elif options.fault == "nan":
             data.fill_(float("nan"))
 
     fit(run, task, options, on_step=[after])

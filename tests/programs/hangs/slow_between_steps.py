@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from runner.training.loop import State, Task, fit
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 LONG = 12.0  # seconds; with --hang-timeout 7
 
@@ -23,8 +23,7 @@ class Slow(nn.Linear):
         return super().forward(inputs)
 
 
-def main(run: Run, argv: list[str]) -> None:
-    options, _ = read_options(run, workload_parser(run, "slow", data=("random",)), argv)
+def main(run: Run, options: Settings) -> None:
     torch.manual_seed(0)
 
     def on_step(state: State) -> None:

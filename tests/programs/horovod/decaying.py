@@ -1,16 +1,24 @@
 """workloads.linear with an optimizer whose weight decay is so strong that one step too many shows."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from runner.training.loop import Task, fit
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 
-def main(run: Run, argv: list[str]) -> None:
-    options, _ = read_options(run, workload_parser(run, __doc__, data=("random",), lr=1e-2), argv)
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    lr: float = 1e-2
+
+
+def main(run: Run, options: Options) -> None:
     generator = torch.Generator().manual_seed(options.seed)
     torch.manual_seed(options.seed)
     task = Task(

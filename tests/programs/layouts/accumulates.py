@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from runner.parallel import Setting, make_trainer
-from runner.parallel.options import ParallelOptions
+from runner.parallel.settings import ParallelSettings
 from runner.parallel.task import Plan, Task
 from runner.training.run import Run
 
@@ -26,7 +26,7 @@ def main(run: Run, argv: list[str]) -> None:
         train_data=TensorDataset(torch.zeros(1)),
         plan=Plan(shard=("*",)),
     )
-    options = ParallelOptions(strategy="fsdp", micro_batches=3, precision="bf16")
+    options = ParallelSettings(strategy="fsdp", micro_batches=3, precision="bf16")
     trainer = make_trainer(task, Setting(device=run.device, dtype=torch.float32, mesh=run.mesh, options=options))
     trainer.step(torch.ones(6, 8), torch.ones(6, 8))
     print(f"rank {run.rank}: {found}")

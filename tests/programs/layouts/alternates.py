@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from runner.parallel import Setting, make_trainer
-from runner.parallel.options import ParallelOptions
+from runner.parallel.settings import ParallelSettings
 from runner.parallel.task import Plan, Task
 from runner.training.run import Run
 
@@ -34,7 +34,7 @@ def main(run: Run, argv: list[str]) -> None:
     for half in halves:
         (nn.functional.mse_loss(expected(half), half * 3) / 2).backward()
     replicate = 2 if "replicate" in argv else None
-    options = ParallelOptions(strategy="fsdp", micro_batches=2, replicate=replicate)
+    options = ParallelSettings(strategy="fsdp", micro_batches=2, replicate=replicate)
     trainer = make_trainer(task, Setting(device=run.device, dtype=torch.float64, mesh=run.mesh, options=options))
     trainer.backward(torch.cat(halves), torch.cat(halves) * 3)
     found = {name: one.grad.full_tensor() for name, one in trainer.model.named_parameters() if one.grad is not None}

@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import TensorDataset
 
+from runner.settings import option
 from runner.training.loop import Plan, Task, fit
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 PLAN = Plan(shard=("*",), tensor={"0": ColwiseParallel(), "2": RowwiseParallel()}, pipeline=("2", "3"))
 
@@ -39,10 +41,14 @@ class Scaled(nn.Module):
         return values * self.scale * self.weight
 
 
-def main(run: Run, argv: list[str]) -> None:
-    parser = workload_parser(run, __doc__, data=("random",), plan=PLAN)
-    parser.add_argument("--by", default="model", choices=("model", "factory", "environment", "weights", "shape"))
-    options, given = read_options(run, parser, argv)
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    by: str = option("model", "", choices=("model", "factory", "environment", "weights", "shape"))
+
+
+def main(run: Run, options: Options) -> None:
     generator = torch.Generator().manual_seed(0)
     data = TensorDataset(torch.rand(64, 16, generator=generator), torch.rand(64, 1, generator=generator))
     torch.manual_seed(options.seed + run.rank)
@@ -50,22 +56,27 @@ def main(run: Run, argv: list[str]) -> None:
     random.seed(options.seed + run.rank)
 
     def make() -> nn.Module:
-        wide = 64 + run.rank if given.by == "shape" else 64
-        layers = nn.Linear(16, wide), nn.ReLU(), nn.Linear(wide, 16), nn.Sequential(Scaled(given.by), nn.Linear(16, 1))
+        wide = 64 + run.rank if options.by == "shape" else 64
+        layers = (
+            nn.Linear(16, wide),
+            nn.ReLU(),
+            nn.Linear(wide, 16),
+            nn.Sequential(Scaled(options.by), nn.Linear(16, 1)),
+        )
         return nn.Sequential(*layers)
 
     def weights() -> Iterator[tuple[str, Tensor]]:
         for name, tensor in make().state_dict().items():
             yield name, tensor + run.rank
 
-    model: Any = make if given.by in ("factory", "environment") else make()
+    model: Any = make if options.by in ("factory", "environment") else make()
     task = Task(
         model=model,
         loss=nn.functional.mse_loss,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         train_data=data,
         is_classification=False,
-        weights=weights if given.by == "weights" else None,
+        weights=weights if options.by == "weights" else None,
         plan=PLAN,
     )
     fit(run, task, options)

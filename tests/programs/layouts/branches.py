@@ -1,14 +1,16 @@
 """A workload whose steps do not call all modules: which ones is decided by rank, by the rank's random numbers, or by all alike."""
 
 import random
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from runner.settings import option
 from runner.training.loop import Plan, Task, fit
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 PLAN = Plan(shard=("layers.*",), pipeline=("layers.*", "head"))
 
@@ -47,20 +49,24 @@ class Wide(nn.Module):
         return outputs
 
 
-def main(run: Run, argv: list[str]) -> None:
-    parser = workload_parser(run, __doc__, data=("random",), plan=PLAN)
-    parser.add_argument("--by", choices=("rank", "random", "common", "gradient"), required=True)
-    parser.add_argument("--allowed", action="store_true", help="a step may leave parameters unused")
-    options, given = read_options(run, parser, argv)
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    by: str = option("", "", choices=("rank", "random", "common", "gradient"))
+    allowed: bool = option(False, "a step may leave parameters unused")
+
+
+def main(run: Run, options: Options) -> None:
     torch.manual_seed(options.seed)
     data = TensorDataset(torch.rand(64, 8), torch.randint(3, (64,)))
     task = Task(
-        model=Net(run, given.by),
+        model=Net(run, options.by),
         loss=nn.functional.cross_entropy,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         train_data=data,
         test_data=data,
         plan=PLAN,
-        find_unused_parameters=given.allowed,
+        find_unused_parameters=options.allowed,
     )
     fit(run, task, options)

@@ -1,13 +1,16 @@
 """A plan cuts this model where ``forward`` computes between two modules: ``computes_between --what flattens|doubles``."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from runner.parallel.task import Plan
+from runner.settings import option
 from runner.training.loop import Task, fit
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 
 class Flattens(nn.Module):
@@ -32,14 +35,18 @@ class Doubles(Flattens):
 MODELS = {"flattens": Flattens, "doubles": Doubles}
 
 
-def main(run: Run, argv: list[str]) -> None:
-    parser = workload_parser(run, __doc__, data=("random",))
-    parser.add_argument("--what", choices=MODELS, required=True)
-    options, given = read_options(run, parser, argv)
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    what: str = option("", "", choices=MODELS)
+
+
+def main(run: Run, options: Options) -> None:
     torch.manual_seed(options.seed)
     data = TensorDataset(torch.rand(64, 1, 6, 6), torch.randint(2, (64,)))
     plan = Plan(pipeline=("features.*", "head"))
-    model = MODELS[given.what]()
+    model = MODELS[options.what]()
     fit(
         run,
         Task(model=model, loss=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD, train_data=data, plan=plan),

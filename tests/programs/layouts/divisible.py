@@ -1,24 +1,31 @@
 """A small network that can be divided in every way, as its plan says."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import TensorDataset
 
 from runner.parallel.task import Plan
+from runner.settings import option
 from runner.training.loop import State, Task, fit
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 PLAN = Plan(shard=("*",), tensor={"0": ColwiseParallel(), "2": RowwiseParallel()}, pipeline=("*",))
 
 
-def main(run: Run, argv: list[str]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    flip: str | None = option(None, "the parameter of which a bit is flipped, after the second step")
+    on: int | None = option(None, "the rank where that happens", parse=int)
+
+
+def main(run: Run, options: Options) -> None:
     run.say("began")
-    parser = workload_parser(run, None, data=("random",), plan=PLAN)
-    parser.add_argument("--flip", metavar="NAME", help="the parameter of which a bit is flipped, after the second step")
-    parser.add_argument("--on", type=int, help="the rank where that happens")
-    options, given = read_options(run, parser, argv)
     torch.manual_seed(options.seed)
     task = Task(
         model=lambda: nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16), nn.Linear(16, 8), nn.Linear(8, 2)),
@@ -30,8 +37,8 @@ def main(run: Run, argv: list[str]) -> None:
     )
 
     def after(state: State) -> None:
-        if state.position.step == 2 and run.rank == given.on:
-            parameter = state.model.get_parameter(given.flip).data
+        if state.position.step == 2 and run.rank == options.on:
+            parameter = state.model.get_parameter(options.flip).data
             local: torch.Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
             local.view(torch.int32).view(-1)[0] ^= 1
 

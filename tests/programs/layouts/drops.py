@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 
 from runner.parallel.state import part_of
 from runner.training.loop import Plan, State, Task, fit
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 WIDTH, LENGTH = 16, 8
 PLAN = Plan(
@@ -65,8 +65,7 @@ class Net(nn.Module):
         return outputs
 
 
-def main(run: Run, argv: list[str]) -> None:
-    options, _ = read_options(run, workload_parser(run, __doc__, data=("random",), plan=PLAN), argv)
+def main(run: Run, options: Settings) -> None:
     torch.manual_seed(options.seed)
     tokens = torch.randint(5, (256, LENGTH + 1))
     task = Task(

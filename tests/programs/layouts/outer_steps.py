@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from runner.parallel import Setting, make_trainer
-from runner.parallel.options import ParallelOptions
+from runner.parallel.settings import ParallelSettings
 from runner.parallel.task import Task
 from runner.training.run import Run
 
@@ -25,7 +25,7 @@ def main(run: Run, argv: list[str]) -> None:
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=LR),
         train_data=TensorDataset(torch.zeros(1)),
     )
-    options = ParallelOptions(strategy="local-sgd", sync_every=PERIOD, outer_optimizer="nesterov")
+    options = ParallelSettings(strategy="local-sgd", sync_every=PERIOD, outer_optimizer="nesterov")
     trainer = make_trainer(task, Setting(device=run.device, dtype=torch.float64, mesh=run.mesh, options=options))
     last, momentum, weights = 3.0, 0.0, [3.0] * run.size
     deviation = 0.0

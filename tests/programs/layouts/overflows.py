@@ -1,6 +1,7 @@
 """A workload in half precision whose gradients overflow in one rank's part of the model; prints what all ranks make of it."""
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,21 +11,24 @@ from torch.utils.data import TensorDataset
 
 from runner.parallel import Setting, make_trainer
 from runner.parallel.task import Task
-from runner.training.options import read_step_options, step_parser
+from runner.settings import option
 from runner.training.run import Run
+from runner.training.settings import StepSettings
 
 
-def main(run: Run, argv: list[str]) -> None:
-    parser = step_parser(run, __doc__, plan=plan())
-    parser.add_argument(
-        "--only-head", action="store_true", help="nothing else is trained, so that a stage may have no gradient"
-    )
-    options, given = read_step_options(run, parser, argv)
+@dataclass(frozen=True, kw_only=True)
+class Options(StepSettings):
+    """Of this workload."""
+
+    only_head: bool = option(False, "nothing else is trained, so that a stage may have no gradient")
+
+
+def main(run: Run, options: Options) -> None:
 
     def net() -> Net:
         model = Net()
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(not given.only_head or name.startswith("head"))
+            parameter.requires_grad_(not options.only_head or name.startswith("head"))
         return model
 
     torch.manual_seed(0)
@@ -36,7 +40,7 @@ def main(run: Run, argv: list[str]) -> None:
         train_data=data,
         plan=plan(),
     )
-    setting = Setting(device=run.device, dtype=torch.float32, mesh=run.mesh, options=options.parallel)
+    setting = Setting(device=run.device, dtype=torch.float32, mesh=run.mesh, options=options)
     trainer = make_trainer(task, setting)
     assert trainer.scaler is not None
     batch = torch.zeros(8, 4, dtype=torch.long)

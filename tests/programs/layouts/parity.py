@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,9 +26,10 @@ from runner.parallel import Setting, make_trainer
 from runner.parallel.mesh import Layout
 from runner.parallel.state import whole_of
 from runner.parallel.task import Plan, Task
+from runner.settings import as_words, option
 from runner.training.batches import ShardSampler
-from runner.training.options import read_step_options, step_parser
 from runner.training.run import Run
+from runner.training.settings import StepSettings
 
 WIDTH, SAMPLES, LENGTH, CLASSES = 8, 512, 4, 6
 
@@ -85,62 +86,66 @@ def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
 
-def main(run: Run, argv: list[str]) -> None:
-    parser = step_parser(run, __doc__, plan=plan())
-    parser.add_argument("--meta", action="store_true", help="the task has a factory")
-    parser.add_argument("--tied", action="store_true", help="embedding and output have one weight")
-    parser.add_argument("--frozen", action="store_true", help="some weights are not trained")
-    parser.add_argument("--only-head", action="store_true", help="the other weights are not")
-    parser.add_argument("--order", help="of the ranks in the mesh")
-    parser.add_argument("--sgd", action="store_true", help="the optimizer is linear in the gradient")
-    parser.add_argument("--steps", type=int, default=10)
-    options, given = read_step_options(run, parser, argv)
-    if given.order:  # as some mappings of ranks to hosts ask for
-        run = replace(run, layout=Layout(run.layout.degrees, tuple(map(int, given.order.split(",")))))
+@dataclass(frozen=True, kw_only=True)
+class Options(StepSettings):
+    """Of this workload."""
+
+    meta: bool = option(False, "the task has a factory")
+    tied: bool = option(False, "embedding and output have one weight")
+    frozen: bool = option(False, "some weights are not trained")
+    only_head: bool = option(False, "the other weights are not")
+    order: str | None = option(None, "of the ranks in the mesh")
+    sgd: bool = option(False, "the optimizer is linear in the gradient")
+    steps: int = 10
+
+
+def main(run: Run, options: Options) -> None:
+    if options.order:  # as some mappings of ranks to hosts ask for
+        run = replace(run, layout=Layout(run.layout.degrees, tuple(map(int, options.order.split(",")))))
     dtype = getattr(torch, options.dtype)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, CLASSES, (SAMPLES, LENGTH + 1), generator=generator)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
 
     def make() -> nn.Module:
-        net = Net(is_tied=given.tied)
+        net = Net(is_tied=options.tied)
         for name, parameter in net.named_parameters():
-            is_frozen = given.frozen and name.startswith(("layers.0", "layers.5.up"))
-            parameter.requires_grad_(not is_frozen and (not given.only_head or name.startswith("head")))
+            is_frozen = options.frozen and name.startswith(("layers.0", "layers.5.up"))
+            parameter.requires_grad_(not is_frozen and (not options.only_head or name.startswith("head")))
         return net
 
     def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        if given.sgd:
+        if options.sgd:
             return torch.optim.SGD(parameters, lr=1e-2)
         # With torch's eps of 1e-8 the rounding of very small gradients counts as much as that of large ones: docs/parallelism.md.
-        has_small_gradients = options.parallel.tp > 1 and options.parallel.clip_norm is not None
+        has_small_gradients = options.tp > 1 and options.clip_norm is not None
         return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-5 if has_small_gradients else 1e-8)
 
     torch.manual_seed(0)
-    model: nn.Module | Callable[[], nn.Module] = make if given.meta else make()
+    model: nn.Module | Callable[[], nn.Module] = make if options.meta else make()
     task = Task(
         model=model,
         loss=loss_of,
         optimizer=optimizer,
         train_data=TensorDataset(inputs, targets),
-        plan=plan(loss=options.parallel.loss_parallel, tied=given.tied and CLASSES % options.parallel.tp == 0),
+        plan=plan(loss=options.loss_parallel, tied=options.tied and CLASSES % options.tp == 0),
     )
     whole = copy.deepcopy(task).build(run.device, dtype)
     bare = optimizer(whole.parameters())
-    setting = Setting(device=run.device, dtype=dtype, mesh=run.mesh, options=options.parallel)
+    setting = Setting(device=run.device, dtype=dtype, mesh=run.mesh, options=options)
     trainer = make_trainer(task, setting)
     own = list(ShardSampler(SAMPLES, run.data_rank, run.data_size, 0))
     everyones = list(ShardSampler(SAMPLES, 0, 1, 0))
     found: dict[str, float] = {"loss": 0.0, "weights": 0.0}
-    for step in range(given.steps):
+    for step in range(options.steps):
         mine = _nth(own, step, options.batch_size)
         (total,) = run.sum(trainer.step(inputs[mine], targets[mine]).item())
         batch = _nth(everyones, step, options.batch_size * run.data_size)
         bare.zero_grad()
         loss = loss_of(whole(inputs[batch]), targets[batch])
         torch.autograd.backward(loss)
-        if options.parallel.clip_norm is not None:
-            nn.utils.clip_grad_norm_(whole.parameters(), options.parallel.clip_norm)
+        if options.clip_norm is not None:
+            nn.utils.clip_grad_norm_(whole.parameters(), options.clip_norm)
         bare.step()
         found["loss"] = max(found["loss"], abs(total / run.data_size / loss.item() - 1))
     weights = dict(whole.named_parameters())
@@ -155,7 +160,7 @@ def main(run: Run, argv: list[str]) -> None:
     torch.distributed.all_gather_object(everyone, found)
     worst = {key: max(one[key] for one in everyone) for key in found}
     worst["parameters_of_all"] = sum(one["parameters"] for one in everyone)
-    run.say("parity " + json.dumps({"arguments": " ".join(argv), **worst}))
+    run.say("parity " + json.dumps({"arguments": " ".join(as_words(Options, options.given)), **worst}))
 
 
 def _nth(order: list[int], number: int, size: int) -> list[int]:

@@ -6,7 +6,7 @@ Then the bytes that each rank has are printed, with its place in the pipeline.
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,12 +15,14 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
+from runner.command import given_in
 from runner.parallel import Setting, make_trainer
 from runner.parallel.mesh import lay_out
-from runner.parallel.options import parallel_options_in
 from runner.parallel.task import Plan, Task
-from runner.training.options import StepOptions, read_step_options, step_parser
+from runner.settings import option
 from runner.training.run import Run
+from runner.training.settings import StepSettings
+from runner.training.workload import call
 from workloads.models.llama import SIZES, Llama
 
 OPTIMIZERS: dict[str, Any] = {
@@ -44,43 +46,47 @@ PLAN = Plan(
 
 def main(run: Run, argv: list[str]) -> None:
     if run.train_by is not None:
-        _train(run, argv)
+        call(_train, run, argv)
         return
     for options in argv:
-        layout = lay_out(run.job.topology, parallel_options_in(options.split()).degrees(run.size))
-        _train(replace(run, layout=layout), options.split())
+        layout = lay_out(run.job.topology, given_in(options.split()).parallel().degrees(run.size))
+        call(_train, replace(run, layout=layout, workload=options), options.split())
 
 
-def _train(run: Run, argv: list[str]) -> None:
-    parser = step_parser(run, __doc__, plan=PLAN)
-    parser.add_argument("--size", choices=SIZES, default="debug")
-    parser.add_argument("--length", type=int, default=32)
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
-    parser.add_argument("--instance", action="store_true", help="the task has a model, not a factory")
-    parser.add_argument("--needs-data", action="store_true", help="the loss looks into the outputs")
-    options, given = read_step_options(run, parser, argv)
-    config = SIZES[given.size]
-    tokens = torch.randint(config.vocab_size, (512, given.length), generator=torch.Generator().manual_seed(0))
+@dataclass(frozen=True, kw_only=True)
+class Options(StepSettings):
+    """Of one training."""
+
+    size: str = option("debug", choices=tuple(SIZES))
+    length: int = 32
+    optimizer: str = option("adamw", choices=tuple(OPTIMIZERS))
+    instance: bool = option(False, "the task has a model, not a factory")
+    needs_data: bool = option(False, "the loss looks into the outputs")
+
+
+def _train(run: Run, options: Options) -> None:
+    config = SIZES[options.size]
+    tokens = torch.randint(config.vocab_size, (512, options.length), generator=torch.Generator().manual_seed(0))
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        assert not given.needs_data or outputs.sum().item() != 0
+        assert not options.needs_data or outputs.sum().item() != 0
         return cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
     task = Task(
-        model=Llama(config) if given.instance else lambda: Llama(config),
+        model=Llama(config) if options.instance else lambda: Llama(config),
         loss=loss,
-        optimizer=OPTIMIZERS[given.optimizer],
+        optimizer=OPTIMIZERS[options.optimizer],
         train_data=TensorDataset(tokens, tokens),
         plan=PLAN,
     )
     if run.train_by is not None:
         run.train_by(run, task, options)
         return
-    _measure(run, task, options, " ".join(argv))
+    _measure(run, task, options, run.workload)
 
 
-def _measure(run: Run, task: Task, options: StepOptions, name: str) -> None:
-    setting = Setting(device=run.device, dtype=getattr(torch, options.dtype), mesh=run.mesh, options=options.parallel)
+def _measure(run: Run, task: Task, options: StepSettings, name: str) -> None:
+    setting = Setting(device=run.device, dtype=getattr(torch, options.dtype), mesh=run.mesh, options=options)
     trainer = make_trainer(task, setting)
     samples = [task.train_data[number] for number in range(options.batch_size)]
     trainer.step(*(torch.stack(part) for part in zip(*samples, strict=True)))
@@ -88,7 +94,7 @@ def _measure(run: Run, task: Task, options: StepOptions, name: str) -> None:
     optimizer: Any = trainer.optimizer
     state = getattr(optimizer, "optim", optimizer).state
     found = {
-        "stage": run.mesh.get_local_rank("pipeline") if options.parallel.pp > 1 else 0,
+        "stage": run.mesh.get_local_rank("pipeline") if options.pp > 1 else 0,
         "parameters": _bytes(parameters),
         "gradients": _bytes(parameter.grad for parameter in parameters if parameter.grad is not None),
         "optimizer": _bytes(value for kept in state.values() for value in kept.values() if isinstance(value, Tensor)),

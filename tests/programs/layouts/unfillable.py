@@ -1,13 +1,15 @@
 """A workload whose model is a function, and whose last module cannot be filled: ``unfillable [--buffer] [OPTIONS]``."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from runner.parallel.task import Plan
 from runner.training.loop import Task, fit
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 PLAN = Plan(pipeline=("*",), shard=("*",))
 
@@ -27,11 +29,17 @@ class Masked(nn.Linear):
         self.register_buffer("mask", torch.ones(3))
 
 
-def main(run: Run, argv: list[str]) -> None:
-    parser = workload_parser(run, __doc__, plan=PLAN, data=("random",), epochs=1, lr=0.01)
-    parser.add_argument("--buffer", action="store_true")
-    options, given = read_options(run, parser, argv)
-    last = Masked if given.buffer else Scaled
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    epochs: int = 1
+    lr: float = 0.01
+    buffer: bool = False
+
+
+def main(run: Run, options: Options) -> None:
+    last = Masked if options.buffer else Scaled
     task = Task(
         model=lambda: nn.Sequential(nn.Linear(4, 4), last()),
         loss=nn.MSELoss(),

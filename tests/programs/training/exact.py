@@ -11,12 +11,14 @@ each by the torch of its name:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
+
+from runner.training.settings import Settings
 
 if TYPE_CHECKING:
     from runner.training.run import Run
@@ -71,13 +73,17 @@ def tensors_after(steps: int) -> dict[str, Tensor]:
     return of_model | of_optimizer
 
 
-def main(run: Run, argv: list[str]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    epochs: int = 9
+
+
+def main(run: Run, options: Options) -> None:
     # Here, as unit tests take the rest.
     from runner.training.loop import Task, fit
-    from runner.training.options import read_options, workload_parser
 
-    parser = workload_parser(run, __doc__, data=("random",), epochs=9)
-    options, _ = read_options(run, parser, argv)
     data = TensorDataset(inputs(), torch.zeros(8, 1))
     options = replace(options, dtype="bfloat16", batch_size=8 // run.size)
     fit(run, Task(model=Tied(), loss=loss, optimizer=adam, train_data=data, is_classification=False), options)

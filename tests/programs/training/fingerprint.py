@@ -2,19 +2,26 @@
 
 import hashlib
 import json
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from runner.training.loop import Plan, State, Task, fit
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 
-def main(run: Run, argv: list[str]) -> None:
-    parser = workload_parser(run, __doc__, data=("random",), epochs=4, lr=0.05)
-    options, _ = read_options(run, parser, argv)
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    epochs: int = 4
+    lr: float = 0.05
+
+
+def main(run: Run, options: Options) -> None:
     generator = torch.Generator().manual_seed(1)
     images = torch.rand(333, 1, 12, 12, generator=generator, dtype=torch.float64)
     labels = torch.randint(0, 5, (333,), generator=generator)

@@ -5,14 +5,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from runner.training.loop import Plan, Task, fit
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 PLAN = Plan(shard=("*",))
 
 
-def main(run: Run, argv: list[str]) -> None:
-    options, _ = read_options(run, workload_parser(run, "keeps", data=("random",), plan=PLAN), argv)
+def main(run: Run, options: Settings) -> None:
     torch.manual_seed(0)
     task = Task(
         model=nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)),

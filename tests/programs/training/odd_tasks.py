@@ -1,7 +1,7 @@
 """Small trainings with something odd in their data, their loss, their optimizer, or on one rank."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
 from runner.training.loop import Task, fit
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 
 class Samples(Dataset[Any]):
@@ -116,9 +116,16 @@ def task_of(case: str, run: Run, lr: float) -> Task:
     return replace(task, test_data=task.train_data) if case in ("soft", "rotated", "complex") else task
 
 
-def main(run: Run, argv: list[str]) -> None:
-    parser = workload_parser(run, __doc__, data=("random",), batch_size=8, epochs=1, lr=0.1)
-    parser.add_argument("--case", default="plain")
-    options, given = read_options(run, parser, argv)
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    batch_size: int = 8
+    epochs: int = 1
+    lr: float = 0.1
+    case: str = "plain"
+
+
+def main(run: Run, options: Options) -> None:
     torch.manual_seed(options.seed)
-    fit(run, task_of(given.case, run, options.lr), options)
+    fit(run, task_of(options.case, run, options.lr), options)

@@ -1,6 +1,6 @@
 """A workload that ends without a step: it evaluates its newest checkpoint, or is asked for no epoch."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -8,14 +8,18 @@ from torch.utils.data import TensorDataset
 
 from runner.training.evaluation import evaluate
 from runner.training.loop import Task, fit, trained
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 
-def main(run: Run, argv: list[str]) -> None:
-    parser = workload_parser(run, __doc__, data=("random",))
-    parser.add_argument("--no-epoch", action="store_true")
-    options, given = read_options(run, parser, argv)
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    no_epoch: bool = False
+
+
+def main(run: Run, options: Options) -> None:
     data = TensorDataset(torch.zeros(8, 8), torch.zeros(8, 1))
     task = Task(
         model=nn.Linear(8, 1),
@@ -25,7 +29,7 @@ def main(run: Run, argv: list[str]) -> None:
         test_data=data,
         is_classification=False,
     )
-    if given.no_epoch:
+    if options.no_epoch:
         fit(run, task, replace(options, epochs=0))
     else:
         run.say(f"evaluated: {evaluate(run, trained(run, task, options), options)}")

@@ -5,6 +5,7 @@ import random
 import resource
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from runner.settings import option
 from runner.training import checkpoint_folder
 from runner.training.loop import Task, fit
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 NETS = {
     "linear": lambda: nn.Linear(8, 1),
@@ -53,37 +55,43 @@ def after(seconds: float, write: Callable[..., None]) -> Callable[..., None]:
     return written
 
 
-def main(run: Run, argv: list[str]) -> None:
-    parser = workload_parser(run, __doc__, data=("random",), epochs=4, lr=0.01)
-    parser.add_argument("--net", choices=NETS, default="dropout")
-    parser.add_argument("--optimizer", choices=("SGD", "Adam"), default="SGD")
-    parser.add_argument("--nan-at", type=int, help="the sample whose target is no number")
-    parser.add_argument("--nan-gradient", action="store_true", help="the loss is finite, and its gradient is not")
-    parser.add_argument("--slow-writing", type=float, default=0.0, help="seconds before tensors are written")
-    parser.add_argument("--then-in", help="the folder in which the program is after its first step")
-    parser.add_argument("--largest-file", type=int, help="bytes: the disk is as good as full")
-    options, given = read_options(run, parser, argv)
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    epochs: int = 4
+    lr: float = 0.01
+    net: str = option("dropout", "", choices=NETS)
+    optimizer: str = option("SGD", "", choices=("SGD", "Adam"))
+    nan_at: int | None = option(None, "the sample whose target is no number", parse=int)
+    nan_gradient: bool = option(False, "the loss is finite, and its gradient is not")
+    slow_writing: float = option(0.0, "seconds before tensors are written")
+    then_in: str | None = option(None, "the folder in which the program is after its first step")
+    largest_file: int | None = option(None, "bytes: the disk is as good as full", parse=int)
+
+
+def main(run: Run, options: Options) -> None:
     generator = torch.Generator().manual_seed(1)
     inputs, targets = torch.randn(96, 8, generator=generator) * 3, torch.randn(96, 1, generator=generator)
-    if given.nan_at is not None:
-        targets[given.nan_at] = float("nan")
+    if options.nan_at is not None:
+        targets[options.nan_at] = float("nan")
     torch.manual_seed(options.seed)
     task = Task(
-        model=NETS[given.net](),
-        loss=odd_gradient if given.nan_gradient else nn.MSELoss(),
-        optimizer=lambda parameters: getattr(torch.optim, given.optimizer)(parameters, lr=options.lr),
+        model=NETS[options.net](),
+        loss=odd_gradient if options.nan_gradient else nn.MSELoss(),
+        optimizer=lambda parameters: getattr(torch.optim, options.optimizer)(parameters, lr=options.lr),
         train_data=Augmented(inputs[:64], targets[:64]),
         test_data=TensorDataset(inputs[64:], targets[64:]),
         is_classification=False,
     )
     writes = checkpoint_folder.write_whole, checkpoint_folder.write_shards
     checkpoint_folder.write_whole, checkpoint_folder.write_shards = (
-        after(given.slow_writing, write) for write in writes
+        after(options.slow_writing, write) for write in writes
     )
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (given.largest_file or before[0], before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (options.largest_file or before[0], before[1]))
     try:
-        fit(run, task, options, on_step=[lambda _: os.chdir(given.then_in or ".")])
+        fit(run, task, options, on_step=[lambda _: os.chdir(options.then_in or ".")])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)  # for the next turn
         checkpoint_folder.write_whole, checkpoint_folder.write_shards = writes

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,16 +11,20 @@ from torch.utils.data import TensorDataset
 
 from runner.training import checkpoint_folder
 from runner.training.loop import State, Task, fit
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 SECONDS = 12.0
 
 
-def main(run: Run, argv: list[str]) -> None:
-    parser = workload_parser(run, "slow", data=("random",))
-    parser.add_argument("--step-seconds", type=float, default=0.1)
-    options, given = read_options(run, parser, argv)
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    step_seconds: float = 0.1
+
+
+def main(run: Run, options: Options) -> None:
     write = checkpoint_folder.write_whole
 
     def write_slowly(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -27,8 +32,8 @@ def main(run: Run, argv: list[str]) -> None:
         write(folder, tensors)
 
     def on_step(state: State) -> None:
-        (options.checkpoint.folder / "in-step").touch()
-        time.sleep(given.step_seconds)
+        (options.checkpoint_dir / "in-step").touch()
+        time.sleep(options.step_seconds)
 
     vars(checkpoint_folder)["write_whole"] = write_slowly
     torch.manual_seed(0)

@@ -1,6 +1,7 @@
 """A workload of two steps per epoch whose evaluation takes ten minutes. It makes the file "evaluates" when that begins."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -8,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from runner.training.loop import State, Task, fit
-from runner.training.options import read_options, workload_parser
 from runner.training.run import Run
+from runner.training.settings import Settings
 
 
 class Slow(Dataset[tuple[Tensor, Tensor]]):
@@ -27,10 +28,16 @@ class Slow(Dataset[tuple[Tensor, Tensor]]):
         return torch.zeros(8), torch.zeros(1)
 
 
-def main(run: Run, argv: list[str]) -> None:
-    options, _ = read_options(run, workload_parser(run, __doc__, data=("random",), batch_size=4), argv)
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of this workload."""
+
+    batch_size: int = 4
+
+
+def main(run: Run, options: Options) -> None:
     torch.manual_seed(options.seed)
-    data = Slow(options.checkpoint.folder / "evaluates")
+    data = Slow(options.checkpoint_dir / "evaluates")
     task = Task(
         model=nn.Linear(8, 1),
         loss=nn.MSELoss(),

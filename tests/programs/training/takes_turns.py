@@ -10,12 +10,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from runner.command import given_in
 from runner.errors import EXIT_OK, RunnerError
 from runner.outcome import outcome_of
 from runner.parallel.mesh import lay_out
-from runner.parallel.options import parallel_options_in
 from runner.tools import TOOLS, load_tool
 from runner.training.run import Run
+from runner.training.workload import call
 
 
 def main(run: Run, argv: list[str]) -> None:
@@ -52,8 +53,8 @@ def code_of(run: Run, asked: dict[str, Any]) -> int:
         if name in TOOLS:
             load_tool(name)(run.job, arguments)
         else:
-            layout = lay_out(run.job.topology, parallel_options_in(arguments).degrees(run.size))
-            importlib.import_module(name).main(replace(run, workload=name, layout=layout), arguments)
+            layout = lay_out(run.job.topology, given_in(arguments).parallel().degrees(run.size))
+            call(importlib.import_module(name).main, replace(run, workload=name, layout=layout), arguments)
     except (RunnerError, SystemExit) as error:
         if run.size > 1 and not getattr(error, "on_all_ranks", isinstance(error, SystemExit) and not error.code):
             raise

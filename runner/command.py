@@ -1,0 +1,249 @@
+"""``python -m runner [OPTIONS] TARGET [ARGS...]``: the command line, read once."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import runner
+from runner.errors import UsageError
+from runner.job_settings import JobSettings
+from runner.parallel.settings import LAYOUT, ParallelSettings
+from runner.parsing import ALL, Parser, add_full_help, known_in, wants
+from runner.settings import add_options, as_words, made_of, read_file, settings_in, values_in
+from runner.target import AS_CODE, AS_MODULE, NO_PYTHON, SCRIPT, Target, is_path
+
+DESCRIPTION = """\
+Run a PyTorch program on all ranks that your launcher started (mpirun, srun, torchrun, …):
+
+  mpirun -np 4 python -m runner train.py --lr 0.1     a script, as torchrun would
+  mpirun -np 4 python -m runner workloads.mnist       a workload: one of these, or yours
+  mpirun -np 4 python -m runner explain               a tool
+  mpirun -np 4 python -m runner -m package.train      a module
+
+"""
+
+EPILOG = """\
+TARGET --help shows its own options, --help-all what each of these does:
+  {options}
+Exit codes: 0 done, 1 a rank failed, 2 the request or the launch is wrong, 70 a rank hangs, 75 saved and ended early:
+run it again; a script's own exit code is passed on.
+"""
+
+FORMS = {
+    AS_MODULE: "the target is a module, run as a program",
+    AS_CODE: "the target is code",
+    NO_PYTHON: "the target is not for Python: execute it",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What a command line gives a workload, as far as it is known before the workload is loaded.
+
+    Attributes:
+        words: all of it.
+        rest: the words that name no option of the job or its parallelism.
+        values: of those options, by the names of the settings.
+        config: the file that --config names, and its entries.
+        problem: why options of parallelism cannot be read: they may be the workload's own, of the same name.
+    """
+
+    words: tuple[str, ...] = ()
+    rest: tuple[str, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    config: tuple[Path, Mapping[str, Any]] | None = None
+    problem: UsageError | None = None
+
+    def of_file(self, *kinds: type, is_all: bool = False) -> dict[str, Any]:
+        """The file's values for these settings; with ``is_all`` it may have no others."""
+        return values_in(*self.config, *kinds, is_all=is_all) if self.config else {}
+
+    def parallel_values(self) -> dict[str, Any]:
+        """The settings of parallelism that are given."""
+        known = settings_in(ParallelSettings)
+        return {
+            name: value for name, value in (self.of_file(ParallelSettings) | dict(self.values)).items() if name in known
+        }
+
+    def without_parallel(self, values: Mapping[str, Any]) -> Given:
+        """The same with these settings of parallelism, and no others."""
+        known = settings_in(ParallelSettings)
+        config = self.config and (self.config[0], {key: x for key, x in self.config[1].items() if key not in known})
+        others = {name: value for name, value in self.values.items() if name not in known}
+        words = *self.rest, *as_words(JobSettings, others), *as_words(ParallelSettings, values)
+        return replace(self, words=words, values=others | dict(values), config=config)
+
+    def parallel(self) -> ParallelSettings:
+        """The settings of parallelism, of which the layout is final: a workload has no defaults for it.
+
+        Raises:
+            UsageError: two of them do not go together.
+        """
+        return ParallelSettings(**self.parallel_values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The command line."""
+
+    target: str
+    form: str = ""  # how its name is meant: -m, -c, --no-python or ""
+    may_be_workload: bool = False  # neither a tool nor a program
+    arguments: tuple[str, ...] = ()
+    job: JobSettings = field(default_factory=JobSettings)
+    given: Given = field(default_factory=Given)  # of what may be a workload
+
+    @property
+    def tool(self) -> str:
+        """The target's name, where it may be a tool; "" after ``-m`` and others, which never name one."""
+        return "" if self.form else self.target
+
+
+def given_in(words: Sequence[str], before: Mapping[str, Any] = {}, *, target: str = "") -> Given:  # it is not changed
+    """What the words after a workload's name give.
+
+    Args:
+        before: values of options before the name, which those after it override.
+        target: the name, for messages.
+
+    Raises:
+        UsageError: an option of the job is wrong, or the file of --config cannot be read.
+    """
+    prog = f"python -m runner {target}".strip()
+    parser = Parser(prog=prog, add_help=False)
+    add_options(parser, JobSettings)
+    add_config(parser)
+    values, rest = known_in(parser, words)
+    values = dict(before) | values
+    path = values.pop("config", None)
+    config = None if path is None else (path, read_file(path))
+    parallel, problem = _parallel_in(rest, prog)
+    for_workload = rest if problem is not None else parallel[1]
+    return Given(
+        words=tuple(words), rest=tuple(for_workload), values=values | parallel[0], config=config, problem=problem
+    )
+
+
+def _parallel_in(words: Sequence[str], prog: str) -> tuple[tuple[dict[str, Any], list[str]], UsageError | None]:
+    """The settings of parallelism in some words, and the other words; of the layout alone where others cannot be read."""
+    parser = Parser(prog=prog, add_help=False)
+    add_options(parser, ParallelSettings)
+    try:
+        return known_in(parser, words), None
+    except UsageError as error:
+        parser = Parser(prog=prog, add_help=False)
+        add_options(parser, ParallelSettings, only=LAYOUT)
+        return known_in(parser, words), error
+
+
+def add_config(parser: argparse.ArgumentParser, *, is_shown: bool = True) -> None:
+    """Add ``--config FILE``."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="read settings from this TOML file (epochs = 3); the command line overrides them"
+        if is_shown
+        else argparse.SUPPRESS,
+    )
+
+
+def parse(argv: Sequence[str], tools: Mapping[str, str], workloads: Mapping[str, str] = {}) -> Request:
+    """Read the command line.
+
+    Args:
+        tools, workloads: what each is for, by name. A tool parses everything after its name itself.
+
+    Raises:
+        UsageError: the command line is invalid.
+        SystemExit: help or the version was asked for, and printed.
+    """
+    shows_all = wants(argv, ALL)
+    names = [
+        "--config",
+        *(one.flag for one in settings_in(JobSettings).values() if not (one.about.advanced or one.about.hidden)),
+    ]
+    parser = Parser(
+        prog="python -m runner",
+        usage="python -m runner [options] TARGET [arguments]",
+        description=DESCRIPTION + _table("tools", tools) + _table("workloads", workloads),
+        epilog=None if shows_all else EPILOG.format(options="\n  ".join(textwrap.wrap(" ".join(names), 74))),
+    )
+    add_full_help(parser)
+    parser.add_argument("--version", action="version", version=f"runner {runner.__version__}")
+    for form, what in FORMS.items():
+        text = what if shows_all else argparse.SUPPRESS
+        parser.add_argument(form, dest="form", action="store_const", const=form, default="", help=text)
+    add_config(parser, is_shown=shows_all)
+    add_options(parser, JobSettings, show="all" if shows_all else "none")
+    # One positional for target and arguments: if they were two, argparse would drop a "--" that follows the target.
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    values = vars(parser.parse_args(argv))
+    form, command = values.pop("form"), values.pop("command")
+    command = command[1:] if command[:1] == ["--"] else command
+    if not command:
+        parser.error("no target given; for example workloads.mnist, train.py or explain")
+    target, *arguments = command
+    may_be_workload = not form and target not in tools and not is_path(target)
+    given = given_in(arguments if may_be_workload else (), values, target=target)
+    return Request(
+        target=target,
+        form=form,
+        may_be_workload=may_be_workload,
+        arguments=tuple(arguments),
+        job=made_of(JobSettings, given.of_file(JobSettings, is_all=not may_be_workload), given.values),
+        given=given,
+    )
+
+
+def _table(title: str, rows: Mapping[str, str]) -> str:
+    width = max(map(len, rows), default=0)
+    return f"{title}:\n" + "".join(f"  {name:{width}}  {what}\n" for name, what in rows.items()) if rows else ""
+
+
+# (option, kind of target on which it has no effect): what the error says.
+_IDLE = {
+    (
+        "backend",
+        "script",
+    ): "a script names its backend itself, in init_process_group(); --backend mpi4py serves one that says gloo or mpi",
+    ("backend", "tool"): "it has options of its own: see its --help",
+    ("hang_timeout", "tool"): "it is for workloads",
+    ("on_preempt", "workload"): "a workload saves by itself",
+    ("on_preempt", "tool"): "it is for scripts",
+    ("standby", "tool"): "it is for scripts and workloads",
+    ("time_limit", "tool"): "it is for scripts and workloads",
+    ("time_to_save", "tool"): "it is for scripts and workloads",
+}
+_SHOWS_BACKENDS = "explain"
+_SERVES_SCRIPTS = "mpi4py"
+
+
+def refuse_idle_options(request: Request, target: Target) -> None:
+    """Refuse an option that would have no effect on this kind of target.
+
+    Raises:
+        UsageError: there is one; the message says what to use instead.
+    """
+    name, kind, job = target.name, SCRIPT if target.is_program else target.kind, request.job
+    for (option, of_kind), why in _IDLE.items():
+        if (
+            (option, name) != ("backend", _SHOWS_BACKENDS)
+            and (option, of_kind, job.backend) != ("backend", SCRIPT, _SERVES_SCRIPTS)
+            and of_kind == kind
+            and getattr(job, option) not in (None, False)
+        ):
+            raise UsageError(f"--{option.replace('_', '-')} has no effect on {name}: {why}")
+    if job.backend is not None and target.is_program and not target.runs_in_python:
+        raise UsageError(f"--backend has no effect on {name}: --no-python starts a process that knows no such backend")
+    if job.standby and job.restart_in_place:
+        raise UsageError("--standby and --restart-in-place do not go together", fix="take one of them")
+    for option, given in (("--time-limit", job.time_limit), ("--time-to-save", job.time_to_save)):
+        if given is not None and job.on_preempt is None and target.is_program:
+            raise UsageError(f"{option} has no effect on {name}: add --on-preempt, by which a script is told to save")

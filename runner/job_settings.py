@@ -1,0 +1,152 @@
+"""How a job runs: the runner's own options. They stand before the target, and for a workload also after its name."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGUSR1, Signals
+
+from runner.comm.table import process_groups
+from runner.devices import DEVICES
+from runner.launch.table import SINGLE, launchers
+from runner.quantities import clock_text, duration, not_negative, seconds
+from runner.rendezvous.rendezvous import WAYS
+from runner.settings import option
+
+HANG_TIMEOUT = 600.0  # seconds
+
+
+def _notice(text: str) -> Signals | Path:
+    """How a script is told to save."""
+    if text == "usr1":
+        return SIGUSR1
+    kind, _, name = text.partition("=")
+    if kind != "touch" or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither usr1 nor touch=FILE")
+    file = Path(name)
+    if not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {file.parent} for {name}")
+    if file.is_dir() or (file.exists() and file.stat().st_size):
+        raise argparse.ArgumentTypeError(f"{name} is there, and not empty; name a file that the job may remove")
+    return file
+
+
+def _text_of_notice(notice: Signals | Path) -> str:
+    return "usr1" if notice is SIGUSR1 else f"touch={notice}"
+
+
+def _launcher_names() -> list[str]:
+    return [*(row.name for row in launchers()), SINGLE.name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings:
+    """How a job runs."""
+
+    device: str = option(
+        "auto",
+        "what all ranks compute on: GPUs, if there are any, or cpu; cuda is also AMD's",
+        choices=DEVICES,
+        group="runner",
+    )
+    backend: str | None = option(
+        None,
+        "of a workload's process group: gloo, nccl, mpi4py (over the MPI that started the job), or mpi, if torch was built with it "
+        "(default: auto, which is nccl on GPUs, xccl on Intel's; on CPUs mpi4py if it can be used, else gloo). For a script mpi4py "
+        "only, which then serves one that says gloo or mpi, or names no backend",
+        choices=lambda: ["auto", *process_groups()],
+        group="runner",
+    )
+    launcher: str | None = option(
+        None,
+        "read rank and size from this launcher's variables, whatever others are set",
+        choices=_launcher_names,
+        group="runner",
+        advanced=True,
+    )
+    rendezvous: str = option(
+        "auto",
+        "how the ranks meet: env (MASTER_ADDR and MASTER_PORT), mpi, file (one host), hosts (a known list); auto takes the first that "
+        "is possible",
+        choices=WAYS,
+        group="runner",
+        advanced=True,
+    )
+    timeout: float = option(
+        300.0,
+        "end if the ranks have not all met within this time",
+        parse=seconds,
+        metavar="SECONDS",
+        group="runner",
+        advanced=True,
+    )
+    log_dir: Path | None = option(
+        None,
+        "each rank leaves its state in DIR/state every two seconds, which `python -m runner top DIR` shows, and what it prints in "
+        "DIR/output",
+        parse=Path,
+        metavar="DIR",
+        group="runner",
+    )
+    prefix_output: bool = option(
+        False, "begin each line with the rank that printed it: [3]", group="runner", advanced=True
+    )
+    restart_in_place: int = option(
+        0,
+        "after a failure start all ranks again, up to N times, without the launcher and without MPI; each rank keeps a spare process "
+        "that has imported torch",
+        parse=not_negative,
+        shows=None,
+        group="runner",
+    )
+    hang_timeout: float | None = option(
+        None,
+        f"report a hang, and where each rank is, after this long without a training step (default: {HANG_TIMEOUT:.0f}), or, for a "
+        "script, in one call of torch.distributed (default: no limit)",
+        parse=seconds,
+        metavar="SECONDS",
+        group="runner",
+    )
+    collective_timeout: float | None = option(
+        None,
+        "end a collective that takes longer (default: 1800; in a script what its init_process_group says, or torch's own default)",
+        parse=seconds,
+        metavar="SECONDS",
+        group="runner",
+        advanced=True,
+    )
+    time_limit: float | None = option(
+        None,
+        "save and end, with exit code 75, before the job has run for this long: minutes, H:M:S or D-H:M:S (default: as Slurm or TORQUE "
+        "says); SIGTERM and SIGUSR1 do the same at once. A script needs --on-preempt",
+        parse=duration,
+        text=clock_text,
+        metavar="TIME",
+        group="runner",
+    )
+    time_to_save: float | None = option(
+        None,
+        "before the time limit for a checkpoint (default: a minute, or a tenth of the time if that is less; a workload takes longer if "
+        "its steps and checkpoints do); for a script also after SIGTERM (default: 30)",
+        parse=seconds,
+        metavar="SECONDS",
+        group="runner",
+        advanced=True,
+    )
+    on_preempt: Signals | Path | None = option(
+        None,
+        "how to tell a script to save, at SIGTERM, at SIGUSR1 and before the time limit: send it SIGUSR1, or create FILE",
+        parse=_notice,
+        text=_text_of_notice,
+        metavar="usr1|touch=FILE",
+        group="runner",
+        advanced=True,
+    )
+    # Set by `supervise`: Open MPI's mpirun passes no environment variables on to other hosts, so these are options.
+    began: float | None = option(
+        None, "the job's start in seconds since 1970", parse=float, group="runner", hidden=True
+    )
+    standby: bool = option(
+        False, 'import torch, then wait for the line "go on" on rank 0\'s standard input', group="runner", hidden=True
+    )

@@ -1,0 +1,55 @@
+"""The strategies of data parallelism by name. Other packages add some by an entry point ``runner.strategies``. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.extensions import extensions
+
+HOOKS = ("none", "bf16", "fp16", "powersgd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyTraits:
+    """What is known of a strategy before it is loaded.
+
+    Attributes:
+        function: what makes its trainer, as ``module:function``.
+        shards: whether data-parallel ranks have a part of each parameter; None if that is not known.
+        shards_optimizer: whether they have a part of the optimizer's state each, and the model whole.
+        is_local: whether they train by themselves, and average their weights every ``--sync-every`` steps.
+        averages: whether they exchange the average of all gradients in a step, and nothing else.
+        is_divisible: whether it goes with ``--tp`` and ``--pp``.
+        hooks: how it can compress gradients.
+        scales: whether it goes with fp16's gradient scaler.
+    """
+
+    function: str = ""
+    shards: bool | None = False
+    shards_optimizer: bool = False
+    is_local: bool = False
+    averages: bool = False
+    is_divisible: bool = False
+    hooks: tuple[str, ...] = ()
+    scales: bool = True
+
+
+STRATEGIES = {
+    "ddp": StrategyTraits(function="runner.parallel.ddp:ddp", averages=True, is_divisible=True, hooks=HOOKS[1:]),
+    "fsdp": StrategyTraits(function="runner.parallel.fsdp:fsdp", shards=True, is_divisible=True),
+    "zero1": StrategyTraits(function="runner.parallel.zero1:zero1", shards_optimizer=True),
+    "local-sgd": StrategyTraits(function="runner.parallel.local_sgd:local_sgd", is_local=True, scales=False),
+    "horovod": StrategyTraits(function="runner.parallel.horovod:horovod", averages=True, hooks=("fp16",), scales=False),
+}
+# One of another package refuses itself what it does not bear.
+_OF_OTHERS = StrategyTraits(shards=None, is_divisible=True, hooks=HOOKS[1:])
+
+
+def traits_of(strategy: str) -> StrategyTraits:
+    """What is known of a strategy, by its name."""
+    return STRATEGIES.get(strategy, _OF_OTHERS)
+
+
+def strategy_names() -> list[str]:
+    """The names of all strategies, including those of other packages (entry point ``runner.strategies``)."""
+    return [*STRATEGIES, *(point.name for point in extensions("runner.strategies"))]

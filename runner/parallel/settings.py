@@ -1,0 +1,297 @@
+"""How a model is trained in parallel: the settings, and what does not go together. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from runner.errors import UsageError, raised_on_all_ranks
+from runner.parallel.mesh import Degrees, Layout
+from runner.parallel.registry import HOOKS, strategy_names, traits_of
+from runner.quantities import positive, positive_float
+from runner.settings import option
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+CHECKPOINTED = ("none", "full", "selective")
+OUTER_OPTIMIZERS = ("none", "nesterov")
+# What is decided before a workload is loaded, so that it has no defaults of its own for these.
+LAYOUT = ("strategy", "tp", "pp", "replicate")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A pipeline schedule of torch.distributed.pipelining.
+
+    Attributes:
+        name: torch's.
+        stages: per rank: the default, which is also the smallest number.
+        is_fixed: whether it works for that number only.
+        splits_backward: whether it computes the gradients of inputs and of weights at different times.
+    """
+
+    name: str
+    stages: int = 1
+    is_fixed: bool = True
+    splits_backward: bool = False
+
+
+SCHEDULES = {
+    "gpipe": Schedule("GPipe"),
+    "1f1b": Schedule("1F1B"),
+    "interleaved1f1b": Schedule("Interleaved1F1B", stages=2, is_fixed=False),
+    "interleaved-zero-bubble": Schedule("InterleavedZeroBubble", stages=2, is_fixed=False, splits_backward=True),
+    "zbv": Schedule("ZBVZeroBubble", stages=2, splits_backward=True),
+    "dualpipev": Schedule("DualPipeV", stages=2, splits_backward=True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelSettings:
+    """How a step is computed by all ranks together.
+
+    Raises:
+        UsageError: two of the settings do not go together.
+    """
+
+    strategy: str = option(
+        "ddp",
+        "data parallelism: ddp or horovod (full replica), zero1 (sharded optimizer), fsdp (sharded parameters, gradients and "
+        "optimizer), local-sgd (averages every --sync-every steps)",
+        choices=strategy_names,
+        metavar="NAME",
+        group="parallel",
+        changes=True,
+    )
+    tp: int = option(
+        1, "tensor parallelism: N ranks share each layer", parse=positive, shows=None, group="parallel", changes=True
+    )
+    pp: int = option(
+        1, "pipeline parallelism: N ranks share the layers", parse=positive, shows=None, group="parallel", changes=True
+    )
+    replicate: int | None = option(
+        None,
+        "with fsdp: N replicas of the model, each sharded within (near) ranks; otherwise there is one",
+        parse=positive,
+        metavar="N",
+        group="parallel",
+        advanced=True,
+    )
+    sequence_parallel: bool = option(
+        False, "with --tp: shard the sequence between the sharded layers", group="parallel", advanced=True
+    )
+    loss_parallel: bool = option(
+        False, "with --tp: compute the loss on each rank's share of the classes", group="parallel", advanced=True
+    )
+    micro_batches: int = option(
+        None,
+        "compute each batch in N parts, of a whole number of samples: with --pp they are in the pipeline at once (default: twice the "
+        "stages), else gradients are accumulated (default: 1)",
+        parse=positive,
+        metavar="N",
+        group="training",
+        changes=True,
+    )
+    pp_schedule: str = option(
+        "1f1b",
+        f"of the pipeline: {', '.join(SCHEDULES)}",
+        choices=tuple(SCHEDULES),
+        metavar="NAME",
+        group="parallel",
+        advanced=True,
+    )
+    stages_per_rank: int = option(
+        None,
+        "of the pipeline (default: as the schedule needs)",
+        parse=positive,
+        metavar="N",
+        group="parallel",
+        advanced=True,
+    )
+    activation_checkpointing: str = option(
+        "none",
+        "compute a layer's activations again in the backward pass: full, or selective, which keeps attention's results and every "
+        "second linear layer's",
+        choices=CHECKPOINTED,
+        metavar="HOW",
+        group="parallel",
+    )
+    offload: str = option(
+        "none",
+        "with fsdp: keep parameters and optimizer in host memory",
+        choices=("none", "cpu"),
+        group="parallel",
+        advanced=True,
+    )
+    precision: str = option(
+        "fp32", "compute in this type; parameters keep theirs", choices=PRECISIONS, group="training", changes=True
+    )
+    compile: bool = option(False, "torch.compile, layer by layer; needs a C++ compiler on CPUs", group="training")
+    comm_hook: str = option(
+        "none",
+        "compress gradients on the wire: fp16, bf16, powersgd; horovod has fp16 only",
+        choices=HOOKS,
+        metavar="HOW",
+        group="parallel",
+        advanced=True,
+        changes=True,
+    )
+    clip_norm: float | None = option(
+        None,
+        "scale gradients down whose norm is above this",
+        parse=positive_float,
+        metavar="NORM",
+        group="training",
+        changes=True,
+    )
+    sync_every: int = option(
+        8, "with local-sgd: average every N steps", parse=positive, group="parallel", advanced=True, changes=True
+    )
+    outer_optimizer: str = option(
+        "none",
+        "with local-sgd: how the average is applied; nesterov makes it DiLoCo",
+        choices=OUTER_OPTIMIZERS,
+        group="parallel",
+        advanced=True,
+        changes=True,
+    )
+
+    @raised_on_all_ranks()
+    def __post_init__(self) -> None:
+        stages = self.stages_per_rank or (SCHEDULES[self.pp_schedule].stages if self.pp > 1 else 1)
+        object.__setattr__(self, "stages_per_rank", stages)
+        object.__setattr__(self, "micro_batches", self.micro_batches or (2 * self.pp * stages if self.pp > 1 else 1))
+        if problem := next((problem for is_wrong, problem in _conflicts(self) if is_wrong), None):
+            raise UsageError(problem)
+
+    @property
+    def stage_owners(self) -> list[int]:
+        """Of each stage, the index in the pipeline of the rank that has it. Some schedules go forth and back."""
+        ranks = list(range(self.pp))
+        if self.pp_schedule in ("zbv", "dualpipev"):
+            return [*ranks, *reversed(ranks)]
+        return ranks * self.stages_per_rank
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether data-parallel ranks have a part of each parameter; where that is not known, if copies are asked for."""
+        shards = traits_of(self.strategy).shards
+        return self.replicate is not None if shards is None else shards
+
+    @property
+    def features(self) -> list[str]:
+        """Which rows of ``runner.features.FEATURES`` it uses."""
+        used = {
+            "selective": self.activation_checkpointing == "selective",
+            "tp": self.tp > 1,
+            "fsdp": self.is_sharded,
+            "sequence-parallel": self.sequence_parallel,
+            "pp": self.pp > 1,
+        }
+        return [name for name, is_used in used.items() if is_used]
+
+    def features_in(self, layout: Layout) -> list[str]:
+        """Which other rows it uses where ranks are laid out so."""
+        is_divided = self.tp > 1 or self.pp > 1
+        used = {
+            "copies": is_divided and not self.is_sharded and (layout.degrees.data > 1 or self.precision != "fp32"),
+            "order": not layout.is_ascending,
+        }
+        return [name for name, is_used in used.items() if is_used]
+
+    @raised_on_all_ranks()
+    def degrees(self, ranks: int) -> Degrees:
+        """The degree of each kind of parallelism: data parallelism takes the ranks that the others leave.
+
+        Raises:
+            UsageError: the degrees do not fit the number of ranks.
+        """
+        rest: Literal["shard", "replicate"] = "shard" if self.is_sharded else "replicate"
+        degrees = Degrees.of(ranks, replicate=self.replicate or 1, pipeline=self.pp, tensor=self.tp, rest=rest)
+        if self.replicate == ranks > 1:
+            raise UsageError(
+                f"--replicate {ranks} is a whole model on each of the {ranks} ranks, so that nothing is sharded",
+                fix="take fewer copies, or --strategy ddp",
+            )
+        return degrees
+
+
+def _conflicts(options: ParallelSettings) -> list[tuple[bool, str]]:
+    """What does not go together: (whether it is so here, what to say)."""
+    name, schedule = options.strategy, SCHEDULES[options.pp_schedule]
+    traits = traits_of(name)
+    is_divided = options.tp > 1 or options.pp > 1
+    stages, micro_batches = options.stages_per_rank, options.micro_batches
+    return [
+        (
+            is_divided and not traits.is_divisible,
+            f"--strategy {name} has the model whole on every rank, and --tp {options.tp} --pp {options.pp} divide it; take "
+            "--strategy ddp or fsdp",
+        ),
+        (
+            options.replicate is not None and traits.shards is False,
+            f"--replicate is about a sharded model, and --strategy {name} does not shard; take --strategy fsdp",
+        ),
+        (
+            options.offload != "none" and traits.shards is False,
+            f"--offload {options.offload} works with a sharded model, and --strategy {name} does not shard; take --strategy "
+            "fsdp",
+        ),
+        (
+            (options.sequence_parallel or options.loss_parallel) and options.tp == 1,
+            "--sequence-parallel and --loss-parallel need tensor parallelism; add --tp 2 or more",
+        ),
+        (options.pp == 1 and stages > 1, f"--stages-per-rank {stages} is about a pipeline; add --pp 2 or more"),
+        (
+            options.pp == 1 and options.pp_schedule != ParallelSettings.pp_schedule,
+            f"--pp-schedule {options.pp_schedule} is a pipeline's; add --pp 2 or more",
+        ),
+        (
+            options.pp > 1 and (stages != schedule.stages if schedule.is_fixed else stages < schedule.stages),
+            f"--pp-schedule {options.pp_schedule} takes {schedule.stages} {'' if schedule.is_fixed else 'or more '}stages per rank, "
+            f"not {stages}; leave --stages-per-rank out, or take another schedule",
+        ),
+        (
+            options.pp > 1 and options.pp_schedule in ("1f1b", "dualpipev") and micro_batches < options.pp * stages,
+            f"--pp-schedule {options.pp_schedule} needs as many micro-batches as there are stages, and --micro-batches "
+            f"{micro_batches} is less than {options.pp} × {stages}; take {options.pp * stages} or more",
+        ),
+        (
+            options.pp > 1
+            and "interleaved" in options.pp_schedule
+            and micro_batches % max(1, micro_batches // options.pp) > 0,
+            f"--pp-schedule {options.pp_schedule} goes in rounds of {options.pp} micro-batches, and --micro-batches {micro_batches} "
+            f"does not divide into them; take a multiple of {options.pp}",
+        ),
+        (
+            options.pp > 1 and schedule.splits_backward and options.activation_checkpointing == "selective",
+            f"--pp-schedule {options.pp_schedule} goes back through a layer twice, which torch's selective checkpointing does not "
+            "bear; take --activation-checkpointing full",
+        ),
+        (
+            options.pp > 1 and schedule.splits_backward and options.compile,
+            f"--pp-schedule {options.pp_schedule} computes gradients of inputs and of weights at different times, and a compiled layer "
+            "would compute both each time; take --pp-schedule 1f1b, or leave out --compile",
+        ),
+        (
+            options.comm_hook != "none" and (is_divided or not traits.hooks),
+            f"--comm-hook {options.comm_hook} compresses what ddp and horovod exchange; leave it out with --strategy "
+            f"{name}{' and a divided model' if is_divided else ''}",
+        ),
+        (
+            options.comm_hook not in ("none", *traits.hooks),
+            f"--strategy {name} compresses gradients to {' or '.join(traits.hooks)} only, not by {options.comm_hook}; take --comm-hook "
+            f"{' or '.join(traits.hooks)}, or --strategy ddp",
+        ),
+        (
+            options.sync_every != ParallelSettings.sync_every and not traits.is_local,
+            f"--sync-every {options.sync_every} is local SGD's; take --strategy local-sgd",
+        ),
+        (
+            options.outer_optimizer != "none" and not traits.is_local,
+            f"--outer-optimizer {options.outer_optimizer} is local SGD's; take --strategy local-sgd",
+        ),
+        (
+            options.precision == "fp16" and not traits.scales,
+            f"--precision fp16 scales gradients, which --strategy {name} cannot; take bf16, or --strategy ddp",
+        ),
+    ]

@@ -1,0 +1,229 @@
+"""What a workload is told: how to train, on which data, and what to write. Imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from runner.command import Given
+from runner.errors import UsageError, raised_on_all_ranks
+from runner.parallel.settings import ParallelSettings
+from runner.parsing import Parser, known_in
+from runner.quantities import not_negative, positive, positive_float
+from runner.settings import add_options, not_an_option, option
+
+AUTO = "auto"  # --resume: the newest checkpoint that is intact
+
+S = TypeVar("S", bound="StepSettings")
+T = TypeVar("T", bound="Settings")
+
+
+class Every(NamedTuple):
+    """How often something is done: after so many of a unit. Of any unit 0 is never."""
+
+    number: float
+    unit: str = "epochs"
+
+    def __str__(self) -> str:
+        return f"{self.number:g}{self.unit}"
+
+
+_UNITS = {"epoch": "epochs", "epochs": "epochs", "": "epochs", "step": "steps", "steps": "steps"}
+_TIMES = {"s": 1, "min": 60, "h": 3600}
+
+
+def every(text: str) -> Every:
+    """``2epochs`` (or ``2``), ``500steps``, ``90s``, ``10min``, ``1.5h``; ``end``: never before."""
+    if text == "end":
+        return Every(0)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text)
+    if found and found[2] in _UNITS and found[1].isdecimal() and int(found[1]):
+        return Every(int(found[1]), _UNITS[found[2]])
+    if found and found[2] in _TIMES and float(found[1]):
+        return Every(float(found[1]) * _TIMES[found[2]], "s")
+    raise argparse.ArgumentTypeError(f"{text!r} is none of 2epochs, 500steps, 90s, 10min, 1h and end")
+
+
+class Steps(NamedTuple):
+    """Steps of a run, the last one included."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+
+def steps(text: str) -> Steps:
+    """One step, or the first and the last."""
+    numbers = text.split("-")
+    if all(number.isdecimal() for number in numbers) and len(numbers) <= 2 and 0 < int(numbers[0]) <= int(numbers[-1]):
+        return Steps(int(numbers[0]), int(numbers[-1]))
+    raise argparse.ArgumentTypeError(f"{text!r} is neither a step (10) nor the first and the last of several (10-12)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings(ParallelSettings):
+    """How a step is computed: all that a workload needs which saves nothing."""
+
+    batch_size: int = option(32, "samples per data-parallel rank and step", parse=positive, group="training")
+    global_batch_size: int | None = option(
+        None,
+        "samples per step over all ranks, in the place of --batch-size",
+        parse=positive,
+        metavar="N",
+        group="training",
+    )
+    seed: int = option(0, "of weights and shuffling", parse=not_negative, group="training", changes=True)
+    dtype: str = option(
+        "float32",
+        "of the parameters and the inputs",
+        choices=("float32", "float64"),
+        group="training",
+        advanced=True,
+        changes=True,
+    )
+    workers: int = not_an_option(default=0)  # data loader processes per rank
+    given: Mapping[str, Any] = not_an_option(
+        default_factory=dict
+    )  # the values that are no defaults, as they were given
+
+    @raised_on_all_ranks()
+    def for_ranks(self: S, data_ranks: int) -> S:
+        """These settings with what depends on the number of data-parallel ranks filled in: ``batch_size`` is a rank's.
+
+        Raises:
+            UsageError: a batch does not divide.
+        """
+        batch_size = self.batch_size if self.global_batch_size is None else _share(self.global_batch_size, data_ranks)
+        if batch_size % self.micro_batches:
+            raise UsageError(f"--micro-batches {self.micro_batches} does not divide a rank's batch of {batch_size}")
+        return replace(self, batch_size=batch_size)
+
+
+def shared_in(given: Given, *names: str) -> dict[str, Any]:
+    """Of what a command line gives a workload these settings that all workloads share, and those of the job.
+
+    Raises:
+        UsageError: one is wrong.
+    """
+    parser = Parser(prog="python -m runner", add_help=False)
+    add_options(parser, Settings, only=names)
+    return given.of_file(Settings) | dict(given.values) | known_in(parser, given.rest)[0]
+
+
+def _share(whole: int, data_ranks: int) -> int:
+    each, rest = divmod(whole, data_ranks)
+    if rest:
+        raise UsageError(
+            f"--global-batch-size {whole} does not divide among {data_ranks} data-parallel ranks ({whole} = {data_ranks} × {each} + {rest})",
+            fix=f"take {data_ranks * max(each, 1)} or {data_ranks * (each + 1)}",
+        )
+    return each
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(StepSettings):
+    """How a workload is trained. A subclass has its own defaults for these, and fields of its own."""
+
+    epochs: int = option(10, "passes over the data", parse=positive, group="training")
+    max_steps: int | None = option(
+        None, "stop after N optimizer steps in all", parse=positive, metavar="N", group="training"
+    )
+    lr: float = option(1e-3, "learning rate", parse=positive_float, group="training")
+    scale_lr: bool = option(
+        False, "multiply the learning rate by the number of data-parallel ranks", group="training", advanced=True
+    )
+    check_finite: bool = option(
+        False,
+        "end the job if the loss or a gradient is NaN or infinite, before the optimizer steps",
+        group="training",
+        advanced=True,
+    )
+    check_replicas: int | None = option(
+        None,
+        "every N steps compare a digest of each parameter, or shard of one, on the ranks that have the same, and end the job if one "
+        "differs; buffers, such as batch norm's statistics, may differ and are not compared",
+        parse=positive,
+        metavar="N",
+        group="training",
+        advanced=True,
+    )
+    checkpoint_dir: Path = option(None, "", parse=Path, metavar="DIR", shows="runs/WORKLOAD", group="checkpoints")
+    resume: str | None = option(
+        None,
+        "continue from a checkpoint: this one, or the newest in --checkpoint-dir if there is one; auto skips damaged ones",
+        metavar="CHECKPOINT",
+        bare="",
+        group="checkpoints",
+    )
+    save_every: Every = option(
+        Every(1),
+        "2epochs, 500steps, 10min, or end: only after the last step",
+        parse=every,
+        metavar="N",
+        shows="1epoch",
+        group="checkpoints",
+    )
+    keep: int = option(2, "of this run, the newest N", parse=positive, group="checkpoints")
+    weights: Path | None = option(
+        None,
+        "start from these weights, which `checkpoint export` has written",
+        parse=Path,
+        metavar="FILE",
+        group="checkpoints",
+        advanced=True,
+    )
+    save_async: bool = option(
+        False,
+        "train on while a checkpoint is written; takes memory on the host for a second copy of the state",
+        group="checkpoints",
+        advanced=True,
+    )
+    requeue: bool = option(
+        False,
+        "after the time limit put the job back into Slurm's queue (scontrol requeue)",
+        group="checkpoints",
+        advanced=True,
+    )
+    data: str = option("", "which data", group="data", changes=True)
+    data_dir: Path = option(Path("data"), "where data is kept", metavar="DIR", group="data")
+    workers: int = option(0, "data loader processes per rank", parse=not_negative, group="data")
+    metrics: Path = option(
+        None,
+        "JSON lines",
+        parse=Path,
+        metavar="FILE",
+        shows="metrics.jsonl in --checkpoint-dir",
+        group="logging",
+        advanced=True,
+    )
+    log_every: int = option(20, "steps between lines written together", parse=positive, group="logging")
+    tensorboard: Path | None = option(None, "also write TensorBoard events", parse=Path, metavar="DIR", group="logging")
+    profile: Steps | None = option(
+        None,
+        "record these steps of this run (10-12) by torch.profiler, in profile/ in --checkpoint-dir, on every rank, and print what "
+        "their time went into; they take longer, which the metrics show",
+        parse=steps,
+        metavar="STEPS",
+        group="logging",
+    )
+
+    @property
+    def resume_from(self) -> Path:
+        """Where ``--resume`` looks: a checkpoint that was named, or the folder."""
+        return self.checkpoint_dir if self.resume in (None, "", AUTO) else Path(str(self.resume))
+
+    def for_ranks(self: T, data_ranks: int) -> T:
+        """As in ``StepSettings``; with ``scale_lr`` the learning rate is the scaled one."""
+        found = super().for_ranks(data_ranks)
+        return replace(found, lr=found.lr * data_ranks, scale_lr=False) if found.scale_lr else found
+
+    def in_folder(self: T, workload: str) -> T:
+        """These settings with what is not given of where to write: a folder of the workload's name."""
+        folder = self.checkpoint_dir or Path("runs") / workload.rpartition(".")[2]
+        return replace(self, checkpoint_dir=folder, metrics=self.metrics or folder / "metrics.jsonl")

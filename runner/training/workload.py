@@ -1,0 +1,128 @@
+"""Calling a workload's ``main`` with what the command line gives it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.command import Given, add_config, given_in
+from runner.errors import UsageError, raised_on_all_ranks
+from runner.job_settings import JobSettings
+from runner.parallel.settings import LAYOUT
+from runner.parsing import ALL, Parser, add_full_help, wants
+from runner.settings import add_options, made_of, settings_in
+from runner.training.run import Run
+from runner.training.settings import Settings, StepSettings
+from runner.training.slurm import check_requeue
+
+Main = Callable[..., Any]
+
+
+def bound(main: Main, run: Run, given: Given) -> Callable[[], Any]:
+    """``main`` with its arguments: the run, and its settings or, if it takes no ``StepSettings``, all words after its name.
+
+    Raises:
+        UsageError: a setting is wrong, or output cannot be written to the place given.
+        SystemExit: help was asked for, and printed.
+    """
+    kind = _settings_class(main)
+    if kind is None:
+        return functools.partial(main, run, list(given.words))
+    return functools.partial(_call, main, run, _settings(kind, main, run, given))
+
+
+def call(main: Main, run: Run, words: Sequence[str]) -> Any:
+    """Call ``main`` with what these words give it, as they would stand after its name."""
+    return bound(main, run, given_in(words))()
+
+
+def _call(main: Main, run: Run, settings: StepSettings) -> Any:
+    if isinstance(settings, Settings):
+        _check_output(run, settings)
+    return main(run, settings)
+
+
+def _settings_class(main: Main) -> type[StepSettings] | None:
+    """The class of the settings that ``main`` takes, by the annotation of its second parameter.
+
+    Raises:
+        UsageError: the annotation names nothing.
+    """
+    try:
+        parameters = list(inspect.signature(main, eval_str=True).parameters.values())
+    except NameError as error:
+        with raised_on_all_ranks():
+            raise UsageError(
+                f"{main.__module__}: an annotation of its main() cannot be read: {error}",
+                fix="import that name outside of TYPE_CHECKING",
+            ) from None
+    except (TypeError, ValueError):
+        return None
+    kind = parameters[1].annotation if len(parameters) > 1 else None
+    return kind if isinstance(kind, type) and issubclass(kind, StepSettings) else None
+
+
+@raised_on_all_ranks()
+def _settings(kind: type[StepSettings], main: Main, run: Run, given: Given) -> StepSettings:
+    """The settings of a class: from the command line, else the file, else the class's defaults; with its folder and batch."""
+    if given.problem is not None:
+        raise given.problem
+    known, of_job = settings_in(kind), settings_in(JobSettings)
+    if twice := known.keys() & of_job.keys():
+        raise UsageError(f"{run.workload}: the runner has the settings {', '.join(twice)} itself", fix="rename them")
+    for name in LAYOUT:
+        if known[name].default != settings_in(StepSettings)[name].default:
+            raise UsageError(
+                f"{run.workload}: {name} = {known[name].default}: the ranks' layout is made before a workload is loaded",
+                fix=f"leave the default, and say {known[name].flag} on the command line or in --config FILE",
+            )
+    module = sys.modules.get(main.__module__)
+    parser = Parser(prog=f"python -m runner {run.workload}", description=module and module.__doc__)
+    add_full_help(parser)
+    add_options(parser, kind, JobSettings, show="all" if wants(given.rest, ALL) else "some")
+    add_config(parser)
+    values = vars(parser.parse_args(given.rest))
+    found = made_of(kind, given.of_file(JobSettings, kind, is_all=True), given.values, values)
+    if isinstance(found, Settings):
+        found = found.in_folder(run.workload)
+    return found.for_ranks(run.data_size)
+
+
+def _check_output(run: Run, settings: Settings) -> None:
+    """Check on rank 0 that what a training writes can be written. Collective.
+
+    Raises:
+        UsageError: it cannot, or ``--requeue`` cannot be obeyed.
+    """
+    if settings.requeue:
+        run.on_main(lambda: check_requeue(os.environ))
+    folders = {"--checkpoint-dir": settings.checkpoint_dir, "--metrics": settings.metrics.parent}
+
+    def check_folders() -> None:
+        for option, folder in folders.items():
+            make_writable(folder, option)
+
+    if run.train_by is None:  # a tool that trains the task itself writes none of it
+        run.on_main(check_folders)
+
+
+def make_writable(folder: Path, option: str) -> None:
+    """Make a folder, and check that files can be created in it.
+
+    Raises:
+        UsageError: they cannot.
+    """
+    probe = folder / f".write-test-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"{option}: cannot write in {folder}: {error.strerror}", fix="name a folder that can be written"
+        ) from None
