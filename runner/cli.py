@@ -8,36 +8,36 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
 
-from runner.comm.choice import with_backend, with_spare_cores
-from runner.comm.flight_recorder import answer_when_asked
-from runner.comm.table import installed_packages
+from runner.backends.flight_recorder import answer_when_asked
+from runner.backends.registry import installed_packages
+from runner.backends.selection import with_backend, with_spare_cores
+from runner.base.early_signals import EARLY
+from runner.base.errors import Policy, RunnerError, UsageError, raised_on_all_ranks
+from runner.base.streams import replace_characters
 from runner.command import Request, parse, refuse_idle_options
 from runner.dispatch import dispatch
-from runner.early_signals import EARLY
-from runner.errors import Policy, RunnerError, UsageError, raised_on_all_ranks
-from runner.extras import OF_WORKLOADS, require
-from runner.features import FEATURES, RUNNER, need
 from runner.guard.board import Board
 from runner.guard.nursery import Lifeline
 from runner.guard.start import start_worker
 from runner.guard.worker_messages import Computes, Met, Seeks
+from runner.hardware.placement import Placement, place_all
+from runner.hardware.resources import as_record, of_record, resources
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect
-from runner.launch.misfits import idle_tasks, refuse_misfit
-from runner.launch.table import SINGLE
+from runner.launch.launchers import SINGLE
+from runner.launch.mislaunch import idle_tasks, refuse_misfit
+from runner.launch.target import EXECUTABLE, WORKLOAD, Target, find_target
 from runner.outcome import SUCCESS, end_worker, guard_watched, guard_words, guards_address, outcome_of, refuse_launch
-from runner.placement import Placement, place_all
-from runner.rendezvous.agreement import compare_ranks
-from runner.rendezvous.endpoint import allow_open_files
-from runner.rendezvous.interfaces import absent_interfaces, nccl_interface
-from runner.rendezvous.record import RankRecord, own_record
+from runner.rendezvous.records.compatibility import compare_ranks
+from runner.rendezvous.records.record import RankRecord, own_record
+from runner.rendezvous.records.topology import Topology
 from runner.rendezvous.rendezvous import Rendezvous, choose_way, rendezvous
-from runner.rendezvous.topology import Topology
-from runner.resources import as_record, of_record, resources
-from runner.streams import replace_characters
-from runner.target import EXECUTABLE, WORKLOAD, Target, find_target
+from runner.rendezvous.transport.endpoint import allow_open_files
+from runner.rendezvous.transport.interfaces import absent_interfaces, nccl_interface
 from runner.tools import examines, shows_training, summaries, tool_names, works_alone
+from runner.versions.extras import OF_WORKLOADS, require
+from runner.versions.features import FEATURES, RUNNER, need
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import runner
-from runner.errors import UsageError
+from runner.base.errors import UsageError
+from runner.base.settings import add_options, as_words, made_of, read_file, settings_in, values_in
 from runner.job_settings import JobSettings
+from runner.launch.target import AS_CODE, AS_MODULE, NO_PYTHON, SCRIPT, Target, is_path
 from runner.parallel.settings import LAYOUT, ParallelSettings
 from runner.parsing import ALL, Parser, add_full_help, known_in, wants
-from runner.settings import add_options, as_words, made_of, read_file, settings_in, values_in
-from runner.target import AS_CODE, AS_MODULE, NO_PYTHON, SCRIPT, Target, is_path
 
 DESCRIPTION = """\
 Run a PyTorch program on all ranks that your launcher started (mpirun, srun, torchrun, …):

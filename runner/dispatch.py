@@ -7,26 +7,26 @@ import os
 import sys
 from collections.abc import Sequence
 
-from runner.collector import freeze, freeze_before_program
-from runner.comm.alone import ran_alone
-from runner.comm.importing import import_without_collector, when_imported
-from runner.comm.own_modules import hide_own_modules
-from runner.comm.process_group import limit_when_imported, prepare_backends, start_process_group
-from runner.comm.served_store import serve_own_endpoint_only
-from runner.comm.standby import wait_until_needed
-from runner.comm.store import serve_when_needed
-from runner.comm.table import backends
-from runner.comm.variables import settings, torchrun_variables
+from runner.backends.process_group import limit_when_imported, prepare_backends, start_process_group
+from runner.backends.registry import backends
+from runner.base.collector import freeze, freeze_before_program
+from runner.base.environment import set_variables
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.base.streams import as_python_has_them
 from runner.command import Given, Request
-from runner.environment import set_variables
-from runner.errors import UsageError, raised_on_all_ranks
-from runner.features import need, number_of, untried
 from runner.job import Job
+from runner.launch.program import put_first_on_path, put_program_on_path, run_program
+from runner.launch.target import Target
 from runner.parallel.mesh import lay_out
-from runner.program import put_first_on_path, put_program_on_path, run_program
-from runner.streams import as_python_has_them
-from runner.target import Target
 from runner.tools import load_tool, works_alone
+from runner.torchrun.alone import ran_alone
+from runner.torchrun.import_hooks import import_without_collector, when_imported
+from runner.torchrun.own_modules import hide_own_modules
+from runner.torchrun.served_store import serve_own_endpoint_only
+from runner.torchrun.standby import wait_until_needed
+from runner.torchrun.store import serve_when_needed
+from runner.torchrun.variables import settings, torchrun_variables
+from runner.versions.features import need, number_of, untried
 
 
 def dispatch(target: Target, request: Request, job: Job) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from runner.guard.board import Board
+from runner.hardware.placement import Placement
 from runner.launch.context import LaunchContext
-from runner.placement import Placement
-from runner.rendezvous.endpoint import Endpoint
-from runner.rendezvous.topology import Topology
+from runner.rendezvous.records.topology import Topology
+from runner.rendezvous.transport.endpoint import Endpoint
 
 
 @dataclass(frozen=True, kw_only=True)

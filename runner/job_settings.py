@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGUSR1, Signals
 
-from runner.comm.table import process_groups
-from runner.devices import DEVICES
-from runner.launch.table import SINGLE, launchers
-from runner.quantities import clock_text, duration, not_negative, seconds
+from runner.backends.registry import process_groups
+from runner.base.quantities import clock_text, duration, not_negative, seconds
+from runner.base.settings import option
+from runner.hardware.devices import DEVICES
+from runner.launch.launchers import SINGLE, launchers
 from runner.rendezvous.rendezvous import WAYS
-from runner.settings import option
 
 HANG_TIMEOUT = 600.0  # seconds
 

@@ -13,10 +13,9 @@ from types import TracebackType
 from typing import NoReturn
 
 import runner.dispatch
-import runner.program
+import runner.launch.program
+from runner.base.errors import EXIT_FAILURE, EXIT_OK, RunnerError, is_echo
 from runner.command import Request
-from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError, is_echo
-from runner.extras import missing_here
 from runner.guard.advice import EVERY_STEP, after_error
 from runner.guard.launcher import launcher_of
 from runner.guard.line import Address
@@ -29,15 +28,16 @@ from runner.launch.context import LaunchContext
 from runner.launch.detect import is_reporting
 from runner.launch.hydra import end_other_ranks
 from runner.launch.job_entry import entry_of_job
+from runner.launch.launchers import launchers
 from runner.launch.siblings import siblings_of
-from runner.launch.table import launchers
 from runner.launch.time_limit import margin, time_left
-from runner.rendezvous.interfaces import own_addresses
-from runner.rendezvous.mpi_library import library_of_launcher
+from runner.rendezvous.methods.mpi_library import library_of_launcher
+from runner.rendezvous.records.topology import ranks_text
 from runner.rendezvous.rendezvous import Rendezvous, RendezvousMethod
-from runner.rendezvous.secret import derived
-from runner.rendezvous.topology import ranks_text
+from runner.rendezvous.transport.interfaces import own_addresses
+from runner.rendezvous.transport.secret import derived
 from runner.shutdown import shutdown
+from runner.versions.extras import missing_here
 
 # The share of the collectives' time limit in which a checkpoint is written. The other ranks wait in one meanwhile, and the message at
 # its own end would say less.
@@ -262,7 +262,7 @@ def _who_has_ended(job: Job | None) -> str:
 def _skip_runner(trace: TracebackType | None) -> TracebackType | None:
     """The traceback without the runner's own frames above the target."""
     # Its first frame is the command line's main().
-    way = {runner.dispatch.__file__, runner.program.__file__}
+    way = {runner.dispatch.__file__, runner.launch.program.__file__}
     if trace is not None:
         way.add(trace.tb_frame.f_code.co_filename)
     start = trace

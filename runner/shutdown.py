@@ -18,9 +18,9 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import NoReturn
 
-from runner.collector import open_files
-from runner.comm.process_group import stop_process_group
-from runner.rendezvous.mpi_library import finalize_mpi
+from runner.backends.process_group import stop_process_group
+from runner.base.collector import open_files
+from runner.rendezvous.methods.mpi_library import finalize_mpi
 
 
 def shutdown(code: int, *, collective: bool, before_leaving: Callable[[], None] = lambda: None) -> NoReturn:

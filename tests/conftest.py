@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from runner.features import FEATURES, Feature
-from runner.resources import resources
-from runner.torch_build import torch_build
+from runner.hardware.resources import resources
+from runner.versions.features import FEATURES, Feature
+from runner.versions.torch_build import torch_build
 from tests.cluster.virtual import missing
 from tests.launching import ROOT
 
@@ -68,7 +68,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if unknown := {key for item in items for marker in item.iter_markers("needs") for key in marker.args} - set(
         FEATURES
     ):
-        raise pytest.UsageError(f"needs({', '.join(map(repr, unknown))}): runner/features.py has no such feature")
+        raise pytest.UsageError(
+            f"needs({', '.join(map(repr, unknown))}): runner/versions/features.py has no such feature"
+        )
     for item in items:  # for tests/versions.py
         item.user_properties += [("needs", key) for marker in item.iter_markers("needs") for key in marker.args]
     parts = {

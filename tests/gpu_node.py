@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.gpus import Gpus, visible_gpus
-from runner.torch_build import TorchBuild
+from runner.hardware.gpus import Gpus, visible_gpus
+from runner.versions.torch_build import TorchBuild
 
 CUDA = TorchBuild("2.14.0+cu130", "nvidia")
 ROCM = TorchBuild("2.14.0+rocm7.0", "amd")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from runner.launch.table import LAUNCHERS
+from runner.launch.launchers import LAUNCHERS
 from tests.polling import LIMIT
 
 ROOT = Path(__file__).parent.parent

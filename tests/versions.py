@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from runner.features import FEATURES, RUNNER, number_of
+from runner.versions.features import FEATURES, RUNNER, number_of
 from tests.launching import ROOT, clean_environment
 
 DOCUMENT = ROOT / "docs" / "results" / "versions.md"

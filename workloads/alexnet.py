@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from runner.errors import UsageError, raised_on_all_ranks
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.base.quantities import positive
+from runner.base.settings import option
 from runner.parallel.task import Plan
-from runner.quantities import positive
-from runner.settings import option
 from runner.training.loop import Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from runner.base.settings import option
 from runner.parallel.task import Plan
-from runner.settings import option
 from runner.training.loop import Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings

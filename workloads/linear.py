@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from runner.settings import option
+from runner.base.settings import option
 from runner.training.loop import Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings

@@ -29,16 +29,16 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
+from runner.base.quantities import positive, positive_float
+from runner.base.settings import option
 from runner.parallel.state import shapes_of
 from runner.parallel.task import Plan
-from runner.quantities import positive, positive_float
-from runner.settings import option
+from runner.training.checkpoint.restore import model_weights
+from runner.training.checkpoint.writing import writing
 from runner.training.loop import Task, fit, trained
-from runner.training.restore import model_weights
 from runner.training.run import Run
 from runner.training.settings import Settings
-from runner.training.writing import writing
 from workloads.data.text import windows
 from workloads.models import llama_weights
 from workloads.models.llama import SIZES, Llama, LlamaConfig, continuation, flops_per_token

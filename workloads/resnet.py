@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from runner.errors import UsageError, raised_on_all_ranks
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.base.quantities import positive
+from runner.base.settings import option
 from runner.parallel.task import Plan, Task
-from runner.quantities import positive
-from runner.settings import option
 from runner.training.benchmark import Protocol, benchmark
 from runner.training.run import Run
 from runner.training.settings import StepSettings

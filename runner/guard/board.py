@@ -168,7 +168,7 @@ class Board:
         return sorted(ranks[:number])
 
     def hold(self, locks: Sequence[str]) -> None:
-        """The worker holds these locks (runner/locks.py), which its guard removes if it cannot do so itself."""
+        """The worker holds these locks (runner/base/locks.py), which its guard removes if it cannot do so itself."""
         text = json.dumps(locks).encode()
         if len(text) <= _LOCKS.size:
             _LOCKS.pack_into(self._memory, _FORM.size + _ENDED.size, text)

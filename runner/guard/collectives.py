@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from runner.guard.events import readable
 from runner.guard.place import Inside
-from runner.rendezvous.topology import ranks_text
+from runner.rendezvous.records.topology import ranks_text
 
 _WITHIN = 2.0  # seconds for an answer
 _KEPT = 30.0  # seconds after a question in which the next one may be about the same call

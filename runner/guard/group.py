@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from runner.errors import EXIT_FAILURE
-from runner.locks import remove_left
+from runner.base.errors import EXIT_FAILURE
+from runner.base.locks import remove_left
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -35,7 +35,7 @@ class Group:
         Args:
             is_own: the worker leads a group of its own; otherwise it is in the guard's, on a terminal.
             but: file descriptors that only the guard may hold.
-            locks: those that the worker has held (runner/locks.py).
+            locks: those that the worker has held (runner/base/locks.py).
 
         Raises:
             OSError: there is no room for one more process.

@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any
 
+from runner.base.process_stat import process_stat
 from runner.guard import collectives, stacks
 from runner.guard.board import Board, Progress
 from runner.guard.collectives import Call
 from runner.guard.messages import Message, Reason, Show, Stacks
 from runner.guard.peers import Peers
 from runner.guard.place import IS_RECORDED
-from runner.process_stat import process_stat
-from runner.rendezvous.topology import ranks_text
+from runner.rendezvous.records.topology import ranks_text
 
 _STOPPED = 10  # looks, one per second, in which a worker is stopped before it counts as frozen
 _ANSWERING = 6.0  # seconds that the other guards get to show their workers' calls and stacks

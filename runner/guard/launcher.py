@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+from runner.base.process_stat import process_stat
 from runner.launch.context import LaunchContext
-from runner.launch.processes import launcher_process
-from runner.process_stat import process_stat
+from runner.launch.launcher_processes import launcher_process
 
 _LOOK = 1.0  # seconds between two looks
 

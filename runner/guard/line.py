@@ -16,13 +16,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runner.errors import RunnerError
+from runner.base.errors import RunnerError
 from runner.guard.board import MOST_ENDED
 from runner.guard.libraries import in_library
 from runner.guard.messages import Alive, Apart, Failed, Gone, Left, Message, Returned, ToMiddle, packed, unpacked
-from runner.rendezvous.client import Client, UnreachableError, connect
-from runner.rendezvous.protocol import ProtocolError
-from runner.rendezvous.server import Server
+from runner.rendezvous.transport.client import Client, UnreachableError, connect
+from runner.rendezvous.transport.protocol import ProtocolError
+from runner.rendezvous.transport.server import Server
 
 _LARGEST = 1 << 22  # bytes of a message: the stacks of a rank
 _ROUND = 0.05  # seconds in which the middle looks for something to send

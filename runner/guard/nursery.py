@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
-from runner.collector import freeze, paused_collector
-from runner.errors import EXIT_FAILURE, EXIT_OK
+from runner.base.collector import freeze, paused_collector
+from runner.base.errors import EXIT_FAILURE, EXIT_OK
 from runner.guard.board import Board
 from runner.guard.collectives import Call, answer
 from runner.guard.group import Group, die_with
 from runner.guard.libraries import outside_of_libraries
 from runner.guard.stacks import let_show, new_file
 from runner.guard.worker_messages import Fails, WorkerMessage, written
-from runner.rendezvous.endpoint import port_of
+from runner.rendezvous.transport.endpoint import port_of
 
 _TRACEBACK = 8000  # characters that are kept of it, the last ones: a message fits into a pipe
 _TRYING = 60.0  # seconds until a spare process is tried again for which there was no room

@@ -10,9 +10,9 @@ import sys
 import threading
 from types import FrameType
 
-from runner.features import FEATURES
 from runner.guard.stacks import PACKAGE
-from runner.torch_build import torch_build
+from runner.versions.features import FEATURES
+from runner.versions.torch_build import torch_build
 
 # Whether torch tells of each collective in which a rank waits.
 IS_RECORDED = not FEATURES["recorder"].shortfall(torch_build().version)

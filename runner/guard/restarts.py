@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
+from runner.base.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
 
 
 class Restarts:

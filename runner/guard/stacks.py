@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from runner.base.process_stat import process_stat
 from runner.guard.launcher import catches
-from runner.process_stat import process_stat
 
 # A signal that no library is known to use. faulthandler's handler is C, so it needs no GIL.
 _SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + 9

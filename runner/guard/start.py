@@ -20,7 +20,7 @@ from runner.guard.nursery import Lifeline, Nursery
 from runner.guard.output import Output
 from runner.guard.settings import Watched, Words
 from runner.guard.watch import Guard
-from runner.rendezvous.endpoint import allow_open_files, listen
+from runner.rendezvous.transport.endpoint import allow_open_files, listen
 
 
 def start_worker(words: Words, watched: Watched) -> Lifeline:

@@ -16,12 +16,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from runner.base.process_stat import process_stat
 from runner.guard.board import ENDED, Board
 from runner.guard.libraries import in_library
 from runner.guard.messages import State
 from runner.guard.rank_state import RankState, path_of
-from runner.nvml import GpuMeter
-from runner.process_stat import process_stat
+from runner.hardware.nvml import GpuMeter
 
 _INTERVAL = 2.0  # seconds between two writings
 _LAST = 2.0  # seconds that the last one may take

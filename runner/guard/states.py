@@ -14,8 +14,8 @@ from runner.guard.nursery import Child
 from runner.guard.rank_state import FOLDER, path_of
 from runner.guard.settings import Watched
 from runner.guard.state import StateFile
+from runner.hardware.nvml import GpuMeter
 from runner.launch.job_entry import written_entry
-from runner.nvml import GpuMeter
 
 _WRITING = 2.0  # seconds for removing the job's entry
 

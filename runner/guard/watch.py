@@ -10,7 +10,8 @@ import threading
 import time
 from pathlib import Path
 
-from runner.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
+from runner.base.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
+from runner.base.locks import remove_left
 from runner.guard.collectives import Requests
 from runner.guard.console import Console
 from runner.guard.events import Events
@@ -31,10 +32,9 @@ from runner.guard.states import States
 from runner.guard.strangers import Strangers
 from runner.guard.worker import GRACE, Worker
 from runner.guard.worker_messages import Computes, Fails, Leaves, Met, Seeks
+from runner.hardware.nvml import GpuMeter
 from runner.launch.hydra import end_other_ranks
 from runner.launch.siblings import HOW_TO_START
-from runner.locks import remove_left
-from runner.nvml import GpuMeter
 
 _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended
 # Seconds that a worker gets after another rank has failed: before SIGTERM, or SIGKILL in a training.

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Collection
 
-from runner.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
+from runner.base.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
 from runner.guard.advice import EVERY_STEP, MORE_MEMORY, after_signal
 from runner.guard.events import TELLS, name_of, read
 from runner.guard.memory import killed_for_memory

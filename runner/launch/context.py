@@ -7,10 +7,10 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from runner.errors import LaunchError
-from runner.launch.processes import launcher_process
+from runner.base.errors import LaunchError
+from runner.launch.launcher_processes import launcher_process
+from runner.launch.launchers import HOST_LISTS, SCHEDULER_JOBS, Launcher
 from runner.launch.slurm_lists import expand_hosts
-from runner.launch.table import HOST_LISTS, SCHEDULER_JOBS, Launcher
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from runner.errors import LaunchError
+from runner.base.errors import LaunchError
 from runner.launch.context import LaunchContext
 from runner.launch.detect import tasks_of_job
-from runner.launch.processes import ancestors, typed_in_a_shell
+from runner.launch.launcher_processes import ancestors, typed_in_a_shell
 
 
 @dataclass(frozen=True, kw_only=True)

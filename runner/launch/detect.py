@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from runner.errors import LaunchError, UsageError
+from runner.base.errors import LaunchError, UsageError
 from runner.launch.context import Ignored, LaunchContext, Value
+from runner.launch.launchers import LAUNCHERS, SINGLE, TASK_COUNTS, Launcher, launchers
 from runner.launch.slurm_lists import expand_counts
-from runner.launch.table import LAUNCHERS, SINGLE, TASK_COUNTS, Launcher, launchers
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from runner.launch.table import SCHEDULER_JOBS
+from runner.launch.launchers import SCHEDULER_JOBS
 
 _KEPT = 365 * 86400.0  # seconds
 

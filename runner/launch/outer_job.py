@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from runner.launch.copies import COPY_STARTERS
 from runner.launch.detect import is_marked
-from runner.launch.table import launchers
+from runner.launch.launchers import launchers
 
 # Variables that a step has, and from which srun takes where its tasks are to run (srun(1), "Input environment variables").
 _PLACES = ("SLURM_CPU_BIND", "SLURM_MEM_BIND", "SBATCH_CPU_BIND", "SBATCH_MEM_BIND", "SLURM_DIST")

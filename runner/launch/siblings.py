@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.launch.context import LaunchContext
-from runner.launch.processes import launcher_process
+from runner.launch.launcher_processes import launcher_process
 
 if TYPE_CHECKING:
     import psutil

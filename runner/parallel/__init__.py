@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runner.extensions import load_function
-from runner.features import need
+from runner.base.extensions import load_function
 from runner.parallel.registry import STRATEGIES
 from runner.parallel.settings import ParallelSettings
+from runner.versions.features import need
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ def make_trainer(task: Task, setting: Setting) -> Trainer:
     Raises:
         UsageError: the task's plan does not say what the options need, or the strategy does not bear the model.
     """
-    from runner.parallel.alike import begin_alike
+    from runner.parallel.same_start import begin_alike
 
     need(*setting.options.features, device=setting.device.type)
     task.plan.check(setting.options)

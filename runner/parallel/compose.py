@@ -16,7 +16,7 @@ def compose(task: Task, setting: Setting, *, shard: bool) -> Trainer:
         shard: whether data-parallel ranks have a part of each parameter; otherwise they have replicas.
     """
     if degree(setting.mesh, "pipeline") > 1:
-        from runner.parallel.pipeline import pipeline  # imports torch's schedules
+        from runner.parallel.pipeline.pipeline import pipeline  # imports torch's schedules
 
         return pipeline(task, setting, shard=shard)
     model = outline(task, setting)

@@ -20,21 +20,21 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from runner.comm.gpu import is_gpu
-from runner.errors import raised_by_some_ranks
-from runner.features import need
+from runner.backends.gpu import is_gpu
+from runner.base.errors import raised_by_some_ranks
 from runner.parallel import Setting, precision
-from runner.parallel.bearing import borne_by, check_divisible, check_even, check_steps, kinds_of
+from runner.parallel.call_order import CallOrder
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import degree
-from runner.parallel.order import CallOrder
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.state import StateDict
 from runner.parallel.streams import RandomStreams, draws
+from runner.parallel.support import borne_by, check_divisible, check_even, check_steps, kinds_of
 from runner.parallel.task import Task, fill
 from runner.parallel.tied import shared_parameters, tie_divided
 from runner.parallel.trainer import Trainer
-from runner.torch_api import ALL_HAVE_IT
+from runner.versions.features import need
+from runner.versions.torch_api import ALL_HAVE_IT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from runner.parallel.state import part_of, whole_of
-from runner.torch_api import clip, total_norm
+from runner.versions.torch_api import clip, total_norm
 
 
 @torch.no_grad()

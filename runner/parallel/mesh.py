@@ -14,10 +14,10 @@ from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from runner.errors import UsageError, raised_on_all_ranks
-from runner.features import need
-from runner.rendezvous.topology import Topology
-from runner.torch_api import in_order
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.rendezvous.records.topology import Topology
+from runner.versions.features import need
+from runner.versions.torch_api import in_order
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner.extensions import extensions
+from runner.base.extensions import extensions
 
 HOOKS = ("none", "bf16", "fp16", "powersgd")
 
@@ -35,11 +35,15 @@ class StrategyTraits:
 
 
 STRATEGIES = {
-    "ddp": StrategyTraits(function="runner.parallel.ddp:ddp", averages=True, is_divisible=True, hooks=HOOKS[1:]),
-    "fsdp": StrategyTraits(function="runner.parallel.fsdp:fsdp", shards=True, is_divisible=True),
-    "zero1": StrategyTraits(function="runner.parallel.zero1:zero1", shards_optimizer=True),
-    "local-sgd": StrategyTraits(function="runner.parallel.local_sgd:local_sgd", is_local=True, scales=False),
-    "horovod": StrategyTraits(function="runner.parallel.horovod:horovod", averages=True, hooks=("fp16",), scales=False),
+    "ddp": StrategyTraits(
+        function="runner.parallel.strategies.ddp:ddp", averages=True, is_divisible=True, hooks=HOOKS[1:]
+    ),
+    "fsdp": StrategyTraits(function="runner.parallel.strategies.fsdp:fsdp", shards=True, is_divisible=True),
+    "zero1": StrategyTraits(function="runner.parallel.strategies.zero1:zero1", shards_optimizer=True),
+    "local-sgd": StrategyTraits(function="runner.parallel.strategies.local_sgd:local_sgd", is_local=True, scales=False),
+    "horovod": StrategyTraits(
+        function="runner.parallel.strategies.horovod:horovod", averages=True, hooks=("fp16",), scales=False
+    ),
 }
 # One of another package refuses itself what it does not bear.
 _OF_OTHERS = StrategyTraits(shards=None, is_divisible=True, hooks=HOOKS[1:])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from runner.errors import UsageError, raised_on_all_ranks
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.base.quantities import positive, positive_float
+from runner.base.settings import option
 from runner.parallel.mesh import Degrees, Layout
 from runner.parallel.registry import HOOKS, strategy_names, traits_of
-from runner.quantities import positive, positive_float
-from runner.settings import option
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 CHECKPOINTED = ("none", "full", "selective")
@@ -179,7 +179,7 @@ class ParallelSettings:
 
     @property
     def features(self) -> list[str]:
-        """Which rows of ``runner.features.FEATURES`` it uses."""
+        """Which rows of ``runner.versions.features.FEATURES`` it uses."""
         used = {
             "selective": self.activation_checkpointing == "selective",
             "tp": self.tp > 1,

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.errors import raised_on_all_ranks
-from runner.parallel.plain import decode, encode
-from runner.torch_api import ALL_HAVE_IT
+from runner.base.errors import raised_on_all_ranks
+from runner.parallel.json_codec import decode, encode
+from runner.versions.torch_api import ALL_HAVE_IT
 
 NO_COPIES: Mapping[str, str] = {}
 _OTHER = "of the optimizer: "  # begins the name of an entry that is not a parameter's

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from runner.comm.gpu import is_gpu
-from runner.errors import UsageError, raised_on_all_ranks
-from runner.parallel.alike import check_digests, check_outline, digest_of
-from runner.parallel.bearing import check_shapes
-from runner.parallel.stages import PassThrough
+from runner.backends.gpu import is_gpu
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.parallel.pipeline.stages import PassThrough
+from runner.parallel.same_start import check_digests, check_outline, digest_of
 from runner.parallel.state import copy_part
+from runner.parallel.support import check_shapes
 from runner.parallel.tied import shared_parameters
 
 if TYPE_CHECKING:

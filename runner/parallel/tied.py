@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from runner.errors import UsageError, raised_on_all_ranks
+from runner.base.errors import UsageError, raised_on_all_ranks
 
 NOT_ALIKE = "give both the same division in Plan.tensor"
 

@@ -12,13 +12,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.errors import UsageError, raised_on_all_ranks
+from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel import precision
-from runner.parallel.alike import broadcast, check_digests, digest_of
-from runner.parallel.bearing import described, is_about_the_model
 from runner.parallel.gradients import clip_gradients
+from runner.parallel.same_start import broadcast, check_digests, digest_of
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.state import NO_COPIES, StateDict, copy_part, load_state, shapes_of, state_of, whole_of
+from runner.parallel.support import described, is_about_the_model
 from runner.parallel.task import Task, closures_refused
 
 _SAME_WEIGHTS = "let every rank read the same file"

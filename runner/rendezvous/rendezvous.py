@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from runner.errors import LaunchError, Policy, RefusedError, RunnerError, UsageError, raised_on_all_ranks
+from runner.base.errors import LaunchError, Policy, RefusedError, RunnerError, UsageError, raised_on_all_ranks
 from runner.launch.context import LaunchContext
-from runner.launch.table import Kind
-from runner.rendezvous.endpoint import Endpoint, MpiUnavailable, NoMpi, listen
-from runner.rendezvous.interfaces import interface_towards, is_loopback, own_addresses
-from runner.rendezvous.mpi import exchange_by_mpi
-from runner.rendezvous.mpi_library import NoLibraryError, mpi_unavailable
-from runner.rendezvous.record import RankRecord
-from runner.rendezvous.records import Records
-from runner.rendezvous.sockets import by_environment, by_file, by_hosts, own_endpoint
-from runner.rendezvous.topology import ranks_text
+from runner.launch.launchers import Kind
+from runner.rendezvous.methods.mpi import exchange_by_mpi
+from runner.rendezvous.methods.mpi_library import NoLibraryError, mpi_unavailable
+from runner.rendezvous.methods.sockets import by_environment, by_file, by_hosts, own_endpoint
+from runner.rendezvous.records.record import RankRecord
+from runner.rendezvous.records.records import Records
+from runner.rendezvous.records.topology import ranks_text
+from runner.rendezvous.transport.endpoint import Endpoint, MpiUnavailable, NoMpi, listen
+from runner.rendezvous.transport.interfaces import interface_towards, is_loopback, own_addresses
 
 WAYS = ("auto", "env", "mpi", "file", "hosts")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runner.extensions import extensions, load_function
+from runner.base.extensions import extensions, load_function
 
 if TYPE_CHECKING:
     from runner.job import Job
@@ -31,13 +31,13 @@ class Tool:
 TOOLS = {
     "explain": Tool(
         summary="what the ranks are, where they meet, which devices and threads they use, and why",
-        function="runner.tools.explain:explain",
+        function="runner.tools.explain.explain:explain",
         shows_training=True,
     ),
     "bench": Tool(summary="how fast the collectives are", function="runner.tools.bench.bench:bench"),
     "checkpoint": Tool(
         summary="look at checkpoints, verify and export them",
-        function="runner.tools.checkpoint:checkpoint",
+        function="runner.tools.checkpoint.checkpoint:checkpoint",
         needs_rendezvous=False,
     ),
     "compare": Tool(
@@ -55,11 +55,11 @@ TOOLS = {
     ),
     "jobscript": Tool(
         summary="write a job script for Slurm, PBS or LSF, or submit it",
-        function="runner.tools.jobscript:jobscript",
+        function="runner.tools.jobscript.jobscript:jobscript",
         needs_rendezvous=False,
     ),
     "smoke": Tool(
-        summary="a short test of this installation", function="runner.tools.smoke:smoke", needs_rendezvous=False
+        summary="a short test of this installation", function="runner.tools.smoke.smoke:smoke", needs_rendezvous=False
     ),
     "supervise": Tool(
         summary="start a job again when it fails in a way that a restart can fix",

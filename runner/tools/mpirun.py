@@ -1,4 +1,4 @@
-"""Find the mpirun of this machine, and which MPI it belongs to."""
+"""The mpirun of this machine, which MPI it belongs to, and the scripts that call one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
+
+# The folder is next to the package, in a checkout and in an installed wheel.
+MPI_SCRIPTS = Path(__file__).parents[2] / "mpi_scripts"
 
 # Patterns in the output of --version; MPICH's mpirun is Hydra.
 _SIGNS = {"openmpi": "Open MPI|OpenRTE|PRRTE", "intelmpi": "Intel", "mpich": "HYDRA", "an MPI unknown here": ""}

@@ -9,9 +9,9 @@ from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.command import Given
-from runner.errors import UsageError, raised_on_all_ranks
-from runner.target import find_target
+from runner.launch.target import find_target
 
 if TYPE_CHECKING:
     from runner.parallel.task import Task

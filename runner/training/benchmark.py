@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from runner.comm.timing import own_seconds_per_call
+from runner.backends.timing import own_seconds_per_call
 from runner.parallel import make_trainer
 from runner.parallel.task import Task, parts_of, to_device
-from runner.training.alike import check_task
-from runner.training.batches import ShardSampler, train_loader
+from runner.training.data.batches import ShardSampler, train_loader
 from runner.training.run import Run
+from runner.training.same_task import check_task
 from runner.training.settings import StepSettings
 
 

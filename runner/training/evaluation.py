@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.errors import raised_on_all_ranks
+from runner.base.errors import raised_on_all_ranks
 from runner.parallel.task import form_of, parts_of, to_device
 from runner.parallel.trainer import Trainer
-from runner.torch_api import not_compiled
-from runner.training.batches import evaluation_batches, evaluation_loader, length_of
-from runner.training.random_numbers import own_random_numbers
+from runner.training.data.batches import evaluation_batches, evaluation_loader, length_of
+from runner.training.data.random_numbers import own_random_numbers
 from runner.training.run import Run
 from runner.training.settings import Settings
+from runner.versions.torch_api import not_compiled
 
 Evaluation = tuple[float, float | None]
 

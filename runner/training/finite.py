@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from runner.parallel.state import part_of
-from runner.training.metrics import StepRecord
+from runner.training.metrics.sinks import StepRecord
 
 
 class Finite:

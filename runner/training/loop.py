@@ -14,32 +14,32 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.errors import RunnerError, UsageError, raised_on_all_ranks
+from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.parallel import make_trainer
 from runner.parallel.gradients import own_gradients
 from runner.parallel.task import Plan, Task, parts_of, to_device
 from runner.parallel.trainer import Trainer
-from runner.training import resume
-from runner.training.alike import check_task
-from runner.training.batches import ShardSampler, train_loader
-from runner.training.checkpoint_folder import Position, Saved, name_of
-from runner.training.checkpoints import Checkpoints
+from runner.training.checkpoint import resume
+from runner.training.checkpoint.checkpoint_folder import Position, Saved, name_of
+from runner.training.checkpoint.checkpoints import Checkpoints
+from runner.training.checkpoint.ownership import owning
+from runner.training.checkpoint.restore import restore
+from runner.training.checkpoint.weights import read_weights
+from runner.training.data.batches import ShardSampler, train_loader
+from runner.training.data.random_numbers import seed_random_numbers
 from runner.training.evaluation import Evaluation, evaluate, try_evaluation
-from runner.training.meter import Meter
-from runner.training.metrics import StepRecord
-from runner.training.output import Sink, open_output
-from runner.training.owning import owning
+from runner.training.metrics.meter import Meter
+from runner.training.metrics.output import Sink, open_output
+from runner.training.metrics.profile import profiled
+from runner.training.metrics.progress import ProgressDisplay, show_progress
+from runner.training.metrics.sinks import StepRecord
+from runner.training.metrics.speed import speeds
+from runner.training.metrics.stragglers import Pace
 from runner.training.preemption import end_early, listening
-from runner.training.profile import profiled
-from runner.training.progress import ProgressDisplay, show_progress
-from runner.training.random_numbers import seed_random_numbers
 from runner.training.replicas import Replicas
-from runner.training.restore import restore
 from runner.training.run import Run
+from runner.training.same_task import check_task
 from runner.training.settings import Settings
-from runner.training.speed import speeds
-from runner.training.stragglers import Pace
-from runner.training.weights import read_weights
 
 __all__ = ["Hook", "Plan", "Result", "State", "Task", "fit"]
 

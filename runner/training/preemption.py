@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-from runner.early_signals import EARLY
-from runner.errors import EXIT_REQUEUE, RunnerError, raised_on_all_ranks
+from runner.base.early_signals import EARLY
+from runner.base.errors import EXIT_REQUEUE, RunnerError, raised_on_all_ranks
 from runner.launch.time_limit import margin, time_left
 from runner.training import slurm
-from runner.training.checkpoint_folder import Position, name_of
-from runner.training.checkpoints import Checkpoints, SaveTimes
+from runner.training.checkpoint.checkpoint_folder import Position, name_of
+from runner.training.checkpoint.checkpoints import Checkpoints, SaveTimes
 from runner.training.run import Run
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)

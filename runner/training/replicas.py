@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from runner.errors import RunnerError, UsageError, raised_on_all_ranks
-from runner.parallel.alike import digest_of
+from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
+from runner.parallel.same_start import digest_of
 from runner.parallel.state import part_of
 from runner.parallel.trainer import Trainer
-from runner.rendezvous.topology import ranks_text
+from runner.rendezvous.records.topology import ranks_text
 from runner.training.run import Run
 
 

@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from runner.comm.agree import agree
-from runner.comm.process_group import with_host_memory
-from runner.errors import RunnerError, UsageError
-from runner.extras import problem_of
+from runner.backends.collective_errors import agree
+from runner.backends.process_group import with_host_memory
+from runner.base.errors import RunnerError, UsageError
 from runner.job import Job
 from runner.parallel import Setting
 from runner.parallel.mesh import Layout, device_mesh
 from runner.parallel.settings import ParallelSettings
+from runner.versions.extras import problem_of
 
 T = TypeVar("T")
 
@@ -138,5 +138,5 @@ class Run:
         *,
         fix: str = "",
     ) -> None:
-        """Raise on all ranks of the job if any of them has a problem: see ``runner.comm.agree``. Collective."""
+        """Raise on all ranks of the job if any of them has a problem: see ``runner.backends.collective_errors``. Collective."""
         agree(problem, kind, group, fix=fix)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.base.quantities import not_negative, positive, positive_float
+from runner.base.settings import add_options, not_an_option, option
 from runner.command import Given
-from runner.errors import UsageError, raised_on_all_ranks
 from runner.parallel.settings import ParallelSettings
 from runner.parsing import Parser, known_in
-from runner.quantities import not_negative, positive, positive_float
-from runner.settings import add_options, not_an_option, option
 
 AUTO = "auto"  # --resume: the newest checkpoint that is intact
 

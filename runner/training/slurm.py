@@ -7,8 +7,8 @@ import os
 import subprocess
 from collections.abc import Mapping
 
-from runner.errors import RunnerError, UsageError
-from runner.quantities import duration
+from runner.base.errors import RunnerError, UsageError
+from runner.base.quantities import duration
 
 _ASKING = 10.0  # seconds for the controller's answer
 

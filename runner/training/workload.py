@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.base.settings import add_options, made_of, settings_in
 from runner.command import Given, add_config, given_in
-from runner.errors import UsageError, raised_on_all_ranks
 from runner.job_settings import JobSettings
 from runner.parallel.settings import LAYOUT
 from runner.parsing import ALL, Parser, add_full_help, wants
-from runner.settings import add_options, made_of, settings_in
 from runner.training.run import Run
 from runner.training.settings import Settings, StepSettings
 from runner.training.slurm import check_requeue

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.resources import resources
+from runner.hardware.resources import resources
 from tests.launching import RUNNER, mpirun_path, ok, own_lines, path_of, run, runner
 from tests.results import losses
 
@@ -22,7 +22,7 @@ two_gpus = pytest.mark.skipif(len(GPUS) < 2, reason="there is one GPU")
 # What the runner and what torch find, a line each.
 BOTH = """
 import os
-from runner.resources import resources
+from runner.hardware.resources import resources
 print(resources(os.environ).gpus)
 import torch
 print([f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(torch.cuda.device_count())])

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from runner.features import FEATURES
 from runner.tools import TOOLS
-from runner.torch_build import release_of
+from runner.versions.features import FEATURES
+from runner.versions.torch_build import release_of
 from tests.launching import (
     BASE_PYTHON,
     RUNNER,

@@ -85,8 +85,8 @@ def test_its_rendezvous_server_lets_in_the_addresses_that_hosts_have_sent() -> N
 
     from torch._C._distributed_c10d import HashStore
 
-    from runner.comm.horovod.rendezvous import members
-    from runner.comm.horovod.server import serve
+    from runner.backends.horovod.rendezvous import members
+    from runner.backends.horovod.server import serve
 
     store = HashStore()
     store.set_timeout(timedelta(seconds=5))

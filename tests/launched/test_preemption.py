@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from runner.guard.rank_state import read_states
-from runner.training.checkpoint_folder import unseal
+from runner.training.checkpoint.checkpoint_folder import unseal
 from tests.launching import PROGRAMS, RUNNER, clean_environment, mpirun_path, ok, path_of, run, runner
 from tests.polling import LIMIT, poll_until
 from tests.results import metrics, refused

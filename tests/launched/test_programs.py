@@ -189,8 +189,8 @@ dist.destroy_process_group()
 OURS = """\
 import importlib.util
 assert importlib.util.find_spec("runner") is not None
-import runner.launch.table
-from runner.early_signals import EARLY
+import runner.launch.launchers
+from runner.base.early_signals import EARLY
 import runner.cli
 print(runner.cli.EARLY is EARLY, runner.__spec__.name)
 """

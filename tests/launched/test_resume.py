@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from runner.training import checkpoint_folder
+from runner.training.checkpoint import checkpoint_folder
 from tests.launching import PROGRAMS, ok, runner
 from tests.layouts import FSDP
 from tests.results import losses, metrics, refused

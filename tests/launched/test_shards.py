@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runner.training import checkpoint_folder
+from runner.training.checkpoint import checkpoint_folder
 from tests.launching import ROOT, ok
 from tests.programs.training import exact
 from tests.turns import Turns, turns_fixture

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from runner.errors import RefusedError
+from runner.base.errors import RefusedError
 from runner.launch.detect import detect
-from runner.rendezvous.agreement import compare_ranks
-from runner.rendezvous.record import RankRecord, own_record
-from runner.torch_build import torch_build
+from runner.rendezvous.records.compatibility import compare_ranks
+from runner.rendezvous.records.record import RankRecord, own_record
+from runner.versions.torch_build import torch_build
 
 
 def records(count: int = 3, **changes: Any) -> list[RankRecord]:

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from runner.errors import UsageError
-from runner.parallel import alike
+from runner.base.errors import UsageError
+from runner.parallel import same_start as alike
 
 CPU = torch.device("cpu")
 

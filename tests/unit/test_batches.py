@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from runner.errors import UsageError
-from runner.training.batches import ShardSampler, evaluation_loader, train_loader
+from runner.base.errors import UsageError
+from runner.training.data.batches import ShardSampler, evaluation_loader, train_loader
 
 
 def steps(length: int, size: int, each: int, *, epoch: int = 0, skip: int = 0) -> list[set[int]]:

@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from runner.errors import UsageError
-from runner.training import checkpoint_folder
-from runner.training.checkpoint_folder import Position, Saved
+from runner.base.errors import UsageError
+from runner.training.checkpoint import checkpoint_folder
+from runner.training.checkpoint.checkpoint_folder import Position, Saved
 from tests.launching import ROOT, ok, run
 
 TENSORS = {
@@ -123,7 +123,7 @@ def test_one_of_the_same_step_is_deleted_when_the_new_one_is_in_place(
 PEAK = """
 import resource, sys, torch
 from pathlib import Path
-from runner.training import checkpoint_folder
+from runner.training.checkpoint import checkpoint_folder
 small, large = Path(sys.argv[1], "small"), Path(sys.argv[1], "large")
 tensors = {"model.weight": torch.ones(64 << 20), "model.steps": torch.tensor(7)}  # 256 MiB
 for folder, of in ((small, {"model.steps": torch.tensor(7)}), (large, tensors)):

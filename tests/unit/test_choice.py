@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from runner.comm.choice import with_backend, with_spare_cores
-from runner.comm.process_group import with_host_memory
-from runner.comm.table import backends
-from runner.comm.variables import settings
+from runner.backends.process_group import with_host_memory
+from runner.backends.registry import backends
+from runner.backends.selection import with_backend, with_spare_cores
+from runner.hardware.placement import Placement
 from runner.job import Job
 from runner.launch.detect import detect
 from runner.parallel.mesh import Degrees, lay_out
 from runner.parallel.settings import ParallelSettings
-from runner.placement import Placement
-from runner.rendezvous.endpoint import Endpoint
-from runner.rendezvous.record import RankRecord
-from runner.rendezvous.records import Records
-from runner.rendezvous.topology import Host, Topology
-from runner.tools.explain import facts_of
+from runner.rendezvous.records.record import RankRecord
+from runner.rendezvous.records.records import Records
+from runner.rendezvous.records.topology import Host, Topology
+from runner.rendezvous.transport.endpoint import Endpoint
+from runner.tools.explain.explain import facts_of
+from runner.torchrun.variables import settings
 
 
 def job(*, threads: int, source: str = "8 cores ÷ 1 rank on them", way: str = "mpi", torch: str = "2.14.0") -> Job:

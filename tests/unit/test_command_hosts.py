@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from runner.tools.supervise.command_hosts import read_hosts
 from tests.launching import mpirun_path
 

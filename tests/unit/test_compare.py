@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from runner.parallel.mesh import Degrees, Layout
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.task import Plan, Task

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from runner.errors import RendezvousError
-from runner.rendezvous.client import connect
-from runner.rendezvous.control_channel import ControlChannel
-from runner.rendezvous.endpoint import Endpoint, listen, port_of
-from runner.rendezvous.protocol import WrongJobError
-from runner.rendezvous.record import RankRecord
-from runner.rendezvous.records import Records
-from runner.rendezvous.topology import Host, Topology
+from runner.base.errors import RendezvousError
+from runner.rendezvous.records.record import RankRecord
+from runner.rendezvous.records.records import Records
+from runner.rendezvous.records.topology import Host, Topology
+from runner.rendezvous.transport.client import connect
+from runner.rendezvous.transport.control_channel import ControlChannel
+from runner.rendezvous.transport.endpoint import Endpoint, listen, port_of
+from runner.rendezvous.transport.protocol import WrongJobError
 from runner.tools.doctor.examine import Check, Team, Verdict, examine, ok
 
 

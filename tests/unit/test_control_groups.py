@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.control_groups import control_groups, cpu_quota
+from runner.hardware.control_groups import control_groups, cpu_quota
 
 
 def process(folder: Path, groups: str, mounts: list[tuple[str, str, str]], files: dict[str, str]) -> Path:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import LaunchError
+from runner.base.errors import LaunchError
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, is_reporting, unused_tasks
-from runner.launch.misfits import idle_tasks, refuse_misfit
-from runner.launch.table import LAUNCHERS, Launcher
+from runner.launch.launchers import LAUNCHERS, Launcher
+from runner.launch.mislaunch import idle_tasks, refuse_misfit
 from runner.rendezvous.rendezvous import choose_way
 from tests.launching import PROGRAMS, RUNNER, ok, run
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from runner.comm import flight_recorder
-from runner.comm.mpi import profiling
-from runner.comm.mpi.engine import ProgressEngine
-from runner.comm.mpi.waiting import Cores
-from runner.training import checkpoints
+from runner.backends.mpi4py import profiling
+from runner.backends.mpi4py.engine import ProgressEngine
+from runner.backends.mpi4py.waiting import Cores
+from runner.torchrun import flight_recorder
+from runner.training.checkpoint import checkpoints
 
 OWN = torch.device("cuda:1")
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.launch.table import LAUNCHERS
-from runner.rendezvous.record import RankRecord
-from runner.rendezvous.records import Records
-from runner.rendezvous.topology import Host, Topology
-from runner.resources import Resources, of_record
+from runner.hardware.resources import Resources, of_record
+from runner.launch.launchers import LAUNCHERS
+from runner.rendezvous.records.record import RankRecord
+from runner.rendezvous.records.records import Records
+from runner.rendezvous.records.topology import Host, Topology
 from runner.tools.doctor.gpu_checks import judge_gpus
 from runner.tools.doctor.speed_checks import judge_links, rounds_of_pairs
 from tests.launching import ROOT, RUNNER, ok, run
@@ -157,7 +157,7 @@ def test_every_neighbour_pair_is_in_one_round_and_no_rank_twice_in_one(size: int
 def test_what_libraries_print_does_not_stand_beside_the_json() -> None:
     """As gloo of torch 2.9 does, from C++."""
     code = (
-        "import os; from runner.tools.output import libraries_print_on_stderr as apart; print('before')\n"
+        "import os; from runner.tools.report.output import libraries_print_on_stderr as apart; print('before')\n"
         "with apart(): os.write(1, b'[Gloo] Rank 0 is connected\\n'); print('during')\n"
         "print('{}')"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runner.extras import torchvision_for
+from runner.versions.extras import torchvision_for
 from tests.launching import ROOT, clean_environment, ok, run
 from tests.polling import LIMIT, poll_until
 

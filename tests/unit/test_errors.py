@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import LaunchError, RefusedError, RunnerError, UsageError, raised_on_all_ranks
+from runner.base.errors import LaunchError, RefusedError, RunnerError, UsageError, raised_on_all_ranks
 from runner.launch.detect import detect
-from runner.rendezvous.endpoint import NoMpi
 from runner.rendezvous.rendezvous import choose_way
+from runner.rendezvous.transport.endpoint import NoMpi
 from runner.tools.workloads import load_workload
 
 
@@ -46,7 +46,9 @@ def test_a_variable_that_is_wrong_on_a_rank_is_told_by_that_rank() -> None:
 def test_what_a_workload_refuses_at_its_import_is_told_by_that_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = "from runner.errors import UsageError\nraise UsageError('no room in /scratch')\ndef main(run, argv): ...\n"
+    code = (
+        "from runner.base.errors import UsageError\nraise UsageError('no room in /scratch')\ndef main(run, argv): ...\n"
+    )
     (tmp_path / "refuses_at_import.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import UsageError
-from runner.extras import require, torchvision_for
+from runner.base.errors import UsageError
+from runner.versions.extras import require, torchvision_for
 from tests.launching import BASE_PYTHON, ROOT, ok, run
 
 
@@ -55,7 +55,7 @@ def install(folder: Path, package: str, version: str, text: str = "") -> None:
 
 def said(folder: Path) -> str:
     """What is said of a torchvision in an environment of these packages only."""
-    code = "from runner.extras import problem_of; print(problem_of('torchvision', 'workloads.resnet'))"
+    code = "from runner.versions.extras import problem_of; print(problem_of('torchvision', 'workloads.resnet'))"
     return ok(run(BASE_PYTHON, "-c", code, PYTHONPATH=f"{folder}:{ROOT}")).stdout.strip()
 
 

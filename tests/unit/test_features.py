@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.comm.table import backends
-from runner.errors import UsageError
-from runner.features import FEATURES, lacking, need, number_of, untried
-from runner.torch_build import release_of
+from runner.backends.registry import backends
+from runner.base.errors import UsageError
+from runner.versions.features import FEATURES, lacking, need, number_of, untried
+from runner.versions.torch_build import release_of
 from tests.launching import clean_environment, fake_torch
 from tests.unit.test_choice import job
 
@@ -116,7 +116,7 @@ exec(compile("def backward(wait): wait()", "/site-packages/torch/autograd/graph.
 lock.acquire()
 threading.Timer(0.2, lambda: (seen.append(Inside().look()), lock.release())).start()
 library["backward"](lock.acquire)
-from runner.torch_api import RECORDER
+from runner.versions.torch_api import RECORDER
 print(seen[0] > 0, RECORDER)
 """
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from runner.gpus import chosen
-from runner.torch_build import TorchBuild, torch_build
+from runner.hardware.gpus import chosen
+from runner.versions.torch_build import TorchBuild, torch_build
 from tests.gpu_node import (
     CUDA,
     FOR_CPUS,
@@ -133,7 +133,7 @@ def test_a_driver_that_does_not_answer(
 
 
 def test_a_driver_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.gpus._PATIENCE", 0.1)
+    monkeypatch.setattr("runner.hardware.gpus._PATIENCE", 0.1)
     found = node(tmp_path, nvidia=[Nvidia("GPU-1")], nvml_seconds=2).use(monkeypatch).visible()
     assert (found.names, found.problem) == ([], "the NVIDIA driver has not answered within 0.1 s")
 
@@ -310,5 +310,5 @@ def test_whose_gpus_torch_is_built_for(lines: str, maker: str, tmp_path: Path, m
         f"from typing import Optional\n__version__ = '2.14.0+x'\ndebug = False\n{lines}"
     )
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr("runner.torch_build.find_spec", lambda name: spec)
+    monkeypatch.setattr("runner.versions.torch_build.find_spec", lambda name: spec)
     assert torch_build() == TorchBuild("2.14.0+x", maker)

@@ -21,7 +21,7 @@ from runner.guard.collectives import Answer, Call
 from runner.guard.hang import Hang, Patience
 from runner.guard.messages import Reason
 from runner.guard.place import Inside
-from runner.training.checkpoints import SaveTimes
+from runner.training.checkpoint.checkpoints import SaveTimes
 from runner.training.preemption import Preemption, Wish
 
 OWN = Path(stacks.__file__).parent.parent  # the runner's folder

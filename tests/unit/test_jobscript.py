@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.tools.jobscript import jobscript as write_job_script
+from runner.tools.jobscript.jobscript import jobscript as write_job_script
 from tests.launching import ROOT, RUNNER, mpirun, ok, run
 from tests.results import refused
 

@@ -16,7 +16,7 @@ import pytest
 
 from runner.guard.line import Address, Line
 from runner.guard.messages import Apart, Failed, Gone, Show, Stacks
-from runner.rendezvous.endpoint import listen, port_of
+from runner.rendezvous.transport.endpoint import listen, port_of
 from tests.launching import path_of
 from tests.polling import LIMIT, poll_until
 

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from tests.launching import ROOT
 from workloads.models.llama import (
     SIZES,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from runner.errors import UsageError
-from runner.training.batches import ShardSampler, train_loader
+from runner.base.errors import UsageError
+from runner.training.data.batches import ShardSampler, train_loader
 from workloads.data.text import Windows, standard_library, windows
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from tests.unit.test_llama import DEBUG, TIED, made
 from workloads.models.llama import LlamaConfig, RopeScaling
 from workloads.models.llama_weights import read, read_config, write

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from runner import locks
-from runner.errors import RunnerError, UsageError
-from runner.locks import Holder, held, remove_left
+from runner.base import locks
+from runner.base.errors import RunnerError, UsageError
+from runner.base.locks import Holder, held, remove_left
 from tests.launching import ROOT
 
 HOLDS = """
 import sys
 from pathlib import Path
-from runner.locks import Holder, held
+from runner.base.locks import Holder, held
 with held([(Path(sys.argv[1]), "--checkpoint-dir")], Holder.here(job=sys.argv[2]), print):
     print("held", flush=True)
     sys.stdin.read()

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from runner.parallel.mesh import Degrees, lay_out
-from runner.rendezvous.record import RankRecord
-from runner.rendezvous.topology import Topology, topology_of
+from runner.rendezvous.records.record import RankRecord
+from runner.rendezvous.records.topology import Topology, topology_of
 
 
 def topology(hosts: list[int]) -> Topology:

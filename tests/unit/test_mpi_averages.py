@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.comm.mpi.averages import mean, split
+from runner.backends.mpi4py.averages import mean, split
 
 
 @pytest.mark.parametrize(

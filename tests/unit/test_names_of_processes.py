@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from runner.base.process_stat import process_stat
 from runner.guard import launcher
-from runner.process_stat import process_stat
 
 SETS_ITS_NAME = """
 import ctypes, sys, time

@@ -10,15 +10,15 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from runner.comm.variables import settings
+from runner.hardware.placement import Placement
 from runner.job import Job
 from runner.launch.detect import detect
-from runner.placement import Placement
-from runner.rendezvous.endpoint import Endpoint
-from runner.rendezvous.interfaces import nccl_interface, share_a_network
-from runner.rendezvous.record import RankRecord
-from runner.rendezvous.records import Records
-from runner.rendezvous.topology import topology_of
+from runner.rendezvous.records.record import RankRecord
+from runner.rendezvous.records.records import Records
+from runner.rendezvous.records.topology import topology_of
+from runner.rendezvous.transport.endpoint import Endpoint
+from runner.rendezvous.transport.interfaces import nccl_interface, share_a_network
+from runner.torchrun.variables import settings
 
 LO, DOCKER, VIRBR = "lo 127.0.0.1/8", "docker0 172.17.0.1/16", "virbr0 192.168.122.1/24"
 MANAGEMENT, FAST, FABRIC = "eno1 10.0.0.7/24", "ens2 10.1.0.7/16", "ib0 10.2.0.7/16"

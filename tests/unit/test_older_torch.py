@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from runner.parallel.mesh import Degrees, Layout, device_mesh
 from runner.parallel.settings import ParallelSettings
-from runner.torch_build import TorchBuild
+from runner.versions.torch_build import TorchBuild
 
 ASCENDING = Layout(Degrees(shard=2, tensor=2), (0, 1, 2, 3))
 CROSSED = Layout(Degrees(shard=2, tensor=2), (0, 3, 2, 1))
@@ -20,7 +20,7 @@ CROSSED = Layout(Degrees(shard=2, tensor=2), (0, 3, 2, 1))
 @pytest.fixture
 def torch_is(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The release that is taken for the installed one."""
-    monkeypatch.setattr("runner.features.torch_build", lambda: TorchBuild(request.param))
+    monkeypatch.setattr("runner.versions.features.torch_build", lambda: TorchBuild(request.param))
 
 
 def of_release(version: str) -> pytest.MarkDecorator:
@@ -72,7 +72,7 @@ def two_parts() -> Iterator[nn.Module]:
 @of_release("2.11.0")
 @pytest.mark.usefixtures("torch_is")
 def test_parts_of_which_shards_would_be_uneven_are_refused(two_parts: nn.Module) -> None:
-    from runner.parallel.bearing import check_even
+    from runner.parallel.support import check_even
 
     check_even(two_parts, 1)  # replicas
     check_even(two_parts[0], 2)  # type: ignore[index]  # it is a sequence
@@ -101,7 +101,7 @@ def test_a_plan_leaves_out_what_this_torch_cannot_do_and_says_why() -> None:
 
 
 def test_gradients_are_scaled_by_hand_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    from runner import torch_api
+    from runner.versions import torch_api
 
     def clipped() -> tuple[torch.Tensor, torch.Tensor]:
         one = nn.Parameter(torch.zeros(3))

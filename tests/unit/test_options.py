@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from runner.base.errors import UsageError
 from runner.command import parse
-from runner.errors import UsageError
 
 TOOLS = {"explain": "what there is"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.launch.detect import detect
-from runner.launch.misfits import refuse_misfit
+from runner.launch.mislaunch import refuse_misfit
 from runner.launch.outer_job import for_a_new_job, places_of_step
 from tests.unit.test_detect import CAPTURED, captured
 

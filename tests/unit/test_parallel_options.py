@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.base.errors import UsageError
 from runner.command import given_in
-from runner.errors import UsageError
 from runner.parallel.settings import SCHEDULES, ParallelSettings
 
 

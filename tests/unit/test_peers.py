@@ -14,7 +14,7 @@ from runner.guard.line import Address
 from runner.guard.messages import Done, Failed, Gone, Host, Hung, Message, Reason, Returned, Show, Stacks, State
 from runner.guard.peers import Peers
 from runner.guard.restarts import Restarts
-from runner.rendezvous.endpoint import listen, port_of
+from runner.rendezvous.transport.endpoint import listen, port_of
 from tests.polling import LIMIT, poll_until
 
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.base.errors import Policy, RefusedError, UsageError
 from runner.cli import _find
 from runner.command import parse
-from runner.errors import Policy, RefusedError, UsageError
-from runner.gpus import Gpus
+from runner.hardware.gpus import Gpus
+from runner.hardware.placement import Placement, place_all, place_host
+from runner.hardware.resources import Resources, cores_text, resources
 from runner.launch.detect import detect
-from runner.launch.table import LAUNCHERS
-from runner.placement import Placement, place_all, place_host
-from runner.resources import Resources, cores_text, resources
+from runner.launch.launchers import LAUNCHERS
 from runner.tools import summaries
 
 OPENMPI = next(row for row in LAUNCHERS if row.name == "openmpi")
@@ -280,7 +280,7 @@ def test_no_driver_is_asked_for_gpus_that_are_not_to_be_used(
 ) -> None:
     """It may hang. The doctor asks it in any case."""
     asked: list[bool] = []
-    monkeypatch.setattr("runner.resources.visible_gpus", lambda *words: asked.append(True) or Gpus(names=[]))
+    monkeypatch.setattr("runner.hardware.resources.visible_gpus", lambda *words: asked.append(True) or Gpus(names=[]))
     (tmp_path / "train.py").touch()
     request = parse(
         [*options, *([] if {"doctor", "explain"} & {*options} else [str(tmp_path / "train.py")])], summaries()

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import TensorDataset
 
+from runner.base.errors import UsageError
 from runner.command import given_in
-from runner.errors import UsageError
 from runner.parallel.mesh import lay_out
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.task import Plan, Task
@@ -33,7 +33,7 @@ from runner.tools.plan.report import flags
 from runner.tools.plan.schedules import timeline
 from runner.tools.plan.tracing import Tracer
 from runner.tools.plan.traffic import Traffic
-from runner.torch_build import release_of
+from runner.versions.torch_build import release_of
 from tests.campaigns.sweep.cases import CASES
 from tests.campaigns.sweep.plans import outcome
 

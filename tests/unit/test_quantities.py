@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.quantities import (
+from runner.base.quantities import (
     clock_text,
     duration,
     duration_text,

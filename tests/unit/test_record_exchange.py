@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from runner.errors import RefusedError, RendezvousError, UsageError
+from runner.base.errors import RefusedError, RendezvousError, UsageError
 from runner.launch.detect import detect
-from runner.rendezvous.client import connect
-from runner.rendezvous.endpoint import listen, port_of
-from runner.rendezvous.record import RankRecord
-from runner.rendezvous.record_exchange import Exchanged, exchange_records, serve_records
-from runner.rendezvous.records import flat
-from runner.rendezvous.secret import job_key
-from runner.rendezvous.sockets import by_hosts, candidate_ports
+from runner.rendezvous.methods.sockets import by_hosts, candidate_ports
+from runner.rendezvous.records.exchange import Exchanged, exchange_records, serve_records
+from runner.rendezvous.records.record import RankRecord
+from runner.rendezvous.records.records import flat
+from runner.rendezvous.transport.client import connect
+from runner.rendezvous.transport.endpoint import listen, port_of
+from runner.rendezvous.transport.secret import job_key
 
 
 def candidates(*ports: int) -> Any:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.errors import Policy
-from runner.launch.table import LAUNCHERS
-from runner.placement import place_all
-from runner.rendezvous.record import RankRecord
-from runner.rendezvous.records import Records, flat, is_flat, packed
-from runner.resources import Resources, cores_of, cores_text
+from runner.base.errors import Policy
+from runner.hardware.placement import place_all
+from runner.hardware.resources import Resources, cores_of, cores_text
+from runner.launch.launchers import LAUNCHERS
+from runner.rendezvous.records.record import RankRecord
+from runner.rendezvous.records.records import Records, flat, is_flat, packed
 
 FIELDS = st.one_of(
     st.none(), st.integers(-5, 5), st.text(max_size=5), st.sampled_from(["json:x", "a"]), st.lists(st.integers(0, 3))

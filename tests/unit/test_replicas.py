@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from runner.errors import RunnerError
-from runner.parallel.alike import digest_of
+from runner.base.errors import RunnerError
 from runner.parallel.mesh import Degrees, Layout
+from runner.parallel.same_start import digest_of
 from runner.training.replicas import Replicas
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from runner.parallel.state import shapes_of, state_of
-from runner.training import resume
-from runner.training.checkpoint_folder import Position, Saved
+from runner.training.checkpoint import resume
+from runner.training.checkpoint.checkpoint_folder import Position, Saved
 
 SETTINGS: dict[str, Any] = {"workload": "workloads.test", "ranks": 2, "seed": 0, "samples": 100, "optimizer": "SGD"}
 

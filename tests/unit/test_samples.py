@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from runner.training.samples import Look, Sketch, look_at
+from runner.training.data.samples import Look, Sketch, look_at
 
 
 class Made(Dataset[Any]):

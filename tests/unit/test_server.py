@@ -20,16 +20,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runner.errors import RendezvousError, UsageError
+from runner.base.errors import RendezvousError, UsageError
 from runner.launch.detect import detect
-from runner.rendezvous.client import Client, connect
-from runner.rendezvous.endpoint import listen, port_of
-from runner.rendezvous.local import listen_on_name, named
-from runner.rendezvous.protocol import ANSWER, GREETING, ProtocolError, Stream, WrongJobError, greeting
-from runner.rendezvous.record import RankRecord
-from runner.rendezvous.record_exchange import exchange_records, serve_records
-from runner.rendezvous.secret import job_key
-from runner.rendezvous.server import Server
+from runner.rendezvous.methods.local import listen_on_name, named
+from runner.rendezvous.records.exchange import exchange_records, serve_records
+from runner.rendezvous.records.record import RankRecord
+from runner.rendezvous.transport.client import Client, connect
+from runner.rendezvous.transport.endpoint import listen, port_of
+from runner.rendezvous.transport.protocol import ANSWER, GREETING, ProtocolError, Stream, WrongJobError, greeting
+from runner.rendezvous.transport.secret import job_key
+from runner.rendezvous.transport.server import Server
 from tests.launching import path_of, run
 from tests.polling import LIMIT, poll_until
 
@@ -151,7 +151,7 @@ def test_thousands_of_idle_connections(server: Any) -> None:
 
 
 def test_silent_visitors_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.rendezvous.server._PROVING", 0.2)
+    monkeypatch.setattr("runner.rendezvous.transport.server._PROVING", 0.2)
     with listen(loopback=True) as listener, Server(listener, KEY, 2, 100) as server:
         silent = socket.create_connection(listener.getsockname())
         slow = socket.create_connection(listener.getsockname())

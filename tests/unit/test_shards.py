@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import Tensor
 
-from runner.errors import UsageError
-from runner.training import checkpoint_folder, shards
-from runner.training.damage import DamagedError
+from runner.base.errors import UsageError
+from runner.training.checkpoint import checkpoint_folder, shards
+from runner.training.checkpoint.damage import DamagedError
 from tests.launching import ROOT
 from tests.programs.training import exact
 

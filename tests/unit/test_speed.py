@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.training.speed import _peak_of
+from runner.training.metrics.speed import _peak_of
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
+from runner.parallel.pipeline.stages import balanced, part_of, segments
 from runner.parallel.settings import ParallelSettings
-from runner.parallel.stages import balanced, part_of, segments
 
 
 class Net(nn.Module):

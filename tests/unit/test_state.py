@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from runner.parallel.state import StateDict, load_state, room_for, state_of
 
 

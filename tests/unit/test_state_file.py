@@ -15,7 +15,7 @@ from runner.guard import libraries
 from runner.guard.board import Board
 from runner.guard.nursery import Lifeline, Nursery
 from runner.guard.state import StateFile
-from runner.nvml import GpuMeter
+from runner.hardware.nvml import GpuMeter
 from tests.polling import LIMIT, poll_until
 
 

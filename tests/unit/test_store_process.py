@@ -14,7 +14,7 @@ _ROOT = Path(__file__).parents[2]
 _PROGRAM = """
 import socket, sys, threading
 from types import SimpleNamespace
-from runner.comm.store import serve_when_needed
+from runner.torchrun.store import serve_when_needed
 
 listener = socket.create_server(("127.0.0.1", 0))
 port = listener.getsockname()[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.training.stragglers import straggler
+from runner.training.metrics.stragglers import straggler
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import UsageError
-from runner.target import Target, find_target
+from runner.base.errors import UsageError
+from runner.launch.target import Target, find_target
 from runner.tools import tool_names
 
 

@@ -13,10 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from runner.guard.rank_state import RankState, parse, read_states
 from runner.launch.job_entry import entry_of_job, written_entry
-from runner.tools.table import Column
+from runner.tools.report.table import Column
 from runner.tools.top.job_folder import job_folder
 from runner.tools.top.verdicts import STATUSES, facts, judge, overview
 from runner.tools.top.view import fitting, head, table

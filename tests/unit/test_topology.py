@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.rendezvous.record import RankRecord
-from runner.rendezvous.topology import ranks_text, topology_of
+from runner.rendezvous.records.record import RankRecord
+from runner.rendezvous.records.topology import ranks_text, topology_of
 
 
 def record(host: str, local_rank: int | None = None) -> RankRecord:

@@ -14,11 +14,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import TensorDataset
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from runner.parallel import Setting
-from runner.parallel.bearing import borne_by
+from runner.parallel.pipeline.stages import part_of
 from runner.parallel.settings import ParallelSettings
-from runner.parallel.stages import part_of
+from runner.parallel.support import borne_by
 from runner.parallel.task import Plan, Task, fill, to_device
 from runner.parallel.trainer import Trainer
 

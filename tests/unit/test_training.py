@@ -16,11 +16,11 @@ import numpy
 import pytest
 import torch
 
-from runner.errors import RunnerError
-from runner.training.metrics import MetricsFile, StepRecord, lines_until
-from runner.training.progress import Lines
-from runner.training.random_numbers import seed_random_numbers
-from runner.training.writing import writing
+from runner.base.errors import RunnerError
+from runner.training.checkpoint.writing import writing
+from runner.training.data.random_numbers import seed_random_numbers
+from runner.training.metrics.progress import Lines
+from runner.training.metrics.sinks import MetricsFile, StepRecord, lines_until
 from tests.launching import ROOT
 from workloads.data.images import digits
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from runner.features import FEATURES, RUNNER, number_of
+from runner.versions.features import FEATURES, RUNNER, number_of
 from tests.launching import ROOT
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 
 VOCABULARY = 256
 _TEST_SHARE = 20  # one 20th, the text's end, is for the test

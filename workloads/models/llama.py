@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from workloads.models.llama import Llama, LlamaConfig, RopeScaling
 
 _CONFIG, _ONE, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from runner.comm.backend import Backend
-from runner.comm.connection import Buffers, Connection, Operation
+from runner.backends.backend import Backend
+from runner.backends.connection import Buffers, Connection, Operation
 from runner.job import Job
-from runner.rendezvous.mpi_library import takes_gpu_memory
+from runner.rendezvous.methods.mpi_library import takes_gpu_memory
 
 if TYPE_CHECKING:
     from torch import Tensor

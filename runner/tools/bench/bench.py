@@ -22,21 +22,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.comm.choice import network_backend
-from runner.comm.process_group import start_process_group
-from runner.comm.table import backends
-from runner.errors import UsageError, raised_on_all_ranks
+from runner.backends.process_group import start_process_group
+from runner.backends.registry import backends
+from runner.backends.selection import network_backend
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.base.quantities import size
 from runner.job import Job
 from runner.parsing import Parser
-from runner.quantities import size
 from runner.tools.bench.bare_mpi import BareMPI
 from runner.tools.bench.measurement import Measurement
 from runner.tools.bench.plot import plot
-from runner.tools.output import check_output
-from runner.tools.table import Column, print_columns
+from runner.tools.report.output import check_output
+from runner.tools.report.table import Column, print_columns
 
 if TYPE_CHECKING:
-    from runner.comm.connection import Buffers, Connection, Operation
+    from runner.backends.connection import Buffers, Connection, Operation
     from runner.tools.bench.operations import Measured
 
 NAMES = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "sendrecv")
@@ -187,7 +187,7 @@ def _rounds(
     operations: dict[str, Operation], connections: dict[str, Connection], rounds: int, device: Any
 ) -> dict[str, list[float]]:
     """Seconds per call of the slowest rank, per round; the backends take turns."""
-    from runner.comm.timing import seconds_per_call
+    from runner.backends.timing import seconds_per_call
 
     # All ranks know the slowest rank's time, so they compute the same number of calls.
     counts: dict[str, int] = {}

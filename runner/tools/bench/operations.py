@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runner.comm.connection import Buffers
-from runner.comm.timing import synchronize
+from runner.backends.connection import Buffers
+from runner.backends.timing import synchronize
 
 
 def buffers(count: int, rank: int, ranks: int, device: torch.device) -> Buffers:

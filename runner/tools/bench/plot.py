@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.quantities import size_text
+from runner.base.quantities import size_text
 from runner.tools.bench.measurement import Measurement
-from runner.tools.output import new_figure
+from runner.tools.report.output import new_figure
 
 _TICKS = 6  # on an axis 5.5 inches wide
 

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from runner.comm.choice import network_backend, network_backends
-from runner.comm.table import backends
+from runner.backends.registry import backends
+from runner.backends.selection import network_backend, network_backends
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.base.settings import settings_in
 from runner.command import given_in
-from runner.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
 from runner.parallel.mesh import Degrees, Layout, lay_out
 from runner.parallel.registry import strategy_names
 from runner.parallel.settings import ParallelSettings
-from runner.settings import settings_in
 
 _MEASURED = [backend for backend in backends().values() if backend.is_measured]
 BACKENDS = [backend.name for backend in _MEASURED if backend.is_process_group]

@@ -30,18 +30,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.comm.choice import network_backend
-from runner.comm.process_group import start_process_group
+from runner.backends.process_group import start_process_group
+from runner.backends.selection import network_backend
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.base.quantities import positive
 from runner.command import given_in
-from runner.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
 from runner.parsing import Parser
-from runner.quantities import positive
 from runner.tools.compare.choices import ALONE, BACKENDS, KINDS, Choice, alone, borne, chosen
 from runner.tools.compare.comparison import Comparison
 from runner.tools.compare.plot import plot
-from runner.tools.output import check_output
-from runner.tools.table import Column, print_columns
+from runner.tools.report.output import check_output
+from runner.tools.report.table import Column, print_columns
 from runner.tools.workloads import load_workload, training_of
 
 if TYPE_CHECKING:
@@ -73,9 +73,9 @@ def compare(job: Job, argv: list[str]) -> None:
     choices = chosen(job, given.engines, rest)
     module = load_workload(given.target, "compare")
     from runner.tools.compare.turns import Turns
-    from runner.training.alike import check_task
     from runner.training.loop import Result
     from runner.training.run import Run
+    from runner.training.same_task import check_task
     from runner.training.workload import call
 
     start_process_group(replace(job, backend=network_backend(job)))

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from runner.comm.connection import Buffers, Connection, Finish
-from runner.comm.process_group import with_host_memory
-from runner.comm.table import backends
+from runner.backends.connection import Buffers, Connection, Finish
+from runner.backends.process_group import with_host_memory
+from runner.backends.registry import backends
 from runner.parallel import Setting, make_trainer, precision
-from runner.parallel.bearing import results
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import device_mesh
 from runner.parallel.registry import traits_of
 from runner.parallel.settings import ParallelSettings
+from runner.parallel.support import results
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 from runner.tools.compare.choices import ALONE, BARE, LIBRARIES, Choice

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runner.comm.timing import synchronize
+from runner.backends.timing import synchronize
 from runner.parallel.mesh import Layout
-from runner.rendezvous.topology import Topology
+from runner.rendezvous.records.topology import Topology
 from runner.tools.costs.collectives import bytes_sent
 from runner.tools.costs.timeline import PipelinePass, Timeline
-from runner.torch_api import not_compiled
+from runner.versions.torch_api import not_compiled
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped

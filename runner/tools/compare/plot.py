@@ -7,7 +7,7 @@ from typing import Any
 
 from runner.tools.compare.comparison import Comparison
 from runner.tools.costs.timeline import KINDS, Timeline
-from runner.tools.output import new_figure
+from runner.tools.report.output import new_figure
 
 # Of forward passes, whole backward passes, and backward passes in two parts. Later stages of a rank are paler.
 _COLORS = {"forward": "#4c8ed9", "backward": "#4fae5b", "inputs": "#39b5a6", "weights": "#f0a13c"}

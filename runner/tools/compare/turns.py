@@ -20,19 +20,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runner.comm.gpu import is_gpu
-from runner.comm.timing import largest, seconds_per_call, synchronize
-from runner.errors import RunnerError, UsageError, raised_on_all_ranks
-from runner.launch.processes import on_terminal
-from runner.parallel.bearing import described
+from runner.backends.gpu import is_gpu
+from runner.backends.timing import largest, seconds_per_call, synchronize
+from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
+from runner.launch.launcher_processes import on_terminal
 from runner.parallel.state import whole_of
+from runner.parallel.support import described
 from runner.parallel.task import Task, parts_of, to_device
 from runner.tools.compare.choices import ALONE, Choice
 from runner.tools.compare.engines import Engine, build
 from runner.tools.compare.observing import count_sent, record
 from runner.tools.costs.timeline import Timeline
-from runner.tools.table import show_progress
-from runner.training.batches import ShardSampler, train_loader
+from runner.tools.report.table import show_progress
+from runner.training.data.batches import ShardSampler, train_loader
 from runner.training.run import Run
 from runner.training.settings import StepSettings
 

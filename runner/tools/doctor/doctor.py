@@ -13,10 +13,10 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
-from runner.comm.table import backends
+from runner.backends.registry import backends
 from runner.job import Job
 from runner.parsing import Parser
-from runner.rendezvous.control_channel import ControlChannel
+from runner.rendezvous.transport.control_channel import ControlChannel
 from runner.tools.doctor import (
     file_checks,
     gpu_checks,
@@ -27,8 +27,8 @@ from runner.tools.doctor import (
     speed_checks,
 )
 from runner.tools.doctor.examine import Check, Verdict, counted, examine
-from runner.tools.output import libraries_print_on_stderr
-from runner.tools.table import Row, print_rows, show_progress
+from runner.tools.report.output import libraries_print_on_stderr
+from runner.tools.report.table import Row, print_rows, show_progress
 
 # They run in this order; those from torch on need torch.
 CHECKS = (

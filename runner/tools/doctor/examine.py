@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.job import Job
-from runner.rendezvous.control_channel import ControlChannel
-from runner.rendezvous.topology import Topology, ranks_text
+from runner.rendezvous.records.topology import Topology, ranks_text
+from runner.rendezvous.transport.control_channel import ControlChannel
 
 _SKEW = 2.0  # seconds between the first and the last rank to begin a check
 _LARGE = 128  # ranks; a larger job gets proportionally more time

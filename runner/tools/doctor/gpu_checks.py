@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from runner import nvml
+from runner.hardware import nvml
+from runner.hardware.resources import Resources, of_record
 from runner.job import Job
-from runner.resources import Resources, of_record
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, grouped, ok, warn, where
 
 

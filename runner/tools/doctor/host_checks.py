@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.control_groups import control_groups
+from runner.base.quantities import size_text
+from runner.hardware.control_groups import control_groups
+from runner.hardware.resources import cores_of, of_record
 from runner.job import Job
 from runner.launch.slurm_lists import expand_hosts
-from runner.quantities import size_text
-from runner.resources import cores_of, of_record
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, ok, warn, where
 
 GIB = 1 << 30

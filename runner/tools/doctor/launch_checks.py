@@ -6,14 +6,14 @@ import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-from runner.comm.table import backends
-from runner.features import FEATURES, RUNNER, lacking, number_of
+from runner.backends.registry import backends
 from runner.job import Job
 from runner.launch.detect import unused_tasks
-from runner.launch.table import SINGLE
-from runner.rendezvous.agreement import VERSIONS
-from runner.rendezvous.endpoint import NoMpi
+from runner.launch.launchers import SINGLE
+from runner.rendezvous.records.compatibility import VERSIONS
+from runner.rendezvous.transport.endpoint import NoMpi
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, grouped, ok, warn
+from runner.versions.features import FEATURES, RUNNER, lacking, number_of
 
 _PACKAGES = ("torchvision", "numpy", *(backend.package for backend in backends().values() if backend.package))
 

@@ -12,14 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from runner.errors import RendezvousError
+from runner.base.errors import RendezvousError
 from runner.job import Job
-from runner.rendezvous.client import answers, connect
-from runner.rendezvous.endpoint import listen, port_of
-from runner.rendezvous.interfaces import is_virtual, own_addresses
-from runner.rendezvous.protocol import ProtocolError
-from runner.rendezvous.secret import derived
-from runner.rendezvous.server import Server
+from runner.rendezvous.transport.client import answers, connect
+from runner.rendezvous.transport.endpoint import listen, port_of
+from runner.rendezvous.transport.interfaces import is_virtual, own_addresses
+from runner.rendezvous.transport.protocol import ProtocolError
+from runner.rendezvous.transport.secret import derived
+from runner.rendezvous.transport.server import Server
 from runner.tools.doctor.examine import Team, Verdict, fail, ok, warn, where
 
 _REQUEST = 64  # bytes, at most

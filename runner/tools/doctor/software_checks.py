@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from runner.comm.backend import Backend
+from runner.backends.backend import Backend
 from runner.job import Job
 from runner.tools.doctor.examine import CheckFunction, Team, Verdict, grouped, ok, warn, where
 

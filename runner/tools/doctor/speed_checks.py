@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from runner.comm.choice import network_backend
-from runner.comm.process_group import start_process_group
-from runner.environment import set_missing
+from runner.backends.process_group import start_process_group
+from runner.backends.selection import network_backend
+from runner.base.environment import set_missing
 from runner.job import Job
 from runner.tools.doctor.examine import Team, Verdict, counted, ok, warn, where
 
@@ -60,7 +60,7 @@ def allreduce(job: Job, team: Team) -> Verdict:
 
 def _per_call(call: Callable[[], object], device: torch.device) -> float:
     """Seconds per call of the slowest rank, over the calls that fit in 0.2 s, at most 50."""
-    from runner.comm.timing import seconds_per_call
+    from runner.backends.timing import seconds_per_call
 
     once = seconds_per_call(call, 1, device)  # the same on all ranks, so all make the same number of calls
     count = min(50, int(0.2 / once))
@@ -125,7 +125,7 @@ def rounds_of_pairs(size: int) -> list[list[tuple[int, int]]]:
 def _there_and_back(rank: int, low: int, high: int, data: torch.Tensor) -> float:
     import torch.distributed as dist
 
-    from runner.comm.timing import synchronize
+    from runner.backends.timing import synchronize
 
     start = time.monotonic()
     for sender, receiver in ((low, high), (high, low)):

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from runner.features import FEATURES, need
+from runner.versions.features import FEATURES, need
 
 
 @contextmanager

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from runner.parallel import precision
-from runner.parallel.bearing import check_divisible, check_even, check_one_dtype, described
 from runner.parallel.registry import traits_of
+from runner.parallel.support import check_divisible, check_even, check_one_dtype, described
 from runner.tools.plan.layouts import Candidate
 from runner.tools.plan.memory import is_wrapped
 from runner.tools.plan.tracing import Tracer

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from runner.base.errors import UsageError
 from runner.command import Given
-from runner.errors import UsageError
 from runner.job import Job
 from runner.parallel.mesh import Degrees, lay_out
 from runner.tools.workloads import load_workload, training_of

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from runner.errors import UsageError
-from runner.features import need
+from runner.base.errors import UsageError
+from runner.base.settings import settings_in
 from runner.parallel.mesh import Degrees, Layout, lay_out
 from runner.parallel.registry import traits_of
 from runner.parallel.settings import SCHEDULES, ParallelSettings
-from runner.rendezvous.topology import Host, Topology
-from runner.settings import settings_in
+from runner.rendezvous.records.topology import Host, Topology
+from runner.versions.features import need
 
 if TYPE_CHECKING:
     from runner.parallel.task import Plan

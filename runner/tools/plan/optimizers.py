@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from runner.errors import UsageError
-from runner.parallel.bearing import sparse_modules
+from runner.base.errors import UsageError
+from runner.parallel.support import sparse_modules
 from runner.parallel.task import OptimizerFactory
 
 _TINY = (2, 3, 5, 7, 11)  # sizes of its dimensions: different, so that a state's dimension shows which one it follows

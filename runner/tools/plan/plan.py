@@ -24,16 +24,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.base.errors import UsageError
+from runner.base.quantities import positive, size, size_text
+from runner.base.settings import add_options
 from runner.command import Given, given_in
-from runner.errors import UsageError
 from runner.job import Job
 from runner.parallel.settings import ParallelSettings
 from runner.parsing import ALL, Parser, add_full_help, wants
-from runner.quantities import positive, size, size_text
-from runner.settings import add_options
-from runner.tools.output import check_output
 from runner.tools.plan.layouts import PER_HOST, Candidate, Cluster, candidates
-from runner.tools.table import console, show_progress
+from runner.tools.report.output import check_output
+from runner.tools.report.table import console, show_progress
 
 _MOST = 4096  # GPUs among which it is looked for what fits
 
@@ -131,8 +131,8 @@ class _Planner:
         from runner.tools.plan.capturing import capture
         from runner.tools.plan.optimizers import state_rule
         from runner.tools.plan.tracing import Tracer
-        from runner.training.batches import check_length, length_of
-        from runner.training.samples import look_at
+        from runner.training.data.batches import check_length, length_of
+        from runner.training.data.samples import look_at
 
         captured = capture(job, workload, given.without_parallel(_shaping(wanted)))
         self._task, self._options = captured.task, captured.options

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from runner.errors import UsageError
-from runner.features import need
+from runner.base.errors import UsageError
+from runner.parallel.pipeline.stages import balanced
 from runner.parallel.registry import traits_of
-from runner.parallel.stages import balanced
 from runner.tools.plan.bearing import check_borne, told_in_one_line
 from runner.tools.plan.layouts import Candidate, Cluster
 from runner.tools.plan.memory import PER_PARAMETER_ACTIVATIONS, Memory, is_wrapped, memory_of
@@ -16,6 +15,7 @@ from runner.tools.plan.optimizers import StateRule
 from runner.tools.plan.schedules import timeline
 from runner.tools.plan.tracing import Parameter, Pass, Traced, Tracer
 from runner.tools.plan.traffic import Traffic, handed_on, optimizer_sharded, replicated, sharded, total
+from runner.versions.features import need
 
 # What the estimate of a step's time assumes: an H100 SXM by NVIDIA's data sheet (NVLink 900 GB/s both ways; NDR InfiniBand 400 Gb/s
 # per GPU), and 40 % of its peak (torchtitan reports 33 to 39 % of that in bf16 on 8).

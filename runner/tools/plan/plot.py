@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from runner.quantities import size_text
-from runner.tools.output import new_figure
+from runner.base.quantities import size_text
+from runner.tools.report.output import new_figure
 
 if TYPE_CHECKING:
     from runner.tools.plan.planning import Planned

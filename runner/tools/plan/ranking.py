@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from runner.base.quantities import size_text
 from runner.parallel.registry import traits_of
-from runner.quantities import size_text
 from runner.tools.plan.layouts import Cluster
 from runner.tools.plan.planning import Planned
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from runner.base.quantities import size_text
+from runner.base.settings import settings_in
 from runner.parallel.settings import ParallelSettings
-from runner.quantities import size_text
-from runner.settings import settings_in
 from runner.tools.plan.planning import Planned
 from runner.tools.plan.ranking import Advice
 from runner.tools.plan.traffic import total
-from runner.tools.table import Column, console, print_columns
+from runner.tools.report.table import Column, console, print_columns
 
 _ROWS = 20
 

@@ -25,13 +25,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from runner.parallel import precision
-from runner.parallel.bearing import check_steps, described, kinds_of, results
 from runner.parallel.divided import divide_layers, loss_context
 from runner.parallel.layers import prepare
+from runner.parallel.pipeline.stages import part_of, segments
 from runner.parallel.settings import ParallelSettings
-from runner.parallel.stages import part_of, segments
+from runner.parallel.support import check_steps, described, kinds_of, results
 from runner.parallel.task import Task, parts_of, to_device
 from runner.tools.costs.collectives import bytes_sent
 from runner.tools.plan.as_on_gpu import as_on_gpu

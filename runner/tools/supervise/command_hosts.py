@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from runner.launch.slurm_lists import expand_counts, expand_hosts
 from runner.tools.mpirun import mpi_of
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from runner.tools.supervise.attempts import read_attempts
 
 
 def print_report(log: Path) -> None:
     from rich.table import Table
 
-    from runner.tools.table import console
+    from runner.tools.report.table import console
 
     try:
         attempts = read_attempts(log)

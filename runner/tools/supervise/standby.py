@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from signal import SIGTERM
 
-from runner.comm.standby import END, GO_ON
 from runner.guard.group import die_with
 from runner.guard.rank_state import read_states
+from runner.torchrun.standby import END, GO_ON
 
 _ENDING = 10.0  # seconds that it gets to end, before SIGTERM and before SIGKILL
 

@@ -35,13 +35,13 @@ from functools import cache, partial
 from pathlib import Path
 from signal import SIGUSR1, Signals
 
+from runner.base.environment import set_variables, unset_variables
+from runner.base.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
+from runner.base.quantities import not_negative, positive, positive_float
 from runner.command import Request, parse
-from runner.environment import set_variables, unset_variables
-from runner.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.job import Job
 from runner.launch.outer_job import places_of_step
 from runner.parsing import Parser
-from runner.quantities import not_negative, positive, positive_float
 from runner.tools import summaries, tool_names
 from runner.tools.supervise.attempts import Attempt, SignalRelay, passing_signals_on, read_attempts, run_attempt
 from runner.tools.supervise.command_hosts import CommandHosts, read_hosts

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from runner.guard.rank_state import FOLDER, read_states
 from runner.launch.job_entry import entries_of, read_entry, remove_old_entries
 

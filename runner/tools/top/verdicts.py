@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from runner.base.quantities import duration_text
 from runner.guard.rank_state import RankState
-from runner.quantities import duration_text
 
 # The statuses, in the order in which ranks are shown. The first ones need attention.
 STATUSES = ("failed", "missing", "stuck", "slow", "running", "ended")

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from runner.quantities import clock_text, duration_text, short_text
-from runner.rendezvous.topology import ranks_text
-from runner.tools.table import Column
+from runner.base.quantities import clock_text, duration_text, short_text
+from runner.rendezvous.records.topology import ranks_text
+from runner.tools.report.table import Column
 from runner.tools.top.verdicts import TROUBLE, Overview, RankVerdict
 
 if TYPE_CHECKING:

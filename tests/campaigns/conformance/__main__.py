@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from runner.errors import EXIT_FAILURE, EXIT_OK, RunnerError, UsageError
+from runner.base.errors import EXIT_FAILURE, EXIT_OK, RunnerError, UsageError
+from runner.base.quantities import seconds
 from runner.parsing import Parser
-from runner.quantities import seconds
 from tests.campaigns.conformance.jobs import IN_GLOOS_PLACE, Plan, run
 from tests.campaigns.conformance.left_out import LEFT_OUT
 from tests.campaigns.conformance.mpis import MPIS, version

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from runner.errors import RunnerError
+from runner.base.errors import RunnerError
 from tests.campaigns.conformance.mpis import MPI
 from tests.campaigns.conformance.outcome import FAILED, Outcome, failure, merged, read, sections
 from tests.campaigns.conformance.ranks import LEAVING, STARTING

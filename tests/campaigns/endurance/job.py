@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import psutil
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from runner.guard.rank_state import read_states
-from runner.training.checkpoint_folder import check_files, name_of, steps_in, unseal
+from runner.training.checkpoint.checkpoint_folder import check_files, name_of, steps_in, unseal
 from tests.launching import ROOT, RUNNER, clean_environment, folder_of, ok, run
 from tests.polling import poll_until
 from tests.processes import is_worker, left_of

@@ -15,7 +15,7 @@ from subprocess import CompletedProcess
 
 import psutil
 
-from runner.training.checkpoint_folder import name_of, steps_in
+from runner.training.checkpoint.checkpoint_folder import name_of, steps_in
 from tests.cluster.job_scripts import BY_SCRIPT, FOLDER, submit
 from tests.cluster.launchers import LAUNCHERS, Launch, slurm_shape
 from tests.cluster.virtual import Cluster

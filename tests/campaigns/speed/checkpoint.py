@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 from runner.parallel import Setting, make_trainer
 from runner.parallel.task import Task, to_device
-from runner.training.checkpoint_folder import Position
-from runner.training.checkpoints import Checkpoints
+from runner.training.checkpoint.checkpoint_folder import Position
+from runner.training.checkpoint.checkpoints import Checkpoints
 from runner.training.run import Run
 from runner.training.settings import Settings
 from runner.training.workload import call

@@ -23,7 +23,7 @@ from unittest.mock import patch
 import torch
 from torch.utils.data import TensorDataset
 
-from runner.comm.timing import synchronize
+from runner.backends.timing import synchronize
 from runner.guard.board import Board
 from runner.parallel.task import Task
 from runner.training.loop import fit

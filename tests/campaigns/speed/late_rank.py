@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from runner.parsing import Parser
 from runner.training.run import Run
 from runner.training.settings import positive_float

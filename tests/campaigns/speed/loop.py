@@ -26,9 +26,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from runner.comm.timing import synchronize
+from runner.backends.timing import synchronize
 from runner.parallel.task import Task
-from runner.training.batches import ShardSampler, train_loader
+from runner.training.data.batches import ShardSampler, train_loader
 from runner.training.loop import fit
 from runner.training.run import Run
 from runner.training.settings import Settings

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from runner.comm.timing import seconds_per_call
+from runner.backends.timing import seconds_per_call
 from runner.parsing import Parser
 from runner.training.run import Run
 from runner.training.settings import positive

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from runner.quantities import size_text
+from runner.base.quantities import size_text
 from tests.campaigns.speed.measuring import CORES, MIB, MLP, OPERATIONS, RESNET, WORKERS, Found, measure
 from tests.campaigns.speed.places import places
 from tests.pages import DOCS, RESULTS, put, table

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from runner.base.errors import Policy
 from runner.cli import place
-from runner.errors import Policy
+from runner.hardware.resources import Resources, as_record, cores_text
 from runner.launch.detect import detect
-from runner.rendezvous.agreement import compare_ranks
-from runner.rendezvous.record import own_record
-from runner.rendezvous.records import Flat, Records, flat, packed
-from runner.resources import Resources, as_record, cores_text
+from runner.rendezvous.records.compatibility import compare_ranks
+from runner.rendezvous.records.record import own_record
+from runner.rendezvous.records.records import Flat, Records, flat, packed
 
 
 def records(ranks: int, per_host: int, cores: int) -> list[Flat]:

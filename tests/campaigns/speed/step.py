@@ -23,8 +23,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from runner.settings import option
-from runner.training.batches import ShardSampler, train_loader
+from runner.base.settings import option
+from runner.training.data.batches import ShardSampler, train_loader
 from runner.training.loop import Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, weight_norm
 from torch.utils.data import TensorDataset
 
-from runner.settings import option
+from runner.base.settings import option
 from runner.training.loop import Plan, Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings

@@ -12,7 +12,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from runner.errors import UsageError
+from runner.base.errors import UsageError
 from runner.tools.plan.layouts import Cluster
 from runner.tools.plan.plan import plan
 from tests.campaigns.sweep.cases import CASES

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.errors import RunnerError
+from runner.base.errors import RunnerError
 from runner.parallel import make_trainer
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.state import whole_of

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from runner.comm.mpi import buffers as mpi_buffers
+from runner.backends.mpi4py import buffers as mpi_buffers
 
 warnings.filterwarnings("ignore")
 device = "cuda" if "cuda" in sys.argv else "cpu"

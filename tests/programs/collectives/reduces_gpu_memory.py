@@ -8,9 +8,9 @@ import sys
 import torch
 from mpi4py import MPI
 
-from runner.comm.mpi import buffers, collectives
-from runner.comm.mpi.types import reduction_of
-from runner.rendezvous import mpi_library
+from runner.backends.mpi4py import buffers, collectives
+from runner.backends.mpi4py.types import reduction_of
+from runner.rendezvous.methods import mpi_library
 
 
 class OnDevice(torch.Tensor):

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from runner.settings import option
+from runner.base.settings import option
 from runner.training.loop import State, Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings

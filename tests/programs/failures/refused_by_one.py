@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 
-from runner.errors import UsageError, raised_on_all_ranks
+from runner.base.errors import UsageError, raised_on_all_ranks
 
 dist.init_process_group("gloo")
 dist.barrier()

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from runner.base.settings import option
 from runner.parallel.task import Plan
-from runner.settings import option
 from runner.training.loop import Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings

@@ -7,8 +7,8 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import TensorDataset
 
+from runner.base.settings import option
 from runner.parallel.task import Plan
-from runner.settings import option
 from runner.training.loop import State, Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings

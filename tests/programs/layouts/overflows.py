@@ -9,9 +9,9 @@ import torch.distributed as dist
 from parity import SAMPLES, Net, loss_of, plan
 from torch.utils.data import TensorDataset
 
+from runner.base.settings import option
 from runner.parallel import Setting, make_trainer
 from runner.parallel.task import Task
-from runner.settings import option
 from runner.training.run import Run
 from runner.training.settings import StepSettings
 

@@ -22,12 +22,12 @@ try:
 except ImportError:  # torch 2.4
     from torch.distributed._tensor import Replicate, Shard
 
+from runner.base.settings import as_words, option
 from runner.parallel import Setting, make_trainer
 from runner.parallel.mesh import Layout
 from runner.parallel.state import whole_of
 from runner.parallel.task import Plan, Task
-from runner.settings import as_words, option
-from runner.training.batches import ShardSampler
+from runner.training.data.batches import ShardSampler
 from runner.training.run import Run
 from runner.training.settings import StepSettings
 

@@ -15,11 +15,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
+from runner.base.settings import option
 from runner.command import given_in
 from runner.parallel import Setting, make_trainer
 from runner.parallel.mesh import lay_out
 from runner.parallel.task import Plan, Task
-from runner.settings import option
 from runner.training.run import Run
 from runner.training.settings import StepSettings
 from runner.training.workload import call

@@ -4,7 +4,7 @@ import resource
 import socket
 import sys
 
-from runner.rendezvous.client import connect
+from runner.rendezvous.transport.client import connect
 
 address, key = ("127.0.0.1", int(sys.argv[1])), bytes.fromhex(sys.argv[2])
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

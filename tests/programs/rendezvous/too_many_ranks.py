@@ -5,11 +5,11 @@ import resource
 import socket
 import threading
 
-from runner.errors import RendezvousError
-from runner.rendezvous.client import connect
-from runner.rendezvous.endpoint import listen
-from runner.rendezvous.record import RankRecord
-from runner.rendezvous.record_exchange import serve_records
+from runner.base.errors import RendezvousError
+from runner.rendezvous.records.exchange import serve_records
+from runner.rendezvous.records.record import RankRecord
+from runner.rendezvous.transport.client import connect
+from runner.rendezvous.transport.endpoint import listen
 
 listener = listen(loopback=True)
 clients = []

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from runner.training import checkpoint_folder, shards
-from runner.training.damage import DamagedError
+from runner.training.checkpoint import checkpoint_folder, shards
+from runner.training.checkpoint.damage import DamagedError
 from runner.training.run import Run
 
 MATRIX = torch.arange(42.0).reshape(7, 6)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from runner.settings import option
-from runner.training import checkpoint_folder
+from runner.base.settings import option
+from runner.training.checkpoint import checkpoint_folder
 from runner.training.loop import Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings

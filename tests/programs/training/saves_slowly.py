@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from runner.training import checkpoint_folder
+from runner.training.checkpoint import checkpoint_folder
 from runner.training.loop import State, Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings

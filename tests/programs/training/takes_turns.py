@@ -10,8 +10,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from runner.base.errors import EXIT_OK, RunnerError
 from runner.command import given_in
-from runner.errors import EXIT_OK, RunnerError
 from runner.outcome import outcome_of
 from runner.parallel.mesh import lay_out
 from runner.tools import TOOLS, load_tool

@@ -3,7 +3,7 @@
 import gc
 import sys
 
-from runner.comm.importing import import_without_collector, when_imported
+from runner.torchrun.import_hooks import import_without_collector, when_imported
 
 import_without_collector("slow", "broken")
 when_imported("slow", lambda: print("imported", gc.isenabled()))

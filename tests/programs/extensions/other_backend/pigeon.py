@@ -3,9 +3,9 @@
 import os
 from typing import Any
 
-from runner.comm.backend import Backend, Finding
-from runner.comm.importing import when_imported
+from runner.backends.backend import Backend, Finding
 from runner.job import Job
+from runner.torchrun.import_hooks import when_imported
 
 
 class Pigeon(Backend):

@@ -1,6 +1,6 @@
 """A launcher's row of the table."""
 
-from runner.launch.table import Kind, Launcher
+from runner.launch.launchers import Kind, Launcher
 
 ROW = Launcher(
     name="grid",

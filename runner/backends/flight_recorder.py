@@ -1,0 +1,90 @@
+"""What this rank has called last in each process group: from torch's flight recorder, and from backends that torch's does not know."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from runner.guard.collectives import Call
+from runner.guard.nursery import Lifeline
+from runner.torchrun.import_hooks import when_imported
+from runner.torchrun.own_modules import own_modules
+
+# Each returns the last calls in the groups that it knows, by a group's name.
+RECORDERS: list[Callable[[], dict[str, Call]]] = []
+
+_RECORDERS_OF_TORCH = "_dump_fr_trace_json", "_dump_nccl_trace_json"  # of gloo, of NCCL
+_MODULE = "torch.distributed.distributed_c10d"
+
+
+def answer_when_asked(lifeline: Lifeline, device: str) -> None:
+    """Once the program has imported torch.distributed, its guard can learn what it has called last.
+
+    Args:
+        device: of this rank, as torch names it.
+    """
+
+    def answer() -> None:
+        if os.getpid() == lifeline.worker:  # not a child that it has forked
+            lifeline.answer_with(lambda: _calls_on(device))
+
+    when_imported(_MODULE, answer)
+
+
+def _calls_on(device: str) -> list[Call]:
+    """``last_calls()`` in a thread of its own: NCCL's recorder asks the device which calls are over."""
+    import torch
+
+    with own_modules():
+        from runner.backends.devices import current_device, take_device
+
+    own = torch.device(device)
+    if current_device().type == own.type:  # else no GPU is used
+        with contextlib.suppress(RuntimeError):  # the program has hidden some GPUs from itself
+            take_device(own)
+    return last_calls()
+
+
+def last_calls() -> list[Call]:
+    """One call for each process group of this rank; in a group in which it has called nothing one with the number 0."""
+    found = _torchs_calls()
+    for calls in RECORDERS:
+        found |= {name: call for name, call in calls().items() if call.number}
+    groups: list[dict[str, Any]] = sys.modules[_MODULE]._world.pg_config_info
+    return [
+        replace(found.get(group["pg_name"], Call(group=group["pg_name"])), title=group["pg_desc"], ranks=group["ranks"])
+        for group in groups
+    ]
+
+
+def _torchs_calls() -> dict[str, Call]:
+    """In each group the oldest collective that is not over, or else the last one.
+
+    Messages are not shown: gloo's are not recorded, and NCCL's need not be marked as over.
+    """
+    from torch._C import _distributed_c10d
+
+    found: dict[str, Call] = {}
+    for recorder in _RECORDERS_OF_TORCH:
+        dump = getattr(_distributed_c10d, recorder, None)
+        entries = json.loads(dump(True)).get("entries", []) if dump is not None else []
+        for entry in entries:  # the oldest first
+            group = entry["process_group"][0]
+            if not entry["is_p2p"] and (group not in found or found[group].is_over):
+                found[group] = Call(
+                    group=group, number=entry["collective_seq_id"], name=_name(entry), is_over=entry["retired"]
+                )
+    return found
+
+
+def _name(entry: dict[str, Any]) -> str:
+    """Such as "all_reduce of 4 x 8": the call, and the shape of its first tensor."""
+    name: str = entry["profiling_name"].rpartition(":")[2]
+    sizes = entry["input_sizes"] or entry["output_sizes"]
+    shape = " x ".join(map(str, sizes[0])) if sizes else ""
+    return f"{name} of {shape}" if shape else name

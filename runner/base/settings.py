@@ -1,0 +1,350 @@
+"""Settings declared once: a frozen dataclass per subject, whose fields are the options.
+
+A field says its default, help, values and group. The parser, both helps, ``--config FILE``, ``settings.toml``, what a resumed run
+compares and the reference page follow from the fields. ``Settings`` of a workload is a subclass: it gives shared fields defaults of
+its own, and its own fields are its own options::
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Settings):
+        epochs: int = 15
+        momentum: float = option(0.9, "of SGD")
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from runner.base.errors import UsageError
+
+_KEY = "option"  # of a field's metadata
+
+# The groups in the order in which people need them, with what their title says beside the name.
+GROUPS = {
+    "training": "",
+    "checkpoints": "step-N/ in --checkpoint-dir: complete, or not there",
+    "parallel": "how a step is computed by all ranks together",
+    "data": "",
+    "logging": "written by rank 0",
+    "runner": "how the job runs",
+}
+OWN = "workload"  # the group of fields that a workload adds and puts in no other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """What is said of a field beside its name and default.
+
+    Attributes:
+        help: without the default, which is shown after it.
+        parse: makes the value of a text, or raises argparse.ArgumentTypeError; None: by the default's type.
+        choices: the values that there are, or a function that knows them once other packages are loaded.
+        metavar: what stands for the value in the help.
+        group: one of ``GROUPS``, or a workload's own.
+        advanced: shown by ``--help-all`` only.
+        hidden: for programs that start the runner; never shown.
+        changes: whether another value gives another result, so that a resumed run says what has changed.
+        bare: the value of the option without one; None: it needs one.
+        shows: the default as the help says it; "": as it is, None: not at all.
+        text: makes a text of a value, which ``parse`` reads again.
+    """
+
+    help: str = ""
+    parse: Callable[[str], Any] | None = None
+    choices: Sequence[str] | Callable[[], Sequence[str]] | None = None
+    metavar: str | None = None
+    group: str = OWN
+    advanced: bool = False
+    hidden: bool = False
+    changes: bool = False
+    bare: Any = None
+    shows: str | None = ""
+    text: Callable[[Any], str] = str
+
+
+def option(default: Any, help: str | None = None, **about: Any) -> Any:
+    """A field that is an option: ``lr: float = option(1e-3, "learning rate", parse=positive_float)``.
+
+    Args:
+        help: one phrase; None, as any other argument of ``Option`` that is not given: as the field is declared in a base class.
+    """
+    said = about if help is None else {"help": help, **about}
+    return field(default=default, metadata={_KEY: said})
+
+
+@dataclass(frozen=True)
+class DeclaredSetting:
+    """A field of a settings class: its name, default, and what is said of it."""
+
+    name: str
+    default: Any
+    about: Option
+
+    @property
+    def flag(self) -> str:
+        """The option on the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def choices(self) -> Sequence[str]:
+        choices = self.about.choices or ()
+        return choices() if callable(choices) else choices
+
+    @property
+    def is_switch(self) -> bool:
+        return isinstance(self.default, bool)
+
+    def value_of(self, text: str) -> Any:
+        """The value that a text stands for.
+
+        Raises:
+            argparse.ArgumentTypeError: it stands for none.
+        """
+        about = self.about
+        if about.choices is not None and text not in self.choices:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(self.choices)}")
+        if about.parse is not None:
+            return about.parse(text)
+        return _BY_TYPE.get(type(self.default), str)(text)
+
+    def text_of(self, value: Any) -> str:
+        """A value as the command line has it."""
+        text = self.about.text(value)
+        return text.removesuffix(".0") if isinstance(value, float) else text
+
+
+def _number(text: str, kind: type[int] | type[float]) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no {'whole ' * (kind is int)}number") from None
+
+
+# How a field without ``parse`` reads a text, by the type of its default.
+_BY_TYPE: dict[type, Callable[[str], Any]] = {
+    int: functools.partial(_number, kind=int),
+    float: functools.partial(_number, kind=float),
+    Path: Path,
+}
+
+
+def settings_in(kind: type) -> dict[str, DeclaredSetting]:
+    """The options of a settings class by name, in the order of ``GROUPS``, and in each from the special to the general."""
+    return _settings_in(kind)
+
+
+@functools.cache
+def _settings_in(kind: Any) -> dict[str, DeclaredSetting]:
+    found = [
+        DeclaredSetting(one.name, one.default, _about(kind, one))
+        for one in fields(kind)
+        if one.init and _is_option(one)
+    ]
+    order = [*GROUPS]
+    own = [one.about.group for one in found if one.about.group not in GROUPS]
+    order[1:1] = dict.fromkeys(own)  # after those of the training
+    return {
+        one.name: one for one in sorted(found, key=lambda one: (order.index(one.about.group), _floor(kind, one.name)))
+    }
+
+
+def _floor(kind: type, name: str) -> int:
+    """Where a class declares a field first: nearer bases, which are more special, come first, and the class itself last."""
+    floors = [floor for floor, base in enumerate(kind.__mro__) if name in inspect.get_annotations(base)]
+    return max(floors) or len(kind.__mro__)
+
+
+def _is_option(one: Field[Any]) -> bool:
+    return one.metadata.get(_KEY, {}) is not None
+
+
+def not_an_option(**default: Any) -> Any:
+    """A field of a settings class that is no option, with its ``default`` or ``default_factory``."""
+    field_of: Any = field  # whose signatures take no such mapping
+    return field_of(metadata={_KEY: None}, repr=False, compare=False, **default)
+
+
+def _about(kind: type, one: Field[Any]) -> Option:
+    """What the class says of a field, over what its bases say."""
+    said: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        there = base.__dict__.get("__dataclass_fields__", {}).get(one.name)
+        if there is not None:
+            said |= there.metadata.get(_KEY) or {}
+    return Option(**said)
+
+
+Show = Literal["none", "some", "all"]
+
+
+def add_options(
+    parser: argparse.ArgumentParser, *kinds: type, only: Container[str] | None = None, show: Show = "some"
+) -> None:
+    """Add the options of settings classes to a parser, in their groups. One that is not given leaves no attribute.
+
+    Args:
+        only: the names of those to add; None: all.
+        show: which of them the help has: none, some, or also the advanced ones.
+    """
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for one in (one for kind in kinds for one in settings_in(kind).values()):
+        if only is not None and one.name not in only:
+            continue
+        name = one.about.group
+        title = (name, GROUPS.get(name) or None) if show != "none" else ()
+        group = groups[name] = groups.get(name) or parser.add_argument_group(*title)
+        _add(group, one, is_shown=_is_shown(one.about, show))
+
+
+def _is_shown(about: Option, show: Show) -> bool:
+    return not about.hidden and (show == "all" or (show == "some" and not about.advanced))
+
+
+def _add(group: argparse._ArgumentGroup, one: DeclaredSetting, *, is_shown: bool) -> None:
+    about = one.about
+    text = _help(one) if is_shown else argparse.SUPPRESS
+    common: dict[str, Any] = {"dest": one.name, "default": argparse.SUPPRESS, "help": text}
+    if one.is_switch:
+        group.add_argument(one.flag, action="store_const", const=True, **common)
+        # For one that a file switches on.
+        off = common | {"help": argparse.SUPPRESS}
+        group.add_argument(one.flag.replace("--", "--no-", 1), action="store_const", const=False, **off)
+        return
+    takes: dict[str, Any] = {"nargs": "?", "const": about.bare} if about.bare is not None else {}
+    metavar = about.metavar or (f"{{{','.join(one.choices)}}}" if about.choices else _letter(one))
+    group.add_argument(one.flag, type=one.value_of, metavar=metavar, **takes, **common)
+
+
+def _letter(one: DeclaredSetting) -> str:
+    return {int: "N", float: "X", Path: "PATH"}.get(type(one.default), one.name.upper().replace("_", "-"))
+
+
+def _help(one: DeclaredSetting) -> str:
+    about = one.about
+    shown = about.shows
+    if shown == "":
+        shown = None if one.default is None or one.is_switch else one.text_of(one.default)
+    default = f"(default: {shown})" if shown else ""
+    return " ".join(filter(None, (about.help, default))).replace("%", "%%")
+
+
+K = TypeVar("K")
+
+
+def made_of(kind: type[K], *given: Mapping[str, Any]) -> K:
+    """The settings of a class with the values given, the last of which count; others are the class's defaults."""
+    known = settings_in(kind)
+    values = {name: value for each in given for name, value in each.items() if name in known}
+    more = {"given": values} if "given" in kind.__dataclass_fields__ else {}  # type: ignore[attr-defined]  # a dataclass
+    return kind(**values, **more)
+
+
+def as_words(kind: type, given: Mapping[str, Any]) -> list[str]:
+    """The values as words of a command line."""
+    known = settings_in(kind)
+    return [word for name, value in given.items() if name in known for word in _words(known[name], value)]
+
+
+def _words(one: DeclaredSetting, value: Any) -> list[str]:
+    if one.is_switch:
+        return [one.flag if value else one.flag.replace("--", "--no-", 1)]
+    return [one.flag] if value == one.about.bare is not None else [f"{one.flag}={one.text_of(value)}"]
+
+
+# --- files
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The entries of a TOML file by the names of fields, as they stand there.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    return {key.replace("-", "_"): value for key, value in _entries(path)}
+
+
+def values_in(path: Path, entries: Mapping[str, Any], *kinds: type, is_all: bool = True) -> dict[str, Any]:
+    """The values of a file's entries that settings classes have fields for.
+
+    Args:
+        is_all: refuse entries that no class has.
+
+    Raises:
+        UsageError: a value is wrong, or there is no such field.
+    """
+    known = {name: one for kind in kinds for name, one in settings_in(kind).items()}
+    unknown = next((name for name in entries if name not in known), None)
+    if is_all and unknown is not None:
+        near = difflib.get_close_matches(unknown, known, n=1)
+        raise UsageError(
+            f"--config {path}: there is no setting {unknown!r}{f'; did you mean {near[0]}?' if near else ''}",
+            fix="see --help-all for all of them",
+        )
+    return {name: _value(path, known[name], value) for name, value in entries.items() if name in known}
+
+
+def _entries(path: Path) -> Iterator[tuple[str, Any]]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        with open(path, "rb") as file:
+            content = tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}", fix="name a file that all ranks can read") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"--config {path}: {error}", fix='write lines such as epochs = 3 or strategy = "fsdp"'
+        ) from None
+    for key, value in content.items():
+        yield from value.items() if isinstance(value, dict) else [(key, value)]
+
+
+def _value(path: Path, one: DeclaredSetting, value: Any) -> Any:
+    where = f"--config {path}: {one.name} = {json.dumps(value, default=str)}"
+    if one.is_switch or isinstance(value, bool):
+        if one.is_switch and isinstance(value, bool):
+            return value
+        if value is True and one.about.bare is not None:
+            return one.about.bare
+        raise UsageError(where, fix="say true or false" if one.is_switch else "it takes a value")
+    if not isinstance(value, str | int | float):
+        raise UsageError(where, fix="say one number or text")
+    try:
+        return one.value_of(str(value))
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"--config {path}: {one.name}: {error}") from None
+
+
+def as_toml(settings: Any) -> str:
+    """The values given and the defaults as a file that ``--config`` reads, group by group; without None, which TOML has not."""
+    lines: list[str] = []
+    group = ""
+    for one in settings_in(type(settings)).values():
+        value = settings.given.get(one.name, one.default)
+        if value is None or one.about.hidden:
+            continue
+        if one.about.group != group:
+            group = one.about.group
+            lines += ["", f"# {group}"]
+        lines.append(f"{one.name} = {_toml(one, value)}")
+    return "\n".join(lines[1:]) + "\n"
+
+
+def _toml(one: DeclaredSetting, value: Any) -> str:
+    if isinstance(value, bool | int):
+        return json.dumps(value)
+    if isinstance(value, float) and one.about.text is str:
+        return repr(value)
+    return json.dumps(one.text_of(value), ensure_ascii=False)

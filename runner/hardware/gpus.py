@@ -1,0 +1,343 @@
+"""Which GPUs a process may use, by name: what drivers show and what variables choose, without CUDA and without torch.
+
+NVIDIA's are known by NVML, AMD's and Intel's by files of the kernel. Those of AMD and Intel, WSL2, Jetson and MIG have been
+tried on the stand-in of tests/gpu_node.py only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.hardware import nvml
+from runner.launch.launchers import SLURM_STEPS_WITHOUT_RANKS
+from runner.versions.torch_build import TorchBuild
+
+_SYSTEM = Path("/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpus:
+    """The GPUs that a process may use.
+
+    Attributes:
+        names: one per GPU, in the order of torch's indices; all processes of a host have the same name for the same GPU.
+        problem: why there are none, or fewer than there could be; "" where nothing is known to be wrong.
+        allotted: the scheduler's variable that promises GPUs, as ``NAME=value``; "" if there is none.
+        mask: the variable that chooses among GPUs, as ``NAME=value``; "" if there is none.
+        hidden: whether the mask hides all GPUs.
+    """
+
+    names: list[str]
+    problem: str = ""
+    allotted: str = ""
+    mask: str = ""
+    hidden: bool = False
+
+
+@dataclass(frozen=True)
+class _Present:
+    """The GPUs that a driver shows.
+
+    Attributes:
+        names: in the order of their numbers; "" for one that does not answer.
+        slices: of each GPU in MIG mode, its instances that compute.
+    """
+
+    names: list[str]
+    slices: Mapping[str, list[str]] = field(default_factory=dict)
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Maker:
+    """A maker's GPUs: what torch calls them, how they are found and chosen from."""
+
+    title: str
+    device: str  # torch's device type
+    masks: tuple[str, ...]
+    present: Callable[[Path], _Present]
+    visible: Callable[[_Present, Mapping[str, str]], list[str]]
+
+
+# Set by schedulers in jobs that have GPUs (Slurm's srun(1) and sbatch(1); Torque's qsub(1)): those that name them, and numbers.
+_NAMES_ALLOTTED = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "PBS_GPUFILE", "LSB_GPU_ALLOC")
+_NUMBERS_ALLOTTED = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "PBS_NGPUS")
+# What Slurm says of the job, which all its steps inherit.
+_OF_THE_JOB = ("SLURM_JOB_GPUS", "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK")
+# In these schedulers' jobs a mask is the only sign of an allotment.
+_MASKING_JOBS = ("PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
+# What schedulers and users write for "no GPU".
+_NONE = ("", "-1", "0x0", "NoDevFiles", "(null)", "none", "void")
+
+
+def visible_gpus(environment: Mapping[str, str], torch: TorchBuild, system: Path = _SYSTEM) -> Gpus:
+    """The GPUs that this process may use by this torch.
+
+    Args:
+        system: the root of the file system.
+    """
+    maker = MAKERS.get(torch.maker or ("" if torch.version else "nvidia"))
+    own = maker.masks if maker else ()
+    others = (name for each in MAKERS.values() for name in each.masks)
+    masks = [name for name in dict.fromkeys((*own, *others)) if name in environment]
+    naming = [name for name in masks if environment[name] not in _NONE]
+    hiding = [name for name in masks if name in own and name not in naming]
+    mask = " ".join(f"{name}={environment[name]}" for name in hiding or naming)
+    allotted = _allotted(environment, "" if hiding else mask)
+    names: list[str] = []
+    problem = ""
+    if maker is not None:
+        present = maker.present(system)
+        names, problem = maker.visible(present, environment), present.problem
+        if not names and mask and not hiding and (count := len(list(filter(None, present.names)))):
+            problem = "; ".join(filter(None, [f"{mask} chooses none of the GPUs here ({count})", problem]))
+    if not names and not problem:
+        problem = _of_another_make(torch, maker, system, is_promised=bool(allotted or naming))
+    return Gpus(names=names, problem=problem, allotted=allotted, mask=mask, hidden=bool(hiding))
+
+
+def device_type(torch: TorchBuild) -> str:
+    """torch's device type for the GPUs that it is built for: ROCm's are ``cuda``, too."""
+    return MAKERS[torch.maker].device if torch.maker else "cuda"
+
+
+def _allotted(environment: Mapping[str, str], mask: str) -> str:
+    step = environment.get("SLURM_STEP_ID", "")
+    # A step of srun without GPUs inherits the job's variables, but no masks.
+    has_none = step.isdecimal() and step not in SLURM_STEPS_WITHOUT_RANKS and not mask
+    for name in (*_NAMES_ALLOTTED, *_NUMBERS_ALLOTTED):
+        value = environment.get(name, "").strip()
+        if _promises(name, value) and not (has_none and name in _OF_THE_JOB):
+            return f"{name}={value}"
+    return mask if any(environment.get(name) for name in _MASKING_JOBS) else ""
+
+
+def _promises(name: str, value: str) -> bool:
+    """Whether a scheduler's variable says that there is a GPU."""
+    if value in _NONE:
+        return False
+    if name == "PBS_GPUFILE":  # Torque sets it in jobs without GPUs, too; the file has a line per GPU
+        return bool(_text(Path(value)))
+    if name in _NUMBERS_ALLOTTED:  # NUMBER, or a list of TYPE:NUMBER
+        return any(entry.rpartition(":")[2].strip() not in ("", "0") for entry in value.split(","))
+    return True
+
+
+def _of_another_make(torch: TorchBuild, maker: _Maker | None, system: Path, *, is_promised: bool) -> str:
+    """The reason where the host's GPUs are not those that torch is built for.
+
+    Unless some are promised, only NVIDIA's are looked for beside a torch for CPUs: those of AMD and Intel are in many processors.
+    """
+    others = list(MAKERS.values()) if is_promised else [MAKERS["nvidia"]] if maker is None else []
+    title = next((other.title for other in others if other is not maker and any(other.present(system).names)), "")
+    built = f"for {maker.title}'s" if maker else "for CPUs only"
+    return f"torch {torch.version} is built {built}, and the GPUs here are {title}'s" if title else ""
+
+
+def chosen(mask: str, present: Sequence[str], prefix: str = "GPU-") -> list[str]:
+    """The GPUs that a mask shows, in its order.
+
+    It is a list of indices or, if the first entry begins with ``prefix``, of beginnings of names that fit one GPU each. It ends
+    before the first entry that fits none; an entry given twice hides all (as torch/cuda/__init__.py reads it; the CUDA
+    programming guide, "CUDA environment variables").
+    """
+    entries = mask.split(",")
+    by_name = entries[0].strip().startswith(prefix)
+    found: list[str] = []
+    for entry in (entry.strip() for entry in entries):
+        if by_name:
+            fitting = [name for name in present if name.startswith(entry)] if entry.startswith(prefix) else []
+        else:
+            number = re.match(r"\+?\d+", entry)  # as C's strtoul: what follows the digits is ignored
+            fitting = list(present[int(number[0]) :][:1]) if number else []
+        if len(fitting) != 1:
+            break
+        if fitting[0] in found:
+            return []
+        found += fitting
+    return found
+
+
+# NVIDIA
+
+_PATIENCE = 120.0  # seconds for the driver, which wakes its GPUs one by one where nothing keeps them awake
+
+
+def _nvidia(system: Path) -> _Present:
+    """As the driver shows them, in a thread of its own, as a driver that is broken may not return."""
+    answer: list[_Present] = []
+    asking = threading.Thread(target=lambda: answer.append(_ask_nvidia(system)), name="NVML", daemon=True)
+    asking.start()
+    asking.join(_PATIENCE)
+    return answer[0] if answer else _Present([], problem=f"the NVIDIA driver has not answered within {_PATIENCE:g} s")
+
+
+def _ask_nvidia(system: Path) -> _Present:
+    """By the driver's library; where it is missing, as a container's mounts may be, by the device files."""
+    try:
+        with nvml.started() as library:
+            return _shown_by(library)
+    except Exception as error:
+        files = _device_files(system / "dev")
+        if nvml.code_of(error) in (nvml.NO_DRIVER, nvml.MISMATCH):  # then CUDA does not start, either
+            return _Present([], problem=f"the NVIDIA driver does not answer: {error}" if files else "")
+        return _Present(files)
+
+
+def _shown_by(library: Any) -> _Present:
+    names, slices, problems = [], {}, []
+    try:
+        for index in range(library.nvmlDeviceGetCount()):
+            try:
+                handle = library.nvmlDeviceGetHandleByIndex(index)
+                name = nvml.uuid_of(library, handle, index)
+            except Exception as error:
+                if nvml.code_of(error) != nvml.NO_PERMISSION:  # that of another job has no number here
+                    problems.append(f"GPU {index} does not answer: {error}")
+                    names.append("")
+                continue
+            names.append(name)
+            if (parts := nvml.slices_of(library, handle)) is not None:
+                slices[name] = parts
+    except Exception as error:
+        problems.append(f"the NVIDIA driver does not answer: {error}")
+    return _Present(names, slices, "; ".join(problems))
+
+
+def _device_files(dev: Path) -> list[str]:
+    """The GPUs by their files, without those that this process may not open (control groups deny it those of others)."""
+    numbers = sorted(
+        int(path.name.removeprefix("nvidia")) for path in dev.glob("nvidia[0-9]*") if path.name[6:].isdecimal()
+    )
+    files = [f"nvidia{number}" for number in numbers if _may_open(dev / f"nvidia{number}")]
+    return files or [name for name in ("nvhost-gpu",) if (dev / name).exists()]  # Jetson's only GPU
+
+
+def _may_open(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def _visible_nvidia(present: _Present, environment: Mapping[str, str]) -> list[str]:
+    """By ``CUDA_VISIBLE_DEVICES``. Where a GPU is divided by MIG, CUDA shows a process one instance and nothing else."""
+    mask = environment.get("CUDA_VISIBLE_DEVICES")
+    if mask is None:
+        names = present.names
+    elif not any(present.names):
+        return []
+    elif mask.startswith("MIG-"):
+        return [mask.split(",")[0].strip()]
+    elif mask.startswith("GPU-") and not any(name.startswith("GPU-") for name in present.names):
+        # Known by their files only, so a UUID is taken at its word.
+        named = [entry.strip() for entry in mask.split(",")][: len(present.names)]
+        return named if len(set(named)) == len(named) else []
+    else:
+        names = chosen(mask, present.names)
+    divided = [name for name in names if name in present.slices]
+    instances = [instance for name in divided for instance in present.slices[name]]
+    return instances[:1] or [name for name in names if name and name not in divided]
+
+
+# AMD
+
+
+def _amd(system: Path) -> _Present:
+    """As the kernel's compute driver lists them (Linux: drivers/gpu/drm/amd/amdkfd/kfd_topology.c)."""
+    nodes = system / "sys/class/kfd/kfd/topology/nodes"
+    names = []
+    for node in sorted(nodes.glob("[0-9]*"), key=lambda path: int(path.name)):
+        try:
+            number = int((node / "gpu_id").read_text())
+            lines = [line.split() for line in (node / "properties").read_text().splitlines()]
+        except (OSError, ValueError):  # the kernel denies this process a GPU that is not in its control group
+            continue
+        if number:  # 0: a CPU
+            unique = int({line[0]: line[1] for line in lines if len(line) == 2}.get("unique_id", "0"))
+            names.append(f"GPU-{unique:016x}" if unique else f"kfd{number}")
+    if names and not _may_open(system / "dev/kfd"):
+        return _Present([], problem="/dev/kfd cannot be opened (a container's --device, or the group render)")
+    return _Present(names)
+
+
+def _visible_amd(present: _Present, environment: Mapping[str, str]) -> list[str]:
+    """By ROCm's masks: HIP's chooses among those that ROCr's leaves, and CUDA's has HIP's meaning where that is not set."""
+    names = present.names
+    for mask in (
+        environment.get("ROCR_VISIBLE_DEVICES"),
+        environment.get("HIP_VISIBLE_DEVICES", environment.get("CUDA_VISIBLE_DEVICES")),
+    ):
+        names = names if mask is None else chosen(mask, names)
+    return names
+
+
+# Intel
+
+
+def _intel(system: Path) -> _Present:
+    """Tiles (stacks) of the cards that have a render node, by PCI address: ``0000:29:00.0/1``."""
+    names, problem = [], ""
+    cards = [path for path in (system / "sys/class/drm").glob("card*") if path.name[4:].isdecimal()]
+    for card in sorted(cards, key=lambda path: os.path.realpath(path / "device")):
+        device = card / "device"
+        nodes = [path.name for path in (device / "drm").glob("renderD*")]
+        if not nodes or _text(device / "vendor") != "0x8086":
+            continue
+        if not _may_open(system / "dev/dri" / nodes[0]):
+            problem = f"/dev/dri/{nodes[0]} cannot be opened (a container's --device, or the group render)"
+            continue
+        tiles = len(list(device.glob("tile[0-9]*")))  # the driver xe; i915 shows them as graphics technologies
+        if not tiles and _text(device / "device").startswith("0x0bd"):  # the Data Center GPU Max
+            tiles = len(list((card / "gt").glob("gt[0-9]*")))
+        address = os.path.basename(os.path.realpath(device))
+        names += [f"{address}/{tile}" for tile in range(max(1, tiles))]
+    return _Present(names, problem="" if names else problem)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace").strip()
+    except (OSError, ValueError):  # (a name that no file can have)
+        return ""
+
+
+def _visible_intel(present: _Present, environment: Mapping[str, str]) -> list[str]:
+    """By Level Zero's mask, which filters and does not order (Level Zero specification, "Environment Variables").
+
+    A tile is a device, unless ``ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE`` makes a device of a card; then an entry is a card or
+    CARD.TILE.
+    """
+    mask = environment.get("ZE_AFFINITY_MASK")
+    entries = None if mask is None else {entry.strip() for entry in mask.split(",")}
+    if environment.get("ZE_FLAT_DEVICE_HIERARCHY", "").upper() != "COMPOSITE":
+        return [name for i, name in enumerate(present.names) if entries is None or str(i) in entries]
+    cards = dict.fromkeys(name.partition("/")[0] for name in present.names)
+    found = []
+    for i, card in enumerate(cards):
+        tiles = [name for name in present.names if name.startswith(f"{card}/")]
+        picked = [name for tile, name in enumerate(tiles) if entries is None or {str(i), f"{i}.{tile}"} & entries]
+        found += ["+".join(picked)] if picked else []
+    return found
+
+
+MAKERS = {
+    "nvidia": _Maker(
+        title="NVIDIA", device="cuda", masks=("CUDA_VISIBLE_DEVICES",), present=_nvidia, visible=_visible_nvidia
+    ),
+    "amd": _Maker(
+        title="AMD",
+        device="cuda",
+        masks=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+        present=_amd,
+        visible=_visible_amd,
+    ),
+    "intel": _Maker(title="Intel", device="xpu", masks=("ZE_AFFINITY_MASK",), present=_intel, visible=_visible_intel),
+}

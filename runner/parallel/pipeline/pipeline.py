@@ -1,0 +1,356 @@
+"""Pipeline parallel: each rank has some of the layers, and micro-batches go through them under one of torch's schedules."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+from torch.distributed.tensor import DTensor
+from torch.utils.data import default_collate
+from torch.utils.flop_counter import FlopCounterMode
+
+from runner.backends.timing import synchronize
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.parallel import Setting
+from runner.parallel.divided import DividedTrainer, divide, outline, settle
+from runner.parallel.pipeline.stages import balanced, part_of, segments
+from runner.parallel.settings import SCHEDULES
+from runner.parallel.state import StateDict, merged, restricted, whole_of
+from runner.parallel.task import Task, parts_of, to_device
+from runner.parallel.tied import NOT_ALIKE, Tied, division, untie
+from runner.parallel.trainer import Trainer
+from runner.versions.features import need
+from runner.versions.torch_api import NO_OUTPUTS
+
+# How the cost of layers is measured: on so many samples, at least so often, and until so many seconds have passed.
+_SAMPLES, _ROUNDS, _MEASURING = 2, 3, 0.2
+_HEADER = 10  # numbers that describe a tensor: dimensions, dtype, sizes
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.complex64,
+    torch.complex128,
+)
+
+
+class _Stage(PipelineStage):
+    """Torch's, which tells when a micro-batch has gone through it."""
+
+    def __init__(self, *arguments: Any, trainer: Trainer, **more: Any) -> None:
+        """``trainer``: whose ``go_on()`` is called."""
+        super().__init__(*arguments, **more)
+        self._trainer = trainer
+
+    def forward_one_chunk(self, *arguments: Any, **more: Any) -> Any:
+        """As in the base class."""
+        outputs = super().forward_one_chunk(*arguments, **more)
+        self._trainer.go_on()
+        return outputs
+
+    def backward_one_chunk(self, *arguments: Any, **more: Any) -> None:
+        """As in the base class."""
+        super().backward_one_chunk(*arguments, **more)
+        self._trainer.go_on()
+
+
+class PipelineTrainer(DividedTrainer):
+    """Trains this rank's stages.
+
+    Attributes:
+        pipeline_stages: torch's objects, whose methods the schedule calls.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        setting: Setting,
+        stages: dict[int, nn.Module],
+        owners: Sequence[int],
+        tied: Sequence[Tied],
+    ) -> None:
+        """Make the schedule.
+
+        Args:
+            model: this rank's stages in one, for the names of parameters.
+            stages: this rank's, by number.
+            owners: of each stage: the rank in the pipeline that has it.
+            tied: the parameters that several stages have, each a copy.
+        """
+        super().__init__(task, model, setting, stages.values())
+        self.pipeline = setting.mesh.get_group("pipeline")
+        self._home, self._stages, self._owners = setting.device, stages, owners
+        self.copies = {name: one.name for one in tied for _, name in one.places[1:]}
+        self._shared = self._own_of(tied)
+        options = setting.options
+        kind: Any = get_schedule_class(SCHEDULES[options.pp_schedule].name)
+        self.pipeline_stages = [
+            _Stage(part, number, len(owners), setting.device, group=self.pipeline, trainer=self)
+            for number, part in stages.items()
+        ]
+        is_multi = issubclass(kind, PipelineScheduleMulti)
+        scheduled = self.pipeline_stages if is_multi else self.pipeline_stages[0]
+        self._schedule = kind(scheduled, options.micro_batches, loss_fn=self._scaled_loss)
+
+    def backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """As in the base class. All stages get the batch; the first uses the inputs, the last the targets."""
+        losses: list[Tensor] = []
+        last = len(self._owners) - 1
+        if self.scaler is not None:
+            self.scaler.scale(torch.zeros((), device=self._home))  # it has its scale on the stages without a loss, too
+        with self.loss_context():
+            self._schedule.step(
+                *([inputs] if 0 in self._stages else []),
+                target=targets if last in self._stages else None,
+                losses=losses if last in self._stages else None,
+                **NO_OUTPUTS,
+            )
+        mean = torch.zeros((), dtype=torch.float64, device=self._home)
+        if losses:
+            scale = 1.0 if self.scaler is None else self.scaler.get_scale()
+            mean.copy_(torch.stack([whole_of(loss.detach()) for loss in losses]).mean() / scale)
+        dist.broadcast(mean, group=self.pipeline, group_src=self._owners[last])
+        for parameter, having in self._shared:
+            self._sum_gradient(parameter, having)
+        return mean
+
+    def _scaled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        loss = self.task.mean_loss(outputs, targets)
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+    @raised_on_all_ranks()
+    def _own_of(self, tied: Sequence[Tied]) -> list[tuple[nn.Parameter, list[int]]]:
+        """This rank's parameters that other stages have, too, each with the ranks of the pipeline that have it.
+
+        Raises:
+            UsageError: they are not divided alike.
+        """
+        here, parameters = dist.get_rank(self.pipeline), dict(self.model.named_parameters())
+        own = {
+            one.name: parameters[name]
+            for one in tied
+            for stage, name in one.places
+            if self._owners[stage] == here and parameters[name].requires_grad
+        }
+        everyone: list[Any] = [None] * dist.get_world_size(self.pipeline)
+        divided = {name: division(parameter) for name, parameter in own.items()}
+        dist.all_gather_object(everyone, divided, group=self.pipeline)
+        for name in {name for ways in everyone for name in ways}:
+            if len({ways[name] for ways in everyone if name in ways}) > 1:
+                raise UsageError(
+                    f"{name} is tied to a weight of another stage of the pipeline, and the two are not divided alike",
+                    fix=NOT_ALIKE,
+                )
+        return [
+            (parameter, [rank for rank, ways in enumerate(everyone) if name in ways]) for name, parameter in own.items()
+        ]
+
+    @torch.no_grad()
+    def _sum_gradient(self, parameter: nn.Parameter, having: Sequence[int]) -> None:
+        """Add up what the stages' copies of a parameter have got, in the same order on all of them."""
+        here = dist.get_rank(self.pipeline)
+        if parameter.grad is None:  # this stage has not used it
+            parameter.grad = torch.zeros_like(parameter)
+        gradient: Any = parameter.grad
+        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):  # an embedding's is not yet divided
+            gradient = parameter.grad = gradient.redistribute(placements=parameter.placements)
+        part = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        own = part.to(self._home).contiguous()
+        found = {rank: own if rank == here else torch.empty_like(own) for rank in having}
+        exchange = [
+            dist.P2POp(way, tensor, group=self.pipeline, group_peer=rank)
+            for rank in having
+            if rank != here
+            for way, tensor in ((dist.isend, own), (dist.irecv, found[rank]))
+        ]
+        for work in dist.batch_isend_irecv(exchange):
+            work.wait()
+        part.copy_(torch.stack([found[rank] for rank in having]).sum(0))
+
+    def outputs(self, inputs: Tensor, *more: Any) -> Tensor:
+        """As in the base class. The batch goes through the stages one by one, and all ranks get the outputs."""
+        values = inputs
+        for number, (owner, after) in enumerate(zip(self._owners, [*self._owners[1:], None], strict=True)):
+            if number in self._stages:
+                with self.loss_context():
+                    values = whole_of(self._stages[number](values, *more))
+            if after is not None and after != owner:
+                values = self._hand_on(values, owner, after)
+        self._order.settle()
+        return self._from(values, self._owners[-1])
+
+    def _hand_on(self, values: Tensor, owner: int, receiver: int) -> Tensor:
+        here = dist.get_rank(self.pipeline)
+        if here == owner:
+            dist.send(_header(values), group=self.pipeline, group_dst=receiver)
+            dist.send(values.contiguous(), group=self.pipeline, group_dst=receiver)
+        elif here == receiver:
+            header = torch.empty(_HEADER, dtype=torch.int64, device=self._home)
+            dist.recv(header, group=self.pipeline, group_src=owner)
+            values = _described(header)
+            dist.recv(values, group=self.pipeline, group_src=owner)
+        return values
+
+    def _from(self, values: Tensor, owner: int) -> Tensor:
+        """A rank's tensor, on all ranks of the pipeline."""
+        is_owner = dist.get_rank(self.pipeline) == owner
+        header = _header(values) if is_owner else torch.empty(_HEADER, dtype=torch.int64, device=self._home)
+        dist.broadcast(header, group=self.pipeline, group_src=owner)
+        whole = values.contiguous() if is_owner else _described(header)
+        dist.broadcast(whole, group=self.pipeline, group_src=owner)
+        return whole
+
+    def state(self) -> StateDict:
+        """As in the base class."""
+        return merged(super().state(), self.pipeline)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """As in the base class."""
+        everyone: list[Any] = [None] * dist.get_world_size(self.pipeline)
+        dist.all_gather_object(everyone, super().shapes(), group=self.pipeline)
+        return {name: shape for own in everyone for name, shape in own.items()}
+
+    def load(self, state: StateDict) -> None:
+        """As in the base class."""
+        names = {self.copies.get(name, name) for name, _ in self.model.named_parameters()}
+        super().load(restricted(state, names))
+
+
+def pipeline(task: Task, setting: Setting, *, shard: bool) -> Trainer:
+    """Cut the model into stages, divide this rank's, and put them under the schedule.
+
+    Raises:
+        UsageError: the model cannot be cut into so many stages.
+    """
+    options = setting.options
+    model = outline(task, setting)
+    pieces = segments(model, task.plan.cuts(model))
+    owners = options.stage_owners
+    cuts = balanced(_costs(task, model, pieces, setting), len(owners))
+    here = setting.mesh.get_local_rank("pipeline")
+    names = [name for piece in pieces for name in piece]
+    of_stages = [{name for piece in pieces[cut.start : cut.stop] for name in piece} for cut in cuts]
+    parts = [part_of(model, names, own) for own in of_stages]
+    tied = untie(parts)
+    _check_apart(tied, owners)
+    if not any(one.requires_grad for one in parts[0].parameters()):
+        need("idle stage", device=setting.device.type)
+    stages = {number: part for number, part in enumerate(parts) if owners[number] == here}
+    whole = part_of(model, names, set().union(*(of_stages[number] for number in stages)))
+    for number, stage in stages.items():
+        divide(stage, task, setting, shard=shard, stage=number, is_last=number == len(owners) - 1)
+        settle(stage, task, setting)
+    return PipelineTrainer(task, whole, setting, stages, owners, tied)
+
+
+def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], setting: Setting) -> list[float]:
+    """What each piece costs: seconds, or operations if the model is on ``meta``. Measured on rank 0. Collective.
+
+    Raises:
+        UsageError: the pieces, one after the other, are not the model.
+    """
+    costs = torch.full([len(pieces)], math.nan, dtype=torch.float64, device=setting.device)
+    if dist.get_rank() == 0:
+        device = next(model.parameters()).device
+        batch = default_collate([task.train_data[index] for index in range(_SAMPLES)])
+        values, _ = to_device(*parts_of(batch), device, setting.dtype)
+        model.eval()
+        with torch.no_grad():
+            outputs = model(values)
+        names = [name for piece in pieces for name in piece]
+        parts = [part_of(model, names, piece) for piece in pieces]
+        measured, made = _measured(parts, values)
+        if made is not None and _is_same(made, outputs):
+            costs.copy_(torch.tensor(measured, dtype=costs.dtype))
+        model.train()
+        model.zero_grad()
+    dist.broadcast(costs, src=0)
+    if costs.isnan().any():
+        with raised_on_all_ranks():
+            raise UsageError(
+                "this workload cannot be trained with --pp: the parts that Plan.pipeline cuts the model into, called one after the "
+                "other, do not give its outputs",
+                fix="make what forward() does between them a module, such as nn.Flatten",
+            )
+    return costs.tolist()
+
+
+def _measured(parts: Sequence[nn.Module], values: Tensor) -> tuple[list[float], Tensor | None]:
+    """What each part costs, and the outputs of the last, if each could take the outputs of the one before.
+
+    Seconds are the least of several rounds over all parts: what else the machine does for a moment then meets each part once.
+    """
+    is_timed = values.device.type != "meta"
+    measure, costs = _seconds if is_timed else _operations, [math.inf] * len(parts)
+    start, rounds = time.perf_counter(), _ROUNDS if is_timed else 1
+    try:
+        while rounds > 0 or (is_timed and time.perf_counter() - start < _MEASURING):
+            outputs, rounds = values, rounds - 1
+            for number, part in enumerate(parts):
+                cost, outputs = measure(part, outputs)
+                costs[number] = min(costs[number], cost)
+    except (RuntimeError, ValueError, IndexError):  # what torch raises for shapes that do not fit
+        return costs, None
+    return costs, outputs
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and (one.device.type == "meta" or torch.allclose(one, other, rtol=1e-3, atol=1e-5))
+
+
+def _operations(part: nn.Module, values: Tensor) -> tuple[float, Tensor]:
+    with FlopCounterMode(display=False) as counter:
+        outputs = part(values)
+    return counter.get_total_flops(), outputs
+
+
+def _seconds(part: nn.Module, values: Tensor) -> tuple[float, Tensor]:
+    """Of a forward and a backward pass."""
+    inputs = values.detach().requires_grad_(values.is_floating_point())
+    start = time.perf_counter()
+    outputs = part(inputs)
+    if outputs.requires_grad:
+        torch.autograd.backward((torch.view_as_real(outputs) if outputs.is_complex() else outputs).sum())
+    synchronize(values.device)
+    return time.perf_counter() - start, outputs.detach()
+
+
+@raised_on_all_ranks()
+def _check_apart(tied: Sequence[Tied], owners: Sequence[int]) -> None:
+    """Refuse stages of one rank that share a parameter: its copies would be two of the same name.
+
+    Raises:
+        UsageError: there are some.
+    """
+    for one in tied:
+        (stage, name), (other, its), *_ = one.places
+        if len({owners[number] for number, _ in one.places}) < len(one.places):
+            raise UsageError(
+                f"{its} is tied to {name}, and this schedule has their stages ({stage} and {other}) on one rank",
+                fix="take a --pp-schedule that has the first and the last stage on two",
+            )
+
+
+def _header(values: Tensor) -> Tensor:
+    numbers = [values.dim(), _DTYPES.index(values.dtype), *values.shape]
+    return torch.tensor(numbers + [0] * (_HEADER - len(numbers)), dtype=torch.int64, device=values.device)
+
+
+def _described(header: Tensor) -> Tensor:
+    dimensions, dtype, *sizes = header.tolist()
+    return torch.empty(sizes[:dimensions], dtype=_DTYPES[dtype], device=header.device)

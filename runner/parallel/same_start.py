@@ -1,0 +1,183 @@
+"""How all ranks begin with the same model: with rank 0's, or not at all.
+
+Shards and parts of models that differ would be trained as one, without a word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.parallel.support import check_shapes
+
+_BUCKET = 64 << 20  # bytes that are sent at once
+_WIDTH = 4096  # of the table of whole numbers of which a digest is made
+# 2⁶⁴ ÷ the golden ratio, odd, as a signed number: multiples of it by consecutive places are far from each other.
+_MIXER = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+def begin_alike(model: nn.Module | Callable[[], nn.Module], device: torch.device) -> None:
+    """Give all ranks rank 0's parameters and buffers; to a factory rank 0's seed, from which ``fill`` draws. Collective.
+
+    Only what differs is sent and written: weights that all ranks have read from the same file stay where they are.
+
+    Args:
+        device: through whose memory the tensors are sent.
+
+    Raises:
+        UsageError: the ranks' models have other parameters or buffers, some without a shape, or sparse ones.
+    """
+    if isinstance(model, nn.Module):
+        check_shapes(model)
+    if not _has_others():
+        return
+    if isinstance(model, nn.Module):
+        check_outline(model)
+        _check_dense(model)
+        broadcast(_differing([*model.parameters(), *model.buffers()]), device)
+        return
+    seed = [torch.initial_seed()]
+    dist.broadcast_object_list(seed, src=0, device=device)
+    if seed[0] != torch.initial_seed():
+        torch.manual_seed(seed[0])
+
+
+@raised_on_all_ranks()
+def _check_dense(model: nn.Module) -> None:
+    """Refuse what cannot be sent as bytes.
+
+    Raises:
+        UsageError: a parameter or buffer is sparse.
+    """
+    for name, one in [*model.named_parameters(), *model.named_buffers()]:
+        if one.layout != torch.strided:
+            raise UsageError(
+                f"{name} is sparse ({_layout(one)}), and ranks cannot exchange it",
+                fix="make it dense, or keep its indices and values as buffers and make it of them in forward()",
+            )
+
+
+def _differing(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Those of the tensors that are not the same on all ranks. Collective."""
+    rows: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(rows, [int(digest_of(tensor)) for tensor in tensors])
+    columns = zip(*rows, strict=True)
+    return [tensor for tensor, found in zip(tensors, columns, strict=True) if len(set(found)) > 1]
+
+
+@raised_on_all_ranks()
+def check_outline(model: nn.Module) -> None:
+    """Compare names, shapes, dtypes and layouts of parameters and buffers on all ranks. Collective.
+
+    Raises:
+        UsageError: they differ.
+    """
+    if not _has_others():
+        return
+    own = {name: _described(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    digests: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(digests, hashlib.sha256(repr(own).encode()).hexdigest())
+    if len(set(digests)) == 1:
+        return
+    everyone: list[Any] = [None] * len(digests)
+    dist.all_gather_object(everyone, own)
+    odd = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+    first, other = list(everyone[0].items()), list(everyone[odd].items())
+    shorter = min(len(first), len(other))
+    place = next((number for number in range(shorter) if first[number] != other[number]), shorter)
+    texts = [" ".join(one[place]) if place < len(one) else "nothing more" for one in (first, other)]
+    raise UsageError(
+        f"the ranks have made models that differ: rank 0 has {texts[0]}, and rank {odd} {texts[1]}",
+        fix="make the model from the same settings on every rank",
+    )
+
+
+@torch.no_grad()
+def broadcast(tensors: Iterable[Tensor], device: torch.device, group: dist.ProcessGroup | None = None) -> None:
+    """Copy the tensors of a group's first rank to its others, as bytes: backends do not take all dtypes. Collective."""
+    if dist.get_world_size(group) == 1:
+        return
+    is_source = dist.get_rank(group) == 0
+    for bucket in _buckets(tensor.detach() for tensor in tensors if tensor.numel()):
+        pieces = [tensor.reshape(-1).view(torch.uint8).to(device) for tensor in bucket]
+        whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        dist.broadcast(whole, 0 if group is None else dist.get_global_rank(group, 0), group)
+        if is_source:
+            continue
+        for tensor, piece in zip(bucket, torch.split(whole, [piece.numel() for piece in pieces]), strict=True):
+            tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
+
+
+@raised_on_all_ranks()
+def check_digests(digests: Sequence[tuple[str, Tensor | None]], what: str, fix: str) -> None:
+    """Compare what several ranks have, by its digests. Collective.
+
+    Args:
+        digests: by name; on all ranks the same names in the same order. None for what a rank does not have.
+        what: they are of, for the message.
+        fix: of the message.
+
+    Raises:
+        UsageError: some differ.
+    """
+    if not _has_others():
+        return
+    rows: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(rows, [None if digest is None else int(digest) for _, digest in digests])
+    columns = zip(*rows, strict=True)
+    odd = [name for (name, _), found in zip(digests, columns, strict=True) if len({*found} - {None}) > 1]
+    if odd:
+        more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+        raise UsageError(f"{what} are not the same on all ranks: {odd[0]}{more} differs", fix=fix)
+
+
+def digest_of(tensor: Tensor) -> Tensor:
+    """A number of 64 bits that changes with every single element, and when two change places.
+
+    The tensor's bytes are taken as a table of whole numbers. Each row's and each column's sum is multiplied by an odd number of its
+    own, and these are added, modulo 2⁶⁴: nearly as fast as reading the memory.
+    """
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    even = raw.numel() // 8 * 8
+    words = (raw[:even].clone() if raw.storage_offset() % 8 else raw[:even]).view(torch.int64)
+    table, rest = torch.split(words, [words.numel() // _WIDTH * _WIDTH, words.numel() % _WIDTH])
+    table = table.reshape(-1, _WIDTH)
+    numbers = torch.cat([table.sum(0), table.sum(1), rest, raw[even:].to(torch.int64)])
+    places = torch.arange(numbers.numel(), device=numbers.device)
+    return (
+        numbers * (2 * places * _MIXER + 1).square()
+    ).sum()  # squares: no two places in row and column make up for two others
+
+
+def _has_others() -> bool:
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _described(tensor: Tensor) -> str:
+    layout = f", {_layout(tensor)}" if tensor.layout != torch.strided else ""
+    trained = ", trained" if tensor.requires_grad else ""
+    return f"({list(tensor.shape)}, {str(tensor.dtype).removeprefix('torch.')}{layout}{trained})"
+
+
+def _layout(tensor: Tensor) -> str:
+    return str(tensor.layout).removeprefix("torch.")
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Runs of tensors of at most so many bytes together, or of one that has more."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and size + tensor.nbytes > _BUCKET:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.nbytes
+    if bucket:
+        yield bucket

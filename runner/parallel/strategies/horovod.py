@@ -1,0 +1,57 @@
+"""Data parallel by Horovod: its background thread fuses gradients into larger pieces and averages them by ring-allreduce."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from runner.backends.horovod.library import start_horovod
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.parallel import Setting
+from runner.parallel.layers import prepare
+from runner.parallel.task import Task
+from runner.parallel.trainer import Trainer
+
+
+class HorovodTrainer(Trainer):
+    """Horovod's optimizer waits for the averaged gradients in ``step()``; clipping needs them before."""
+
+    def update(self) -> None:
+        """As in the base class."""
+        if self.options.clip_norm is None:
+            self.optimizer.step()
+            return
+        optimizer: Any = self.optimizer
+        optimizer.synchronize()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip_norm)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+def horovod(task: Task, setting: Setting) -> Trainer:
+    """Wrap the optimizer, which averages the gradients before it steps.
+
+    The optimizer's state is not broadcast: a new optimizer has none, and a checkpoint's is sent to all ranks when it is loaded.
+    (``hvd.broadcast_optimizer_state`` makes a new optimizer step, which with weight decay changes the weights.)
+
+    Raises:
+        UsageError: Horovod is not installed or does not load on a rank, or does not support the model's weights.
+    """
+    model = task.build(setting.device, setting.dtype)
+    odd = next((name for name, weight in model.named_parameters() if not weight.is_contiguous()), None)
+    if odd is not None:
+        with raised_on_all_ranks():
+            raise UsageError(
+                f"Horovod takes contiguous weights only, and {odd} is not (channels last?)",
+                fix="leave that out, or train by DDP",
+            )
+    prepare(model, task.plan.units(model), setting.options)
+    hvd = start_horovod(setting.mesh["data"].size(), setting.device.type)
+    averaging = hvd.DistributedOptimizer(
+        task.make_optimizer(model.parameters()),
+        named_parameters=model.named_parameters(),
+        compression=getattr(hvd.Compression, setting.options.comm_hook),
+        backward_passes_per_step=setting.options.micro_batches,
+    )
+    return HorovodTrainer(task, model, averaging, setting.options)

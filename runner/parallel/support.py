@@ -1,0 +1,214 @@
+"""What a strategy does not bear of a model or an optimizer, in one line, before the first step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from runner.base.errors import UsageError, is_echo, raised_on_all_ranks
+from runner.parallel.state import whole_of
+from runner.versions.features import need
+from runner.versions.torch_api import ALL_HAVE_IT
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+_SIZES = (4, 3, 5, 2, 6)  # of the dimensions of parameters that an optimizer is tried with
+# How many steps, and which share of one is more than rounding: that of Muon, which computes in bfloat16, is up to 0.04.
+_STEPS, _FAR = 2, 0.2
+# Errors by which torch and optimizers say what they cannot do with a model.
+_ABOUT_THE_MODEL = (TypeError, ValueError, NotImplementedError, AttributeError, KeyError, AssertionError)
+# In a RuntimeError: what has failed is memory, a device, or the exchange with other ranks.
+_OF_A_RANK = ("DefaultCPUAllocator", "CUDA error", "NCCL error", "/gloo/")
+_OTHERWISE = "take another optimizer, or --strategy ddp or zero1"
+
+
+@raised_on_all_ranks()
+def check_shapes(model: nn.Module) -> None:
+    """Refuse a model that is not yet all there.
+
+    Raises:
+        UsageError: a parameter or buffer has no shape yet.
+    """
+    lazy = next((name for name, one in [*model.named_parameters(), *model.named_buffers()] if is_lazy(one)), None)
+    if lazy is not None:
+        raise UsageError(
+            f"{lazy} has no shape yet, as lazy modules get theirs in their first call",
+            fix="call the model once on a sample before its training",
+        )
+
+
+@raised_on_all_ranks()
+def check_divisible(model: nn.Module) -> None:
+    """Refuse a model of which ranks cannot have parts.
+
+    Raises:
+        UsageError: a module gives sparse gradients.
+    """
+    if sparse := sparse_modules(model):
+        raise UsageError(
+            f"{sparse[0] or 'the model'} gives sparse gradients, which a divided model cannot exchange",
+            fix="leave out sparse=True, or take --strategy ddp or zero1",
+        )
+
+
+def check_even(model: nn.Module, shards: int) -> None:
+    """Refuse what torch divides wrongly: parts of a tensor-parallel layer, in shards of which some are smaller than others.
+
+    Args:
+        shards: into how many each part is to be cut.
+
+    Raises:
+        UsageError: there is such a part, and torch is too old for it.
+    """
+    parameters: list[Any] = [*model.parameters()]
+    for one in parameters:
+        placements = getattr(one, "placements", ())
+        parts = one.device_mesh.size() if placements else 1
+        if shards > 1 and any(place.is_shard(0) for place in placements) and one.size(0) % (parts * shards):
+            need("uneven")
+
+
+def sparse_modules(model: nn.Module) -> list[str]:
+    """The names of the modules that give sparse gradients of their weights."""
+    kinds = nn.Embedding, nn.EmbeddingBag
+    return [name for name, module in model.named_modules() if isinstance(module, kinds) and module.sparse]
+
+
+@contextmanager
+def borne_by(what: str) -> Iterator[None]:
+    """The context in which torch wraps or divides a model: what it does not bear is told in one line.
+
+    Raises:
+        UsageError: torch has refused it.
+    """
+    with raised_on_all_ranks():
+        try:
+            yield
+        except Exception as error:
+            if not is_about_the_model(error):
+                raise
+            raise UsageError(
+                f"{what} does not bear this model ({described(error)})", fix="take --strategy ddp"
+            ) from error
+
+
+def is_about_the_model(error: Exception) -> bool:
+    """Whether an error says what torch or an optimizer cannot do; else it is one rank's misfortune, and no request is wrong."""
+    if type(error) is RuntimeError:  # its subclasses are of devices, memory and exchanges: torch's, and Horovod's
+        return not (is_echo(error) or any(sign in str(error) for sign in _OF_A_RANK))
+    return isinstance(error, _ABOUT_THE_MODEL)
+
+
+def described(error: BaseException) -> str:
+    """An error in one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+def results(model: nn.Module) -> list[Tensor]:
+    """Tensors that modules hold from their last call, as the old form of weight normalisation does: deepcopy() refuses them."""
+    held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    return [value for value in held if not value.is_leaf]
+
+
+@raised_on_all_ranks()
+def check_one_dtype(model: nn.Module) -> None:
+    """Refuse what ZeroRedundancyOptimizer does.
+
+    Raises:
+        UsageError: parameters are of several dtypes.
+    """
+    first, *others = model.named_parameters()
+    odd = next((one for one in others if one[1].dtype != first[1].dtype), None)
+    if odd is not None:
+        kinds = " and ".join(f"{name} is {str(one.dtype).removeprefix('torch.')}" for name, one in (first, odd))
+        raise UsageError(f"--strategy zero1 takes parameters of one dtype, and {kinds}", fix="take --strategy ddp")
+
+
+@dataclass(frozen=True, order=True)
+class ParameterKind:
+    """What an optimizer may do differently for: a parameter's dimensions and dtype, and whether ranks have parts of it."""
+
+    dimensions: int
+    is_divided: bool
+    dtype: str
+
+
+def kinds_of(parameters: Iterable[nn.Parameter]) -> list[ParameterKind]:
+    """Those of the parameters that are trained. ``is_divided``: as they are."""
+    trained = [one for one in parameters if one.requires_grad]
+    kinds = {
+        ParameterKind(one.dim(), hasattr(one, "placements"), str(one.dtype).removeprefix("torch.")) for one in trained
+    }
+    return sorted(kinds)
+
+
+@raised_on_all_ranks()
+def check_steps(factory: Any, kinds: Sequence[ParameterKind], mesh: DeviceMesh, *, compares: bool = True) -> None:
+    """Try the optimizer on small parameters that are divided as the model's are, beside the same ones whole. Collective.
+
+    What it cannot do with small whole ones, it may well do with the model's: then nothing is found.
+
+    Args:
+        factory: of the optimizer.
+        mesh: along whose last dimension they are divided.
+        compares: whether values are compared, too; not in a process group that exchanges nothing.
+
+    Raises:
+        UsageError: it fails with divided parameters, or its steps are others.
+    """
+    if not any(kind.is_divided for kind in kinds):
+        return
+    try:
+        expected = _stepped(factory, kinds, None)
+    except (
+        Exception
+    ):  # of the small parameters: with the model's it may go well, and the first step tells what does not
+        return
+    try:
+        found = _stepped(factory, kinds, mesh)
+    except Exception as error:
+        if not is_about_the_model(error):
+            raise
+        raise UsageError(
+            f"the optimizer cannot step parameters that are divided among ranks ({described(error)})", fix=_OTHERWISE
+        ) from error
+    for kind, one, other in zip(kinds, found, expected, strict=True) if compares else ():
+        step = (other - _values(kind, 0)).abs().max()
+        if (whole_of(one).cpu() - other).abs().max() > _FAR * step:
+            raise UsageError("the optimizer steps otherwise where parameters are divided among ranks", fix=_OTHERWISE)
+
+
+def _stepped(factory: Any, kinds: Sequence[ParameterKind], mesh: DeviceMesh | None) -> list[Tensor]:
+    """Parameters of these kinds after some steps; divided along a mesh, if there is one."""
+
+    def part(kind: ParameterKind, number: int) -> Tensor:
+        whole = _values(kind, number)
+        if mesh is None or not kind.is_divided:
+            return whole if mesh is None else whole.to(mesh.device_type)
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+        placements = [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
+        return distribute_tensor(whole.to(mesh.device_type), mesh, placements, **ALL_HAVE_IT)
+
+    own = [nn.Parameter(part(kind, 0)) for kind in kinds]
+    optimizer = factory(iter(own))
+    for number in range(1, 1 + _STEPS):
+        for kind, one in zip(kinds, own, strict=True):
+            one.grad = part(kind, number)
+        optimizer.step()
+    return [one.detach() for one in own]
+
+
+def _values(kind: ParameterKind, number: int) -> Tensor:
+    """Some values, the same on all ranks."""
+    shape = tuple(itertools.islice(itertools.cycle(_SIZES), kind.dimensions))
+    return torch.randn(shape, dtype=getattr(torch, kind.dtype), generator=torch.Generator().manual_seed(number))

@@ -1,0 +1,66 @@
+"""The files that a tool is asked to write: checked before the work, written after it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.base.errors import UsageError
+from runner.versions.extras import require
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PICTURES = (".png", ".svg", ".pdf")
+
+
+@contextmanager
+def libraries_print_on_stderr() -> Iterator[None]:
+    """Keep standard output for what is printed after the block: gloo of torch 2.9 says there how many ranks it has connected."""
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(own, 1)
+        os.close(own)
+
+
+def check_output(json: str | None, plot: str | None) -> None:
+    """Check that --json and --plot can be written.
+
+    Raises:
+        UsageError: a folder does not exist or is not writable, matplotlib is missing, or the image format is unknown.
+    """
+    if plot:
+        require("matplotlib", needed_by="--plot")
+    if plot and Path(plot).suffix not in _PICTURES:
+        raise UsageError(
+            f"--plot {plot}: the name ends in {', '.join(_PICTURES)}", fix=f"for example {Path(plot).stem}.png"
+        )
+    for option, path in (("--json", json), ("--plot", plot)):
+        if path and (os.path.isdir(path) or not os.access(Path(path).resolve().parent, os.W_OK)):
+            raise UsageError(f"{option}: cannot write in {Path(path).parent}", fix="name another file")
+
+
+def new_figure(
+    rows: int, columns: int, *, inches: tuple[float, float], heights: Sequence[float] | None = None
+) -> tuple[Figure, Any]:
+    """A figure that needs no display, and its axes by row and column.
+
+    Args:
+        inches: width and height of the whole.
+        heights: of the rows, in proportion to one another; None: all are equal.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=inches, dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False, height_ratios=heights)

@@ -1,0 +1,105 @@
+"""The tables that tools print, as wide as the terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from runner.launch.launcher_processes import LAUNCHER_PROCESSES, ancestors, is_one_of, on_terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WHOLE = 1000  # columns for a pipe or a file, which has no width: lines must not be broken there
+STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A name, its status (ok, warn, fail), and what was found."""
+
+    name: str
+    status: str
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a table; its title may have several lines."""
+
+    title: str
+    cells: Sequence[str]
+    justify: Literal["left", "right"] = "right"
+    spared: int = 0  # if the terminal is too narrow, columns are left out from the largest number down; 0 always stays
+
+
+def console() -> Console:
+    """The console that tools print on."""
+    from rich.console import Console
+
+    return Console(highlight=False, force_terminal=on_terminal(), width=None if on_terminal() else _launchers_width())
+
+
+def _launchers_width() -> int:
+    """The width of the launcher's terminal: MPICH's and Intel's launchers read the ranks' output from a pipe."""
+    launchers = [process for process in ancestors() if is_one_of(process, LAUNCHER_PROCESSES)]
+    try:
+        terminal = os.open(f"/proc/{launchers[-1].pid}/fd/1", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    except (IndexError, OSError):
+        return _WHOLE
+    try:
+        return os.get_terminal_size(terminal).columns or _WHOLE
+    except OSError:  # another pipe, or a file
+        return _WHOLE
+    finally:
+        os.close(terminal)
+
+
+def print_columns(title: str, columns: Sequence[Column]) -> None:
+    """Print a table. Columns that do not fit the terminal are left out and named below."""
+    from rich.table import Table
+
+    out, shown = console(), list(columns)
+    while True:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in shown:
+            table.add_column(column.title, justify=column.justify)
+        for cells in zip(*(column.cells for column in shown), strict=True):
+            table.add_row(*cells)
+        width = out.measure(table, options=out.options.update(width=_WHOLE)).maximum
+        if width <= out.width or not any(column.spared for column in shown):
+            break
+        shown.remove(max(shown, key=lambda column: column.spared))
+    out.print(title, style="italic", markup=False)
+    out.print(table)
+    left_out = [" ".join(column.title.split()) for column in columns if column not in shown]
+    if left_out:
+        out.print(f"no room for: {', '.join(left_out)}", style="dim", markup=False)
+
+
+def show_progress(text: str) -> None:
+    """On a terminal, show what is being done, replacing the last such text; "" clears it."""
+    if on_terminal(in_place=True):
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def print_rows(rows: Sequence[Row], thing: str, closing: str) -> None:
+    """Print the rows, the number of rows per status, and a closing text."""
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(thing)
+    table.add_column("")
+    table.add_column("found", overflow="fold")
+    for row in rows:
+        table.add_row(row.name, Text(row.status, style=STYLES[row.status]), Text(row.detail))
+    out.print(table)
+    counts = {status: sum(1 for row in rows if row.status == status) for status in STYLES}
+    out.print(
+        "\n" + ", ".join(f"{number} {status}" for status, number in counts.items()) + f"; {closing}", markup=False
+    )

@@ -1,0 +1,128 @@
+"""Let ``init_process_group()`` join the runner's store, and only that one, as a client.
+
+By TORCHELASTIC_USE_AGENT_STORE torchrun tells its workers that a store is served at MASTER_ADDR and MASTER_PORT, so that
+all ranks join it as clients; the runner does the same. But the variable must apply to that store only: otherwise a script
+that sets MASTER_ADDR and MASTER_PORT itself, or processes that it spawns by multiprocessing and that do so, would wait for a
+store that no process serves.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlparse
+
+from runner.base.environment import without_variable
+from runner.torchrun.import_hooks import when_imported
+
+if TYPE_CHECKING:
+    from runner.job import Job
+
+IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
+_MODULE = "torch.distributed.rendezvous"
+_SPAWNING = "multiprocessing.spawn"
+has_asked_for_ranks = threading.Event()  # this process has made a group, by any address or file
+_IN_SPAWNED = str(Path(__file__).with_name("spawned.py"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """The runner's store, as one rank of the job sees it.
+
+    Attributes:
+        process: the rank's process; others that see it were started by that one.
+        starts: how often that process had started others by multiprocessing, when it had none.
+    """
+
+    host: str
+    port: int
+    rank: int
+    size: int
+    process: int
+    starts: int = 0
+
+
+def serve_own_endpoint_only(job: Job) -> None:
+    """Make the variable apply to the runner's store only, in a program that imports torch later."""
+    if not job.context.has_fresh_store:
+        host, port = job.endpoint.host, job.endpoint.port
+        join_only(Served(host=host, port=port, rank=job.rank, size=job.size, process=os.getpid()))
+
+
+def join_only(served: Served) -> None:
+    """The same for a process of the program, and for those that it starts by multiprocessing."""
+    when_imported(_MODULE, lambda: _wrap_handlers(vars(sys.modules[_MODULE])["_rendezvous_handlers"], served))
+    when_imported(_SPAWNING, lambda: _tell_spawned(sys.modules[_SPAWNING], served))
+
+
+def _wrap_handlers(handlers: dict[str, Callable[..., Iterator[Any]]], served: Served) -> None:
+    def asked_for(url: str) -> tuple[str | None, str | None]:
+        if url.startswith("env:"):
+            return os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+        address = urlparse(url)
+        return address.hostname, str(address.port)
+
+    def wrapped(handler: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        def handle(url: str, *arguments: Any, **options: Any) -> Iterator[Any]:
+            has_asked_for_ranks.set()
+            found = handler(url, *arguments, **options)
+            is_own = asked_for(url) == (served.host, str(served.port))
+            with nullcontext() if is_own else without_variable(IS_SERVED):
+                first = next(found)  # this makes the store
+            yield _of_own_group(served, *first) if is_own and os.getpid() != served.process else first
+            yield from found
+
+        return handle
+
+    handlers.update({scheme: wrapped(handlers[scheme]) for scheme in ("env", "tcp", "file")})
+
+
+def _of_own_group(served: Served, store: Any, rank: int, size: int) -> tuple[Any, int, int]:
+    """What a process that a rank has started gets, at the job's address: the rank's place, or a place in a group of such processes.
+
+    Raises:
+        RuntimeError: several ranks have started such processes, which would all meet there.
+    """
+    if (rank, size) == (served.rank, served.size):
+        return store, rank, size
+    if served.size > 1:
+        raise RuntimeError(
+            f"rank {served.rank} of {served.size} has started a process that wants to be rank {rank} of {size} at MASTER_ADDR and "
+            "MASTER_PORT, where the job's own ranks meet: start the script once, not by a launcher, or set both for such processes"
+        )
+    from torch._C._distributed_c10d import PrefixStore
+
+    return PrefixStore(f"started {served.starts}", store), rank, size
+
+
+class _InSpawned:
+    """Has the process that unpickles it run a file of this folder."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return runpy.run_path, (_IN_SPAWNED, {"SERVED": asdict(self._served)})
+
+
+def _tell_spawned(module: Any, served: Served) -> None:
+    """Let the processes that multiprocessing starts anew, which inherit none of this one's modules, do as this one does."""
+    from multiprocessing import active_children
+
+    prepared = module.get_preparation_data
+    starts = served.starts
+
+    def prepared_with_ours(name: str) -> dict[str, Any]:
+        nonlocal starts
+        starts += name != "ignore" and not active_children()  # (that is the fork server's own start)
+        data: dict[str, Any] = prepared(name)
+        return data | {"runner": _InSpawned(replace(served, starts=starts))}
+
+    module.get_preparation_data = prepared_with_ours

@@ -1,0 +1,126 @@
+"""The job's store, which rank 0 serves at the endpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+
+from runner.job import Job
+from runner.torchrun.import_hooks import when_imported
+from runner.torchrun.keeping import keep
+from runner.versions.torch_api import SERVE_SOCKET
+
+_has_served = threading.Event()
+_serving = threading.Lock()
+
+# Ends with its parent: when the pipe on its standard input closes, or, if a child of the program holds that open, a second
+# after it has another parent. Not from the working folder, which may hold a folder called torch, does it import.
+_PROCESS = """
+import sys
+sys.path[:] = filter(None, sys.path)
+import json, os, select
+from datetime import timedelta
+host, port, listener, timeout, parent, says, more = sys.argv[1:]
+from torch._C._distributed_c10d import TCPStore
+store = TCPStore(host, int(port), is_master=True, master_listen_fd=int(listener), wait_for_workers=False,
+                 timeout=timedelta(seconds=float(timeout)), **json.loads(more))
+os.write(int(says), b"1")
+while os.getppid() == int(parent) and not select.select([0], [], [], 1)[0]:
+    pass
+os._exit(0)
+"""
+
+
+def serve_store(job: Job) -> None:
+    """On rank 0, serve the job's store on the held socket until the process ends, once. Called on all ranks."""
+    with _serving:
+        has_served = _has_served.is_set()
+        _has_served.set()
+        if has_served or not _is_ours(job):
+            return
+        from torch._C._distributed_c10d import TCPStore
+
+        assert job.endpoint.listener is not None
+        store = TCPStore(
+            job.endpoint.host,
+            job.endpoint.port,
+            is_master=True,
+            master_listen_fd=job.endpoint.listener.detach(),
+            wait_for_workers=False,
+            timeout=timedelta(seconds=job.collective_timeout),
+            **SERVE_SOCKET,
+        )
+        keep(store)
+
+
+def serve_when_needed(job: Job) -> None:
+    """Serve the store for a program that may import torch later, or never. Called on all ranks.
+
+    It is served as soon as the program imports torch. If somebody connects before it does (the other ranks, or a process that
+    the program has started), a process of its own serves it: what the program does before its import stays as it is.
+    """
+    if _has_served.is_set() or not _is_ours(job):
+        return
+    program = os.getpid()
+
+    def serve() -> None:
+        if os.getpid() == program:  # not in a child that it has forked
+            serve_store(job)
+
+    when_imported("torch", serve)
+    if not _has_served.is_set():
+        assert job.endpoint.listener is not None
+        clients = select.poll()
+        clients.register(job.endpoint.listener, select.POLLIN)
+        words = job, job.endpoint.listener, clients
+        threading.Thread(target=_serve_first_client, args=words, name="store", daemon=True).start()
+
+
+def _serve_first_client(job: Job, listener: socket.socket, clients: select.poll) -> None:
+    clients.poll()
+    while not _has_served.is_set():
+        with _serving:
+            # While the program imports torch, the client waits for the end of that: this may be any second.
+            if not _has_served.is_set() and "torch" not in sys.modules:
+                if not _is_served_by_process(job, listener):
+                    return  # the program's import of torch serves
+                listener.close()
+                _has_served.set()
+        _has_served.wait(0.2)
+
+
+def _is_served_by_process(job: Job, listener: socket.socket) -> bool:
+    """Start a process that serves the store, and wait until it does; False if it cannot."""
+    reads, writes = os.pipe()
+    try:
+        job_words = job.endpoint.host, job.endpoint.port, listener.fileno(), job.collective_timeout
+        words = *job_words, os.getpid(), writes, json.dumps(SERVE_SOCKET)
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROCESS, *map(str, words)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listener.fileno(), writes],
+            start_new_session=True,  # Ctrl-C is for the program
+        )
+        keep(process)
+        answer = select.poll()
+        answer.register(reads, select.POLLIN)
+        while not answer.poll(200):  # milliseconds
+            if process.poll() is not None:
+                return bool(answer.poll(0))
+        return True
+    except OSError:  # it cannot be started
+        return False
+    finally:
+        os.close(reads)
+        os.close(writes)
+
+
+def _is_ours(job: Job) -> bool:
+    return job.endpoint.listener is not None and not job.endpoint.is_launchers

@@ -1,0 +1,341 @@
+"""The checkpoints that a run writes and removes."""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runner.backends.devices import take_device
+from runner.backends.gpu import is_gpu
+from runner.base.errors import RunnerError, raised_on_all_ranks
+from runner.parallel.trainer import Trainer
+from runner.training.checkpoint import checkpoint_folder
+from runner.training.checkpoint.checkpoint_folder import Position, Saved, Sums
+from runner.training.checkpoint.staging import Staging
+from runner.training.checkpoint.writing import writing
+from runner.training.finite import Finite
+from runner.training.metrics.sinks import StepRecord
+from runner.training.run import Run
+from runner.training.settings import Settings
+
+
+@dataclass
+class SaveTimes:
+    """How long the checkpoints of a training have taken, in seconds on this rank."""
+
+    longest: float = 0.0  # until one is written
+    spent: float = 0.0  # of the training's time on all of them: less where they are written in the background
+
+
+class Checkpoints:
+    """Writes a trainer's state. Every method is collective, but those that only ask.
+
+    If all ranks have the same state, only rank 0 touches the files, so they need not be on a shared file system. If the state
+    is sharded, all ranks do.
+    """
+
+    def __init__(self, run: Run, trainer: Trainer, options: Settings, settings: dict[str, Any]) -> None:
+        self._run, self._trainer, self.options, self.settings = run, trainer, options, settings
+        self._folder = options.checkpoint_dir.absolute()  # also if the program changes its working folder
+        self.times = SaveTimes()
+        self._aside: tuple[Path, list[Path]] | None = None
+        self._step, self._saved_at = -1, time.monotonic()  # of the last checkpoint that was begun
+        self._has_saved = False
+        self._good: Path | None = None  # the last complete one of a finite loss; at first what this run begins with
+        self._odd: set[Path] = set()  # those since then
+        self._finite: Finite
+        self._see_that_own: Callable[[], None]
+        self._unfinished: Callable[[], None] | None = None
+        self._group: Any = None
+        self._staging = Staging()
+        trainer.state()  # what cannot be saved is refused now, not after an epoch
+        if trainer.is_sharded:
+            self._check_shared_folder()
+            if (
+                options.save_async
+            ):  # a thread needs a group of its own, and one of the host's for the memory of the host
+                self._group = dist.new_group(backend="gloo" if is_gpu(run.device) else None)
+
+    def keep_aside(self, folder: Path, paths: list[Path]) -> None:
+        """Move other runs' checkpoints to a folder, but only when this run writes its first."""
+        self._aside = folder.absolute(), [path.absolute() for path in paths]
+
+    def begin(self, saved: Saved | None, see_that_own: Callable[[], None]) -> None:
+        """The training begins, with this checkpoint. One in its own folder is not written again before the next step.
+
+        Args:
+            see_that_own: called on rank 0 before anything is written; raises a RunnerError if the folder is another run's now.
+        """
+        self._finite, self._see_that_own = Finite(self._trainer.model), see_that_own
+        if saved is None:
+            return
+        if saved.is_finite:
+            self._good = saved.path
+        else:
+            there = [path for _, path in checkpoint_folder.steps_in(self._folder)]
+            self._odd = {path for path in there if not _was_finite(path)}
+            self._good = next((path for path in there if path not in self._odd), None)
+        if saved.path.resolve() == self._path_of(saved.position.step).resolve():
+            self._step = saved.position.step
+
+    def see(self, records: Sequence[StepRecord]) -> None:
+        """Take the records of the newest steps. Collective, with the same records on all ranks.
+
+        Raises:
+            RunnerError: a loss is not finite, and weights are not any more either.
+        """
+        self._finite.take(records)
+        if records and self._finite.what_is_odd():
+            self._check_weights(records[-1].step)
+
+    def end(self, position: Position) -> None:
+        """Write the last checkpoint of a training. Collective.
+
+        Raises:
+            RunnerError: it cannot be written, or the newest loss or test loss is not finite.
+        """
+        self.save(position)
+        self.finish()
+        if what := self._finite.what_is_odd():
+            self._give_up(what)
+
+    def is_due(self, position: Position, *, epoch_is_over: bool = False) -> bool:
+        """Whether ``--save-every`` asks for a checkpoint at this step, or at the end of this epoch."""
+        number, unit = self.options.save_every
+        if not number or unit == "s":
+            return False
+        return position.step % number == 0 if unit == "steps" else epoch_is_over and position.epoch % number == 0
+
+    def time_is_due(self) -> bool:
+        """Whether ``--save-every`` asks for a checkpoint now, by this rank's clock."""
+        number, unit = self.options.save_every
+        return unit == "s" and time.monotonic() - self._saved_at >= number
+
+    def save(self, position: Position) -> None:
+        """Write a checkpoint, and remove the oldest beyond ``--keep``; with ``--save-async`` while the training goes on.
+
+        Does nothing if this step's was the last that was written. One after a loss that is not finite removes none that is good.
+
+        Raises:
+            RunnerError: weights are not finite; or this one, or the one before, cannot be written. The older ones are kept.
+        """
+        if position.step != self._step:
+            self._check_weights(position.step)
+            with self._saving():
+                self._save(position)
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is written.
+
+        Raises:
+            RunnerError: it cannot be; the older ones are kept.
+        """
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is not None:
+            with self._saving():
+                unfinished()
+            path = self._path_of(self._step)
+            self._good = self._good if path in self._odd else path
+
+    def _check_weights(self, step: int) -> None:
+        """See that the weights are finite. Collective.
+
+        Raises:
+            RunnerError: they are not, so that nothing can come of them.
+        """
+        (odd,) = self._run.sum(float(self._finite.has_odd_weights()), dimension=None)
+        if odd:
+            self.finish()
+            what = self._finite.what_is_odd()
+            self._give_up(f"{what}, and weights are not finite" if what else f"weights are not finite at step {step}")
+
+    @raised_on_all_ranks()
+    def _give_up(self, what: str) -> NoReturn:
+        where = "--check-finite tells where it begins"
+        if self._good is None:
+            raise RunnerError(f"{what}; nothing good was saved before", fix=where)
+        raise RunnerError(
+            f"{what}; the last good checkpoint is {self._good}",
+            fix=f"go on with --resume {self._good} and a smaller --lr, or other data; {where}",
+        )
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        began, spent = time.monotonic(), self.times.spent
+        with self._run.job.board.during("saving"):
+            yield
+        self.times.spent = spent + time.monotonic() - began  # with what was spent within
+
+    def _save(self, position: Position) -> None:
+        run, trainer, is_async = self._run, self._trainer, self.options.save_async
+        self.finish()
+        trainer.share_buffers()
+        state = trainer.state()
+        saved = Saved(
+            path=self._path_of(position.step),
+            workload=run.workload,
+            position=replace(position),  # the loop counts on in its own
+            settings=self.settings,
+            groups=state.groups,
+            values=state.values,
+            is_finite=not self._finite.what_is_odd(),
+        )
+        self._step, self._saved_at = position.step, time.monotonic()
+        if saved.is_finite:
+            self._odd.clear()
+        else:
+            self._odd.add(saved.path)
+        here = trainer.is_sharded or run.is_main
+        tensors: Mapping[str, Tensor] = state.tensors if here else {}
+        if is_async:  # the next step changes the originals
+            tensors = self._staging.copy(tensors)
+        write: Callable[[], None] = functools.partial(
+            self._timed, self._write_by_all if trainer.is_sharded else self._write, saved, tensors
+        )
+        if is_async and here:
+            write = _in_background(write, run.device).result
+        self._unfinished = write if trainer.is_sharded else functools.partial(run.on_main, write)
+        if not is_async:
+            self.finish()
+
+    def _timed(self, write: Callable[[Saved, Mapping[str, Tensor]], None], *arguments: Any) -> None:
+        """Write, and note how long that takes."""
+        began = time.monotonic()
+        write(*arguments)
+        self.times.longest = max(self.times.longest, time.monotonic() - began)
+
+    def _write(self, saved: Saved, tensors: Mapping[str, Tensor]) -> None:
+        """Write all tensors. Called on rank 0."""
+        draft = _draft_of(saved)
+        self._begin(draft)
+        try:
+            with self._writing(saved.path):
+                checkpoint_folder.write_whole(draft, tensors)
+                sums = checkpoint_folder.sums_of(draft.iterdir())
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        self._end(draft, saved, sums)
+
+    def _write_by_all(self, saved: Saved, tensors: Mapping[str, Tensor]) -> None:
+        """Write this rank's part next to those of the others. Collective."""
+        run, group, draft, sums = self._run, self._group, _draft_of(saved), Sums()
+        problem: RunnerError | None = None
+        run.on_main(lambda: self._begin(draft), group)
+        try:
+            with self._writing(draft.parent):
+                checkpoint_folder.write_shards(draft, tensors, group)
+                sums = checkpoint_folder.sums_of(checkpoint_folder.shards_of(draft, run.rank))
+        except RunnerError as error:
+            problem = error
+        try:
+            run.agree(problem, RunnerError, group)
+        except RunnerError:
+            if run.is_main:
+                shutil.rmtree(draft, ignore_errors=True)
+            raise
+        everyone: list[Any] = [None] * run.size
+        dist.all_gather_object(everyone, sums, group=group)
+        of_all = {name: values for own in everyone for name, values in own.items()}
+        run.on_main(lambda: self._end(draft, saved, of_all), group)
+
+    def _check_shared_folder(self) -> None:
+        """See that all ranks write to the same folder.
+
+        Raises:
+            UsageError: on some host it is another one.
+        """
+        run, folder = self._run, self._folder
+        marker = folder / run.on_main(lambda: f".shared-{os.urandom(4).hex()}")
+        if run.is_main:
+            marker.touch()
+        dist.barrier()
+        problem = f"--checkpoint-dir: {folder} is not the same folder on all hosts, which a sharded model needs"
+        run.agree(None if marker.exists() else problem, fix="name one on a file system that they share")
+        if run.is_main:
+            marker.unlink()
+
+    def _begin(self, draft: Path) -> None:
+        """Make the draft's folder. Called on rank 0."""
+        self._see_that_own()
+        with self._writing(draft.parent):
+            if not self._has_saved:
+                for left in draft.parent.glob(".step-*"):  # drafts of a run that was killed
+                    shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir()
+        self._has_saved = True
+
+    def _end(self, draft: Path, saved: Saved, sums: Sums) -> None:
+        try:
+            with self._writing(saved.path):
+                checkpoint_folder.seal(draft, saved, sums)
+                self._move_aside()  # only now: another run's checkpoint stays where it is until this run has one
+                checkpoint_folder.put_in_place(draft, saved.path)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        with self._writing(saved.path.parent):
+            there = [path for _, path in checkpoint_folder.steps_in(saved.path.parent)]
+            odd = [path for path in there if path in self._odd]
+            good = [path for path in there if path not in self._odd]
+            for path in good[self.options.keep :] + odd[self.options.keep :]:
+                checkpoint_folder.remove(path)
+
+    def _path_of(self, step: int) -> Path:
+        return self._folder / checkpoint_folder.name_of(step)
+
+    def _writing(self, path: Path) -> AbstractContextManager[None]:
+        then = "; nothing was saved before" if self._good is None else ", then go on by --resume"
+        return writing(path, then)
+
+    def _move_aside(self) -> None:
+        if self._aside is not None:
+            folder, paths = self._aside
+            folder.mkdir(exist_ok=True)
+            for path in paths:
+                os.rename(path, folder / path.name)
+            self._aside = None
+
+
+def _draft_of(saved: Saved) -> Path:
+    return saved.path.with_name(f".{saved.path.name}.new")
+
+
+def _in_background(work: Callable[[], None], device: torch.device) -> Future[None]:
+    """Call it in a thread that does not keep a failed job from its end, and has this current device."""
+    future: Future[None] = Future()
+
+    def call() -> None:
+        try:
+            take_device(device)
+            work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    # threading's start() waits for the thread, which then keeps the interpreter for the 5 ms of its switch interval.
+    _thread.start_new_thread(call, ())
+    return future
+
+
+def _was_finite(path: Path) -> bool:
+    """Whether the loss was, when a checkpoint was written; one that cannot be read counts as good, and is kept as such."""
+    try:
+        return checkpoint_folder.unseal(path)[0].is_finite
+    except RunnerError:
+        return True

@@ -1,0 +1,58 @@
+"""What a run writes is its own while it trains: no other run writes there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from runner.base.locks import Holder, Lock, held
+from runner.launch.job_entry import number_of_job
+from runner.training.run import Run
+from runner.training.settings import Settings
+from runner.training.workload import make_writable
+
+
+@contextmanager
+def owning(run: Run, options: Settings) -> Iterator[Callable[[], None]]:
+    """Hold the locks of what rank 0 writes. Collective. Before this nothing of an earlier run is touched.
+
+    Yields what is called on rank 0 before a checkpoint is written: it raises a RunnerError if another run has taken a lock over.
+
+    Raises:
+        UsageError: another run writes there.
+    """
+    locks: list[Lock] = []
+    with ExitStack() as stack:
+
+        def hold() -> None:
+            locks.extend(stack.enter_context(held(_written(options), _holder(run), run.say)))
+            run.job.board.hold([str(lock.path) for lock in locks])
+
+        def check() -> None:
+            for lock in locks:
+                lock.check()
+
+        run.on_main(hold)
+        yield check
+
+
+def _written(options: Settings) -> list[tuple[Path, str]]:
+    found = [(options.checkpoint_dir, "--checkpoint-dir")]
+    metrics, events = options.metrics, options.tensorboard
+    if metrics.is_file() or not metrics.exists():  # no device, no pipe
+        found.append((metrics, "--metrics"))
+    if events is not None:
+        make_writable(events, "--tensorboard")
+        found.append((events, "--tensorboard"))
+    return found
+
+
+def _holder(run: Run) -> Holder:
+    job, environment = run.job, run.job.context.environment
+    return Holder.here(
+        job=number_of_job(environment) or "",
+        start=environment.get("SLURM_RESTART_COUNT", "0") if "SLURM_JOB_ID" in environment else "",
+        supervised=job.supervised,
+        attempt=job.attempt,
+    )

@@ -1,0 +1,175 @@
+"""Restoring a checkpoint: which one is taken, and how its state comes to all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runner.base.errors import UsageError
+from runner.parallel.state import StateDict, copy_part, room_for
+from runner.parallel.trainer import Trainer
+from runner.training.checkpoint import checkpoint_folder, resume
+from runner.training.checkpoint.checkpoint_folder import SEAL, Saved, Sums
+from runner.training.checkpoint.damage import INSTEAD, DamagedError
+from runner.training.checkpoint.shards import Shapes
+from runner.training.run import Run
+from runner.training.settings import AUTO, Settings
+
+
+def restore(
+    run: Run, trainer: Trainer, options: Settings, settings: dict[str, Any], *, goes_on: bool = True
+) -> tuple[Saved | None, list[str]]:
+    """Load the checkpoint that the options name, if any. Collective.
+
+    Args:
+        settings: of this run, as in ``resume.settings_of``.
+        goes_on: the training does, so the settings have to fit.
+
+    Returns:
+        Its content, and the settings that have changed since.
+
+    Raises:
+        UsageError: it does not exist, is damaged, or does not fit model, optimizer or data.
+    """
+    if options.resume is None:
+        return None, []
+    candidates = _candidates(options)  # asked on rank 0 only
+    path = run.on_main(lambda: next(candidates, None))
+    if path is None:
+        run.say(f"no checkpoint in {options.checkpoint_dir} yet: starting from the beginning")
+        return None, []
+    while True:
+        try:
+            return _load(run, trainer, path, settings, goes_on=goes_on)
+        except DamagedError as error:
+            path = run.on_main(lambda: next(candidates, None))
+            if path is None:
+                raise
+            run.say(f"passed over: {error.message}")
+
+
+def _load(
+    run: Run, trainer: Trainer, path: Path, settings: dict[str, Any], *, goes_on: bool
+) -> tuple[Saved, list[str]]:
+    """Load a checkpoint; nothing of it if it is damaged. Collective."""
+    whole: dict[str, Tensor] = {}  # filled on rank 0
+    here = trainer.shapes()
+    saved, sums = run.on_main(lambda: _open(path, trainer, whole))
+    if sums:
+        names = sorted(sums)[run.rank :: run.size]
+        try:
+            run.agree(_problem_of(path, {name: sums[name] for name in names}), DamagedError)
+        except DamagedError as error:
+            error.fix = INSTEAD
+            raise
+    shapes = run.on_main(lambda: _shapes_of(saved, sums, whole, here, run.workload))
+    own = trainer.state().groups
+    changes = resume.check_settings(saved, settings, trainer.optimizer, own) if goes_on else []
+    room = room_for(trainer.model, shapes, here, trainer.copies)
+    if sums:  # sharded: every rank reads its part
+        checkpoint_folder.read_shards(path, room)
+    else:
+        for name, (shape, dtype) in shapes.items():
+            _send(run, whole.get(name), shape, dtype, room.get(name))
+    trainer.load(StateDict(room, saved.groups, saved.values))
+    if goes_on:
+        resume.obey_changes(saved, settings, trainer.optimizer)
+    return saved, changes
+
+
+def model_weights(path: Path) -> dict[str, Tensor]:
+    """The model's weights in a checkpoint, or in the newest one of a folder, by name. Called on one rank.
+
+    Raises:
+        UsageError: there is none, or it is damaged.
+    """
+    newest = path if (path / SEAL).is_file() else next((found for _, found in checkpoint_folder.steps_in(path)), None)
+    if newest is None:
+        raise UsageError(f"there is no checkpoint in {path}", fix="train first, or name another --checkpoint-dir")
+    _, sums = checkpoint_folder.unseal(newest)
+    checkpoint_folder.check_files(newest, sums)
+    tensors = checkpoint_folder.read_whole(newest)
+    return {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
+
+
+def _candidates(options: Settings) -> Iterator[Path]:
+    """The checkpoint to resume from, and with ``--resume auto`` the older ones, each to be taken if those before are damaged.
+
+    None if none was named and none exists yet.
+
+    Raises:
+        UsageError: the one that was named does not exist.
+    """
+    path = options.resume_from
+    try:
+        if options.resume != AUTO:
+            found = _find_in(path, is_named=bool(options.resume))
+            yield from [] if found is None else [found]
+            return
+        yield from [older for _, older in checkpoint_folder.named_in(path)]
+    except OSError as error:
+        raise UsageError(f"--resume: {path} cannot be read: {error.strerror}") from None
+
+
+def _find_in(path: Path, *, is_named: bool) -> Path | None:
+    if (path / SEAL).is_file():
+        return path
+    for _, newest in checkpoint_folder.steps_in(path):
+        return newest
+    if not is_named:
+        return None
+    others = [str(other) for _, other in checkpoint_folder.steps_in(path.parent)]
+    if path.is_dir():
+        problem = f"{path} is not complete"
+    else:
+        problem = f"{path} is a file; a checkpoint is a folder" if path.exists() else f"there is no checkpoint {path}"
+    hint = f"; there is {', '.join(others)}" if others else ""
+    raise UsageError(f"--resume: {problem}{hint}")
+
+
+def _open(path: Path, trainer: Trainer, whole: dict[str, Tensor]) -> tuple[Saved, Sums]:
+    """Read a checkpoint: its content, and sums of files. Called on rank 0.
+
+    The tensors are read into ``whole``, unless both checkpoint and trainer are sharded: then all ranks read them later,
+    and before that check the files by the sums that are returned. Otherwise there are no sums.
+    """
+    saved, sums = checkpoint_folder.unseal(path)
+    if trainer.is_sharded and checkpoint_folder.is_sharded(path):
+        return saved, sums
+    checkpoint_folder.check_files(path, sums)
+    whole.update(checkpoint_folder.read_whole(path))
+    return saved, {}
+
+
+def _shapes_of(
+    saved: Saved, sums: Sums, whole: dict[str, Tensor], here: dict[str, tuple[int, ...]], workload: str
+) -> Shapes:
+    """The shapes of a checkpoint's tensors, which fit the model. Called on rank 0, when the files are known to be intact."""
+    if sums:
+        shapes = checkpoint_folder.shapes_of_shards(saved.path)
+    else:
+        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in whole.items()}
+    resume.check_model(saved, shapes, workload, here)
+    return shapes
+
+
+def _problem_of(path: Path, sums: Sums) -> str | None:
+    try:
+        checkpoint_folder.check_files(path, sums)
+    except UsageError as error:
+        return error.message
+    return None
+
+
+def _send(run: Run, own: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, into: Tensor | None) -> None:
+    """Copy rank 0's tensor, or its part, into ``into`` on every rank that has a place for it. Collective."""
+    whole = torch.empty(shape, dtype=dtype, device=run.device) if own is None else own.to(run.device).contiguous()
+    if run.size > 1 and whole.numel():
+        dist.broadcast(whole.reshape(-1).view(torch.uint8), src=0)  # as bytes: gloo does not support all dtypes
+    if into is not None:
+        copy_part(whole, into)

@@ -1,0 +1,166 @@
+"""Resuming: check that a checkpoint fits, find what has changed since, and apply the changes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from torch.optim import Optimizer
+
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.base.settings import settings_in
+from runner.parallel.task import Task
+from runner.training.checkpoint.checkpoint_folder import Saved
+from runner.training.checkpoint.shards import Shapes
+from runner.training.data.batches import length_of
+from runner.training.run import Run
+from runner.training.settings import Settings
+
+_PLAIN = (bool, int, float, str, type(None))
+_LR = ("lr", "initial_lr")  # torch's schedules start from the second
+
+
+def settings_of(run: Run, task: Task, options: Settings, optimizer: Optimizer) -> dict[str, Any]:
+    """The settings that determine a run's result, for its checkpoints. Call it before the optimizer's state is loaded."""
+    return {
+        "workload": run.workload,
+        "ranks": run.size,
+        "global batch": options.batch_size * run.data_size,
+        **{
+            name.replace("_", " "): getattr(options, name)
+            for name, one in settings_in(type(options)).items()
+            if one.about.changes
+        },
+        "samples": length_of(task.train_data),
+        **task.settings,
+        "optimizer": _kind(optimizer),
+        "groups": [_hyperparameters(group) for group in optimizer.param_groups],
+    }
+
+
+def check_model(saved: Saved, shapes: Shapes, workload: str, here: dict[str, tuple[int, ...]]) -> None:
+    """Check that a checkpoint is of this model, whose parameters and buffers have the shapes ``here``.
+
+    Raises:
+        UsageError: a parameter or buffer is missing, has another shape, or is not in the model.
+    """
+    there = {name.removeprefix("model."): shape for name, (shape, _) in shapes.items() if name.startswith("model.")}
+    if there != here:
+        raise UsageError(
+            f"--resume: {saved.path} is a checkpoint of another model ({saved.workload}, this is {workload}): "
+            f"{_first_difference(there, here)}",
+            fix="name another checkpoint, or another --checkpoint-dir",
+        )
+
+
+@raised_on_all_ranks()
+def check_settings(
+    saved: Saved, settings: dict[str, Any], optimizer: Optimizer, groups: list[dict[str, Any]]
+) -> list[str]:
+    """Check that a run can resume from a checkpoint. Returns what has changed since (``lr 0.001 → 0.1``), hyperparameters last.
+
+    Args:
+        groups: the optimizer's parameter groups now, with names as ``params``.
+
+    Raises:
+        UsageError: the optimizer differs, or the seed or the data does in the middle of an epoch.
+    """
+    then = _as_json(saved.settings)
+    _check_optimizer(saved, then, optimizer, groups)
+    if saved.position.samples:
+        for name in ("seed", "samples"):
+            if name in then and then[name] != settings[name]:
+                raise UsageError(
+                    f"--resume: {saved.path} is from the middle of an epoch over {then['samples']} samples, shuffled by "
+                    f"seed {then['seed']}; here are {settings['samples']} samples and seed {settings['seed']}, so its rest "
+                    "is not known",
+                    fix="give it the same",
+                )
+    changes = [
+        f"{name} {_text(then[name])} → {_text(now)}"
+        for name, now in settings.items()
+        if name != "groups" and name in then and then[name] != now
+    ]
+    for _, name, before, now in _changed_hyperparameters(then, settings):
+        changes.append(f"{name} {_text(before)} → {_text(now)}")
+    return list(dict.fromkeys(changes))
+
+
+def obey_changes(saved: Saved, settings: dict[str, Any], optimizer: Optimizer) -> None:
+    """Give the optimizer, after its state was loaded, the hyperparameters of this run.
+
+    A changed learning rate scales the loaded one by its ratio, so that schedules and a group's own factor are kept.
+    """
+    for number, name, before, now in _changed_hyperparameters(_as_json(saved.settings), settings):
+        group = optimizer.param_groups[number]
+        if name == "lr" and before:
+            group.update({key: now * (group[key] / before) for key in _LR if key in group})
+        else:
+            group[name] = tuple(now) if isinstance(group[name], tuple) else now
+
+
+def _changed_hyperparameters(then: dict[str, Any], settings: dict[str, Any]) -> list[tuple[int, str, Any, Any]]:
+    """(group, name, before, now) of each hyperparameter that has changed."""
+    return [
+        (number, name, before[name], now[name])
+        for number, (before, now) in enumerate(zip(then["groups"], _as_json(settings["groups"]), strict=False))
+        for name in before.keys() & now.keys() - {"initial_lr"}
+        if before[name] != now[name]
+    ]
+
+
+def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a parameter group that are plain values or tuples of them."""
+    return {
+        name: value
+        for name, value in group.items()
+        if isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(isinstance(part, _PLAIN) for part in value))
+    }
+
+
+def _check_optimizer(saved: Saved, then: dict[str, Any], optimizer: Optimizer, own: list[dict[str, Any]]) -> None:
+    name = _kind(optimizer)
+    counts = [[len(group["params"]) for group in groups] for groups in (saved.groups, own)]
+    problem = f"by {then['optimizer']}, and this is {name}" if then["optimizer"] != name else None
+    if problem is None and counts[0] != counts[1]:
+        problem = f"with groups of {counts[0]} parameters in the optimizer, and here they have {counts[1]}"
+    if problem is None:
+        problem = next(
+            (
+                f"with {sorted(set(before['params']) - set(now['params']))[0]} in the optimizer's group {number}, where it is "
+                "not now"
+                for number, (before, now) in enumerate(zip(saved.groups, own, strict=True))
+                if set(before["params"]) != set(now["params"])
+            ),
+            None,
+        )
+    if problem:
+        raise UsageError(
+            f"--resume: {saved.path} was made {problem}",
+            fix="take the optimizer that it was made with, or train anew without --resume",
+        )
+
+
+def _kind(optimizer: Optimizer) -> str:
+    """The name of the optimizer's class, or of that which torch's ZeRO divides."""
+    return type(getattr(optimizer, "optim", optimizer)).__name__
+
+
+def _first_difference(there: dict[str, tuple[int, ...]], here: dict[str, tuple[int, ...]]) -> str:
+    for name in [*here, *there]:
+        if name not in there:
+            return f"it has no {name}"
+        if name not in here:
+            return f"it has {name}, which the model has not"
+        if there[name] != here[name]:
+            return f"{name} is {list(there[name])} there and {list(here[name])} here"
+    return "the names differ"
+
+
+def _as_json(value: Any) -> Any:
+    """A value after a round trip through JSON: tuples become lists."""
+    return json.loads(json.dumps(value))
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,97 @@
+"""The files that a run writes. Files of an earlier run are kept."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+
+from runner.base.errors import UsageError
+from runner.base.settings import as_toml
+from runner.training.checkpoint.checkpoint_folder import Saved, steps_in
+from runner.training.checkpoint.checkpoints import Checkpoints
+from runner.training.metrics.sinks import MetricsFile, TensorBoard, lines_until
+from runner.training.run import Run
+from runner.training.settings import Settings
+
+Sink = MetricsFile | TensorBoard
+SETTINGS = "settings.toml"  # in the checkpoints' folder: how the newest run was started
+
+
+def open_output(
+    run: Run, options: Settings, saved: Saved | None, checkpoints: Checkpoints, stack: ExitStack
+) -> list[Sink]:
+    """Open the output files, on rank 0. Files of an earlier run are kept under other names. Collective.
+
+    Args:
+        saved: the checkpoint that this run resumes from. Checkpoints of later steps count as another run's.
+    """
+
+    def open_on_main() -> tuple[Path, list[Path]]:
+        folder, metrics = options.checkpoint_dir, options.metrics
+        try:
+            goes_on = saved is not None and _goes_on(saved.path, folder)
+            kept = _metrics_of(saved, options) if saved else []
+            since = saved.position.step if saved is not None and goes_on else -1
+            earlier = [path for step, path in steps_in(folder) if step > since]
+            aside, metrics_aside = kept_names(folder / "earlier", metrics)
+            names = [aside] if earlier else []
+            if _holds_something(metrics) and (earlier or not (goes_on and kept)):
+                os.rename(metrics, metrics_aside)
+                names.append(metrics_aside)
+            if names:
+                hint = f" (to go on from it: --resume {aside})" if earlier else ""
+                run.say(f"an earlier run is kept as {' and '.join(map(str, names))}{hint}")
+            sinks.append(MetricsFile(metrics, stack, kept))
+            (folder / SETTINGS).write_text(as_toml(options), encoding="utf-8")
+            if options.tensorboard is not None:
+                sinks.append(TensorBoard(options.tensorboard, stack))
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {error.filename}: {error.strerror}", fix="name another file or folder"
+            ) from None
+        return aside, earlier
+
+    sinks: list[Sink] = []
+    aside, earlier = run.on_main(open_on_main)
+    if earlier:
+        checkpoints.keep_aside(aside, earlier)
+    return sinks
+
+
+def _goes_on(checkpoint: Path, folder: Path) -> bool:
+    """Whether a checkpoint belongs to the run that wrote this folder."""
+    return checkpoint.resolve().parent == folder.resolve()
+
+
+def _metrics_of(saved: Saved, options: Settings) -> list[str]:
+    """The metrics up to a checkpoint; empty if the file is another run's, which does not end at that step."""
+    for path in _places_of_metrics(saved.path, options):
+        lines = lines_until(path, saved.position.step) if path.is_file() else []
+        if lines and json.loads(lines[-1])["step"] == saved.position.step:
+            return lines
+    return []
+
+
+def _places_of_metrics(checkpoint: Path, options: Settings) -> list[Path]:
+    """Where the metrics of a checkpoint's run may be: here, or next to it (earlier.1/step-4 and metrics.1.jsonl)."""
+    if _goes_on(checkpoint, options.checkpoint_dir):
+        return [options.metrics]
+    folder = checkpoint.resolve().parent
+    return [folder / "metrics.jsonl", folder.with_name(folder.name.replace("earlier", "metrics") + ".jsonl")]
+
+
+def _holds_something(path: Path) -> bool:
+    """Whether this is a regular file (no device, pipe or folder) that is not empty."""
+    return path.is_file() and path.stat().st_size > 0
+
+
+def kept_names(*paths: Path) -> list[Path]:
+    """Names to keep these files under, with the first number that is free for all: metrics.1.jsonl, earlier.1."""
+    for number in count(1):
+        names = [path.with_name(f"{path.stem}.{number}{path.suffix}") for path in paths]
+        if not any(name.exists() for name in names):
+            return names
+    raise AssertionError("numbers do not end")

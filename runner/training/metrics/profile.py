@@ -1,0 +1,138 @@
+"""``--profile``: traces of chosen steps by torch.profiler, one file per rank, and a table of what their time went into."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from runner.backends.gpu import is_gpu
+from runner.backends.timing import synchronize
+from runner.base.environment import set_missing
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.training.checkpoint.writing import writing
+from runner.training.data.shared_files import once_per_file_system
+from runner.training.metrics.output import kept_names
+from runner.training.metrics.profile_shares import STEP, Shares, read_shares
+from runner.training.run import Run
+from runner.training.settings import Settings
+from runner.versions.torch_api import ALL_THREADS
+
+
+@raised_on_all_ranks()
+def profiled(
+    run: Run, options: Settings, steps: int, leave_out: Callable[[float], None]
+) -> Callable[[Iterable[int]], Iterable[int]]:
+    """What an epoch's loop passes its steps through, so that the chosen ones are recorded; without ``--profile``, ``iter``.
+
+    The loop's iterable counts down to 0, the epoch's last step.
+
+    Args:
+        steps: how many this run makes.
+        leave_out: is called with seconds that were not training.
+
+    Raises:
+        UsageError: a step is chosen that this run does not make.
+    """
+    if options.profile is None:
+        return iter
+    chosen = range(options.profile.first, options.profile.last + 1)
+    if chosen[-1] > steps:
+        raise UsageError(
+            f"--profile: this run makes {steps} steps, and step {chosen[-1]} is asked for", fix="name some of those"
+        )
+    return _Recorder(run, options.checkpoint_dir, chosen, leave_out)
+
+
+class _Recorder:
+    def __init__(self, run: Run, folder: Path, chosen: range, leave_out: Callable[[float], None]) -> None:
+        self._run, self._folder, self._chosen, self._leave_out = run, folder, chosen, leave_out
+        self._number = 0  # of the step, of this run
+        # Of all threads, as what a backend does may begin in one thread and end in another.
+        config = torch._C._profiler._ExperimentalConfig(**ALL_THREADS)
+        self._profiler = torch.profiler.profile(activities=_activities(run.device), experimental_config=config)
+
+    def __call__(self, steps: Iterable[int]) -> Iterator[int]:
+        for left in steps:
+            self._number += 1
+            if self._number not in self._chosen:
+                yield left
+                continue
+            if self._number == self._chosen[0]:
+                self._untimed(self._start)
+            is_last = self._number == self._chosen[-1]
+            with torch.profiler.record_function(f"{STEP}{self._number}"):
+                yield left
+                if is_last or not left:
+                    synchronize(self._run.device)  # what a GPU still has to do is the step's
+            if is_last:
+                self._untimed(self._finish)
+
+    def _untimed(self, work: Callable[[], None]) -> None:
+        start = time.perf_counter()
+        work()
+        self._leave_out(time.perf_counter() - start)
+
+    def _start(self) -> None:
+        set_missing({"KINETO_LOG_LEVEL": "6"})  # else it reports an error on every rank without a GPU
+        synchronize(self._run.device)
+        self._profiler.start()
+        dist.barrier()  # a rank takes longer to start than another
+
+    def _finish(self) -> None:
+        """Write the traces, and print the table. Collective.
+
+        Raises:
+            RunnerError: this rank cannot write its trace.
+        """
+        run, folder = self._run, self._folder / "profile"
+        self._profiler.stop()
+        once_per_file_system(run, self._folder, "--checkpoint-dir", lambda: _keep_earlier(folder))
+        path = folder / f"rank-{run.rank:05}.json.gz"
+        with writing(path):
+            folder.mkdir(exist_ok=True)
+            self._profiler.export_chrome_trace(str(path))
+        found = read_shares(path, on_gpu=is_gpu(run.device))
+        by_rank = torch.zeros(run.size, 3, dtype=torch.float64, device=run.device)
+        by_rank[run.rank] = torch.tensor([found.compute, found.exposed, found.idle])
+        dist.all_reduce(by_rank)
+        run.say(_table([Shares(*row) for row in by_rank.tolist()], self._chosen))
+        if not ALL_THREADS and not is_gpu(run.device):
+            run.say("torch before 2.7 records the thread that trains only: what gloo does in its own counts as idle")
+        run.say(f"traces      {folder}")
+
+
+def _activities(device: torch.device) -> list[torch.profiler.ProfilerActivity]:
+    kinds = torch.profiler.ProfilerActivity
+    on_gpu = {"cuda": [kinds.CUDA], "xpu": [kinds.XPU]}
+    return [kinds.CPU, *on_gpu.get(device.type, [])]
+
+
+def _keep_earlier(folder: Path) -> None:
+    """Keep an earlier run's traces under another name."""
+    if folder.exists():
+        folder.rename(*kept_names(folder))
+
+
+def _table(ranks: list[Shares], chosen: range) -> str:
+    """A line per rank.
+
+    Args:
+        ranks: of each the shares of all steps together, in µs.
+    """
+    lines = [
+        f"{_named(chosen)}, ms per step:",
+        "  rank      step            compute      exposed comm.               idle",
+    ]
+    for rank, found in enumerate(ranks):
+        parts = (found.compute, found.exposed, found.idle)
+        columns = "".join(f"{one / 1e3 / len(chosen):10.2f} {one / found.total:6.1%} " for one in parts)
+        lines.append(f"{rank:6}{found.total / 1e3 / len(chosen):10.2f} {columns}".rstrip())
+    return "\n".join(lines)
+
+
+def _named(steps: range) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"

@@ -1,0 +1,112 @@
+"""What is written about a training: one record per step, as JSON lines and as TensorBoard events."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.training.checkpoint.writing import writing
+from runner.versions.extras import require
+
+
+@dataclass(kw_only=True)
+class StepRecord:
+    """One optimizer step. Loss is the mean over the global batch; the last step of an epoch also has the evaluation."""
+
+    step: int
+    epoch: int  # the first is 1
+    loss: float
+    lr: float
+    samples_per_s: float
+    units_per_s: float | None = None  # of what the workload counts, if that is not samples: tokens
+    tflops_per_rank: float | None = None  # 10^12 floating-point operations of the model per second
+    mfu: float | None = None  # the share of what the device can do (model FLOPs utilisation)
+    # What rank 0 takes, in the last record of those that are written together (usage.Usage).
+    cpu: float | None = None  # percent of a core
+    memory: float | None = None  # bytes
+    gpu: float | None = None  # percent of the time
+    gpu_memory: float | None = None  # bytes
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+
+
+_LEFT_OUT = ("units_per_s", "tflops_per_rank", "mfu", "cpu", "memory", "gpu", "gpu_memory")  # where they are not known
+
+
+class MetricsFile:
+    """JSON lines, appended to the earlier lines that are kept. A number that is not finite becomes null.
+
+    Raises:
+        RunnerError: the file cannot be written any further.
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path, stack: ExitStack, kept: Sequence[str] = ()) -> None:
+        self.path = path
+        if kept:
+            draft = path.with_name(f".{path.name}.new")
+            with writing(path):
+                draft.write_text("".join(kept), encoding="utf-8")
+                os.replace(draft, path)
+        # Unbuffered: data that a full disk refused must not be written again when the file is closed.
+        self._file = stack.enter_context(open(path, "ab", buffering=0))
+
+    def write(self, records: Sequence[StepRecord]) -> None:
+        """Append records, and pass them to the operating system."""
+        rest = memoryview("".join(_line(vars(record)) for record in records).encode())
+        with writing(self.path):
+            while rest:
+                rest = rest[self._file.write(rest) :]
+
+
+class TensorBoard:
+    """TensorBoard events, named as in the JSON lines."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        require("tensorboard", needed_by="--tensorboard")
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self.path = folder
+        self._writer: Any = SummaryWriter(str(folder))
+        stack.callback(self._close)
+
+    def write(self, records: Sequence[StepRecord]) -> None:
+        """Add every number of the records."""
+        with writing(self.path):
+            for record in records:
+                for name, value in vars(record).items():
+                    if name != "step" and value is not None:
+                        self._writer.add_scalar(name, value, record.step)
+
+    def _close(self) -> None:
+        with writing(self.path):
+            self._writer.close()
+
+
+def lines_until(path: Path, step: int) -> list[str]:
+    """The lines of a metrics file up to this step; lines that are no records, or were cut off, are skipped."""
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("step"), int) and record["step"] <= step:
+            kept.append(_line(record))
+    return kept
+
+
+def _line(record: dict[str, Any]) -> str:
+    """JSON (RFC 8259), which has no NaN and no infinity. Speeds that a workload does not have, and the like, are left out."""
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in record.items()
+        if value is not None or name not in _LEFT_OUT
+    }
+    return json.dumps(finite) + "\n"

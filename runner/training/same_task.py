@@ -1,0 +1,139 @@
+"""Whether all ranks are given the same training: it is compared once, before it begins."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
+from runner.parallel.task import Plan, Task
+from runner.rendezvous.records.topology import ranks_text
+from runner.training.data.samples import Look, Sketch, look_at
+from runner.training.run import Run
+from runner.training.settings import StepSettings
+
+# Ranks may differ in these options: they concern the rank itself, or rank 0's files.
+_OWN = {"workers", "folder", "metrics", "tensorboard", "weights", "resume"}
+_FIX = "give all ranks the same; the runner divides the data among them"
+_SEEDED = "torch.manual_seed(options.seed) before data is drawn or split makes it the same"
+_LONGEST, _VALUES, _DIFFERENCES = 60, 4, 3  # characters of a value, and how many are told
+
+Facts = dict[str, str]
+Sketches = dict[str, tuple[Sketch, ...] | None]
+
+
+@raised_on_all_ranks()
+def check_task(run: Run, task: Task, options: StepSettings) -> Look | None:
+    """Check that the data can be trained on, and that all ranks train the same. Collective: some numbers are reduced.
+
+    Compared are lengths of the data, options, settings and plan of the task, names and shapes of parameters, and some samples, if
+    they read the same twice on all ranks.
+
+    Returns:
+        A look at the test data, if there is any.
+
+    Raises:
+        UsageError: the data has a form that cannot be trained on, or the ranks differ.
+    """
+    sizes = {"training": min(2, options.batch_size), "test": 2}
+    data = {"training": task.train_data, "test": task.test_data}
+    looks: dict[str, Look] = {}
+    failed: RunnerError | None = None  # of this rank, as where a file is missing on a host
+    try:
+        for name, one in data.items():
+            if one is not None:
+                looks[name] = look_at(one, sizes[name], options.workers, sketches=run.size > 1)
+    except RunnerError as error:
+        failed = error
+    problem = failed or next((look.problem for look in looks.values() if look.problem), None)
+    facts, sketches = _facts(task, options, looks), {name: look.sketches for name, look in looks.items()}
+    number = int.from_bytes(hashlib.blake2b(repr((facts, sketches)).encode(), digest_size=7).digest(), "big")
+    most = torch.tensor([number, -number, problem is not None], device=run.device)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    if int(most[0]) != -int(most[1]) or int(most[2]):
+        everyone: list[Any] = [None] * run.size
+        dist.all_gather_object(everyone, (facts, sketches, problem, failed))
+        if first := next((one[3] for one in everyone if one[3] is not None), None):
+            raise first
+        if differences := _differences([one[0] for one in everyone]):
+            raise _refusal(differences[:_DIFFERENCES], _FIX)
+        if odd := _odd_samples([one[1] for one in everyone]):
+            raise _refusal(odd, f"{_FIX}, and {_SEEDED}")
+        for _, _, one, _ in everyone:
+            if one is not None:
+                raise one
+    return looks.get("test")
+
+
+def _facts(task: Task, options: StepSettings, looks: Mapping[str, Look]) -> Facts:
+    """What has to be equal on all ranks, by what it is called."""
+    found: Facts = {}
+    for name in ("training", "test"):
+        look = looks.get(name)
+        found[f"the {name} data has"] = f"{look.length} samples" if look else "no samples"
+    found |= _options(options)
+    for name in ("is_classification", "units_per_sample"):
+        found[f"the task's {name} is"] = repr(getattr(task, name))
+    found["the task has"] = "a schedule" if task.schedule is not None else "no schedule"
+    found |= {f"the task's setting {name!r} is": repr(value) for name, value in task.settings.items()}
+    found["the plan is"] = _plan(task.plan)
+    if isinstance(task.model, nn.Module):
+        for name, tensor in task.model.named_parameters():
+            found[f"the parameter {name} is"] = "not initialised" if is_lazy(tensor) else f"{list(tensor.shape)}"
+    return found
+
+
+def _options(options: Any, group: str = "") -> Facts:
+    """The options by their names, those of nested groups too."""
+    found: Facts = {}
+    for field in fields(options):
+        value, name = getattr(options, field.name), f"{group}{field.name}"
+        if is_dataclass(value):
+            found |= _options(value, f"{name}.")
+        elif field.name not in _OWN:
+            found[f"the option {name} is"] = repr(value)
+    return found
+
+
+def _plan(plan: Plan) -> str:
+    styles = {
+        name: {key: type(one).__name__ for key, one in getattr(plan, name).items()} for name in ("tensor", "sequence")
+    }
+    return f"{plan.shard} {plan.pipeline} {plan.outputs} {styles}"
+
+
+def _differences(everyone: list[Facts]) -> list[str]:
+    """What differs, with the values and their ranks."""
+    found = []
+    for name in dict.fromkeys(name for facts in everyone for name in facts):
+        ranks: dict[str, list[int]] = {}
+        for rank, facts in enumerate(everyone):
+            ranks.setdefault(facts.get(name, "nothing"), []).append(rank)
+        if len(ranks) > 1:
+            texts = [f"{value[:_LONGEST]} on {ranks_text(on)}" for value, on in ranks.items()]
+            found.append(f"{name} {', '.join(texts[:_VALUES])}{', …' if len(texts) > _VALUES else ''}")
+    return found
+
+
+def _refusal(differences: list[str], fix: str) -> UsageError:
+    return UsageError(f"the ranks do not train the same: {'; '.join(differences)}", fix=fix)
+
+
+def _odd_samples(everyone: list[Sketches]) -> list[str]:
+    """Whose samples are others than rank 0's. Where some do not read the same twice, nothing is known."""
+    found = []
+    for name, first in everyone[0].items():
+        others = [sketches[name] for sketches in everyone]
+        if first is None or None in others:
+            continue
+        odd = [rank for rank, own in enumerate(others) if own and not all(map(Sketch.is_like, own, first))]
+        if odd:
+            found.append(f"samples of the {name} data are others on {ranks_text(odd)} than on rank 0")
+    return found
