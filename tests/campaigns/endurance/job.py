@@ -13,6 +13,7 @@ from signal import SIGUSR1
 from typing import TypeVar
 
 import psutil
+from safetensors.torch import load_file
 
 from runner.base.errors import UsageError
 from runner.guard.rank_state import read_states
@@ -137,7 +138,9 @@ class Job:
 
     def problems(self, last: int) -> list[str]:
         """What is wrong, once it has ended with this step: what was lost, and what differs from an uninterrupted run."""
-        found = [f"step {step} was saved, and not gone on from" for step in lost(self.before, self.resumed())]
+        resumed = self.resumed()  # after the kill of a spare process only with the next one
+        lost = [step for step, count in self.before if count < len(resumed) and resumed[count] < step]
+        found = [f"step {step} was saved, and neither it nor a later one was gone on from" for step in lost]
         if [line["step"] for line in metrics(self.checkpoints)] != list(range(1, last + 1)):
             found.append("the metrics are not those of each step once")
         found += [f"left: {one}" for one in left_of(self.folder)]
@@ -154,36 +157,16 @@ class Job:
         try:
             return poll_until(condition, PATIENCE, what, self.process)
         except (TimeoutError, RuntimeError) as error:
-            raise AssertionError(f"{error}\n{self._end_of_log()}\n{self._below()}") from None
+            raise AssertionError(f"{error}\n{self._end_of_log()}") from None
 
     def _end_of_log(self) -> str:
         return self._log.read_text()[-3000:]
 
-    def _below(self) -> str:
-        """The processes of the job, and where in the kernel each waits."""
-        lines = []
-        with suppress(psutil.NoSuchProcess):
-            for one in psutil.Process(self.process.pid).children(recursive=True):
-                with suppress(psutil.Error, OSError):
-                    where = Path(f"/proc/{one.pid}/wchan").read_text()
-                    command = " ".join(one.cmdline())[-80:]
-                    lines.append(f"{one.pid} below {one.ppid()}: {one.status()} in {where}: {command}")
-        return "\n".join(lines)
 
-
-def lost(before: Sequence[tuple[int, int]], resumed: Sequence[int]) -> list[int]:
-    """The steps of complete checkpoints from which, or from later ones, a training should have gone on.
-
-    Args:
-        before: as ``Job.before``.
-        resumed: the steps from which it went on, after a kill of a spare process only with the next one.
-    """
-    return [step for step, count in before if count < len(resumed) and resumed[count] < step]
-
-
-def _tensors(checkpoint: Path) -> dict[str, bytes]:
-    """The files of a checkpoint but its seal: one, or one per rank."""
-    return {path.name: path.read_bytes() for path in checkpoint.glob("*.safetensors")}
+def _tensors(checkpoint: Path) -> dict[tuple[str, str], bytes]:
+    """The bytes of a checkpoint's tensors, by file and name. (The order of a file's metadata is safetensors' chance.)"""
+    files = sorted(checkpoint.glob("*.safetensors"))  # one, or one per rank
+    return {(path.name, name): one.numpy().tobytes() for path in files for name, one in load_file(path).items()}
 
 
 def _guards(ranks: list[psutil.Process]) -> list[psutil.Process]:
