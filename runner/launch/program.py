@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib.machinery
 import importlib.util
+import linecache
 import os
 import signal
 import subprocess
@@ -78,6 +79,9 @@ def _run_script(path: str, arguments: Sequence[str]) -> None:
 
 def _run_text(source: bytes, name: str, file: str, arguments: Sequence[str]) -> None:
     code = compile(source, file, "exec", dont_inherit=True)  # not this file's own __future__ imports
+    if name == "-c" and sys.version_info >= (3, 13):  # which shows its lines in tracebacks
+        lines = source.decode().splitlines(keepends=True)
+        linecache.cache[file] = (len(source), None, lines, file)
     sys.argv = [name, *arguments]
     named: dict[str, Any] = {"__file__": file, "__cached__": None} if name == "-" else {}
     _run(code, __loader__=importlib.machinery.BuiltinImporter, **named)

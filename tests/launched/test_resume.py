@@ -392,4 +392,5 @@ def test_a_workload_without_a_step_ends_well(asked_for: list[str], said: str, tr
     place = ["--checkpoint-dir", str(tmp_path if not asked_for else tmp_path / "new"), "--resume"]
     done = ok(runner(1, "only_evaluates", *place, *asked_for, cwd=TRAINING))
     assert said in done.stdout
-    assert done.stderr == ""
+    # Torch before 2.10 may say this of a tensor at its end.
+    assert [line for line in done.stderr.splitlines() if "Deallocating Tensor that still has live" not in line] == []

@@ -12,7 +12,7 @@ import torch
 from runner.backends.mpi4py import profiling
 from runner.backends.mpi4py.engine import ProgressEngine
 from runner.backends.mpi4py.waiting import Cores
-from runner.torchrun import flight_recorder
+from runner.backends import flight_recorder
 from runner.training.checkpoint import checkpoints
 
 OWN = torch.device("cuda:1")
