@@ -24,12 +24,13 @@ endif
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 
-.PHONY: help setup run sweep test test-fast test-faults test-kills test-versions test-version lint format speed compare parity conformance horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
+.PHONY: help setup run sweep test test-fast test-faults test-kills test-versions test-version lint format reference speed compare parity conformance horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
 	@echo "make test-versions  tests on torch 2.4, 2.9 and the newest, with Python 3.10, 3.12, 3.13 (an hour; 6 GB each); ONLY=2.9"
 	@echo "make lint     ruff and mypy            make format   let ruff format"
+	@echo "make reference  writes docs/command-line.md from the settings"
 	@echo "make speed    ratios of start-up and step times, taken in turn"
 	@echo "make compare  collectives and training by every engine, in turn; writes docs/results/performance.md (15 minutes)"
 	@echo "make parity   every strategy and combination against one process; writes docs/results/parity.md (an hour)"
@@ -91,6 +92,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+reference: setup
+	$(BIN)/python -m tests.reference
 
 format: setup
 	$(BIN)/ruff check --fix .

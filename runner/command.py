@@ -13,17 +13,16 @@ import runner
 from runner.base.errors import UsageError
 from runner.base.settings import add_options, as_words, made_of, read_file, settings_in, values_in
 from runner.job_settings import JobSettings
-from runner.launch.target import AS_CODE, AS_MODULE, NO_PYTHON, SCRIPT, Target, is_path
+from runner.launch.target import AS_CODE, AS_MODULE, NO_PYTHON, SCRIPT, Target, is_path, workload_summaries
 from runner.parallel.settings import LAYOUT, ParallelSettings
 from runner.parsing import ALL, Parser, add_full_help, known_in, wants
 
 DESCRIPTION = """\
 Run a PyTorch program on all ranks that your launcher started (mpirun, srun, torchrun, …):
 
-  mpirun -np 4 python -m runner train.py --lr 0.1     a script, as torchrun would
-  mpirun -np 4 python -m runner workloads.mnist       a workload: one of these, or yours
-  mpirun -np 4 python -m runner explain               a tool
-  mpirun -np 4 python -m runner -m package.train      a module
+  mpirun -np 4 python -m runner train.py --lr 0.1  a script, as torchrun does
+  mpirun -np 4 python -m runner workloads.mnist    a workload: below, or yours
+  mpirun -np 4 python -m runner explain            a tool
 
 """
 
@@ -158,7 +157,7 @@ def parse(argv: Sequence[str], tools: Mapping[str, str], workloads: Mapping[str,
     """Read the command line.
 
     Args:
-        tools, workloads: what each is for, by name. A tool parses everything after its name itself.
+        tools: what each is for, by name. A tool parses everything after its name itself.
 
     Raises:
         UsageError: the command line is invalid.
@@ -172,7 +171,7 @@ def parse(argv: Sequence[str], tools: Mapping[str, str], workloads: Mapping[str,
     parser = Parser(
         prog="python -m runner",
         usage="python -m runner [options] TARGET [arguments]",
-        description=DESCRIPTION + _table("tools", tools) + _table("workloads", workloads),
+        description=_description(tools) if wants(argv, "-h", "--help", ALL) else None,
         epilog=None if shows_all else EPILOG.format(options="\n  ".join(textwrap.wrap(" ".join(names), 74))),
     )
     add_full_help(parser)
@@ -200,6 +199,10 @@ def parse(argv: Sequence[str], tools: Mapping[str, str], workloads: Mapping[str,
         job=made_of(JobSettings, given.of_file(JobSettings, is_all=not may_be_workload), given.values),
         given=given,
     )
+
+
+def _description(tools: Mapping[str, str]) -> str:
+    return f"{DESCRIPTION}{_table('tools', tools)}\n{_table('workloads', workload_summaries())}"
 
 
 def _table(title: str, rows: Mapping[str, str]) -> str:

@@ -107,6 +107,7 @@ class JobSettings:
         parse=seconds,
         metavar="SECONDS",
         group="runner",
+        advanced=True,
     )
     collective_timeout: float | None = option(
         None,

@@ -34,7 +34,6 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         ours: dict[str, Any] = {"formatter_class": _Formatter, "allow_abbrev": False}
-        ours["usage"] = f"{options.get('prog', '%(prog)s')} [options]"
         super().__init__(**(ours | options))
 
     def error(self, message: str) -> NoReturn:
@@ -49,6 +48,12 @@ class Parser(argparse.ArgumentParser):
         near = [difflib.get_close_matches(option, known, n=1, cutoff=0.75) for option in given]
         found = dict.fromkeys(match for matches in near for match in matches)
         return f"; did you mean {' and '.join(found)}?" if found else ""
+
+    def format_help(self) -> str:
+        if self.usage is None:  # argparse's own names every option
+            names = [one.metavar or one.dest for one in self._actions if not one.option_strings]
+            self.usage = " ".join(["%(prog)s [options]", *map(str, names)])
+        return super().format_help()
 
     def print_help(self, file: object = None) -> None:
         if is_reporting(os.environ):

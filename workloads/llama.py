@@ -60,7 +60,13 @@ class Options(Settings):
     length: int = option(256, "tokens per sample; a token is a byte", parse=positive, group="model", changes=True)
     text: str | None = option(None, "train on a text file in the place of --data", metavar="FILE", group="data")
     warmup: int = option(
-        20, "in which the learning rate rises", parse=positive, metavar="STEPS", group="training", changes=True
+        20,
+        "in which the learning rate rises",
+        parse=positive,
+        metavar="STEPS",
+        group="training",
+        changes=True,
+        advanced=True,
     )
     decay_steps: int | None = option(
         None,

@@ -101,6 +101,13 @@ class DeclaredSetting:
         return choices() if callable(choices) else choices
 
     @property
+    def metavar(self) -> str:
+        """What stands for the value in the help."""
+        if self.about.metavar or not self.about.choices:
+            return self.about.metavar or _LETTERS.get(type(self.default), "TEXT")
+        return f"{{{','.join(self.choices)}}}"
+
+    @property
     def is_switch(self) -> bool:
         return isinstance(self.default, bool)
 
@@ -136,6 +143,7 @@ _BY_TYPE: dict[type, Callable[[str], Any]] = {
     float: functools.partial(_number, kind=float),
     Path: Path,
 }
+_LETTERS = {int: "N", float: "X", Path: "PATH"}
 
 
 def settings_in(kind: type) -> dict[str, DeclaredSetting]:
@@ -221,12 +229,7 @@ def _add(group: argparse._ArgumentGroup, one: DeclaredSetting, *, is_shown: bool
         group.add_argument(one.flag.replace("--", "--no-", 1), action="store_const", const=False, **off)
         return
     takes: dict[str, Any] = {"nargs": "?", "const": about.bare} if about.bare is not None else {}
-    metavar = about.metavar or (f"{{{','.join(one.choices)}}}" if about.choices else _letter(one))
-    group.add_argument(one.flag, type=one.value_of, metavar=metavar, **takes, **common)
-
-
-def _letter(one: DeclaredSetting) -> str:
-    return {int: "N", float: "X", Path: "PATH"}.get(type(one.default), one.name.upper().replace("_", "-"))
+    group.add_argument(one.flag, type=one.value_of, metavar=one.metavar, **takes, **common)
 
 
 def _help(one: DeclaredSetting) -> str:

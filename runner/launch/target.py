@@ -11,8 +11,10 @@ import contextlib
 import difflib
 import hashlib
 import importlib.machinery
+import importlib.util
 import os
 import pkgutil
+import re
 import shutil
 import sys
 import warnings
@@ -241,6 +243,20 @@ def _digest(path: Path) -> str:
 
 def _unreadable(path: Path, error: OSError) -> UsageError:
     return UsageError(f"cannot read {path}: {error.strerror}")
+
+
+def workload_summaries() -> dict[str, str]:
+    """The first phrase of each workload's docstring, by name. No workload is imported."""
+    return {name: _first_phrase(name) for name in _workloads()}
+
+
+def _first_phrase(module: str) -> str:
+    try:
+        spec = importlib.util.find_spec(module)  # of a package without imports
+        text = ast.get_docstring(ast.parse(Path(spec.origin).read_bytes())) if spec and spec.origin else None
+    except (ImportError, OSError, SyntaxError, ValueError):
+        return ""
+    return re.split(r"[:,.]|\n", text or "")[0]
 
 
 def _workloads() -> list[str]:

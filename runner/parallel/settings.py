@@ -114,6 +114,7 @@ class ParallelSettings:
         choices=CHECKPOINTED,
         metavar="HOW",
         group="parallel",
+        advanced=True,
     )
     offload: str = option(
         "none",

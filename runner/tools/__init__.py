@@ -30,7 +30,7 @@ class Tool:
 
 TOOLS = {
     "explain": Tool(
-        summary="what the ranks are, where they meet, which devices and threads they use, and why",
+        summary="what the ranks are, where they meet, their devices, and why",
         function="runner.tools.explain.explain:explain",
         shows_training=True,
     ),

@@ -29,7 +29,7 @@ class Every(NamedTuple):
     unit: str = "epochs"
 
     def __str__(self) -> str:
-        return f"{self.number:g}{self.unit}"
+        return f"{self.number!r}{self.unit}".replace(".0s", "s") if self.number else "end"
 
 
 _UNITS = {"epoch": "epochs", "epochs": "epochs", "": "epochs", "step": "steps", "steps": "steps"}
@@ -77,6 +77,7 @@ class StepSettings(ParallelSettings):
         parse=positive,
         metavar="N",
         group="training",
+        advanced=True,
     )
     seed: int = option(0, "of weights and shuffling", parse=not_negative, group="training", changes=True)
     dtype: str = option(
@@ -211,6 +212,7 @@ class Settings(StepSettings):
         parse=steps,
         metavar="STEPS",
         group="logging",
+        advanced=True,
     )
 
     @property

@@ -30,7 +30,7 @@ def bound(main: Main, run: Run, given: Given) -> Callable[[], Any]:
         UsageError: a setting is wrong, or output cannot be written to the place given.
         SystemExit: help was asked for, and printed.
     """
-    kind = _settings_class(main)
+    kind = settings_class(main)
     if kind is None:
         return functools.partial(main, run, list(given.words))
     return functools.partial(_call, main, run, _settings(kind, main, run, given))
@@ -47,7 +47,7 @@ def _call(main: Main, run: Run, settings: StepSettings) -> Any:
     return main(run, settings)
 
 
-def _settings_class(main: Main) -> type[StepSettings] | None:
+def settings_class(main: Main) -> type[StepSettings] | None:
     """The class of the settings that ``main`` takes, by the annotation of its second parameter.
 
     Raises:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from runner.backends import flight_recorder
 from runner.backends.mpi4py import profiling
 from runner.backends.mpi4py.engine import ProgressEngine
 from runner.backends.mpi4py.waiting import Cores
-from runner.backends import flight_recorder
 from runner.training.checkpoint import checkpoints
 
 OWN = torch.device("cuda:1")

@@ -72,7 +72,7 @@ def test_the_oldest_that_are_tried_are_those_that_the_project_claims() -> None:
         for extra in ("openmpi", "vision", "plot", "tensorboard")
         for line in project["optional-dependencies"][extra]
     ]
-    claimed = dict(line.partition(",")[0].split(">=") for line in project["dependencies"] + extras)
+    claimed = dict(re.split("[,;]", line)[0].split(">=") for line in project["dependencies"] + extras)
     tried = versions(ROOT / "tests" / "oldest.txt")
     assert claimed.keys() == tried.keys()
     for name, version in claimed.items():

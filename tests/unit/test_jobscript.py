@@ -17,7 +17,7 @@ from runner.tools.jobscript.jobscript import jobscript as write_job_script
 from tests.launching import ROOT, RUNNER, mpirun, ok, run
 from tests.results import refused
 
-EXAMPLE = ["--nodes", "2", "--ranks-per-node", "4", "--time", "1:00:00"]
+EXAMPLE = ["--nodes", "2", "--ranks-per-node", "4", "--time-limit", "1:00:00"]
 
 
 def jobscript(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -46,7 +46,7 @@ def test_the_text_is_that_of_the_scripts(scheduler: str, mark: str, script: str)
 
 def test_what_is_asked_for_is_in_it() -> None:
     options = [*("--gpus-per-node", "4", "--cores-per-rank", "8", "--queue", "qgpu", "--account", "open-1-2")]
-    options += ["--time", "1-02:03:04", "--module", "CUDA/12.8", "--nodes", "3", "--name", "mine"]
+    options += ["--time-limit", "1-02:03:04", "--module", "CUDA/12.8", "--nodes", "3", "--name", "mine"]
     text = ok(jobscript("--scheduler", "slurm", *options, "workloads.mnist", "--name", "a b's")).stdout
     wanted = ["--job-name=mine", "--nodes=3", "--ntasks-per-node=4", "--gpus-per-node=4", "--cpus-per-task=8"]
     for option in (*wanted, "--partition=qgpu", "--account=open-1-2", "--time=26:03:04"):
@@ -63,7 +63,7 @@ def test_what_is_asked_for_is_in_it() -> None:
 
 
 def test_memory_types_of_gpus_logs_and_directives() -> None:
-    options = ["--nodes", "2", "--cores-per-rank", "8", "--mem", "30G", "--log", "logs/a.out"]
+    options = ["--nodes", "2", "--cores-per-rank", "8", "--memory", "30G", "--log", "logs/a.out"]
     more = ["--directive=--qos=high", "--directive", "#SBATCH --exclusive"]
     slurm = ok(jobscript("--scheduler", "slurm", *options, "--gpus-per-node", "h200:4", *more, "explain")).stdout
     for line in (
@@ -83,7 +83,7 @@ def test_memory_types_of_gpus_logs_and_directives() -> None:
 
 
 def test_a_job_that_goes_back_into_the_queue() -> None:
-    asked = ["--requeue", "--time", "4:00:00"]
+    asked = ["--requeue", "--time-limit", "4:00:00"]
     slurm = ok(jobscript("--scheduler", "slurm", *asked, "workloads.mnist", "--lr", "1")).stdout
     assert "#SBATCH --requeue\n" in slurm
     assert "set -- workloads.mnist --lr 1 --resume auto --requeue\n" in slurm
@@ -151,17 +151,17 @@ def test_bad_requests_are_refused_in_a_line(tmp_path: Path) -> None:
     refused(jobscript("--scheduler", "pbs", "--mpi", "srun", "workloads.mnist"), "ranks are started by openmpi or")
     refused(jobscript("--scheduler", "lsf", "--mpi", "openmpi", "workloads.mnist"), "started by jsrun")
     refused(jobscript("--scheduler", "lsf", "--submit", "workloads.mnist"), "bsub is not on PATH")
-    refused(jobscript("--time", "60", "workloads.mnist"), "for example 1:30:00")
+    refused(jobscript("--time-limit", "60", "workloads.mnist"), "for example 1:30:00")
     refused(jobscript("--nodes", "0", "workloads.mnist"), "'0' is not a whole number above 0")
     refused(jobscript("--name", "my job", "workloads.mnist"), "'my job' is not one word")
     refused(jobscript("--queue", "a\n#SBATCH --nodes=99", "workloads.mnist"), "is not one word")
     refused(jobscript("--directive", "a\nb", "workloads.mnist"), "'a\\nb' is not one line")
-    refused(jobscript("--mem", "64", "workloads.mnist"), "'64' is a size without its unit")
+    refused(jobscript("--memory", "64", "workloads.mnist"), "'64' is a size without its unit")
     refused(jobscript("--gpus-per-node", "h200:0", "workloads.mnist"), "'h200:0' is no number of GPUs")
     refused(jobscript("--log", "a b", "workloads.mnist"), "'a b' is not one word")
     typed = jobscript("--scheduler", "pbs", "--gpus-per-node", "h200:4", "workloads.mnist")
     refused(typed, "--scheduler pbs does not take a GPU's type")
-    refused(jobscript("--scheduler", "lsf", "--mem", "64G", "workloads.mnist"), "all the memory of its hosts")
+    refused(jobscript("--scheduler", "lsf", "--memory", "64G", "workloads.mnist"), "all the memory of its hosts")
     gpus = jobscript("--scheduler", "slurm", "--gpus-per-node", "4", "--ranks-per-node", "8", "workloads.mnist")
     refused(gpus, "a GPU is one rank's")
     refused(jobscript("--scheduler", "slurm", "missing.py"), "no script missing.py")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.campaigns.faults import page as fault_page
 from tests.campaigns.faults.page import Ended
 from tests.campaigns.faults.scene import ALL
 from tests.campaigns.parity import __main__ as parity
-from tests.campaigns.faults import page as fault_page
 from tests.pages import DOCS, RESULTS, put, rows_of, table
 
 FOUND = {

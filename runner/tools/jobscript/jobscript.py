@@ -1,9 +1,9 @@
 """``python -m runner jobscript``: write a job script for a scheduler, or submit it.
 
-    python -m runner jobscript --nodes 2 --time 1:00:00 workloads.mnist
-    python -m runner jobscript --gpus-per-node h200:4 --mem 64G train.py --lr 1
+    python -m runner jobscript --nodes 2 --time-limit 1:00:00 workloads.mnist
+    python -m runner jobscript --gpus-per-node h200:4 --memory 64G train.py --lr 1
     python -m runner jobscript --scheduler pbs --module OpenMPI --submit x.py
-    python -m runner jobscript --requeue --time 4:00:00 workloads.mnist
+    python -m runner jobscript --requeue --time-limit 4:00:00 workloads.mnist
 
 The scripts are those of mpi_scripts/, with the request, the target and this Python filled in. Options of jobscript
 come before the target; everything after it belongs to the target. A job that asks for GPUs computes on them or fails
@@ -77,13 +77,13 @@ def _parser() -> Parser:
         help="for threads and data loaders (default: 4; LSF gives all of a host)",
     )
     parser.add_argument(
-        "--mem",
+        "--memory",
         type=size_with_unit,
         metavar="SIZE",
         help="per node, e.g. 64G (× 2³⁰) or 64GB (× 10⁹) (default: the scheduler's; LSF gives all of a host)",
     )
     parser.add_argument(
-        "--time", type=full_duration, default=3600, metavar="[D-]H:MM:SS", help="limit (default: 1:00:00)"
+        "--time-limit", type=full_duration, default=3600, metavar="[D-]H:MM:SS", help="limit (default: 1:00:00)"
     )
     parser.add_argument(
         "--mpi",
@@ -142,7 +142,7 @@ def _text(options: argparse.Namespace) -> str:
         raise UsageError(
             f"--ranks-per-node {ranks} and --gpus-per-node {gpus}: a GPU is one rank's", fix="ask for as many"
         )
-    for what, given in (("a GPU's type", gpu_type), ("--mem", options.mem), ("--requeue", options.requeue)):
+    for what, given in (("a GPU's type", gpu_type), ("--memory", options.memory), ("--requeue", options.requeue)):
         if given and what in scheduler.lacks:
             raise UsageError(f"--scheduler {options.scheduler} does not take {what}: {scheduler.lacks[what]}")
     if mpi not in scheduler.scripts:
@@ -158,9 +158,9 @@ def _text(options: argparse.Namespace) -> str:
         cores_per_rank=options.cores_per_rank,
         gpus_per_node=gpus,
         gpu_type=gpu_type,
-        memory=options.mem or 0,
+        memory=options.memory or 0,
         log=options.log or "",
-        time=options.time,
+        time=options.time_limit,
         queue=options.queue or "",
         account=options.account or "",
     )

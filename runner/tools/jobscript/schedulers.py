@@ -141,7 +141,7 @@ SCHEDULERS = {
         # jsrun needs bsub -nnodes, which allocates whole hosts.
         lacks={
             "a GPU's type": "a job has the GPUs of its hosts; leave it out, and choose the hosts by --queue",
-            "--mem": "a job has all the memory of its hosts; leave it out",
+            "--memory": "a job has all the memory of its hosts; leave it out",
         },
     ),
 }

@@ -1,7 +1,7 @@
 """``python -m runner plan WORKLOAD``: which layouts fit the GPUs' memory, what each costs, and which one to take.
 
     python -m runner plan workloads.llama --size 7b --gpus 8 --memory 80GB
-    python -m runner plan mywork --gpus 16 --hosts 2 --memory 40GB --pp 2
+    python -m runner plan mywork --gpus 16 --nodes 2 --memory 40GB --pp 2
     python -m runner plan mywork --gpus 8 --memory 24G --plot m.png
 
 It needs no GPU and no memory for the model: the model is made on torch's meta device, and a batch goes through it as
@@ -48,12 +48,12 @@ def plan(job: Job, argv: list[str]) -> None:
     given, rest = parser.parse_known_args(argv)
     if given.target.startswith("-"):
         parser.error("name the workload first")
-    if given.hosts and given.gpus % given.hosts:
+    if given.nodes and given.gpus % given.nodes:
         raise UsageError(
-            f"--hosts {given.hosts} does not divide --gpus {given.gpus}", fix="give --gpus a multiple of --hosts"
+            f"--nodes {given.nodes} does not divide --gpus {given.gpus}", fix="give --gpus a multiple of --nodes"
         )
     check_output(given.json, given.plot)
-    cluster = Cluster.of(given.gpus, given.gpus // given.hosts if given.hosts else None)
+    cluster = Cluster.of(given.gpus, given.gpus // given.nodes if given.nodes else None)
     limit = given.memory * (1 - given.reserve / 100)
     for_workload = given_in(rest)
     wanted = for_workload.parallel_values()
@@ -95,7 +95,7 @@ def _parser(argv: Sequence[str]) -> Parser:
         "--memory", type=size, required=True, metavar="SIZE", help="of each GPU: 80GB (× 10⁹), 80G or 80GiB (× 2³⁰)"
     )
     parser.add_argument(
-        "--hosts", type=positive, metavar="N", help="among which the GPUs are divided (default: up to 8 GPUs on each)"
+        "--nodes", type=positive, metavar="N", help="among which the GPUs are divided (default: up to 8 GPUs on each)"
     )
     parser.add_argument(
         "--reserve",

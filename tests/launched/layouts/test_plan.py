@@ -68,7 +68,7 @@ def test_memory_is_that_of_a_run(turns: Turns, tmp_path: Path) -> None:
         (["planned_llama", "--gpus", "0", "--memory", "1G"], "--gpus: '0' is not a whole number above 0"),
         (["planned_llama", "--memory", "1G"], "the following arguments are required: --gpus"),
         (["--gpus", "8", "--memory", "1G"], "the following arguments are required: WORKLOAD"),
-        (["planned_llama", "--gpus", "8", "--hosts", "3", "--memory", "1G"], "--hosts 3 does not divide --gpus 8"),
+        (["planned_llama", "--gpus", "8", "--nodes", "3", "--memory", "1G"], "--nodes 3 does not divide --gpus 8"),
         (["workloads.nothing", "--gpus", "8", "--memory", "1G"], "no workload workloads.nothing: plan takes a module"),
         (["planned_llama", "--gpus", "8", "--memory", "1G", "--sizes", "7b"], "unrecognized arguments: --sizes 7b"),
         (["planned_llama", "--gpus", "8", "--memory", "1G", "--tp", "3"], "= 3 does not divide 8 ranks"),
@@ -85,7 +85,7 @@ def test_what_is_wrong_is_said_in_one_line(arguments: list[str], expected: str, 
 @pytest.mark.needs("plan of divided layers")
 def test_a_terminal_gets_a_table_and_files_the_rest(tmp_path: Path) -> None:
     files = ["--json", str(tmp_path / "p.json"), "--plot", str(tmp_path / "p.png")]
-    options = ["--gpus", "8", "--hosts", "2", "--memory", "4MB", *files]
+    options = ["--gpus", "8", "--nodes", "2", "--memory", "4MB", *files]
     seen = on_terminal(80, *RUNNER, "plan", *WORKLOAD, *options, cwd=LAYOUTS)
     assert max(len(line) for line in seen if str(tmp_path) not in line) <= 80
     found = json.loads((tmp_path / "p.json").read_text())
@@ -143,6 +143,6 @@ def test_memory_is_what_torchtitan_has_published(tmp_path: Path) -> None:
         "selective",
     ]
     for gpus, measured in PUBLISHED.items():
-        found = planned(tmp_path, *model, *layout, "--gpus", str(gpus), "--hosts", str(gpus // 8), "--memory", "96GB")
+        found = planned(tmp_path, *model, *layout, "--gpus", str(gpus), "--nodes", str(gpus // 8), "--memory", "96GB")
         (whole,) = (one for one in found["layouts"] if one["name"] == f"fsdp {gpus}")
         assert whole["memory"]["total"] / 2**30 == pytest.approx(measured, rel=0.15)

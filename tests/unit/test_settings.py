@@ -1,0 +1,225 @@
+"""Settings are declared once: the parser, the help, files, and the reference page follow from the fields."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runner.base.errors import UsageError
+from runner.base.settings import as_toml, as_words, made_of, option, settings_in
+from runner.command import given_in, parse
+from runner.job_settings import JobSettings
+from runner.tools import TOOLS, summaries
+from runner.training.settings import Every, Settings, Steps, StepSettings, every, shared_in
+from runner.training.workload import bound
+from tests.launching import RUNNER, ok, run
+from tests.reference import DOCUMENT, page
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Of a workload with defaults and options of its own."""
+
+    epochs: int = 15
+    data: str = option("one", choices=("one", "two"))
+    momentum: float = option(0.9, "of SGD")
+    width: int = 64
+    fast: bool = False
+    note: str | None = option(None, "anything", changes=True)
+
+
+def read(*words: str, kind: type[StepSettings] = Options, ranks: int = 1) -> Any:
+    """What a workload's main gets."""
+
+    def main(run: Any, options: Any) -> Any:
+        return options
+
+    main.__annotations__ = {"options": kind}
+    if issubclass(kind, Settings):  # nothing is written
+        words = (*words, "--checkpoint-dir", "runs")
+    here: Any = SimpleNamespace(workload="work.mine", data_size=ranks, train_by=len, on_main=None)
+    return bound(main, here, given_in(words))()
+
+
+# Values of some fields, as a program would give them.
+VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        "epochs": st.integers(1, 10**9),
+        "lr": st.floats(1e-12, 1e6),
+        "momentum": st.floats(0, 1),
+        "width": st.integers(),
+        "fast": st.booleans(),
+        "compile": st.booleans(),
+        "data": st.sampled_from(["one", "two"]),
+        "note": st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
+        "checkpoint_dir": st.builds(Path, st.text("abc/ é.", min_size=1)),
+        "clip_norm": st.none() | st.floats(0.01, 100),
+        "profile": st.builds(Steps, st.integers(1, 5), st.integers(5, 9)),
+        "save_every": st.sampled_from([Every(0), Every(2), Every(500, "steps"), Every(90.0, "s")]),
+    },
+)
+
+
+@given(VALUES)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_a_run_leaves_makes_the_same_run(tmp_path: Path, values: dict[str, Any]) -> None:
+    before = made_of(Options, values)
+    file = tmp_path / "settings.toml"
+    file.write_text(as_toml(before), encoding="utf-8")
+    assert read("--config", str(file)).given.items() >= {k: v for k, v in values.items() if v is not None}.items() - {
+        ("checkpoint_dir", values.get("checkpoint_dir"))
+    }
+
+
+@given(VALUES)
+def test_words_of_a_command_line_give_the_values_that_they_were_made_of(values: dict[str, Any]) -> None:
+    values = {name: value for name, value in values.items() if value is not None}
+    found = shared_in(given_in(as_words(Settings, values)), *settings_in(Settings))
+    assert found == {name: value for name, value in values.items() if name in settings_in(Settings)}
+
+
+def test_the_command_line_is_before_the_file_and_the_file_before_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('epochs = 3\nlr = 0.5\n[parallel]\nclip-norm = 2\n[runner]\ntime_limit = "1:00:00"\n')
+    found = read("--lr", "0.25", "--config", str(file))
+    assert (found.epochs, found.lr, found.clip_norm, found.momentum) == (3, 0.25, 2.0, 0.9)
+    request = parse(["--config", str(file), "work", "--timeout", "5"], summaries())
+    assert (request.job.time_limit, request.job.timeout) == (3600.0, 5.0)
+
+
+def test_a_switch_of_the_file_is_switched_off() -> None:
+    assert read("--compile").compile
+    assert not read("--compile", "--no-compile").compile
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("epoch = 3", "there is no setting 'epoch'; did you mean epochs?"),
+        ("epochs = 0", "epochs: '0' is not a whole number above 0"),
+        ("epochs = true", "epochs = true; it takes a value"),
+        ("epochs = [1]", "epochs = [1]; say one number or text"),
+        ('fast = "yes"', 'fast = "yes"; say true or false'),
+        ('data = "three"', "data: 'three' is none of one, two"),
+        ('strategy = "dpp"', "strategy: 'dpp' is none of ddp,"),
+        ("epochs 3", "write lines such as epochs = 3"),
+    ],
+)
+def test_a_wrong_file_is_told_in_one_line(text: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read("--config", str(file))
+    assert str(caught.value).startswith(f"--config {file}: ")
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_told() -> None:
+    with pytest.raises(UsageError, match=r"--config missing.toml: No such file"):
+        given_in(["--config", "missing.toml"])
+
+
+def test_a_script_takes_the_settings_of_its_job_only(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('device = "cpu"\n')
+    assert parse(["--config", str(file), "train.py"], summaries()).job.device == "cpu"
+    file.write_text("epochs = 3\n")
+    with pytest.raises(UsageError, match="there is no setting 'epochs'"):
+        parse(["--config", str(file), "train.py"], summaries())
+
+
+def test_settings_that_depend_on_the_ranks() -> None:
+    found = read("--global-batch-size", "64", "--scale-lr", "--lr", "0.1", ranks=4)
+    assert (found.batch_size, found.lr) == (16, pytest.approx(0.4))
+    assert found.for_ranks(4) == found
+    assert found.given["lr"] == 0.1
+    with pytest.raises(UsageError, match=r"--global-batch-size 64 does not divide among 3 .*; take 63 or 66"):
+        read("--global-batch-size", "64", ranks=3)
+
+
+def test_a_workload_that_saves_nothing_has_no_options_for_it() -> None:
+    assert read("--batch-size", "8", kind=StepSettings).batch_size == 8
+    with pytest.raises(UsageError, match="unrecognized arguments: --epochs 3"):
+        read("--epochs", "3", kind=StepSettings)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2", Every(2)),
+        ("1epoch", Every(1)),
+        ("500steps", Every(500, "steps")),
+        ("90s", Every(90, "s")),
+        ("10min", Every(600, "s")),
+        ("1.5h", Every(5400, "s")),
+        ("end", Every(0)),
+    ],
+)
+def test_how_often_a_checkpoint_is_written(text: str, expected: Every) -> None:
+    assert every(text) == expected
+    assert every(str(expected)) == expected
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5steps", "0s", "x", "", "3days"])
+def test_what_is_no_interval_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is none of 2epochs, 500steps"):
+        read("--save-every", text)
+
+
+def test_the_help_of_the_runner_fits_a_screen_and_has_all_tools_and_workloads() -> None:
+    lines = ok(run(*RUNNER, "--help")).stdout.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    first = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert {*TOOLS, "workloads.mnist", "workloads.llama"} <= {*first}
+
+
+@pytest.mark.parametrize("workload", ["mnist", "llama", "resnet", "alexnet"])
+def test_the_help_of_a_workload_has_35_options_and_the_full_help_all(workload: str) -> None:
+    def options(flag: str) -> set[str]:
+        text = ok(run(*RUNNER, f"workloads.{workload}", flag)).stdout
+        assert text.startswith(f"usage: python -m runner workloads.{workload} [options]\n")
+        return {found[1] for line in text.splitlines() if (found := re.match(r"  (?:-h, )?(--[\w-]+)", line))}
+
+    usual, full = options("--help"), options("--help-all")
+    assert len(usual) <= 35
+    assert usual < full
+    assert {one.flag for one in settings_in(JobSettings).values() if not one.about.hidden} <= full
+    assert not {"--began", "--standby", "--no-compile"} & full
+
+
+def test_the_reference_is_what_the_settings_say() -> None:
+    assert DOCUMENT.read_text() == page(), "run make reference"
+
+
+def test_a_workloads_layout_has_the_defaults_of_all() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Divided(Settings):
+        tp: int = 2
+
+    with pytest.raises(UsageError, match="tp = 2: the ranks' layout is made before a workload is loaded"):
+        read(kind=Divided)
+
+
+def test_a_workload_has_no_option_of_the_job() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Twice(Settings):
+        timeout: float = 3.0
+
+    with pytest.raises(UsageError, match="the runner has the settings timeout itself"):
+        read(kind=Twice)
+
+
+def test_torch_is_not_imported() -> None:
+    code = "import sys, runner.training.settings, runner.command; sys.exit('torch' in sys.modules)"
+    ok(run(sys.executable, "-c", code))
