@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import runner
-from runner.base.errors import UsageError
+from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.settings import add_options, as_words, made_of, read_file, settings_in, values_in
 from runner.job_settings import JobSettings
 from runner.launch.target import AS_CODE, AS_MODULE, NO_PYTHON, SCRIPT, Target, is_path, workload_summaries
@@ -33,6 +33,9 @@ Exit codes: 0 done, 1 a rank failed, 2 the request or the launch is wrong, 70 a 
 run it again; a script's own exit code is passed on.
 """
 
+# Options of the job that a workload which reads its words itself may have, too, with another meaning.
+_LATE = {"time_limit", "time_to_save", "on_preempt"}
+
 FORMS = {
     AS_MODULE: "the target is a module, run as a program",
     AS_CODE: "the target is code",
@@ -49,7 +52,7 @@ class Given:
         rest: the words that name no option of the job or its parallelism.
         values: of those options, by the names of the settings.
         config: the file that --config names, and its entries.
-        problem: why options of parallelism cannot be read: they may be the workload's own, of the same name.
+        problem: why other options cannot be read: they may be the workload's own, of the same name.
     """
 
     words: tuple[str, ...] = ()
@@ -77,6 +80,7 @@ class Given:
         words = *self.rest, *as_words(JobSettings, others), *as_words(ParallelSettings, values)
         return replace(self, words=words, values=others | dict(values), config=config)
 
+    @raised_on_all_ranks()
     def parallel(self) -> ParallelSettings:
         """The settings of parallelism, of which the layout is final: a workload has no defaults for it.
 
@@ -115,16 +119,29 @@ def given_in(words: Sequence[str], before: Mapping[str, Any] = {}, *, target: st
     """
     prog = f"python -m runner {target}".strip()
     parser = Parser(prog=prog, add_help=False)
-    add_options(parser, JobSettings)
-    add_config(parser)
+    add_options(parser, JobSettings, only=settings_in(JobSettings).keys() - _LATE)
     values, rest = known_in(parser, words)
     values = dict(before) | values
     path = values.pop("config", None)
     config = None if path is None else (path, read_file(path))
-    parallel, problem = _parallel_in(rest, prog)
-    for_workload = rest if problem is not None else parallel[1]
+    late = Parser(prog=prog, add_help=False)
+    add_options(late, JobSettings, only=_LATE)
+    add_config(late)
+    problem: UsageError | None = None
+    try:
+        found, without = known_in(late, rest)
+        path = found.pop("config", None)
+        config = config if path is None else (path, read_file(path))
+        values, rest = values | found, without
+    except UsageError as error:
+        problem = error
+    (parallel, others), another = _parallel_in(rest, prog)
     return Given(
-        words=tuple(words), rest=tuple(for_workload), values=values | parallel[0], config=config, problem=problem
+        words=tuple(words),
+        rest=tuple(rest if another is not None else others),
+        values=values | parallel,
+        config=config,
+        problem=problem or another,
     )
 
 
@@ -240,7 +257,8 @@ def refuse_idle_options(request: Request, target: Target) -> None:
             (option, name) != ("backend", _SHOWS_BACKENDS)
             and (option, of_kind, job.backend) != ("backend", SCRIPT, _SERVES_SCRIPTS)
             and of_kind == kind
-            and getattr(job, option) not in (None, False)
+            and getattr(job, option) is not None
+            and getattr(job, option) is not False
         ):
             raise UsageError(f"--{option.replace('_', '-')} has no effect on {name}: {why}")
     if job.backend is not None and target.is_program and not target.runs_in_python:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import workloads
 from runner.base.settings import GROUPS, DeclaredSetting, settings_in
@@ -34,6 +35,7 @@ with • change the result of a training: a resumed run says which of them have 
 """
 
 
+@dataclass(frozen=True, kw_only=True)
 class AnyOptions(Settings):
     """Those of a workload that adds none."""
 
@@ -42,7 +44,9 @@ def rows(settings: Iterable[DeclaredSetting]) -> str:
     lines = ["| option | default | |", "|---|---|---|"]
     for one in settings:
         about = one.about
-        name = f"`{one.flag}{'' if one.is_switch else ' ' + one.metavar}`".replace("|", "\\|")
+        name = f"`{one.flag}{'' if one.is_switch else ' ' + (f'[{one.metavar}]' if about.bare is not None else one.metavar)}`".replace(
+            "|", "\\|"
+        )
         default = (
             about.shows
             if about.shows != ""

@@ -21,9 +21,10 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from runner.base.errors import UsageError
 
@@ -89,6 +90,8 @@ class DeclaredSetting:
     name: str
     default: Any
     about: Option
+    type: type = str  # of its values
+    is_optional: bool = False  # whether None is one
 
     @property
     def flag(self) -> str:
@@ -104,12 +107,17 @@ class DeclaredSetting:
     def metavar(self) -> str:
         """What stands for the value in the help."""
         if self.about.metavar or not self.about.choices:
-            return self.about.metavar or _LETTERS.get(type(self.default), "TEXT")
+            return self.about.metavar or _LETTERS.get(self.type, "TEXT")
         return f"{{{','.join(self.choices)}}}"
 
     @property
     def is_switch(self) -> bool:
-        return isinstance(self.default, bool)
+        return self.type is bool
+
+    @property
+    def off(self) -> str:
+        """The option that switches it off, or makes it None."""
+        return self.flag.replace("--", "--no-", 1)
 
     def value_of(self, text: str) -> Any:
         """The value that a text stands for.
@@ -122,7 +130,7 @@ class DeclaredSetting:
             raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(self.choices)}")
         if about.parse is not None:
             return about.parse(text)
-        return _BY_TYPE.get(type(self.default), str)(text)
+        return _BY_TYPE[self.type](text)
 
     def text_of(self, value: Any) -> str:
         """A value as the command line has it."""
@@ -137,8 +145,9 @@ def _number(text: str, kind: type[int] | type[float]) -> Any:
         raise argparse.ArgumentTypeError(f"{text!r} is no {'whole ' * (kind is int)}number") from None
 
 
-# How a field without ``parse`` reads a text, by the type of its default.
+# How a field without ``parse`` reads a text, by its type.
 _BY_TYPE: dict[type, Callable[[str], Any]] = {
+    str: str,
     int: functools.partial(_number, kind=int),
     float: functools.partial(_number, kind=float),
     Path: Path,
@@ -147,17 +156,22 @@ _LETTERS = {int: "N", float: "X", Path: "PATH"}
 
 
 def settings_in(kind: type) -> dict[str, DeclaredSetting]:
-    """The options of a settings class by name, in the order of ``GROUPS``, and in each from the special to the general."""
+    """The options of a settings class by name, in the order of ``GROUPS``, and in each from the special to the general.
+
+    Raises:
+        UsageError: the class is no dataclass, or a field has no default, or a type that no text is read as.
+    """
     return _settings_in(kind)
 
 
 @functools.cache
 def _settings_in(kind: Any) -> dict[str, DeclaredSetting]:
-    found = [
-        DeclaredSetting(one.name, one.default, _about(kind, one))
-        for one in fields(kind)
-        if one.init and _is_option(one)
-    ]
+    if "__dataclass_fields__" not in kind.__dict__:
+        raise UsageError(
+            f"the class {kind.__name__} is no dataclass", fix="write @dataclass(frozen=True, kw_only=True) above it"
+        )
+    types = get_type_hints(kind)
+    found = [_declared(kind, one, types[one.name]) for one in fields(kind) if one.init and _is_option(one)]
     order = [*GROUPS]
     own = [one.about.group for one in found if one.about.group not in GROUPS]
     order[1:1] = dict.fromkeys(own)  # after those of the training
@@ -170,6 +184,23 @@ def _floor(kind: type, name: str) -> int:
     """Where a class declares a field first: nearer bases, which are more special, come first, and the class itself last."""
     floors = [floor for floor, base in enumerate(kind.__mro__) if name in inspect.get_annotations(base)]
     return max(floors) or len(kind.__mro__)
+
+
+def _declared(kind: type, one: Field[Any], declared: Any) -> DeclaredSetting:
+    default = one.default if one.default_factory is MISSING else one.default_factory()
+    if default is MISSING:
+        raise UsageError(f"{kind.__name__}.{one.name} has no default", fix="give it one; None if it may be left out")
+    is_union = get_origin(declared) in (Union, UnionType)
+    named = [part for part in (get_args(declared) if is_union else (declared,)) if part is not type(None)]
+    found, about = named[0], _about(kind, one)
+    if about.parse is None and (len(named) != 1 or found not in (*_BY_TYPE, bool)):
+        raise UsageError(
+            f"{kind.__name__}.{one.name}: no text is read as {declared}",
+            fix="take str, int, float, bool or a Path, or give option() a parse=function",
+        )
+    return DeclaredSetting(
+        one.name, default, about, found, default is None or (is_union and type(None) in get_args(declared))
+    )
 
 
 def _is_option(one: Field[Any]) -> bool:
@@ -222,12 +253,15 @@ def _add(group: argparse._ArgumentGroup, one: DeclaredSetting, *, is_shown: bool
     about = one.about
     text = _help(one) if is_shown else argparse.SUPPRESS
     common: dict[str, Any] = {"dest": one.name, "default": argparse.SUPPRESS, "help": text}
+    hidden = common | {"help": argparse.SUPPRESS}
     if one.is_switch:
-        group.add_argument(one.flag, action="store_const", const=True, **common)
-        # For one that a file switches on.
-        off = common | {"help": argparse.SUPPRESS}
-        group.add_argument(one.flag.replace("--", "--no-", 1), action="store_const", const=False, **off)
+        # The other one is for what a file says.
+        on, off = (hidden, common) if one.default else (common, hidden)
+        group.add_argument(one.flag, action="store_const", const=True, **on)
+        group.add_argument(one.off, action="store_const", const=False, **off)
         return
+    if one.is_optional:
+        group.add_argument(one.off, action="store_const", const=None, **hidden)
     takes: dict[str, Any] = {"nargs": "?", "const": about.bare} if about.bare is not None else {}
     group.add_argument(one.flag, type=one.value_of, metavar=one.metavar, **takes, **common)
 
@@ -259,8 +293,8 @@ def as_words(kind: type, given: Mapping[str, Any]) -> list[str]:
 
 
 def _words(one: DeclaredSetting, value: Any) -> list[str]:
-    if one.is_switch:
-        return [one.flag if value else one.flag.replace("--", "--no-", 1)]
+    if one.is_switch or value is None:
+        return [one.flag if value else one.off]
     return [one.flag] if value == one.about.bare is not None else [f"{one.flag}={one.text_of(value)}"]
 
 
@@ -273,7 +307,13 @@ def read_file(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: it cannot be read.
     """
-    return {key.replace("-", "_"): value for key, value in _entries(path)}
+    found: dict[str, Any] = {}
+    for key, value in _entries(path):
+        name = key.replace("-", "_")
+        if name in found:
+            raise UsageError(f"--config {path}: {name} is there twice", fix="keep one of them")
+        found[name] = value
+    return found
 
 
 def values_in(path: Path, entries: Mapping[str, Any], *kinds: type, is_all: bool = True) -> dict[str, Any]:
@@ -302,11 +342,10 @@ def _entries(path: Path) -> Iterator[tuple[str, Any]]:
     else:
         import tomli as tomllib
     try:
-        with open(path, "rb") as file:
-            content = tomllib.load(file)
+        content = tomllib.loads(path.read_bytes().decode(errors="surrogateescape"))
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}", fix="name a file that all ranks can read") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise UsageError(
             f"--config {path}: {error}", fix='write lines such as epochs = 3 or strategy = "fsdp"'
         ) from None
@@ -321,6 +360,8 @@ def _value(path: Path, one: DeclaredSetting, value: Any) -> Any:
             return value
         if value is True and one.about.bare is not None:
             return one.about.bare
+        if value is False and one.is_optional:
+            return None
         raise UsageError(where, fix="say true or false" if one.is_switch else "it takes a value")
     if not isinstance(value, str | int | float):
         raise UsageError(where, fix="say one number or text")
@@ -330,24 +371,27 @@ def _value(path: Path, one: DeclaredSetting, value: Any) -> Any:
         raise UsageError(f"--config {path}: {one.name}: {error}") from None
 
 
-def as_toml(settings: Any) -> str:
-    """The values given and the defaults as a file that ``--config`` reads, group by group; without None, which TOML has not."""
+def as_toml(settings: Any, leave_out: Container[str] = ()) -> str:
+    """The values given as a file that ``--config`` reads, group by group; the defaults are comments in it."""
     lines: list[str] = []
     group = ""
     for one in settings_in(type(settings)).values():
-        value = settings.given.get(one.name, one.default)
-        if value is None or one.about.hidden:
+        if one.about.hidden or one.name in leave_out:
             continue
         if one.about.group != group:
             group = one.about.group
             lines += ["", f"# {group}"]
-        lines.append(f"{one.name} = {_toml(one, value)}")
+        value = settings.given.get(one.name, one.default)
+        mark = "" if one.name in settings.given else "# "
+        lines.append(f"{mark}{one.name} = {_toml(one, value)}")
     return "\n".join(lines[1:]) + "\n"
 
 
 def _toml(one: DeclaredSetting, value: Any) -> str:
+    if value is None:
+        return "false"
     if isinstance(value, bool | int):
         return json.dumps(value)
     if isinstance(value, float) and one.about.text is str:
         return repr(value)
-    return json.dumps(one.text_of(value), ensure_ascii=False)
+    return json.dumps(one.text_of(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from runner.training.run import Run
 from runner.training.settings import StepSettings
 
 # Ranks may differ in these options: they concern the rank itself, or rank 0's files.
-_OWN = {"workers", "folder", "metrics", "tensorboard", "weights", "resume"}
+_OWN = {"workers", "checkpoint_dir", "data_dir", "metrics", "tensorboard", "weights", "resume", "given"}
 _FIX = "give all ranks the same; the runner divides the data among them"
 _SEEDED = "torch.manual_seed(options.seed) before data is drawn or split makes it the same"
 _LONGEST, _VALUES, _DIFFERENCES = 60, 4, 3  # characters of a value, and how many are told
@@ -90,16 +90,11 @@ def _facts(task: Task, options: StepSettings, looks: Mapping[str, Look]) -> Fact
     return found
 
 
-def _options(options: Any, group: str = "") -> Facts:
-    """The options by their names, those of nested groups too."""
-    found: Facts = {}
-    for field in fields(options):
-        value, name = getattr(options, field.name), f"{group}{field.name}"
-        if is_dataclass(value):
-            found |= _options(value, f"{name}.")
-        elif field.name not in _OWN:
-            found[f"the option {name} is"] = repr(value)
-    return found
+def _options(options: StepSettings) -> Facts:
+    """The options by their names."""
+    return {
+        f"the option {one.name} is": repr(getattr(options, one.name)) for one in fields(options) if one.name not in _OWN
+    }
 
 
 def _plan(plan: Plan) -> str:

@@ -29,7 +29,7 @@ class Every(NamedTuple):
     unit: str = "epochs"
 
     def __str__(self) -> str:
-        return f"{self.number!r}{self.unit}".replace(".0s", "s") if self.number else "end"
+        return f"{self.number:f}".rstrip("0").rstrip(".") + self.unit if self.number else "end"
 
 
 _UNITS = {"epoch": "epochs", "epochs": "epochs", "": "epochs", "step": "steps", "steps": "steps"}

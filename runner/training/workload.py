@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.settings import add_options, made_of, settings_in
 from runner.command import Given, add_config, given_in
 from runner.job_settings import JobSettings
-from runner.parallel.settings import LAYOUT
+from runner.parallel.settings import LAYOUT, ParallelSettings
 from runner.parsing import ALL, Parser, add_full_help, wants
 from runner.training.run import Run
 from runner.training.settings import Settings, StepSettings
 from runner.training.slurm import check_requeue
 
 Main = Callable[..., Any]
+_RESERVED = {"config", "help", "help_all"}
 
 
 def bound(main: Main, run: Run, given: Given) -> Callable[[], Any]:
@@ -30,7 +31,10 @@ def bound(main: Main, run: Run, given: Given) -> Callable[[], Any]:
         UsageError: a setting is wrong, or output cannot be written to the place given.
         SystemExit: help was asked for, and printed.
     """
-    kind = settings_class(main)
+    with raised_on_all_ranks():
+        kind = settings_class(main)
+        if kind is None:
+            given.of_file(JobSettings, ParallelSettings, is_all=True)
     if kind is None:
         return functools.partial(main, run, list(given.words))
     return functools.partial(_call, main, run, _settings(kind, main, run, given))
@@ -48,23 +52,35 @@ def _call(main: Main, run: Run, settings: StepSettings) -> Any:
 
 
 def settings_class(main: Main) -> type[StepSettings] | None:
-    """The class of the settings that ``main`` takes, by the annotation of its second parameter.
+    """The class of the settings that ``main`` takes, by the annotation of its second parameter; None if it takes words.
 
     Raises:
-        UsageError: the annotation names nothing.
+        UsageError: that annotation cannot be read, or there is none where settings seem to be meant.
     """
     try:
-        parameters = list(inspect.signature(main, eval_str=True).parameters.values())
-    except NameError as error:
-        with raised_on_all_ranks():
-            raise UsageError(
-                f"{main.__module__}: an annotation of its main() cannot be read: {error}",
-                fix="import that name outside of TYPE_CHECKING",
-            ) from None
+        parameters = list(inspect.signature(main).parameters.values())
     except (TypeError, ValueError):
         return None
-    kind = parameters[1].annotation if len(parameters) > 1 else None
-    return kind if isinstance(kind, type) and issubclass(kind, StepSettings) else None
+    if len(parameters) < 2:
+        return None
+    second = parameters[1]
+    kind = second.annotation
+    if isinstance(kind, str):
+        try:
+            kind = eval(kind, inspect.unwrap(main).__globals__)  # noqa: S307  # the workload's own text
+        except NameError as error:
+            raise UsageError(
+                f"{main.__module__}: the annotation of {second.name} cannot be read: {error}",
+                fix="import that name outside of TYPE_CHECKING",
+            ) from None
+    if isinstance(kind, type) and issubclass(kind, StepSettings):
+        return kind
+    if second.name in ("options", "settings") or "Settings" in str(kind):
+        raise UsageError(
+            f"{main.__module__}: main(run, {second.name}) does not say what it takes",
+            fix=f"write {second.name}: Settings, or your own class of them",
+        )
+    return None
 
 
 @raised_on_all_ranks()
@@ -73,7 +89,7 @@ def _settings(kind: type[StepSettings], main: Main, run: Run, given: Given) -> S
     if given.problem is not None:
         raise given.problem
     known, of_job = settings_in(kind), settings_in(JobSettings)
-    if twice := known.keys() & of_job.keys():
+    if twice := known.keys() & (of_job.keys() | _RESERVED):
         raise UsageError(f"{run.workload}: the runner has the settings {', '.join(twice)} itself", fix="rename them")
     for name in LAYOUT:
         if known[name].default != settings_in(StepSettings)[name].default:
@@ -86,11 +102,21 @@ def _settings(kind: type[StepSettings], main: Main, run: Run, given: Given) -> S
     add_full_help(parser)
     add_options(parser, kind, JobSettings, show="all" if wants(given.rest, ALL) else "some")
     add_config(parser)
-    values = vars(parser.parse_args(given.rest))
-    found = made_of(kind, given.of_file(JobSettings, kind, is_all=True), given.values, values)
+    typed = dict(given.values) | vars(parser.parse_args(given.rest))
+    for name, value in typed.items():  # a class may allow fewer than ParallelSettings, by which they were read
+        if name in known and known[name].about.choices is not None and value not in (None, *known[name].choices):
+            parser.error(f"argument {known[name].flag}: {value!r} is none of {', '.join(known[name].choices)}")
+    found = made_of(kind, *_one_batch(given.of_file(JobSettings, kind, is_all=True)), *_one_batch(typed))
     if isinstance(found, Settings):
         found = found.in_folder(run.workload)
     return found.for_ranks(run.data_size)
+
+
+def _one_batch(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The values; where they have a rank's batch, one of all ranks that was given before no longer counts."""
+    if "batch_size" in values:
+        yield {"global_batch_size": None}
+    yield values
 
 
 def _check_output(run: Run, settings: Settings) -> None:

@@ -90,7 +90,7 @@ def test_a_divided_model_under_cyclic_mapping(vc: Cluster, tmp_path: Path) -> No
         (0, 0), (1, 0), (0, 1), (1, 1)
     ]  # fmt: skip
     training = ["workloads.llama", f"--text={__file__}", "--length=32", "--global-batch-size=8", "--dtype=float64"]
-    training += ["--log-every=1", "--max-steps=3", "--save-every=0"]
+    training += ["--log-every=1", "--max-steps=3", "--save-every=end"]
     ok(run(*RUNNER, *training, f"--checkpoint-dir={tmp_path}/one"))
     for number, options in enumerate((layout, ["--strategy", "fsdp", "--replicate", "2"])):
         folder = tmp_path / str(number)

@@ -34,7 +34,7 @@ from tests.results import refused
         (["workloads.mnits"], ["unknown target 'workloads.mnits' (did you mean workloads.mnist"]),
         (["missing.py"], ["no script missing.py"]),
         (["workloads.models.convnets"], ["has no main(run, argv)", "-m workloads.models.convnets"]),
-        (["-m", "workloads.mnist"], ["main(run, argv) and never calls it", "say workloads.mnist without -m"]),
+        (["-m", "workloads.mnist"], ["main(run, options) and never calls it", "say workloads.mnist without -m"]),
         (["--devise", "cpu", "x.py"], ["unrecognized arguments: --devise"]),
         ([], ["no target given"]),
         (["workloads.mnist", "--device", "cuda"], ["no GPU is visible", "--device cpu"]),

@@ -246,7 +246,7 @@ def test_an_option_without_effect_is_refused_by_the_benchmark(turns: Turns) -> N
     [
         (["--batch-size", "0"], ["--batch-size: '0' is not a whole number above 0"]),
         (["--epoch", "1"], ["unrecognized arguments: --epoch"]),
-        (["--data", "imagenet"], ["invalid choice: 'imagenet'"]),
+        (["--data", "imagenet"], ["'imagenet' is none of auto, digits, mnist, fake"]),
         (["--data", "mnist", "--data-dir", "/proc/nothing"], ["--data-dir: cannot write in /proc/nothing"]),
         (["--checkpoint-dir", "/proc/nothing"], ["--checkpoint-dir: cannot write in /proc/nothing"]),
         (["--data", "digits", "--batch-size", "5000"], ["samples on", "less than one batch of 5000"]),
@@ -279,7 +279,7 @@ def test_a_workloads_help_shows_all_groups_once(turns: Turns) -> None:
     text = ok(turns(2, "workloads.mnist", "--help")).stdout
     for title in ("training:", "parallel:", "data:", "checkpoints:", "logging:", "runner:"):
         assert text.count(f"\n{title}\n") == 1
-    for option in ("--epochs", "--metrics", "--checkpoint-dir", "--save-every", "--resume", "--device", "--backend"):
+    for option in ("--epochs", "--checkpoint-dir", "--save-every", "--resume", "--device", "--backend"):
         assert option in text
-    assert "epochs between checkpoints; 0 is at the end only (default: 1)" in " ".join(text.split())
+    assert "2epochs, 500steps, 10min, or end: only after the last step (default: 1epoch)" in " ".join(text.split())
     assert "steps between lines written together (default: 20)" in " ".join(text.split())

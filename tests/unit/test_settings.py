@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,6 +112,7 @@ def test_a_switch_of_the_file_is_switched_off() -> None:
         ('data = "three"', "data: 'three' is none of one, two"),
         ('strategy = "dpp"', "strategy: 'dpp' is none of ddp,"),
         ("epochs 3", "write lines such as epochs = 3"),
+        ("[a]\nlr = 1\n[b]\nlr = 2", "lr is there twice"),
     ],
 )
 def test_a_wrong_file_is_told_in_one_line(text: str, told: str, tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ def test_a_wrong_file_is_told_in_one_line(text: str, told: str, tmp_path: Path) 
 
 def test_a_file_that_is_not_there_is_told() -> None:
     with pytest.raises(UsageError, match=r"--config missing.toml: No such file"):
-        given_in(["--config", "missing.toml"])
+        read("--config", "missing.toml")
 
 
 def test_a_script_takes_the_settings_of_its_job_only(tmp_path: Path) -> None:
@@ -200,6 +201,85 @@ def test_the_help_of_a_workload_has_35_options_and_the_full_help_all(workload: s
 
 def test_the_reference_is_what_the_settings_say() -> None:
     assert DOCUMENT.read_text() == page(), "run make reference"
+
+
+def test_what_a_batch_is_said_of_last_counts(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("global_batch_size = 64\n")
+    assert read("--config", str(file), ranks=4).batch_size == 16
+    assert read("--config", str(file), "--batch-size", "8", ranks=4).batch_size == 8
+
+
+def test_none_is_false_in_a_file_and_no_on_the_command_line(tmp_path: Path) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Clipped(Settings):
+        clip_norm: float | None = 1.0
+
+    file = tmp_path / "mine.toml"
+    file.write_text("clip_norm = false\n")
+    assert read(kind=Clipped).clip_norm == 1.0
+    assert read("--config", str(file), kind=Clipped).clip_norm is None
+    assert read("--no-clip-norm", kind=Clipped).clip_norm is None
+
+
+def test_fields_are_read_by_their_types() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Typed(Settings):
+        depth: int | None = None
+        rate: float = 0
+        where: Path | None = None
+        on: bool = True
+
+    found = read("--depth", "3", "--rate", "0.5", "--where", "a/b", "--no-on", kind=Typed)
+    assert (found.depth, found.rate, found.where, found.on) == (3, 0.5, Path("a/b"), False)
+
+
+def test_what_cannot_be_an_option_is_told() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Listed(Settings):
+        layers: list[int] = field(default_factory=list)
+
+    class Undecorated(Settings):
+        epochs: int = 15
+
+    @dataclass(frozen=True, kw_only=True)
+    class Nameless(Settings):
+        name: str
+
+    for kind, told in (
+        (Listed, "Listed.layers: no text is read as list"),
+        (Undecorated, "the class Undecorated is no dataclass"),
+        (Nameless, "Nameless.name has no default"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            read(kind=kind)
+
+
+def test_a_class_may_allow_fewer_values() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Full(Settings):
+        precision: str = option("fp32", choices=("fp32",))
+
+    with pytest.raises(UsageError, match="--precision: 'bf16' is none of fp32"):
+        read("--precision", "bf16", kind=Full)
+
+
+def test_a_workload_that_reads_its_words_itself_may_have_options_of_the_same_names() -> None:
+    words = ["--config", "m.yaml", "--time-limit", "10s", "--precision", "16"]
+
+    def main(run: Any, argv: list[str]) -> list[str]:
+        return argv
+
+    here: Any = SimpleNamespace(workload="work.mine", data_size=1)
+    assert bound(main, here, given_in(words))() == words
+
+
+def test_a_main_that_does_not_say_what_it_takes_is_told() -> None:
+    def main(run: Any, options: Any) -> None: ...
+
+    del main.__annotations__["options"]
+    with pytest.raises(UsageError, match=r"main\(run, options\) does not say what it takes; write options: Settings"):
+        bound(main, SimpleNamespace(workload="work.mine"), given_in([]))
 
 
 def test_a_workloads_layout_has_the_defaults_of_all() -> None:

@@ -36,6 +36,7 @@ from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.quantities import positive
 from runner.command import given_in
 from runner.job import Job
+from runner.parallel.settings import LAYOUT, ParallelSettings
 from runner.parsing import Parser
 from runner.tools.compare.choices import ALONE, BACKENDS, KINDS, Choice, alone, borne, chosen
 from runner.tools.compare.comparison import Comparison
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from runner.training.run import Run
     from runner.training.settings import StepSettings
 
+_LAYOUT = {name: getattr(ParallelSettings, name) for name in LAYOUT}
+
 
 def compare(job: Job, argv: list[str]) -> None:
     """Measure, print a table, and write what was asked for.
@@ -65,7 +68,8 @@ def compare(job: Job, argv: list[str]) -> None:
     given, rest = parser.parse_known_args(argv)
     if given.target.startswith("-"):
         parser.error("name the workload first")
-    if given.layout:
+    in_file = given_in(rest).of_file(ParallelSettings)
+    if given.layout or any(in_file.get(name, usual) != usual for name, usual in _LAYOUT.items()):
         parser.error(
             "--strategy, --tp, --pp and --replicate are parts of an engine's name here; for example --engines ddp,fsdp+tp2,pp2,"
             "fsdp+replicate=2"

@@ -1,7 +1,7 @@
 """``python -m runner jobscript``: write a job script for a scheduler, or submit it.
 
     python -m runner jobscript --nodes 2 --time-limit 1:00:00 workloads.mnist
-    python -m runner jobscript --gpus-per-node h200:4 --memory 64G train.py --lr 1
+    python -m runner jobscript --gpus-per-node h200:4 --memory 64G train.py
     python -m runner jobscript --scheduler pbs --module OpenMPI --submit x.py
     python -m runner jobscript --requeue --time-limit 4:00:00 workloads.mnist
 
@@ -188,7 +188,7 @@ def _text(options: argparse.Namespace) -> str:
     target = [*filter(None, [options.form]), options.target, *options.arguments]
     if requeue and kind == "workload":
         for option in (("--resume", AUTO), requeue.option):
-            if option[0].removeprefix("--").replace("-", "_") not in given:
+            if given.get(option[0].removeprefix("--").replace("-", "_")) in (None, False):
                 target += option
     if gpus and not works_alone("" if options.form else options.target):
         target = ["--device", "cuda", *target]

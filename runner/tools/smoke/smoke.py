@@ -1,8 +1,8 @@
 """``python -m runner smoke``: start three jobs here (explain, doctor, a few steps of mnist), and say which of them fail.
 
-    python -m runner smoke                              this machine: 2 ranks, by mpirun
-    HOSTS=a:4,b:4 RANKS=8 python -m runner smoke        hosts, as mpi_scripts/openmpi.sh (or mpich.sh, …) reads them
-    salloc -N2 -n8 python -m runner smoke               an allocation of Slurm, PBS, LSF
+    python -m runner smoke                         2 ranks on this machine
+    HOSTS=a:4,b:4 RANKS=8 python -m runner smoke   as mpi_scripts/ read them
+    salloc -N2 -n8 python -m runner smoke          Slurm, PBS, LSF
 
 Do not start it by mpirun: the scripts of mpi_scripts/, which it runs, call mpirun or srun. Exit code 0, or 1 if a job failed.
 """

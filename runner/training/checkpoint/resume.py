@@ -27,7 +27,7 @@ def settings_of(run: Run, task: Task, options: Settings, optimizer: Optimizer) -
         "ranks": run.size,
         "global batch": options.batch_size * run.data_size,
         **{
-            name.replace("_", " "): getattr(options, name)
+            name.replace("_", " "): value if isinstance(value := getattr(options, name), _PLAIN) else one.text_of(value)
             for name, one in settings_in(type(options)).items()
             if one.about.changes
         },

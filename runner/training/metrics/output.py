@@ -36,16 +36,18 @@ def open_output(
             kept = _metrics_of(saved, options) if saved else []
             since = saved.position.step if saved is not None and goes_on else -1
             earlier = [path for step, path in steps_in(folder) if step > since]
-            aside, metrics_aside = kept_names(folder / "earlier", metrics)
+            aside, metrics_aside, settings_aside = kept_names(folder / "earlier", metrics, folder / SETTINGS)
             names = [aside] if earlier else []
             if _holds_something(metrics) and (earlier or not (goes_on and kept)):
                 os.rename(metrics, metrics_aside)
                 names.append(metrics_aside)
+            if names and (folder / SETTINGS).exists():
+                os.rename(folder / SETTINGS, settings_aside)
             if names:
                 hint = f" (to go on from it: --resume {aside})" if earlier else ""
                 run.say(f"an earlier run is kept as {' and '.join(map(str, names))}{hint}")
             sinks.append(MetricsFile(metrics, stack, kept))
-            (folder / SETTINGS).write_text(as_toml(options), encoding="utf-8")
+            _leave_settings(folder / SETTINGS, run, options)
             if options.tensorboard is not None:
                 sinks.append(TensorBoard(options.tensorboard, stack))
         except OSError as error:
@@ -59,6 +61,14 @@ def open_output(
     if earlier:
         checkpoints.keep_aside(aside, earlier)
     return sinks
+
+
+def _leave_settings(path: Path, run: Run, options: Settings) -> None:
+    """Write how this run was started, which is no reason to end it where that cannot be done."""
+    try:
+        path.write_text(as_toml(options, {"resume"}), encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        run.say(f"cannot write {path}: {error.strerror}; going on without it")
 
 
 def _goes_on(checkpoint: Path, folder: Path) -> bool:

@@ -76,8 +76,8 @@ class Job:
 
     def _command(self, name: str, length: Sequence[str], options: Sequence[str] = ()) -> list[str]:
         training = ["faulty", "--checkpoint-dir", str(self.folder / name), "--resume", "auto", "--backend", "gloo"]
-        training += ["--batch-size", "8", "--save-every", "end", *length, *self.options]
-        training += ["--save-every-steps", str(self.every), "--log-every", str(self.every)]
+        training += ["--batch-size", "8", *length, *self.options]
+        training += ["--save-every", f"{self.every}steps", "--log-every", str(self.every)]
         return self.launch([*RUNNER, *options, *training])
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ def main(run: Run, argv: list[str]) -> None:
                 ends.append(time.thread_time() if given.cpu_time else time.perf_counter())
 
             with contextlib.redirect_stdout(io.StringIO()):
-                fit(run, alone, replace(options, logging=replace(options.logging, every=every)), on_step=[after])
+                fit(run, alone, replace(options, log_every=every), on_step=[after])
             counted = ends[UNCOUNTED - 1 :]
             return (counted[-1] - counted[0]) / (len(counted) - 1)
 

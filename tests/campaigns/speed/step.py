@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import torch
@@ -53,6 +53,7 @@ def hand_written(loader: Iterable[Any], options: Settings) -> float:
 class Options(Settings):
     """Of this workload."""
 
+    checkpoint_dir: Path = option(Path(gettempdir()))  # in which a folder is made
     epochs: int = 1
     lr: float = 2e-3
     batch_size: int = 16

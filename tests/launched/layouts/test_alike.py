@@ -11,7 +11,7 @@ from tests.layouts import case
 from tests.results import losses, refused
 from tests.turns import Turns
 
-JOB = ("begins_by_rank", "--dtype=float64", "--global-batch-size=16", "--max-steps=3", "--save-every=0")
+JOB = ("begins_by_rank", "--dtype=float64", "--global-batch-size=16", "--max-steps=3", "--save-every=end")
 LAYOUTS = (
     (2, "--strategy ddp"),
     (2, "--strategy fsdp"),

@@ -11,7 +11,7 @@ from tests.layouts import case, needing
 from tests.results import losses
 from tests.turns import Turns
 
-JOB = ("branches", "--dtype=float64", "--global-batch-size=16", "--max-steps=4", "--save-every=0")
+JOB = ("branches", "--dtype=float64", "--global-batch-size=16", "--max-steps=4", "--save-every=end")
 
 
 @pytest.mark.needs("fsdp")

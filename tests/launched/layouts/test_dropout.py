@@ -12,7 +12,7 @@ from tests.layouts import case, needing
 from tests.results import losses
 from tests.turns import Turns
 
-JOB = ("drops", "--dtype=float64", "--global-batch-size=16", "--save-every=0")
+JOB = ("drops", "--dtype=float64", "--global-batch-size=16", "--save-every=end")
 
 
 def masks(turns: Turns, ranks: int, layout: str, folder: Path) -> list[dict[str, str]]:

@@ -35,7 +35,7 @@ def whole(turns: Turns, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_the_curve_is_that_of_one_rank(ranks: int, layout: str, whole: Path, turns: Turns, tmp_path: Path) -> None:
-    options = [*SMALL, *layout.split(), f"--checkpoint-dir={tmp_path}", "--max-steps=8", "--save-every=0"]
+    options = [*SMALL, *layout.split(), f"--checkpoint-dir={tmp_path}", "--max-steps=8", "--save-every=end"]
     done = ok(turns(ranks, "workloads.llama", *options))
     assert losses(tmp_path) == pytest.approx(losses(whole), rel=1e-9)
     assert metrics(tmp_path)[-1]["val_loss"] == pytest.approx(metrics(whole)[-1]["val_loss"], rel=1e-9)
@@ -105,7 +105,7 @@ def test_a_training_with_tied_weights_goes_on_under_other_strategies(turns: Turn
 def test_a_later_end_of_the_learning_rate_is_told(whole: Path, turns: Turns, tmp_path: Path) -> None:
     options = [*SMALL, f"--resume={whole}", f"--checkpoint-dir={tmp_path}"]
     done = ok(turns(1, "workloads.llama", *options, "--max-steps=9", "--warmup=2"))
-    assert "warm-up 3 → 2, end of the learning rate step 8 → step 9" in done.stdout
+    assert "warmup 3 → 2, end of the learning rate step 8 → step 9" in done.stdout
 
 
 @needing(*LAYOUTS)

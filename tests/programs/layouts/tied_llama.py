@@ -8,7 +8,7 @@ from workloads import llama
 from workloads.models.llama import SIZES
 
 
-def main(run: Run, argv: list[str]) -> None:
+def main(run: Run, options: llama.Options) -> None:
     # Other workloads may run in this process later.
     with patch.dict(SIZES, debug=replace(SIZES["debug"], tie_word_embeddings=True)):
-        llama.main(run, argv)
+        llama.main(run, options)

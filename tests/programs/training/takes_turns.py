@@ -53,7 +53,10 @@ def code_of(run: Run, asked: dict[str, Any]) -> int:
         if name in TOOLS:
             load_tool(name)(run.job, arguments)
         else:
-            layout = lay_out(run.job.topology, given_in(arguments).parallel().degrees(run.size))
+            given = given_in(arguments)
+            layout = lay_out(run.job.topology, given.parallel().degrees(run.size))
+            limits = {name: given.values.get(name) for name in ("time_limit", "time_to_save")}
+            run = replace(run, job=replace(run.job, **limits))
             call(importlib.import_module(name).main, replace(run, workload=name, layout=layout), arguments)
     except (RunnerError, SystemExit) as error:
         if run.size > 1 and not getattr(error, "on_all_ranks", isinstance(error, SystemExit) and not error.code):
