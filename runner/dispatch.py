@@ -27,11 +27,12 @@ from runner.torchrun.standby import wait_until_needed
 from runner.torchrun.store import serve_when_needed
 from runner.torchrun.variables import settings, torchrun_variables
 from runner.versions.features import need, number_of, untried
+from runner.versions.torch_private import COMPILER
 
 
 def dispatch(target: Target, request: Request, job: Job) -> None:
     """Run the target on this rank. Its exceptions pass through."""
-    import_without_collector("torch", "torch._dynamo", "torch.distributed.tensor", "torchvision")
+    import_without_collector("torch", COMPILER, "torch.distributed.tensor", "torchvision")
     when_imported("torch", freeze_before_program)
     if not (
         target.kind == "tool" and works_alone(target.name)

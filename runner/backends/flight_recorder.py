@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,11 +12,11 @@ from runner.guard.collectives import Call
 from runner.guard.nursery import Lifeline
 from runner.torchrun.import_hooks import when_imported
 from runner.torchrun.own_modules import own_modules
+from runner.versions.torch_private import process_groups, recorded_calls
 
 # Each returns the last calls in the groups that it knows, by a group's name.
 RECORDERS: list[Callable[[], dict[str, Call]]] = []
 
-_RECORDERS_OF_TORCH = "_dump_fr_trace_json", "_dump_nccl_trace_json"  # of gloo, of NCCL
 _MODULE = "torch.distributed.distributed_c10d"
 
 
@@ -55,10 +53,9 @@ def last_calls() -> list[Call]:
     found = _torchs_calls()
     for calls in RECORDERS:
         found |= {name: call for name, call in calls().items() if call.number}
-    groups: list[dict[str, Any]] = sys.modules[_MODULE]._world.pg_config_info
     return [
         replace(found.get(group["pg_name"], Call(group=group["pg_name"])), title=group["pg_desc"], ranks=group["ranks"])
-        for group in groups
+        for group in process_groups()
     ]
 
 
@@ -67,18 +64,13 @@ def _torchs_calls() -> dict[str, Call]:
 
     Messages are not shown: gloo's are not recorded, and NCCL's need not be marked as over.
     """
-    from torch._C import _distributed_c10d
-
     found: dict[str, Call] = {}
-    for recorder in _RECORDERS_OF_TORCH:
-        dump = getattr(_distributed_c10d, recorder, None)
-        entries = json.loads(dump(True)).get("entries", []) if dump is not None else []
-        for entry in entries:  # the oldest first
-            group = entry["process_group"][0]
-            if not entry["is_p2p"] and (group not in found or found[group].is_over):
-                found[group] = Call(
-                    group=group, number=entry["collective_seq_id"], name=_name(entry), is_over=entry["retired"]
-                )
+    for entry in recorded_calls():
+        group = entry["process_group"][0]
+        if not entry["is_p2p"] and (group not in found or found[group].is_over):
+            found[group] = Call(
+                group=group, number=entry["collective_seq_id"], name=_name(entry), is_over=entry["retired"]
+            )
     return found
 
 

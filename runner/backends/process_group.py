@@ -11,6 +11,7 @@ from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
 from runner.torchrun.import_hooks import when_imported
 from runner.torchrun.store import serve_store
+from runner.versions import torch_private
 
 _MODULE = "torch.distributed.distributed_c10d"
 _WITH_HOST_MEMORY = {"nccl": "cpu:gloo,cuda:nccl", "xccl": "cpu:gloo,xpu:xccl"}
@@ -47,7 +48,6 @@ def start_process_group(job: Job) -> None:
     """
     import torch
     import torch.distributed as dist
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     backend = backends()[job.backend]
     with raised_on_all_ranks():
@@ -71,10 +71,10 @@ def start_process_group(job: Job) -> None:
                 fix="python -m runner doctor says more; --device cpu does without",
             ) from error
     timeout = timedelta(seconds=job.collective_timeout)
-    client = TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=timeout)
+    client = torch_private.TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=timeout)
     dist.init_process_group(
         backend.name,
-        store=PrefixStore("runner", client),
+        store=torch_private.PrefixStore("runner", client),
         rank=job.rank,
         world_size=job.size,
         timeout=timeout,

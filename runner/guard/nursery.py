@@ -21,10 +21,11 @@ from runner.guard.libraries import outside_of_libraries
 from runner.guard.stacks import let_show, new_file
 from runner.guard.worker_messages import Fails, WorkerMessage, written
 from runner.rendezvous.transport.endpoint import port_of
+from runner.versions.torch_private import COMPILER
 
 _TRACEBACK = 8000  # characters that are kept of it, the last ones: a message fits into a pipe
 _TRYING = 60.0  # seconds until a spare process is tried again for which there was no room
-_IMPORTED = ("torch.distributed", "torch._dynamo")  # ahead; DDP's constructor imports the second
+_IMPORTED = ("torch.distributed", COMPILER)  # ahead; DDP's constructor imports the second
 
 
 class Lifeline:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -35,6 +34,7 @@ from runner.parallel.tied import shared_parameters, tie_divided
 from runner.parallel.trainer import Trainer
 from runner.versions.features import need
 from runner.versions.torch_api import ALL_HAVE_IT
+from runner.versions.torch_private import NORM_PLACEMENT, REDISTRIBUTION, AsyncCollectiveTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -269,12 +269,12 @@ def _silence_remarks(units: Iterable[nn.Module]) -> None:
     names = "|".join({re.escape(type(unit).__name__) for unit in units})
     remark = rf"FSDP2-wrapped module \(FSDP({names})\) returned a view tensor"
     warnings.filterwarnings("ignore", remark, UserWarning)
-    logging.getLogger("torch.distributed.tensor._redistribute").addFilter(_is_worth_saying)
+    logging.getLogger(REDISTRIBUTION).addFilter(_is_worth_saying)
 
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:
     """Not that the norm of the gradients, a number for each, is reduced over one dimension of the mesh after the other."""
-    return not (str(record.msg).startswith("While redistributing") and "_NormPartial" in record.getMessage())
+    return not (str(record.msg).startswith("While redistributing") and NORM_PLACEMENT in record.getMessage())
 
 
 def is_called(unit: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from runner.parallel.state import part_of, whole_of
 from runner.versions.torch_api import clip, total_norm
+from runner.versions.torch_private import values_of
 
 
 @torch.no_grad()
@@ -59,7 +60,7 @@ def own_gradients(model: nn.Module) -> dict[str, Tensor]:
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             part: Any = part_of(parameter.grad)
-            parts[name] = part._values() if part.is_sparse else part
+            parts[name] = values_of(part) if part.is_sparse else part
     return parts
 
 

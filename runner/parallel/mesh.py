@@ -18,6 +18,7 @@ from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.rendezvous.records.topology import Topology
 from runner.versions.features import need
 from runner.versions.torch_api import in_order
+from runner.versions.torch_private import flatten
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -204,7 +205,7 @@ def device_mesh(layout: Layout, device_type: str, backend: str | None = None) ->
         groups = [_group_of(layout.groups(dimension), backend) for dimension in dimensions]
         mesh = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=tuple(dimensions))
     if "replicate" in dimensions:
-        mesh["replicate", "shard"]._flatten("data")
+        flatten(mesh["replicate", "shard"], "data")
         # torch 2.13 and 2.14 warn at each mesh["data"], and have no public function that divides a dimension.
         warnings.filterwarnings("ignore", message="Slicing a flattened dim from root mesh")
     return mesh

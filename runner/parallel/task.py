@@ -25,6 +25,7 @@ from runner.parallel.same_start import check_digests, check_outline, digest_of
 from runner.parallel.state import copy_part
 from runner.parallel.support import check_shapes
 from runner.parallel.tied import shared_parameters
+from runner.versions.torch_private import change_tensors
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
@@ -208,8 +209,7 @@ def _needs(optimizer: Optimizer, what: str) -> UsageError:
 
 def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The model with its real floating-point tensors in this dtype. (``model.to(dtype)`` makes complex ones real.)"""
-    own: Any = model  # torch leaves the method untyped by which .to() and .half() do it
-    own._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    change_tensors(model, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
     return model
 
 

@@ -20,6 +20,7 @@ from runner.parallel.settings import ParallelSettings
 from runner.parallel.state import NO_COPIES, StateDict, copy_part, load_state, shapes_of, state_of, whole_of
 from runner.parallel.support import described, is_about_the_model
 from runner.parallel.task import Task, closures_refused
+from runner.versions.torch_private import overflows
 
 _SAME_WEIGHTS = "let every rank read the same file"
 
@@ -151,7 +152,7 @@ class Trainer:
         """Let a step that overflows in one part of the model be left out for all of it."""
         device = next(self.model.parameters()).device
         # A rank has no flag where no parameter of its part has a gradient.
-        flags: Any = scaler._found_inf_per_device(self.optimizer)  # by device
+        flags = overflows(scaler, self.optimizer)
         found = flags.setdefault(device, torch.zeros((), dtype=torch.float32, device=device))
         everywhere = found.to(self.sends_from or device)
         dist.all_reduce(everywhere, dist.ReduceOp.MAX)

@@ -14,6 +14,7 @@ from types import ModuleType
 
 from runner.job import Job
 from runner.torchrun.served_store import has_asked_for_ranks
+from runner.versions import torch_private
 
 # By these libraries a program may reach its other ranks without torch.distributed.
 _LIBRARIES = ("horovod", "deepspeed", "ray", "distributed", "jax", "tensorflow", "zmq", "grpc")
@@ -76,10 +77,8 @@ def _own_sources() -> Iterator[str]:
 
 def _has_keys(job: Job) -> bool:
     """Whether anybody has written to the job's store, as ranks do that make a group by it, in this process or a child."""
-    from torch._C._distributed_c10d import TCPStore
-
     try:
-        store = TCPStore(
+        store = torch_private.TCPStore(
             job.endpoint.host, job.endpoint.port, is_master=False, wait_for_workers=False, timeout=_PATIENCE
         )
         return store.num_keys() > 0

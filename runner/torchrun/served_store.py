@@ -21,6 +21,7 @@ from urllib.parse import urlparse
 
 from runner.base.environment import without_variable
 from runner.torchrun.import_hooks import when_imported
+from runner.versions import torch_private
 
 if TYPE_CHECKING:
     from runner.job import Job
@@ -58,7 +59,7 @@ def serve_own_endpoint_only(job: Job) -> None:
 
 def join_only(served: Served) -> None:
     """The same for a process of the program, and for those that it starts by multiprocessing."""
-    when_imported(_MODULE, lambda: _wrap_handlers(vars(sys.modules[_MODULE])["_rendezvous_handlers"], served))
+    when_imported(_MODULE, lambda: _wrap_handlers(torch_private.rendezvous_handlers(), served))
     when_imported(_SPAWNING, lambda: _tell_spawned(sys.modules[_SPAWNING], served))
 
 
@@ -97,9 +98,7 @@ def _of_own_group(served: Served, store: Any, rank: int, size: int) -> tuple[Any
             f"rank {served.rank} of {served.size} has started a process that wants to be rank {rank} of {size} at MASTER_ADDR and "
             "MASTER_PORT, where the job's own ranks meet: start the script once, not by a launcher, or set both for such processes"
         )
-    from torch._C._distributed_c10d import PrefixStore
-
-    return PrefixStore(f"started {served.starts}", store), rank, size
+    return torch_private.PrefixStore(f"started {served.starts}", store), rank, size
 
 
 class _InSpawned:

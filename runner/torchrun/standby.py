@@ -9,6 +9,7 @@ from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.guard.nursery import import_ahead
 from runner.job import Job
 from runner.torchrun.store import serve_store
+from runner.versions import torch_private
 
 _LONGEST = timedelta(days=20)  # torch's stores count milliseconds in 32 bits
 _STANDARD_INPUT = 0
@@ -38,12 +39,10 @@ def wait_until_needed(job: Job) -> None:
 
 def _line_by_store(job: Job) -> str:
     """Rank 0's line, on all ranks, by the job's store."""
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
-
     serve_store(job)
     limit = timedelta(seconds=job.collective_timeout)
-    client = TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=limit)
-    store = PrefixStore("runner standby", client)
+    client = torch_private.TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=limit)
+    store = torch_private.PrefixStore("runner standby", client)
     if job.rank == 0:
         store.set("line", _line())
     else:

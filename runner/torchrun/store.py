@@ -14,6 +14,7 @@ from datetime import timedelta
 from runner.job import Job
 from runner.torchrun.import_hooks import when_imported
 from runner.torchrun.keeping import keep
+from runner.versions import torch_private
 from runner.versions.torch_api import SERVE_SOCKET
 
 _has_served = threading.Event()
@@ -27,7 +28,7 @@ sys.path[:] = filter(None, sys.path)
 import json, os, select
 from datetime import timedelta
 host, port, listener, timeout, parent, says, more = sys.argv[1:]
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore
 store = TCPStore(host, int(port), is_master=True, master_listen_fd=int(listener), wait_for_workers=False,
                  timeout=timedelta(seconds=float(timeout)), **json.loads(more))
 os.write(int(says), b"1")
@@ -44,10 +45,8 @@ def serve_store(job: Job) -> None:
         _has_served.set()
         if has_served or not _is_ours(job):
             return
-        from torch._C._distributed_c10d import TCPStore
-
         assert job.endpoint.listener is not None
-        store = TCPStore(
+        store = torch_private.TCPStore(
             job.endpoint.host,
             job.endpoint.port,
             is_master=True,

@@ -18,6 +18,7 @@ from runner.training.data.random_numbers import own_random_numbers
 from runner.training.run import Run
 from runner.training.settings import Settings
 from runner.versions.torch_api import not_compiled
+from runner.versions.torch_private import COMPILER
 
 Evaluation = tuple[float, float | None]
 
@@ -132,7 +133,7 @@ def _evaluated(model: nn.Module) -> Iterator[None]:
         for name, buffer in module.named_buffers(recurse=False)
     ]
     modes = [(module, module.training) for module in model.modules()]
-    is_compiled = "torch._dynamo" in sys.modules  # whose import takes a second
+    is_compiled = COMPILER in sys.modules  # whose import takes a second
     model.eval()
     try:
         with not_compiled() if is_compiled else nullcontext():

@@ -10,6 +10,7 @@ from torch import nn
 
 from runner.parallel.state import part_of
 from runner.training.metrics.sinks import StepRecord
+from runner.versions.torch_private import norms_of
 
 
 class Finite:
@@ -47,5 +48,5 @@ def _odd_weights(model: nn.Module) -> list[str]:
     """The parameters that are trained and not finite, by name, as far as they are on this rank."""
     parts = {name: part_of(one) for name, one in model.named_parameters() if one.requires_grad}
     parts = {name: part for name, part in parts.items() if part.numel() and part.layout == torch.strided}
-    largest = torch._foreach_norm(list(parts.values()), math.inf) if parts else []  # a sum of squares may overflow
+    largest = norms_of(list(parts.values()), math.inf) if parts else []  # a sum of squares may overflow
     return [name for name, one in zip(parts, largest, strict=True) if not math.isfinite(one)]

@@ -40,6 +40,7 @@ from runner.training.replicas import Replicas
 from runner.training.run import Run
 from runner.training.same_task import check_task
 from runner.training.settings import Settings
+from runner.versions.torch_private import norms_of
 
 __all__ = ["Hook", "Plan", "Result", "State", "Task", "fit"]
 
@@ -331,7 +332,7 @@ def _check_finite(run: Run, trainer: Trainer, position: Position, loss: Tensor) 
     that the rank is not known whose were odd.
     """
     gradients = own_gradients(trainer.model) if trainer.scaler is None else {}
-    norms = [norm.double() for norm in torch._foreach_norm(list(gradients.values()))] if gradients else []
+    norms = [norm.double() for norm in norms_of(list(gradients.values()))] if gradients else []
     own_norm = float(torch.stack(norms).sum()) if norms else 0.0
     losses, all_norms = run.sum(float(loss), own_norm, dimension=None)
     place = f"at step {position.step + 1}, in epoch {position.epoch + 1}"

@@ -16,9 +16,10 @@ from runner.base.environment import set_missing
 from runner.job import Job
 from runner.torchrun.keeping import keep
 from runner.torchrun.own_modules import own_modules
+from runner.versions import torch_private
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from runner.versions.torch_private import Store
 
 _KEY = "horovod"  # in the job's store: the port of rank 0's server; followed by a host's index: that host's addresses
 
@@ -32,7 +33,6 @@ def prepare_rendezvous(job: Job) -> None:
     """Serve Horovod's rendezvous on rank 0, and set this rank's variables for it. Needs the job's store, and Horovod."""
     from horovod.runner.common.util.hosts import SlotInfo
     from horovod.runner.util.network import get_local_host_addresses
-    from torch._C._distributed_c10d import TCPStore
 
     with own_modules():
         from runner.backends.horovod.server import serve
@@ -44,7 +44,7 @@ def prepare_rendezvous(job: Job) -> None:
         sizes = (job.size, job.topology.local_size(rank), len(beside))
         slots.append(SlotInfo(record.host, rank, local, beside.index(rank), *sizes))
     timeout = timedelta(seconds=job.collective_timeout)
-    store = TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=timeout)
+    store = torch_private.TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=timeout)
     on_one_host = len(job.topology.records.of_field("host_key")[0]) == 1  # and in one network
     # Before this rank reads the server's port, so that the server knows this host's addresses when it connects.
     store.set(f"{_KEY} {job.topology.host_index(job.rank)}", " ".join(get_local_host_addresses()))

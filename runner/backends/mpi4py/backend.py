@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from mpi4py import MPI
-from torch._C._distributed_c10d import Backend
 from torch.distributed import DistBackendError
 
 from runner.backends.flight_recorder import RECORDERS
-from runner.backends.mpi4py import collectives, messages, profiling
+from runner.backends.mpi4py import collectives, messages
 from runner.backends.mpi4py.blocking import Blocking
 from runner.backends.mpi4py.checks import (
     check_dense,
@@ -30,12 +29,14 @@ from runner.backends.mpi4py.checks import (
 from runner.backends.mpi4py.engine import ProgressEngine
 from runner.backends.mpi4py.members import Members
 from runner.backends.mpi4py.monitored import MonitoredBarrier, highest_tag_of_messages
+from runner.backends.mpi4py.profiling import recorded
 from runner.backends.mpi4py.streams import DeviceStreams
 from runner.backends.mpi4py.tasks import MPITask, Order, Steps
 from runner.backends.mpi4py.types import Reduction, reduction_of
 from runner.backends.mpi4py.work import MPIWork, seconds_of
 from runner.guard.collectives import Call
 from runner.rendezvous.methods.mpi_library import abandoned
+from runner.versions.torch_private import Backend, is_profiling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -242,8 +243,8 @@ class MPIBackend(Backend):
             steps = self._streams.after_what_is_queued(inputs[0], steps)
         if results and results[0].is_inference():
             steps = _in_inference_mode(steps)
-        if profiling.is_on():
-            steps = profiling.recorded(f"{self._name}:{what}", inputs, steps)
+        if is_profiling():
+            steps = recorded(f"{self._name}:{what}", inputs, steps)
         task = MPITask(what, steps, seconds_of(opts.timeout, self._timeout), self._members, self._order)
         if opts.asyncOp:
             self._engine.begin(task)
@@ -286,8 +287,8 @@ class MPIBackend(Backend):
             steps = self._streams.after_what_is_queued(tensor, steps, at_once=True)
         if tensor.is_inference():
             steps = _in_inference_mode(steps)
-        if profiling.is_on():
-            steps = profiling.recorded(f"{self._name}:{name}", [tensor], steps)
+        if is_profiling():
+            steps = recorded(f"{self._name}:{name}", [tensor], steps)
         task = MPITask(what, steps, self._timeout, self._members, peer=peer)
         self._engine.begin(task)
         self._engine.carry_on_later()

@@ -9,7 +9,6 @@ import zlib
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
@@ -18,6 +17,7 @@ from runner.backends.mpi4py.engine import ProgressEngine
 from runner.backends.mpi4py.group import MPIGroup, can_be_used
 from runner.backends.mpi4py.members import Members, listed
 from runner.backends.mpi4py.waiting import Cores
+from runner.versions.torch_private import has_devices, register_backend
 
 _TAGS = 1 << 15  # as many as every MPI has
 _DECISION = "mpi4py decision"  # the key of what all members read: the members' ranks in MPI and the group's own name, or who is late
@@ -77,9 +77,9 @@ def _engine(crowded: bool) -> ProgressEngine:
 
 def _is_alone(group: Any, backend: MPIBackend) -> bool:
     """Whether this is the group's only backend (not as in "cpu:mpi4py,cuda:nccl") and nothing else needs a C++ group."""
-    if not can_be_used() or group._device_types:
+    if not can_be_used() or has_devices(group):
         return False
-    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, backend)
+    register_backend(group, "cpu", backend)
     try:
         group.name()  # the name of the group's default backend
     except RuntimeError:

@@ -13,10 +13,17 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C import _distributed_c10d as c10d
-from torch._C._distributed_c10d import DebugLevel, ProcessGroup, get_debug_level
+from torch.distributed import ProcessGroup
 
-from runner.backends.mpi4py import profiling
+from runner.versions.torch_private import (
+    DebugLevel,
+    default_to_python,
+    get_debug_level,
+    is_dispatch_watched,
+    is_profiling,
+    name_group,
+    register_backend,
+)
 
 if TYPE_CHECKING:
     from runner.backends.mpi4py.backend import MPIBackend
@@ -55,10 +62,10 @@ class MPIGroup(ProcessGroup):
         self.is_hooked = False
         if detour.bound_device_id is not None:
             self.bound_device_id = detour.bound_device_id
-        self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
+        default_to_python(self)
         for group in (self, detour):
             for device in ("cpu", "cuda"):
-                group._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, backend)
+                register_backend(group, device, backend)
 
     def register_pre_hook(self, *arguments: Any) -> Any:
         self.is_hooked = True
@@ -73,7 +80,7 @@ class MPIGroup(ProcessGroup):
 
     def _set_group_name(self, name: Any) -> None:
         super()._set_group_name(name)
-        self._detour._set_group_name(name)
+        name_group(self._detour, name)
 
 
 def _operation(name: str, count: int, is_watched: Callable[[], bool]) -> Callable[..., Any]:
@@ -103,20 +110,15 @@ def _are_plain(arguments: Iterable[Any]) -> bool:
     return True
 
 
-def _has_mode() -> bool:
-    """Whether a dispatch mode, or a graph that is being compiled, has to see the calls."""
-    return bool(torch._C._len_torch_dispatch_stack() or c10d._allow_inflight_collective_as_graph_input())
-
-
 def _is_watched() -> bool:
-    return _has_mode() or profiling.is_on()
+    return is_dispatch_watched() or is_profiling()
 
 
 _CALLS = {
     "barrier": _barrier,
     **{name: _operation(name, count, _is_watched) for name, count in _OPERATIONS.items()},
     # A profiler sees the backend's own records of these.
-    **{name: _operation(name, count, _has_mode) for name, count in _MESSAGES.items()},
+    **{name: _operation(name, count, is_dispatch_watched) for name, count in _MESSAGES.items()},
 }
 for _name, _call in _CALLS.items():
     setattr(MPIGroup, _name, _call)

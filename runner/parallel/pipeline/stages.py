@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.versions.torch_private import copy_of, replace_child
 
 
 class PassThrough(nn.Module):
@@ -98,12 +99,11 @@ def part_of(model: nn.Module, pieces: Collection[str], own: Collection[str]) -> 
 
 
 def _part_of(module: nn.Module, prefix: str, others: Collection[str], own: Collection[str]) -> nn.Module:
-    part = module.__class__.__new__(module.__class__)  # copy() refuses modules with parametrizations
-    part.__dict__ = {**module.__dict__, "_modules": dict(module._modules)}
+    part = copy_of(module)
     for key, child in module.named_children():
         name = f"{prefix}{key}"
         if name not in own:
-            part._modules[key] = PassThrough() if name in others else _part_of(child, f"{name}.", others, own)
+            replace_child(part, key, PassThrough() if name in others else _part_of(child, f"{name}.", others, own))
     return part
 
 

@@ -20,6 +20,7 @@ from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 from runner.versions.features import need
 from runner.versions.torch_api import ARE_EQUAL
+from runner.versions.torch_private import check_finished
 
 _NAMED = 8  # parameters in a message
 
@@ -66,7 +67,7 @@ def _check_finished(wrapped: DistributedDataParallel, model: nn.Module) -> None:
         RunnerError: that is so. Torch would raise in the next step, with numbers in place of names.
     """
     try:
-        wrapped._check_reducer_finalized()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        check_finished(wrapped)
     except RuntimeError:
         unused = [name for name, one in model.named_parameters() if one.requires_grad and one.grad is None]
         more = f" and {len(unused) - _NAMED} more" if len(unused) > _NAMED else ""

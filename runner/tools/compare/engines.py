@@ -29,6 +29,7 @@ from runner.tools.compare.choices import ALONE, BARE, LIBRARIES, Choice
 from runner.tools.costs.collectives import all_reduce
 from runner.training.run import Run
 from runner.training.settings import StepSettings
+from runner.versions.torch_private import was_compiled
 
 _BUCKET = 25 << 20  # bytes: DDP's default (torch docs, DistributedDataParallel, bucket_cap_mb)
 
@@ -105,7 +106,7 @@ def _copied(task: Task) -> Task:
     if not isinstance(task.model, nn.Module):
         return task
     model = copy.deepcopy(task.model, {id(one): one.detach().clone() for one in results(task.model)})
-    if getattr(task.model, "_compiled_call_impl", None) is not None:  # deepcopy drops this
+    if was_compiled(task.model):  # deepcopy drops this
         model.compile()
     return replace(task, model=model)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from runner.backends.timing import synchronize
 from runner.parallel.mesh import Layout
@@ -18,6 +17,7 @@ from runner.rendezvous.records.topology import Topology
 from runner.tools.costs.collectives import bytes_sent
 from runner.tools.costs.timeline import PipelinePass, Timeline
 from runner.versions.torch_api import not_compiled
+from runner.versions.torch_private import TorchDispatchMode
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -35,6 +35,7 @@ from runner.tools.report.table import show_progress
 from runner.training.data.batches import ShardSampler, train_loader
 from runner.training.run import Run
 from runner.training.settings import StepSettings
+from runner.versions.torch_private import REDISTRIBUTION
 
 _WARM_UP = 3  # steps of an engine that are not timed
 _EXCHANGES = 5  # of which the median is taken, in each round
@@ -296,7 +297,7 @@ def _as_row(tensor: Tensor) -> Tensor:
 @contextlib.contextmanager
 def _without_advice() -> Iterator[None]:
     """Without torch's warnings that a tensor with two kinds of shards is gathered in two calls."""
-    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    logger = logging.getLogger(REDISTRIBUTION)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

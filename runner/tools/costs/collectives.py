@@ -8,13 +8,20 @@ send more or less, or copy within a host's memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import _resolve_process_group  # there is no public one (torch 2.14)
-from torch.utils._pytree import tree_leaves
+
+from runner.versions.torch_private import (
+    COMMUNICATING,
+    indices_of,
+    process_group_named,
+    schema_of,
+    tree_leaves,
+    values_of,
+)
 
 
 def all_reduce(number: float, ranks: int) -> float:
@@ -54,16 +61,16 @@ _RULES: Mapping[str, Callable[[float, int], float]] = {
     "scatter": _along,
     "send": lambda number, _: number,
 }
-_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 
 
 def bytes_sent(operation: Any, args: Sequence[Any], options: Mapping[str, Any]) -> float:
     """What a rank sends in this operation, as a TorchDispatchMode sees it; 0 if it is no collective."""
-    namespace, _, name = operation._schema.name.partition("::")
-    rule = _rule(name) if namespace in _NAMESPACES else None
+    schema = schema_of(operation)
+    namespace, _, name = schema.name.partition("::")
+    rule = _rule(name) if namespace in COMMUNICATING else None
     if rule is None:
         return 0.0
-    named = {argument.name: value for argument, value in zip(operation._schema.arguments, args, strict=False)}
+    named = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)}
     values = {**named, **options}
     return rule(_bytes_in(values), _ranks_of(values))
 
@@ -80,13 +87,13 @@ def _bytes_in(values: Mapping[str, Any]) -> float:
 
 
 def _nbytes(tensor: Tensor) -> int:
-    return tensor._values().nbytes + tensor._indices().nbytes if tensor.is_sparse else tensor.nbytes
+    return values_of(tensor).nbytes + indices_of(tensor).nbytes if tensor.is_sparse else tensor.nbytes
 
 
 def _ranks_of(values: Mapping[str, Any]) -> int:
     group: Any = values.get("process_group", values.get("group_name"))
     if isinstance(group, str):
-        group = _resolve_process_group(cast("Any", group))
+        group = process_group_named(group)
     elif isinstance(group, torch.ScriptObject):
         group = dist.ProcessGroup.unbox(group)
     assert isinstance(group, dist.ProcessGroup)

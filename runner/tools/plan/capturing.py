@@ -47,9 +47,8 @@ def capture(job: Job, name: str, given: Given) -> Captured:
 def fake_process_group(ranks: int) -> Iterator[None]:
     """A default process group of so many ranks in this one process, of which it is rank 0: it exchanges nothing."""
     import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import (
-        FakeStore,
-    )  # also registers the backend; torch's own for this
+
+    from runner.versions.torch_private import FakeStore  # also registers the backend
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:

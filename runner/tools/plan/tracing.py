@@ -17,11 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
 
@@ -35,6 +32,14 @@ from runner.parallel.support import check_steps, described, kinds_of, results
 from runner.parallel.task import Task, parts_of, to_device
 from runner.tools.costs.collectives import bytes_sent
 from runner.tools.plan.as_on_gpu import as_on_gpu
+from runner.versions.torch_private import (
+    FakeTensorMode,
+    TorchDispatchMode,
+    attention_on_cpus,
+    family_of,
+    identity_of,
+    tree_leaves,
+)
 
 _of_attention: Callable[..., int] = sdpa_flop_count
 
@@ -45,7 +50,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) ->
     return _of_attention(query.shape, (batch, heads, *key.shape[2:]), (batch, heads, *value.shape[2:]))
 
 
-_OPERATIONS = {**flop_registry, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
+_OPERATIONS = {**flop_registry, attention_on_cpus(): _attention}
 _COST_SAMPLES = 2  # with which a run measures where to cut (parallel/pipeline.py)
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -351,14 +356,14 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         """``known``: tensors that do not count."""
         super().__init__()  # type: ignore[no-untyped-call]  # as above
         self.now, self.peak, self.sent, self.operations = 0, 0, 0.0, 0
-        self._storages: dict[int, Any] = {t.untyped_storage()._cdata: t for t in known}
+        self._storages: dict[int, Any] = {identity_of(t.untyped_storage()): t for t in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes again with the local tensors
         result = func(*args, **(kwargs or {}))
         self.sent += bytes_sent(func, args, kwargs or {})
-        if (formula := _OPERATIONS.get(func._overloadpacket)) is not None:
+        if (formula := _OPERATIONS.get(family_of(func))) is not None:
             self.operations += formula(*args, **(kwargs or {}), out_val=result)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
@@ -367,7 +372,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
     def _add(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        key, number = storage._cdata, storage.nbytes()
+        key, number = identity_of(storage), storage.nbytes()
         if key in self._storages:
             return
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from runner.parallel.state import part_of
+from runner.versions.torch_private import copy_each
 
 
 class Staging:
@@ -24,7 +25,7 @@ class Staging:
         layout = [*tensors, *((tensor.shape, tensor.dtype) for tensor in tensors.values())]
         if self._parts and layout == self._layout:
             # One call for all parts: for DTensors one by one the dispatcher takes longer than the copying.
-            torch._foreach_copy_(self._parts, [part_of(tensor) for tensor in tensors.values()])
+            copy_each(self._parts, [part_of(tensor) for tensor in tensors.values()])
         else:
             self._copies = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
             self._layout, self._parts = layout, [part_of(copy) for copy in self._copies.values()]

@@ -20,6 +20,7 @@ from runner.training.metrics.profile_shares import STEP, Shares, read_shares
 from runner.training.run import Run
 from runner.training.settings import Settings
 from runner.versions.torch_api import ALL_THREADS
+from runner.versions.torch_private import profiler_settings
 
 
 @raised_on_all_ranks()
@@ -52,7 +53,7 @@ class _Recorder:
         self._run, self._folder, self._chosen, self._leave_out = run, folder, chosen, leave_out
         self._number = 0  # of the step, of this run
         # Of all threads, as what a backend does may begin in one thread and end in another.
-        config = torch._C._profiler._ExperimentalConfig(**ALL_THREADS)
+        config = profiler_settings(**ALL_THREADS)
         self._profiler = torch.profiler.profile(activities=_activities(run.device), experimental_config=config)
 
     def __call__(self, steps: Iterable[int]) -> Iterator[int]:

@@ -1,0 +1,259 @@
+"""What the runner uses of torch that is not public: all of it, and what could take its place. Imports no torch at load.
+
+With each new torch, read this file first. Unless an entry says otherwise, it has worked with torch 2.4.1 to 2.14, as far as those have
+the feature that needs it (``features.py``; docs/versions.md has what was run). A function has an underscored name of torch in its body.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch._C._distributed_c10d import Backend as Backend
+    from torch._C._distributed_c10d import DebugLevel as DebugLevel
+    from torch._C._distributed_c10d import PrefixStore as PrefixStore
+    from torch._C._distributed_c10d import Store as Store
+    from torch._C._distributed_c10d import TCPStore as TCPStore
+    from torch._C._distributed_c10d import get_debug_level as get_debug_level
+    from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+    from torch.distributed import ProcessGroup
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor as AsyncCollectiveTensor
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.optim import Optimizer
+    from torch.testing._internal.distributed.fake_pg import FakeStore as FakeStore
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+    from torch.utils._pytree import tree_leaves as tree_leaves
+
+# The module of what torch.distributed is made of.
+C10D = "torch._C._distributed_c10d"
+
+# Names that are imported from here as from their modules, when they are used.
+_HOMES = {
+    # torch.distributed has them too, but does not export them for type checkers. Instead: torch.distributed's, once it does.
+    "DebugLevel": C10D,
+    "PrefixStore": C10D,
+    "Store": C10D,
+    "TCPStore": C10D,
+    "get_debug_level": C10D,
+    # What a backend in Python derives from (2.14); torch.distributed.Backend is another class. Instead: none.
+    "Backend": C10D,
+    # What a functional collective returns until somebody waits for it. Instead: none.
+    "AsyncCollectiveTensor": "torch.distributed._functional_collectives",
+    # Sees every operation, to count what is sent and kept. Documented, and in no public module. Instead: none.
+    "TorchDispatchMode": "torch.utils._python_dispatch",
+    # Tensors without memory, by which plan follows a step. Documented, and in no public module. Instead: none.
+    "FakeTensorMode": "torch._subclasses.fake_tensor",
+    # The tensors in an operation's results. Instead: none.
+    "tree_leaves": "torch.utils._pytree",
+    # Its module registers the backend "fake", which exchanges nothing. Torch's own tests use it. Instead: none.
+    "FakeStore": "torch.testing._internal.distributed.fake_pg",
+}
+
+# The compiler: imported ahead, as DDP's constructor does that too, and looked for where it need not be asked. Instead: torch.compiler,
+# which imports it when it is used.
+COMPILER = "torch._dynamo"
+
+# The logger of remarks on how DTensors are gathered, and the placement that one of them is about. Instead: none.
+REDISTRIBUTION = "torch.distributed.tensor._redistribute"
+NORM_PLACEMENT = "_NormPartial"
+
+# The namespaces of the operators that communicate. Instead: none.
+COMMUNICATING = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
+
+# Methods of torch's classes that a class derived from one replaces, where it stands: a process group's when it is given its name (the
+# MPI group has another beside it), a module's by which to(), half() and to_empty() change its tensors (Llama ties weights anew).
+REPLACED = ("_set_group_name", "_apply")
+
+_RECORDERS = "_dump_fr_trace_json", "_dump_nccl_trace_json"  # of gloo (2.9), of NCCL
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def recorded_calls() -> Iterator[dict[str, Any]]:
+    """What torch's flight recorders have, the oldest call of each first. Instead: none in the process itself."""
+    c10d = import_module(C10D)
+    for recorder in _RECORDERS:
+        dump = getattr(c10d, recorder, None)
+        yield from json.loads(dump(True)).get("entries", []) if dump is not None else []
+
+
+def process_groups() -> list[dict[str, Any]]:
+    """This rank's process groups: pg_name, pg_desc, ranks. torch.distributed is imported. Instead: none that lists them."""
+    groups: list[dict[str, Any]] = sys.modules["torch.distributed.distributed_c10d"]._world.pg_config_info
+    return groups
+
+
+def process_group_named(name: Any) -> Any:
+    """The group that operators know by this name. Instead: none."""
+    from torch._C._distributed_c10d import _resolve_process_group
+
+    return _resolve_process_group(name)
+
+
+def rendezvous_handlers() -> dict[str, Callable[..., Iterator[Any]]]:
+    """By a URL's scheme, what makes a store for ``init_process_group()``; it may be changed.
+
+    torch.distributed.rendezvous is imported. Instead: register_rendezvous_handler(), which replaces none that is there.
+    """
+    handlers: dict[str, Callable[..., Iterator[Any]]] = vars(sys.modules["torch.distributed.rendezvous"])[
+        "_rendezvous_handlers"
+    ]
+    return handlers
+
+
+def has_devices(group: ProcessGroup) -> bool:
+    """Whether a backend is registered in the group (2.14). Instead: none."""
+    return bool(cast("Any", group)._device_types)
+
+
+def register_backend(group: ProcessGroup, device: str, backend: Any) -> None:
+    """Let the group use a backend in Python for this type of device (2.14). Instead: none for a group that is in Python itself."""
+    import torch
+
+    group._register_backend(torch.device(device), group.BackendType.CUSTOM, backend)
+
+
+def default_to_python(group: ProcessGroup) -> None:
+    """Make the group's backend in Python its default one (2.14). Instead: as above."""
+    group._set_default_backend(group.BackendType.CUSTOM)
+
+
+def name_group(group: ProcessGroup, name: Any) -> None:
+    """Give a group its name (2.14). Instead: as above."""
+    group._set_group_name(name)
+
+
+def is_dispatch_watched() -> bool:
+    """Whether a dispatch mode, or a graph that is being compiled, has to see the calls (2.14). Instead: none."""
+    import torch  # (nothing more, as each call of a collective comes here)
+
+    core: Any = torch._C
+    return bool(core._len_torch_dispatch_stack() or core._distributed_c10d._allow_inflight_collective_as_graph_input())
+
+
+def is_profiling() -> bool:
+    """Whether a profiler is active: this thread's, or one of all threads. Instead: none that knows of both."""
+    import torch
+
+    return bool(torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled)
+
+
+def begin_record(name: str, tensors: Iterable[Tensor]) -> Any:
+    """Begin a profiler's record. Instead: torch.profiler.record_function(), which ends in its own thread and has no shapes."""
+    import torch
+
+    return torch._C._autograd._record_function_with_args_enter(name, *tensors)
+
+
+def end_record(record: Any) -> None:
+    """End it, in any thread."""
+    import torch
+
+    torch._C._autograd._record_function_with_args_exit(record)
+
+
+def profiler_settings(**settings: Any) -> Any:
+    """For ``torch.profiler.profile(experimental_config=)``. Instead: none."""
+    import torch
+
+    return torch._C._profiler._ExperimentalConfig(**settings)
+
+
+def norms_of(tensors: list[Tensor], order: float = 2.0) -> list[Tensor]:
+    """The norm of each, in one call. Instead: vector_norm() for each."""
+    import torch
+
+    return list(torch._foreach_norm(tensors, order))
+
+
+def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each tensor into its place, in one call. Instead: copy_() for each, for which the dispatcher takes longer."""
+    import torch
+
+    torch._foreach_copy_(targets, sources)
+
+
+def values_of(sparse: Tensor) -> Tensor:
+    """A sparse tensor's values as they are. Instead: values(), which refuses a tensor that is not coalesced."""
+    return sparse._values()
+
+
+def indices_of(sparse: Tensor) -> Tensor:
+    """The same of its indices."""
+    return sparse._indices()
+
+
+def change_tensors(model: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Change all tensors of a model, as to() and half() do. Instead: to(), which makes complex numbers real."""
+    own: Any = model  # torch leaves the method untyped
+    own._apply(change)
+
+
+def copy_of(module: nn.Module) -> nn.Module:
+    """A module with all that this one has, and a list of children of its own. Instead: copy.copy(), which one with parametrizations refuses."""
+    copy = module.__class__.__new__(module.__class__)
+    copy.__dict__ = {**module.__dict__, "_modules": dict(module._modules)}
+    return copy
+
+
+def replace_child(module: nn.Module, name: str, child: nn.Module) -> None:
+    """Put a module in another's place. Instead: set_submodule(), which not all releases have."""
+    module._modules[name] = child
+
+
+def was_compiled(model: nn.Module) -> bool:
+    """Whether compile() was called on it. Instead: none."""
+    return getattr(model, "_compiled_call_impl", None) is not None
+
+
+def check_finished(model: DistributedDataParallel) -> None:
+    """Have DDP look whether it has all gradients of this step. Instead: none before the next step.
+
+    Raises:
+        RuntimeError: it has not.
+    """
+    model._check_reducer_finalized()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def overflows(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> dict[torch.device, Tensor]:
+    """For each device whether the scaler has found a gradient that is not finite; it may be changed. Instead: none."""
+    flags: Any = scaler._found_inf_per_device(optimizer)
+    return cast("dict[torch.device, Tensor]", flags)
+
+
+def flatten(mesh: DeviceMesh, name: str) -> None:
+    """Give the mesh's dimensions together a name, by which its root finds them. Instead: none that a root finds."""
+    mesh._flatten(name)
+
+
+def schema_of(operation: Any) -> Any:
+    """The name and the arguments of an operation that a dispatch mode sees. Instead: none."""
+    return operation._schema
+
+
+def family_of(operation: Any) -> Any:
+    """The operation without its overload, as torch.ops has it. Instead: none."""
+    return operation._overloadpacket
+
+
+def attention_on_cpus() -> Any:
+    """The operation that computes attention on CPUs, which torch's counter of operations does not know. Instead: none."""
+    import torch
+
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def identity_of(storage: torch.UntypedStorage) -> int:
+    """A number that the storages of two tensors share if they are one. Instead: data_ptr(), which fake tensors do not have."""
+    return cast("int", storage._cdata)
