@@ -21,7 +21,7 @@ class Job:
     rendezvous_why: str  # why the ranks met that way
     placements: tuple[Placement, ...]  # of all ranks
     device: str = "auto"  # as asked for; the placements say which one is used
-    backend: str = ""  # of a workload's process group; comm/choice.py chooses it
+    backend: str = ""  # of a workload's process group; backends/selection.py chooses it
     backend_why: str = ""
     replaces_gloo: bool = False  # mpi4py serves a script that says gloo, or names no backend
     collective_timeout: float = 1800.0  # seconds

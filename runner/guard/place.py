@@ -17,7 +17,13 @@ from runner.versions.torch_build import torch_build
 # Whether torch tells of each collective in which a rank waits.
 IS_RECORDED = not FEATURES["recorder"].shortfall(torch_build().version)
 _DDP = ("/torch/autograd/graph.py", "/torch/nn/parallel/distributed.py")  # a backward pass, and what precedes it
-_CALLS = ("/torch/distributed/", f"{PACKAGE}comm/", "/mpi4py/", *(() if IS_RECORDED else _DDP))
+_CALLS = (
+    "/torch/distributed/",
+    f"{PACKAGE}backends/",
+    f"{PACKAGE}torchrun/",
+    "/mpi4py/",
+    *(() if IS_RECORDED else _DDP),
+)
 _OPERATOR = ("/torch/_ops.py",)  # also of a functional collective
 _WORK = ("/torch/distributed/checkpoint/",)  # which reads and writes files, too
 

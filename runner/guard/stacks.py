@@ -29,14 +29,15 @@ PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", PACKAGE)
 _BELOW = (
-    *(f"{PACKAGE}{file}" for file in ("program.py", "dispatch.py", "cli.py", "__main__.py")),
+    *(f"{PACKAGE}{file}" for file in ("launch/program.py", "dispatch.py", "cli.py", "__main__.py")),
     "<frozen runpy>",
     f"{os.sep}runpy.py",  # Python 3.10
 )
 # A rank whose innermost frames are of these waits for other ranks: torch's collectives, the runner's, DDP's in backward().
 _COLLECTIVES = (
     "/torch/distributed/",
-    f"{PACKAGE}comm/",
+    f"{PACKAGE}backends/",
+    f"{PACKAGE}torchrun/",
     f"{PACKAGE}rendezvous/",
     "/horovod/",
     "/mpi4py/",
@@ -46,13 +47,14 @@ _COLLECTIVES = (
 
 # Where the runner waits for the device, on which collectives may wait for other ranks: files and functions.
 _SYNCS = (
-    (f"{PACKAGE}training/meter.py", "records"),
+    (f"{PACKAGE}training/metrics/meter.py", "records"),
     (f"{PACKAGE}training/run.py", "sum"),
     (f"{PACKAGE}training/evaluation.py", "evaluate"),
     (f"{PACKAGE}training/loop.py", "_check_finite"),
     (f"{PACKAGE}training/replicas.py", "check"),
-    (f"{PACKAGE}training/staging.py", "copy"),
-    (f"{PACKAGE}parallel/pipeline.py", "_described"),
+    (f"{PACKAGE}training/checkpoint/staging.py", "copy"),
+    (f"{PACKAGE}versions/torch_private.py", "copy_each"),
+    (f"{PACKAGE}parallel/pipeline/pipeline.py", "_described"),
     ("/torch/nn/parallel/distributed.py", ""),  # buffers, which are sent from C++
     ("/torch/amp/grad_scaler.py", ""),  # anywhere
     ("/torch/cuda/", "synchronize"),

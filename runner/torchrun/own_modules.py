@@ -17,7 +17,9 @@ from pathlib import Path
 from types import ModuleType
 
 _NAME = __name__.partition(".")[0]
-_LANDMARK = Path("rendezvous", "mpi_library.py")  # in every copy of this package, and in no other of its name
+_LANDMARK = Path(
+    "rendezvous", "methods", "mpi_library.py"
+)  # in every copy of this package, and in no other of its name
 _hidden: dict[str, ModuleType] = {}
 _swapping = threading.RLock()
 

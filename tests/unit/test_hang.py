@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 
 import pytest
 
-from runner.guard import stacks
+from runner.guard import place, stacks
 from runner.guard.board import Board
 from runner.guard.collectives import Answer, Call
 from runner.guard.hang import Hang, Patience
@@ -90,7 +90,7 @@ def test_the_rank_that_others_wait_for_is_named(file: IO[Any]) -> None:
 
 
 AT_A_SYNC = f"""Current thread 0x00007e (most recent call first):
-  File "{OWN}/training/meter.py", line 71 in records
+  File "{OWN}/training/metrics/meter.py", line 71 in records
   File "{OWN}/training/loop.py", line 152 in fit
   File "/home/me/train.py", line 31 in main
 """
@@ -300,7 +300,12 @@ def test_before_the_training_a_call_of_torch_distributed_is_bounded_and_preparin
 
 @pytest.mark.parametrize(
     ("file_name", "function"),
-    [("comm/exchange.py", "load"), ("dispatch.py", "load"), ("training/meter.py", "records"), ("rendezvous/x.py", "f")],
+    [
+        ("backends/exchange.py", "load"),
+        ("dispatch.py", "load"),
+        ("training/metrics/meter.py", "records"),
+        ("rendezvous/x.py", "f"),
+    ],
 )
 def test_a_users_folder_called_runner_is_the_users(file_name: str, function: str) -> None:
     name = f"/home/me/runner/{file_name}"
@@ -315,6 +320,13 @@ def test_a_users_folder_called_runner_is_the_users(file_name: str, function: str
     exec(compile("def call(look): look()", name, "exec"), library)
     library["call"](lambda: seen.append(inside.look()))
     assert seen == [0]
+
+
+def test_the_runners_files_that_stacks_are_searched_for_are_there() -> None:
+    for file in [*stacks._BELOW, *stacks._COLLECTIVES, *place._CALLS]:
+        assert not file.startswith(stacks.PACKAGE) or Path(file).exists(), file
+    for file, function in stacks._SYNCS:
+        assert not file.startswith(stacks.PACKAGE) or f"def {function}(" in Path(file).read_text(), file
 
 
 def _fix_of(reason: Reason) -> str:

@@ -131,7 +131,7 @@ def _tied(stages: Sequence[Sequence[Parameter]], owners: Sequence[int]) -> set[i
     """The parameters of which several stages have a copy.
 
     Raises:
-        UsageError: two of them are on one rank, which parallel/pipeline.py refuses.
+        UsageError: two of them are on one rank, which parallel/pipeline/pipeline.py refuses.
     """
     having: dict[int, list[int]] = {}
     for owner, stage in zip(owners, stages, strict=True):

@@ -51,7 +51,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) ->
 
 
 _OPERATIONS = {**flop_registry, attention_on_cpus(): _attention}
-_COST_SAMPLES = 2  # with which a run measures where to cut (parallel/pipeline.py)
+_COST_SAMPLES = 2  # with which a run measures where to cut (parallel/pipeline/pipeline.py)
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
