@@ -20,6 +20,7 @@ from runner.guard.board import Board
 from runner.guard.nursery import Lifeline
 from runner.guard.start import start_worker
 from runner.guard.worker_messages import Computes, Met, Seeks
+from runner.guarding import guard_watched, guard_words, guards_address
 from runner.hardware.placement import Placement, place_all
 from runner.hardware.resources import as_record, of_record, resources
 from runner.job import Job
@@ -28,7 +29,7 @@ from runner.launch.detect import detect
 from runner.launch.launchers import SINGLE
 from runner.launch.mislaunch import idle_tasks, refuse_misfit
 from runner.launch.target import EXECUTABLE, WORKLOAD, Target, find_target
-from runner.outcome import SUCCESS, end_worker, guard_watched, guard_words, guards_address, outcome_of, refuse_launch
+from runner.outcome import SUCCESS, end_worker, outcome_of, refuse_launch
 from runner.rendezvous.records.compatibility import compare_ranks
 from runner.rendezvous.records.record import RankRecord, own_record
 from runner.rendezvous.records.topology import Topology
