@@ -60,9 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     is_shared = "PYTEST_XDIST_WORKER" in os.environ
     order = {"unit": 0, "layouts": 1, "launched": 2, "cluster": -1 if is_shared else 3, "gpu": 4}
     tests = Counter(item.path for item in items if is_shared)
-    items.sort(
-        key=lambda item: (order[item.path.parent.name], is_shared and item.path.stem not in LONG, -tests[item.path])
-    )
+    items.sort(key=lambda item: (order[_kind(item)], is_shared and item.path.stem not in LONG, -tests[item.path]))
     narrowed = ("file_or_dir", "lf", "ignore", "ignore_glob", "deselect")
     _mark_fast(items, everything=not any(config.getoption(option, None) for option in narrowed))
     if unknown := {key for item in items for marker in item.iter_markers("needs") for key in marker.args} - set(
@@ -112,13 +110,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
+def _kind(item: pytest.Item) -> str:
+    """The folder of tests/ that a test is in; tests/launched/layouts is one of its own."""
+    folders = item.path.relative_to(ROOT / "tests").parts[:-1]
+    return "layouts" if "layouts" in folders else folders[0]
+
+
 def _mark_fast(items: list[pytest.Item], *, everything: bool) -> None:
     found = set()
     for item in items:
         name = getattr(item, "originalname", item.name)
         listed = {item.path.stem, f"{item.path.stem}::{name}"}.intersection(FAST)
         found |= listed
-        if item.path.parent.name == "unit" or (listed and item.path.parent.name == "launched"):
+        if _kind(item) == "unit" or (listed and item.path.parent.name == "launched"):
             item.add_marker("fast")
     gone = [name for name in FAST if name not in found]
     if everything and gone:

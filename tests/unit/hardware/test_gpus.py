@@ -24,8 +24,9 @@ from tests.gpu_node import (
     Nvidia,
     node,
 )
+from tests.launching import ROOT
 
-DATA = Path(__file__).parent.parent / "data" / "gpus"
+DATA = ROOT / "tests" / "data" / "gpus"
 FOUR = ["GPU-a0", "GPU-a1", "GPU-b2", "GPU-c3"]
 
 

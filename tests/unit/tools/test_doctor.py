@@ -20,7 +20,7 @@ from runner.rendezvous.records.topology import Host, Topology
 from runner.tools.doctor.gpu_checks import judge_gpus
 from runner.tools.doctor.speed_checks import judge_links, rounds_of_pairs
 from tests.launching import ROOT, RUNNER, ok, run
-from tests.unit.test_detect import captured
+from tests.unit.launch.test_detect import captured
 
 FINE = {"driver": "580.1", "mig": False, "order": "", "torch": "", "nccl": "2.28.9"}
 

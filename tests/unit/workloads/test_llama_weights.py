@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from runner.base.errors import UsageError
-from tests.unit.test_llama import DEBUG, TIED, made
+from tests.unit.workloads.test_llama import DEBUG, TIED, made
 from workloads.models.llama import LlamaConfig, RopeScaling
 from workloads.models.llama_weights import read, read_config, write
 

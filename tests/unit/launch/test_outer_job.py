@@ -5,7 +5,7 @@ from __future__ import annotations
 from runner.launch.detect import detect
 from runner.launch.mislaunch import refuse_misfit
 from runner.launch.outer_job import for_a_new_job, places_of_step
-from tests.unit.test_detect import CAPTURED, captured
+from tests.unit.launch.test_detect import CAPTURED, captured
 
 # What a step of Slurm that is bound to cores has, beside the captured variables.
 BOUND = {

@@ -13,7 +13,7 @@ from runner.base.errors import UsageError
 from runner.versions.features import FEATURES, lacking, need, number_of, untried
 from runner.versions.torch_build import release_of
 from tests.launching import clean_environment, fake_torch
-from tests.unit.test_choice import job
+from tests.unit.backends.test_choice import job
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from runner.parallel.task import Plan, Task
 from runner.tools.compare.choices import ALONE, BARE, Choice, borne, chosen
 from runner.tools.compare.engines import build
 from runner.training.settings import StepSettings
-from tests.unit.test_choice import job
+from tests.unit.backends.test_choice import job
 
 LAYOUT = Layout(Degrees.of(1), (0,))
 ENGINES = [Choice(name=kind, kind=kind, layout=LAYOUT) for kind in ("ddp", BARE)]

@@ -15,9 +15,9 @@ from runner.launch.detect import detect, is_reporting, unused_tasks
 from runner.launch.launchers import LAUNCHERS, Launcher
 from runner.launch.mislaunch import idle_tasks, refuse_misfit
 from runner.rendezvous.rendezvous import choose_way
-from tests.launching import PROGRAMS, RUNNER, ok, run
+from tests.launching import PROGRAMS, ROOT, RUNNER, ok, run
 
-DATA = Path(__file__).parent.parent / "data" / "launchers"
+DATA = ROOT / "tests" / "data" / "launchers"
 
 # file: launcher, rank, size, local rank, local size
 CAPTURED = {

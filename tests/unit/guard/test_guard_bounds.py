@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.polling import LIMIT
-from tests.unit.test_guard import guarded, worker_of
+from tests.unit.guard.test_guard import guarded, worker_of
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-_ROOT = Path(__file__).parents[2]
+from tests.launching import ROOT
+
 _PROGRAM = """
 import socket, sys, threading
 from types import SimpleNamespace
@@ -48,7 +49,7 @@ def test_the_store_is_served_beside_a_folder_called_torch(executable: str, then:
     with subprocess.Popen(
         [sys.executable, str(program), executable, then],
         cwd=source.parent,
-        env=os.environ | {"PYTHONPATH": str(_ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
