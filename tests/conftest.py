@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,24 +20,9 @@ from runner.versions.features import FEATURES, Feature
 from runner.versions.torch_build import torch_build
 from tests.cluster.virtual import missing
 from tests.launching import ROOT
+from tests.selection import is_first
 
-# What `make test-fast` runs beside tests/unit: files and functions of tests/launched that cover most of it in 90 seconds.
-FAST = (
-    "test_explain",
-    "test_refusals::test_before_torch",
-    "test_refusals::test_ranks_with_other_arguments",
-    "test_scripts::test_a_script_finds_what_torchrun_gives",
-    "test_scripts::test_ddp_with_a_distributed_sampler",
-    "test_scripts::test_exit_codes_pass_through",
-    "test_failures::test_an_exception_on_one_rank_ends_the_job",
-    "test_failures::test_what_a_rank_has_started_ends_with_a_failed_job",
-    "test_mpi_backend::test_every_operation",
-    "test_workloads::test_linear_saves_and_resumes",
-    "test_resume::test_a_damaged_checkpoint_is_refused_and_kept",
-    "test_horovod::test_its_own_scripts_run_unmodified",
-    "test_compare::test_engines_train_the_same_model",
-    "test_bench::test_a_narrow_terminal_gets_fewer_columns",
-)
+TESTS = Path(__file__).parent
 
 # Files of few tests that take a minute each, or start what does.
 LONG = ("test_faults", "test_deepspeed", "test_supervise", "test_compare", "test_restart_in_place", "test_conformance")
@@ -51,18 +37,22 @@ _OF_GPUS = "GPUs"
 FILES_OF_FEATURES = {"test_plan.py": "plan"}
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Fast ones first: unit tests before those that start launchers; none of those whose launchers are not there.
 
-    If workers share the tests (make test), they begin with the cluster's, and of a folder with the files that take longest, which
+    If workers share the tests (make test-all), they begin with the cluster's, and of a folder with the files that take longest, which
     are those of LONG and then those of the most tests, so that none is left with a long one at the end.
     """
+    for item in items:
+        function = getattr(item, "originalname", item.name)
+        if is_first(item.path.relative_to(TESTS).as_posix(), function):
+            item.add_marker("first")
+    yield  # then those are left that -m, -k and others have chosen
     is_shared = "PYTEST_XDIST_WORKER" in os.environ
     order = {"unit": 0, "layouts": 1, "launched": 2, "cluster": -1 if is_shared else 3, "gpu": 4}
     tests = Counter(item.path for item in items if is_shared)
     items.sort(key=lambda item: (order[_kind(item)], is_shared and item.path.stem not in LONG, -tests[item.path]))
-    narrowed = ("file_or_dir", "lf", "ignore", "ignore_glob", "deselect")
-    _mark_fast(items, everything=not any(config.getoption(option, None) for option in narrowed))
     if unknown := {key for item in items for marker in item.iter_markers("needs") for key in marker.args} - set(
         FEATURES
     ):
@@ -112,21 +102,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def _kind(item: pytest.Item) -> str:
     """The folder of tests/ that a test is in; tests/launched/layouts is one of its own."""
-    folders = item.path.relative_to(ROOT / "tests").parts[:-1]
+    folders = item.path.relative_to(TESTS).parts[:-1]
     return "layouts" if "layouts" in folders else folders[0]
-
-
-def _mark_fast(items: list[pytest.Item], *, everything: bool) -> None:
-    found = set()
-    for item in items:
-        name = getattr(item, "originalname", item.name)
-        listed = {item.path.stem, f"{item.path.stem}::{name}"}.intersection(FAST)
-        found |= listed
-        if _kind(item) == "unit" or (listed and item.path.parent.name == "launched"):
-            item.add_marker("fast")
-    gone = [name for name in FAST if name not in found]
-    if everything and gone:
-        raise pytest.UsageError(f"there is no test {', '.join(gone)}; mend FAST in tests/conftest.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,0 +1,64 @@
+"""What `make test` runs: each feature once, under one mpirun. `make test-rest` runs what is not listed here.
+
+All of it takes at most 900 processor seconds, so that it is over in some ten minutes on two cores: whoever adds a test
+here looks at the time of ``time make test`` (user and sys).
+"""
+
+from __future__ import annotations
+
+# Folders, files and functions of tests/. A function stands for all of its parameters.
+FIRST = (
+    "unit",
+    # launch, scripts, refusals
+    "launched/test_explain.py",
+    "launched/test_refusals.py::test_before_torch",
+    "launched/test_refusals.py::test_ranks_with_other_arguments",
+    "launched/test_scripts.py::test_a_script_finds_what_torchrun_gives",
+    "launched/test_scripts.py::test_ddp_with_a_distributed_sampler",
+    "launched/test_scripts.py::test_exit_codes_pass_through",
+    "launched/test_programs.py::test_a_program_is_run_as_python_does",
+    # workloads, metrics
+    "launched/test_workloads.py::test_linear_saves_and_resumes",
+    "launched/test_workloads.py::test_mnist_on_digits_reaches_97_percent",
+    "launched/test_workloads.py::test_tensorboard_gets_the_same_numbers",
+    "launched/test_workloads.py::test_chosen_steps_are_profiled",
+    # strategies: ddp, fsdp, zero1 and local-sgd, tensor and pipeline parallelism, Horovod
+    "launched/layouts/test_alike.py",
+    "launched/layouts/test_llama.py::test_weights_go_out_and_come_in",
+    "launched/layouts/test_recipes.py::test_mnist_sharded_has_the_losses_of_data_parallelism",
+    "launched/test_horovod.py::test_its_own_scripts_run_unmodified",
+    "launched/test_horovod.py::test_compare_by_it",
+    # checkpoints
+    "launched/test_resume.py::test_a_damaged_checkpoint_is_refused_and_kept",
+    "launched/test_resume.py::test_local_sgd_goes_on_from_the_average_of_all_ranks",
+    "launched/test_resume.py::test_what_is_not_complete_is_passed_over",
+    "launched/test_shards.py::test_every_layout_reads_what_every_other_has_written",
+    "launched/test_checkpoint_tool.py::test_what_is_listed_verified_and_removed",
+    # preemption, failures, hangs
+    "launched/test_preemption.py::test_a_signal_saves_and_asks_for_another_run",
+    "launched/test_preemption.py::test_a_script_is_told_at_a_signal",
+    "launched/test_failures.py::test_an_exception_on_one_rank_ends_the_job",
+    "launched/test_failures.py::test_what_a_rank_has_started_ends_with_a_failed_job",
+    "launched/test_failures.py::test_a_script_that_hangs_in_a_collective_shows_it_too",
+    "launched/test_log_dir.py::test_what_a_rank_prints_is_kept_and_shown",
+    "launched/test_restart_in_place.py::test_a_script_goes_on_from_its_checkpoint",
+    "launched/test_supervise.py::test_a_killed_job_goes_on_and_the_same_failure_twice_ends_it",
+    # MPI collectives
+    "launched/test_mpi_backend.py::test_every_operation",
+    # tools: doctor is in smoke, jobscript in unit
+    "launched/test_bench.py::test_a_narrow_terminal_gets_fewer_columns",
+    "launched/test_compare.py::test_engines_train_the_same_model",
+    "launched/layouts/test_plan.py::test_a_terminal_gets_a_table_and_files_the_rest",
+    "launched/test_smoke.py::test_on_this_machine",
+    "launched/test_top.py::test_it_is_printed_once_where_no_key_can_be_pressed",
+)
+
+
+def is_first(file: str, function: str) -> bool:
+    """Whether `make test` runs a test. ``file`` is its path within tests/, with slashes."""
+    return any(covers(entry, f"{file}::{function}") for entry in FIRST)
+
+
+def covers(entry: str, test: str) -> bool:
+    """Whether a folder, file or function has the test ``FILE::FUNCTION`` in it, or is it."""
+    return test == entry or test.startswith((f"{entry}/", f"{entry}::"))
