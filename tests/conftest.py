@@ -20,6 +20,7 @@ from runner.versions.features import FEATURES, Feature
 from runner.versions.torch_build import torch_build
 from tests.cluster.virtual import missing
 from tests.launching import ROOT
+from tests.progress import Progress
 from tests.selection import is_first
 
 TESTS = Path(__file__).parent
@@ -114,6 +115,14 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("CI") == "true":
         config.option.reruns = 1
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    plugins = session.config.pluginmanager
+    if (
+        plugins.has_plugin("dsession") and not sys.stdout.isatty()
+    ):  # this process gives tests to others, those of pytest-xdist
+        plugins.register(Progress(session))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
