@@ -25,7 +25,7 @@ ENVS = ROOT / "envs"
 
 def names(requirements: str) -> set[str]:
     lines = (line.partition("#")[0].strip() for line in requirements.splitlines())
-    return {re.split(r"[<>=~! ]", line)[0] for line in lines if line and not line.startswith("-")}
+    return {re.split(r"[<>=~!; ]", line)[0] for line in lines if line and not line.startswith("-")}
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
