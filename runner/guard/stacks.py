@@ -50,7 +50,7 @@ _SYNCS = (
     (f"{PACKAGE}training/metrics/meter.py", "records"),
     (f"{PACKAGE}training/run.py", "sum"),
     (f"{PACKAGE}training/evaluation.py", "evaluate"),
-    (f"{PACKAGE}training/loop.py", "_check_finite"),
+    (f"{PACKAGE}training/finite.py", "check_finite"),
     (f"{PACKAGE}training/replicas.py", "check"),
     (f"{PACKAGE}training/checkpoint/staging.py", "copy"),
     (f"{PACKAGE}versions/torch_private.py", "copy_each"),

@@ -6,10 +6,15 @@ import math
 from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from runner.base.errors import RunnerError
+from runner.parallel.gradients import own_gradients
 from runner.parallel.state import part_of
+from runner.parallel.trainer import Trainer
+from runner.training.checkpoint.checkpoint_folder import Position
 from runner.training.metrics.sinks import StepRecord
+from runner.training.run import Run
 from runner.versions.torch_private import norms_of
 
 
@@ -50,3 +55,23 @@ def _odd_weights(model: nn.Module) -> list[str]:
     parts = {name: part for name, part in parts.items() if part.numel() and part.layout == torch.strided}
     largest = norms_of(list(parts.values()), math.inf) if parts else []  # a sum of squares may overflow
     return [name for name, one in zip(parts, largest, strict=True) if not math.isfinite(one)]
+
+
+def check_finite(run: Run, trainer: Trainer, position: Position, loss: Tensor) -> None:
+    """Raise on all ranks if the loss or a gradient on any of them is not finite. Collective.
+
+    Gradients that a scaler (fp16) finds infinite are its own business. Those of data-parallel ranks are averaged by now, so
+    that the rank is not known whose were odd.
+    """
+    gradients = own_gradients(trainer.model) if trainer.scaler is None else {}
+    norms = [norm.double() for norm in norms_of(list(gradients.values()))] if gradients else []
+    own_norm = float(torch.stack(norms).sum()) if norms else 0.0
+    losses, all_norms = run.sum(float(loss), own_norm, dimension=None)
+    place = f"at step {position.step + 1}, in epoch {position.epoch + 1}"
+    if not math.isfinite(losses):
+        own = None if math.isfinite(loss) else f"--check-finite: the loss is {float(loss)} on rank {run.rank} {place}"
+        run.agree(own, RunnerError)
+    elif not math.isfinite(all_norms):
+        odd = (name for name, norm in zip(gradients, norms, strict=True) if not math.isfinite(norm))
+        own = next((f"--check-finite: the gradient of {name} is not finite {place}" for name in odd), None)
+        run.agree(own, RunnerError)

@@ -1,0 +1,31 @@
+"""The evaluation after an epoch, and the records of its last steps."""
+
+from __future__ import annotations
+
+from runner.parallel.trainer import Trainer
+from runner.training.evaluation import Evaluation, evaluate
+from runner.training.hooks.metrics import MetricsHook
+from runner.training.preemption import Preemption
+from runner.training.run import Run
+from runner.training.settings import Settings
+from runner.training.summary import epoch_line
+
+
+def evaluate_epoch(
+    run: Run, trainer: Trainer, options: Settings, metrics: MetricsHook, preemption: Preemption
+) -> Evaluation | None:
+    """Evaluate, and write the records since the last ones, the last of them with the evaluation. Collective.
+
+    Returns None if there is no test data, or the training is to end before the evaluation does.
+    """
+    records = metrics.gather(preemption)
+    run.job.board.enter("evaluating")
+    # It may take longer than the time that is left.
+    is_over = preemption.wish(now=True).reason is not None
+    evaluation = None if is_over else evaluate(run, trainer, options, preemption.ends)
+    if records and evaluation:
+        records[-1].val_loss, records[-1].val_accuracy = evaluation
+    metrics.write(records)
+    if records:
+        metrics.show.line(epoch_line(options.epochs, records, trainer.task))
+    return evaluation

@@ -1,0 +1,121 @@
+"""Metrics during a training: the records, the guard's board, and what the screen shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from runner.parallel.trainer import Trainer
+from runner.training.checkpoint.checkpoints import Checkpoints
+from runner.training.hooks.state import State
+from runner.training.metrics.meter import Meter, Summed
+from runner.training.metrics.output import Sink
+from runner.training.metrics.progress import ProgressDisplay
+from runner.training.metrics.sinks import StepRecord
+from runner.training.metrics.stragglers import Pace
+from runner.training.run import Run
+from runner.training.settings import Settings
+
+
+class MetricsHook:
+    """Called at each step: it times the rank's part, and gathers the losses of ``--log-every`` steps."""
+
+    def __init__(
+        self,
+        run: Run,
+        options: Settings,
+        trainer: Trainer,
+        state: State,
+        meter: Meter,
+        pace: Pace,
+        show: ProgressDisplay,
+        log: Log,
+        last_step: int,
+    ) -> None:
+        self._options, self._trainer, self._state, self._last_step = options, trainer, state, last_step
+        self._meter, self._pace, self._board, self._log = meter, pace, run.job.board, log
+        self.show = show
+        self._known: float | None = None  # the newest loss that has been gathered
+        # Of the batches since the last evaluation: what is new to a compiled model is compiled.
+        self._shapes: set[object] = set()
+
+    def begin_epoch(self) -> None:
+        """Reading data begins."""
+        self._meter.start()
+        self._shapes.clear()
+        self._board.enter("warm-up")
+
+    def begin_step(self) -> None:
+        self._pace.begin()
+
+    def see(self, inputs: Tensor) -> None:
+        """The inputs of this step are read."""
+        if inputs.shape not in self._shapes:
+            self._shapes.add(inputs.shape)
+            self._board.enter("warm-up")
+
+    def add(self, loss: Tensor) -> None:
+        """A step is done, and counted in the position."""
+        position = self._state.position
+        self._pace.end(self._trainer.ready)
+        self._known = self._state.records[-1].loss if self._state.records else None
+        self._board.step(
+            position.step, self._last_step, position.epoch + 1, self._options.epochs, self._known, self._pace.newest
+        )
+        self._meter.add(loss, position, float(self._trainer.optimizer.param_groups[0]["lr"]))
+
+    def show_step(self) -> None:
+        position = self._state.position
+        self.show.step(position.epoch + 1, position.step, self._known)
+
+    def write_if_due(self, *others: Summed) -> None:
+        """Write the records if there are as many as ``--log-every`` says. Collective."""
+        if len(self._meter) == self._options.log_every:
+            self.write(self.gather(*others))
+            self._board.complete()
+
+    def write_rest(self) -> None:
+        """Write the records of all steps so far: those of a checkpoint must cover all steps up to it. Collective."""
+        if len(self._meter):
+            self.write(self.gather())
+
+    def gather(self, *others: Summed) -> list[StepRecord]:
+        """The records since the last call; ``others`` have numbers summed in the same collective. Collective."""
+        return self._meter.records(self._pace, *others)
+
+    def write(self, records: list[StepRecord]) -> None:
+        """Write records. Collective."""
+        self._state.records = self._log.write(records)
+
+    def leave_out_saving(self) -> None:
+        """The time since the last record was for a checkpoint."""
+        self._meter.start()
+
+
+class Log:
+    """Writes records to the sinks, and prints a line about a slow rank, and the first time that the loss is not finite."""
+
+    def __init__(self, sinks: Sequence[Sink], show: ProgressDisplay, pace: Pace, checkpoints: Checkpoints) -> None:
+        self._sinks, self._show, self._pace, self._checkpoints = sinks, show, pace, checkpoints
+        self._told = False
+
+    def write(self, records: list[StepRecord]) -> list[StepRecord]:
+        """Write the records, and return them. Collective.
+
+        Raises:
+            RunnerError: they cannot be written, or losses and weights are not finite.
+        """
+        for sink in self._sinks:
+            sink.write(records)
+        odd = next((record for record in records if not math.isfinite(record.loss)), None)
+        if odd and not self._told:
+            self._told = True
+            self._show.line(
+                f"the loss is {odd.loss} at step {odd.step}, in epoch {odd.epoch} (--check-finite ends the job there)"
+            )
+        if slow := self._pace.line():
+            self._show.line(slow)
+        self._checkpoints.see(records)
+        return records

@@ -1,0 +1,53 @@
+"""Checkpoints during a training, and its end by preemption."""
+
+from __future__ import annotations
+
+from runner.training.checkpoint.checkpoint_folder import Position
+from runner.training.checkpoint.checkpoints import Checkpoints
+from runner.training.hooks.metrics import MetricsHook
+from runner.training.preemption import Preemption, Wish, end_early
+from runner.training.run import Run
+
+
+class SavingHook:
+    """Called after each step but an epoch's last, and after each epoch and its evaluation. All methods are collective.
+
+    Raises:
+        Preempted: the training is to end early; it is saved.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        position: Position,
+        checkpoints: Checkpoints,
+        preemption: Preemption,
+        metrics: MetricsHook,
+        last_step: int,
+    ) -> None:
+        self._run, self._position, self._last_step = run, position, last_step
+        self._checkpoints, self._preemption, self._metrics = checkpoints, preemption, metrics
+
+    def after_step(self) -> None:
+        wish = self._preemption.wish()
+        is_due = self._checkpoints.is_due(self._position) or wish.saves
+        if is_due or wish.reason:
+            self._metrics.write_rest()
+        if is_due:
+            wish = self._save()
+        if wish.reason:
+            end_early(self._run, self._checkpoints, self._position, wish.reason)
+
+    def after_epoch(self, *, epoch_is_over: bool, is_evaluated: bool) -> None:
+        """``epoch_is_over``: all of its steps are done, not only those that ``--max-steps`` allows."""
+        is_due = self._checkpoints.is_due(self._position, epoch_is_over=epoch_is_over)
+        wish = self._preemption.wish(now=True)
+        if is_due or wish.saves:
+            wish = self._save()
+        if wish.reason and (self._position.step < self._last_step or not is_evaluated):
+            end_early(self._run, self._checkpoints, self._position, wish.reason)
+
+    def _save(self) -> Wish:
+        self._checkpoints.save(self._position)
+        self._metrics.leave_out_saving()
+        return self._preemption.wish(now=True)  # now it is known how long that takes

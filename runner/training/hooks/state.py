@@ -1,0 +1,25 @@
+"""What hooks receive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import nn
+from torch.optim import Optimizer
+
+from runner.training.checkpoint.checkpoint_folder import Position
+from runner.training.metrics.sinks import StepRecord
+
+
+@dataclass
+class State:
+    """What hooks receive."""
+
+    model: nn.Module  # this rank's, not the strategy's wrapper
+    optimizer: Optimizer
+    position: Position
+    records: list[StepRecord] = field(default_factory=list)  # those written last
+
+
+Hook = Callable[[State], None]

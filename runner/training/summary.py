@@ -1,0 +1,71 @@
+"""How a training goes, and went: the lines that are printed about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.parallel.task import Task
+from runner.training.checkpoint.checkpoint_folder import Saved
+from runner.training.metrics.sinks import StepRecord
+from runner.training.metrics.speed import speeds
+from runner.training.run import Run
+from runner.training.settings import Settings
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a training ended. The evaluation is None if the task has no test data, the accuracy if it has no classes to count."""
+
+    steps: int
+    samples_per_s: float
+    val_loss: float | None
+    val_accuracy: float | None
+
+
+def resumed_text(saved: Saved, options: Settings, changes: list[str]) -> str:
+    position = saved.position
+    text = f"going on from {saved.path}, step {position.step}, {position.epoch} of {options.epochs} epochs done"
+    return f"{text}; {', '.join(changes)}" if changes else text
+
+
+def epoch_line(epochs: int, records: list[StepRecord], task: Task) -> str:
+    """The line of an epoch. It fits 80 columns even if some numbers have six digits."""
+    last = records[-1]
+    mean = sum(record.loss for record in records) / len(records)
+    parts = [f"epoch {last.epoch}/{epochs}", f"step {last.step}", f"loss {mean:.4g}"]
+    if last.val_loss is not None:
+        accuracy = ""
+        if task.is_classification:
+            accuracy = " (accuracy n/a)" if last.val_accuracy is None else f" ({_accuracy_text(last.val_accuracy)})"
+        other = f" ({_in_its_unit(last.val_loss, task)})" if task.loss_in else ""
+        parts.append(f"test {last.val_loss:.4g}{other}{accuracy}")
+    return "  ".join([*parts, f"{last.samples_per_s * task.units_per_sample:.0f} {task.unit}/s"])
+
+
+def evaluation_texts(result: Result, task: Task) -> list[str]:
+    if result.val_loss is None:
+        return []
+    texts = [f"test loss {result.val_loss:.4g}", *([_in_its_unit(result.val_loss, task)] if task.loss_in else [])]
+    return [*texts, f"test accuracy {_accuracy_text(result.val_accuracy)}"] if task.is_classification else texts
+
+
+def _accuracy_text(accuracy: float | None) -> str:
+    return "n/a" if accuracy is None else f"{100 * accuracy:.2f} %"
+
+
+def _in_its_unit(loss: float, task: Task) -> str:
+    unit, factor = task.loss_in or ("", 1.0)
+    return f"{loss * factor:.4g} {unit}"
+
+
+def summary(run: Run, result: Result, task: Task, options: Settings, checkpoint: Path) -> str:
+    parts = [f"{result.steps} steps", *evaluation_texts(result, task)]
+    if result.samples_per_s:
+        speed = speeds(result.samples_per_s, task, run.size, run.device)
+        parts.append(f"{result.samples_per_s * task.units_per_sample:.0f} {task.unit}/s")
+        if "tflops_per_rank" in speed:
+            parts.append(f"{speed['tflops_per_rank']:.3g} TFLOP/s per rank")
+        if "mfu" in speed:
+            parts.append(f"{100 * speed['mfu']:.1f} % of the device's (MFU)")
+    return f"done: {', '.join(parts)}\nmetrics     {options.metrics}\ncheckpoint  {checkpoint}"
