@@ -27,7 +27,7 @@ from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect
 from runner.launch.launchers import SINGLE
-from runner.launch.mislaunch import idle_tasks, refuse_misfit
+from runner.launch.mislaunch import idle_tasks, refuse_mislaunch
 from runner.launch.target import EXECUTABLE, WORKLOAD, Target, find_target
 from runner.outcome import SUCCESS, end_worker, outcome_of, refuse_launch
 from runner.rendezvous.records.compatibility import compare_ranks
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         require("psutil")
         request = parse(sys.argv[1:] if argv is None else argv, summaries())
         context = detect(os.environ, SINGLE.name if works_alone(request.tool) else request.job.launcher)
-        refuse_misfit(context)
+        refuse_mislaunch(context)
         way = choose_way(context, request.job.rendezvous, restarts=request.job.restart_in_place > 0)
     except RunnerError as error:
         refuse_launch(error)

@@ -149,5 +149,5 @@ class JobSettings:
         None, "the job's start in seconds since 1970", parse=float, group="runner", hidden=True
     )
     standby: bool = option(
-        False, 'import torch, then wait for the line "go on" on rank 0\'s standard input', group="runner", hidden=True
+        False, 'import torch, then wait for the line "start" on rank 0\'s standard input', group="runner", hidden=True
     )

@@ -28,7 +28,7 @@ def paused_collector() -> Iterator[None]:
 
 
 def freeze() -> None:
-    """Have later collections pass over all objects that there are now.
+    """Have later collections skip all objects that there are now.
 
     Call when modules have been imported, and the program has no objects of its own: a cycle with a frozen object is never
     collected. A collection that looks through torch's takes 0.2 s (torch 2.14), and a job's end needs one or two.

@@ -57,7 +57,7 @@ def _load(point: EntryPoint, what: str, checked: Callable[[Any], T]) -> T:
     except Exception as error:  # another package's code may raise anything
         raise UsageError(
             f"the {what} {point.name} of another package cannot be loaded from {point.value}: {type(error).__name__}: {error}",
-            fix="mend that package, or remove it",
+            fix="fix or uninstall that package",
         ) from error
 
 

@@ -4,7 +4,7 @@ There is no flock: Lustre may be mounted without, and NFS forgets those of a hos
 one process can create (O_EXCL, atomic on NFS, too). Its holder renews it, and another run waits to see that: hosts' clocks
 may differ, so what counts is that the content changes, by the clock of the one that waits.
 
-    released, or its process has ended on this host, or a supervised job goes on: the next one has it at once
+    released, or its process has ended on this host, or a supervised job continues: the next one has it at once
     renewed, or its process runs on this host: refused; if the same job of the scheduler was queued again: waits for its end
     not renewed for 60 s: taken over, by one of those that wait; the holder sees that when it writes next, and ends
 """
@@ -112,11 +112,11 @@ class Lock:
         now = _read(self.path)
         if now is not None and now.token and now.token != self._holder.token:
             raise RunnerError(
-                f"{now} writes to {self._what} now: this run was not seen to go on for {_ABANDONED:.0f} s"
+                f"{now} writes to {self._what} now: this run was not seen to continue for {_ABANDONED:.0f} s"
             )
 
     def renew(self) -> None:
-        """Show that this process goes on; nothing once it is released."""
+        """Show that this process continues; nothing once it is released."""
         with self._uses_file:
             if self._is_released:
                 return

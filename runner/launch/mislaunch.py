@@ -13,7 +13,7 @@ from runner.launch.launcher_processes import ancestors, rank_starter, typed_in_a
 from runner.launch.launchers import SINGLE, launchers
 
 
-def refuse_misfit(context: LaunchContext) -> None:
+def refuse_mislaunch(context: LaunchContext) -> None:
     """Refuse a launch in which this process would not train with the other ranks to the end, unless --launcher was given.
 
     Raises:
@@ -88,7 +88,7 @@ def _refuse_shell_of_srun(context: LaunchContext) -> None:
 def _refuse_elastic_jobs(context: LaunchContext) -> None:
     """Refuse a job whose ranks may come and go: here all ranks meet once, and end with the first that fails."""
     raise LaunchError(
-        f"elastic jobs are not supported: {context.launcher.title} would let the others go on after a rank has failed "
+        f"elastic jobs are not supported: {context.launcher.title} would let the others continue after a rank has failed "
         f"({context.launcher.elastic}), and here all ranks end with it",
         fix=f"leave out --min-np, --max-np and --host-discovery-script, or start the program without the runner, or say --launcher "
         f"{context.launcher.name} for a job that ends with its first failure",

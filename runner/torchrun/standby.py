@@ -13,11 +13,11 @@ from runner.versions import torch_private
 
 _LONGEST = timedelta(days=20)  # torch's stores count milliseconds in 32 bits
 _STANDARD_INPUT = 0
-GO_ON, END = "go on\n", "end\n"
+START, END = "start\n", "end\n"
 
 
 def wait_until_needed(job: Job) -> None:
-    """Import torch, then wait for the line "go on" on rank 0's standard input. Called on all ranks.
+    """Import torch, then wait for the line "start" on rank 0's standard input. Called on all ranks.
 
     Raises:
         SystemExit: the line was "end": this start is not needed.
@@ -32,9 +32,9 @@ def wait_until_needed(job: Job) -> None:
         line = _line() if job.size == 1 else _line_by_store(job)
     if line == END:
         raise SystemExit(0)
-    if line != GO_ON:
+    if line != START:
         with raised_on_all_ranks():
-            raise RunnerError("--standby: neither 'go on' nor 'end' came on rank 0's standard input")
+            raise RunnerError("--standby: neither 'start' nor 'end' came on rank 0's standard input")
 
 
 def _line_by_store(job: Job) -> str:

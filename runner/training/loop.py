@@ -241,7 +241,7 @@ def _nothing_left(run: Run, trainer: Trainer, options: Settings, saved: Saved) -
         with raised_on_all_ranks():
             raise RunnerError(
                 f"nothing is left to do, and the loss of {saved.path} was not finite",
-                fix="go on from an earlier checkpoint with --resume CHECKPOINT and a smaller --lr, or other data",
+                fix="continue from an earlier checkpoint with --resume CHECKPOINT and a smaller --lr, or other data",
             )
     with run.job.board.training():
         evaluation = evaluate(run, trainer, options)
@@ -251,6 +251,6 @@ def _nothing_left(run: Run, trainer: Trainer, options: Settings, saved: Saved) -
     if position.epoch < options.epochs:
         at, option = f"step {position.step} of {options.max_steps}", "--max-steps"
     run.say(
-        f"nothing left to do: {saved.path} is at {at}{f' ({texts})' if texts else ''}; to go on, give a larger {option}"
+        f"nothing left to do: {saved.path} is at {at}{f' ({texts})' if texts else ''}; to continue, give a larger {option}"
     )
     return result

@@ -38,7 +38,7 @@ class Preempted(RunnerError):
 
     def __init__(self, reason: str, what: str) -> None:
         """``reason``: the name of a signal, or a text."""
-        super().__init__(f"{reason}: {what}", fix="go on with --resume")
+        super().__init__(f"{reason}: {what}", fix="continue with --resume")
         self.signal = reason if reason in signal.Signals.__members__ else None
 
 
@@ -47,7 +47,7 @@ class Wish:
     """What is asked for after a step, or a batch of an evaluation."""
 
     saves: bool = False  # a checkpoint, as its time has come
-    reason: str | None = None  # why the training is to save, and to end; None if it goes on
+    reason: str | None = None  # why the training is to save, and to end; None if it continues
 
 
 class Preemption:

@@ -94,7 +94,7 @@ class Replicas:
         more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
         return RunnerError(
             f"--check-replicas: {name}{more} differs on {ranks_text(sorted(ranks))} ({hosts}) after step {step}",
-            fix="go on from an earlier checkpoint; the same host again: have its memory tested",
+            fix="continue from an earlier checkpoint; the same host again: have its memory tested",
         )
 
 

@@ -25,7 +25,7 @@ class Result:
 
 def resumed_text(saved: Saved, options: Settings, changes: list[str]) -> str:
     position = saved.position
-    text = f"going on from {saved.path}, step {position.step}, {position.epoch} of {options.epochs} epochs done"
+    text = f"continuing from {saved.path}, step {position.step}, {position.epoch} of {options.epochs} epochs done"
     return f"{text}; {', '.join(changes)}" if changes else text
 
 

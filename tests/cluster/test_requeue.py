@@ -1,4 +1,4 @@
-"""The time limit of a Slurm job: it saves, goes back into the queue, and goes on at the right step."""
+"""The time limit of a Slurm job: it saves, goes back into the queue, and continues at the right step."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ def test_a_signal_saves_and_asks_for_another_run(turns: Turns, tmp_path: Path) -
     assert process.returncode == 75, stderr
     step = saved_step(tmp_path / "parts")
     assert stderr.count("runner: ") == 1
-    assert f"runner: SIGUSR1: saved {tmp_path}/parts/step-{step}; go on with --resume" in stderr
-    # it goes on as if nothing had been
+    assert f"runner: SIGUSR1: saved {tmp_path}/parts/step-{step}; continue with --resume" in stderr
+    # it continues as if nothing had been
     more = ["--max-steps", str(step + 8)]
     ok(turns(2, *LONG, "--checkpoint-dir", str(tmp_path / "parts"), "--resume", *more))
     ok(turns(2, *LONG, "--checkpoint-dir", str(tmp_path / "whole"), *more))
@@ -60,7 +60,9 @@ def test_a_signal_saves_and_asks_for_another_run(turns: Turns, tmp_path: Path) -
 def test_the_time_limit_does_so_before_it_is_over(arguments: list[str], turns: Turns, tmp_path: Path) -> None:
     done = turns(2, *LONG, "--checkpoint-dir", str(tmp_path), *arguments)
     assert done.returncode == 75
-    assert f"the time limit is near: saved {tmp_path}/step-{saved_step(tmp_path)}; go on with --resume" in done.stderr
+    assert (
+        f"the time limit is near: saved {tmp_path}/step-{saved_step(tmp_path)}; continue with --resume" in done.stderr
+    )
 
 
 def test_a_rank_that_alone_gets_sigterm_takes_the_others_with_it(tmp_path: Path) -> None:
@@ -93,7 +95,7 @@ def test_a_warning_before_the_training_begins_is_received(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("epochs", ["1", "2"])
 def test_an_evaluation_is_left(epochs: str, tmp_path: Path) -> None:
-    """It would take ten minutes. The last one is made when the job goes on."""
+    """It would take ten minutes. The last one is made when the job continues."""
     job = [mpirun_path(), "-np", "2", *RUNNER, "slow_evaluation", "--epochs", epochs, "--checkpoint-dir", str(tmp_path)]
     process = subprocess.Popen(job, cwd=TRAINING, env=clean_environment(), stdout=PIPE, stderr=PIPE, text=True)
     while not (tmp_path / "evaluates").exists():
@@ -102,7 +104,7 @@ def test_an_evaluation_is_left(epochs: str, tmp_path: Path) -> None:
     process.send_signal(SIGUSR1)
     _, stderr = process.communicate(timeout=LIMIT)
     assert process.returncode == 75, stderr
-    assert f"SIGUSR1: saved {tmp_path}/step-2; go on with --resume" in stderr
+    assert f"SIGUSR1: saved {tmp_path}/step-2; continue with --resume" in stderr
     assert saved_step(tmp_path) == 2
 
 
@@ -121,7 +123,9 @@ def test_the_time_limit_leaves_as_much_as_checkpoints_have_taken(tmp_path: Path)
     job = ["saves_slowly", "--checkpoint-dir", str(tmp_path), "--time-limit", "0:50", "--save-every", "10steps"]
     done = run(*RUNNER, *job, "--keep", "1", "--epochs", "1000", cwd=TRAINING, timeout=300)
     assert done.returncode == 75, done.stderr
-    assert f"the time limit is near: saved {tmp_path}/step-{saved_step(tmp_path)}; go on with --resume" in done.stderr
+    assert (
+        f"the time limit is near: saved {tmp_path}/step-{saved_step(tmp_path)}; continue with --resume" in done.stderr
+    )
     assert time.monotonic() - began < 50  # by the job's own choice
 
 
@@ -132,7 +136,7 @@ def test_after_sigterm_a_step_may_take_longer_than_half_a_minute(tmp_path: Path)
     process.send_signal(SIGTERM)
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 75, stderr
-    assert f"SIGTERM: saved {tmp_path}/step-1; go on with --resume" in stderr
+    assert f"SIGTERM: saved {tmp_path}/step-1; continue with --resume" in stderr
 
 
 def test_requeue_is_refused_where_nothing_queues(turns: Turns, tmp_path: Path) -> None:

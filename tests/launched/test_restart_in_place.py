@@ -35,7 +35,7 @@ def test_a_training_goes_on_also_after_a_hang(tmp_path: Path) -> None:
     done = ok(mpirun(2, *RUNNER, *log, *job, cwd=folder_of("faulty"), **environment))
     assert imports.read_text() == ""
     assert "no progress for 3 s, after step 31: rank 1 on host " in done.stderr
-    assert f"going on from {tmp_path}/step-20" in done.stdout
+    assert f"continuing from {tmp_path}/step-20" in done.stdout
     assert [line["step"] for line in metrics(tmp_path)] == list(range(1, 61))
 
 

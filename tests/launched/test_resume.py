@@ -1,4 +1,4 @@
-"""Saving and going on: a resumed run is the same run, and nothing is lost unasked."""
+"""Saving and continuing: a resumed run is the same run, and nothing is lost unasked."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_with_dropout_and_augmentation_two_parts_are_the_whole(
     assert parts[-1]["val_loss"] == whole[-1]["val_loss"]
     step, epochs = (4, 2) if "epochs" in stop else (3, 1)
     assert done.stdout.splitlines()[0] == (
-        f"going on from {tmp_path}/parts/step-{step}, step {step}, {epochs} of 4 epochs done"
+        f"continuing from {tmp_path}/parts/step-{step}, step {step}, {epochs} of 4 epochs done"
     )
 
 
@@ -116,7 +116,7 @@ def test_what_has_changed_is_said_and_obeyed_or_refused(trained: Trained, tmp_pa
     before = content_of(tmp_path / "step-5")
     done = ok(trained(1, tmp_path, *SHORT, "--resume", "--epochs", "2"))
     assert done.stdout.startswith(f"nothing left to do: {tmp_path}/step-5 is at epoch 2 of 2 (test loss ")
-    assert done.stdout.endswith("to go on, give a larger --epochs\n")
+    assert done.stdout.endswith("to continue, give a larger --epochs\n")
     assert content_of(tmp_path / "step-5") == before
     assert len(metrics(tmp_path)) == 5
 
@@ -169,7 +169,7 @@ def test_a_second_run_keeps_the_first(trained: Trained, tmp_path: Path) -> None:
     second = ok(trained(2, folder, *SHORT, "--epochs", "2"))
     assert second.stdout.splitlines()[0] == (
         f"an earlier run is kept as {folder}/earlier.1 and {folder}/metrics.1.jsonl "
-        f"(to go on from it: --resume {folder}/earlier.1)"
+        f"(to continue from it: --resume {folder}/earlier.1)"
     )
     assert content_of(folder / "earlier.1" / "step-4") == checkpoint
     assert (folder / "metrics.1.jsonl").read_bytes() == lines
@@ -182,7 +182,7 @@ def test_a_second_run_keeps_the_first(trained: Trained, tmp_path: Path) -> None:
     ]
     assert (folder / "metrics.jsonl").read_bytes().startswith(lines)
     assert [line["epoch"] for line in metrics(folder)] == [1] * 4 + [2] * 4
-    # one that goes on from an earlier step leaves what came of it before
+    # one that continues from an earlier step leaves what came of it before
     ok(trained(1, folder, *SHORT, "--epochs", "3", "--resume"))
     done = ok(trained(1, folder, *SHORT, "--max-steps", "10", "--resume", str(folder / "step-8")))
     assert f"an earlier run is kept as {folder}/earlier.3 and {folder}/metrics.3.jsonl" in done.stdout
@@ -249,7 +249,7 @@ def test_what_is_not_complete_is_passed_over(trained: Trained, tmp_path: Path) -
     seal = tmp_path / "step-8" / "checkpoint.json"
     refused(trained(1, tmp_path, *SHORT, "--resume", str(seal)), f"{seal} is a file; a checkpoint is a folder")
     done = ok(trained(1, tmp_path, *SHORT, "--epochs", "3", "--keep", "1", "--resume"))
-    assert f"going on from {tmp_path}/step-8, step 8" in done.stdout
+    assert f"continuing from {tmp_path}/step-8, step 8" in done.stdout
     assert steps_of(tmp_path) == [12]
     assert not list(tmp_path.glob(".*"))
 
@@ -258,7 +258,7 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoint_is_kept(trained: Trained
     ok(trained(1, tmp_path, *SHORT, "--epochs", "1"))
     before = content_of(tmp_path / "step-4")
     full = trained(2, tmp_path, *SHORT, "--resume", "--net", "dropout", "--largest-file", "1000")
-    refused(full, f"runner: cannot write {tmp_path}/step-6: File too large", ", then go on by --resume", code=1)
+    refused(full, f"runner: cannot write {tmp_path}/step-6: File too large", ", then continue with --resume", code=1)
     assert content_of(tmp_path / "step-4") == before
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     # another run's checkpoint stays where it is until there is one of this run
@@ -296,14 +296,14 @@ def test_the_newest_that_is_intact_is_taken(strategy: str, trained: Trained, tmp
     content[-3] ^= 16
     flipped.write_bytes(content)
     done = ok(trained(2, tmp_path, *options, "--resume", "auto"))
-    unsealed = f"passed over: {tmp_path}/step-12 is damaged, or no checkpoint (checkpoint.json: [Errno 2] No such file"
+    unsealed = f"skipped: {tmp_path}/step-12 is damaged, or no checkpoint (checkpoint.json: [Errno 2] No such file"
     assert done.stdout.splitlines()[0].startswith(unsealed)
     assert done.stdout.splitlines()[1:6] == [
-        f"passed over: {changed.parent} is damaged, or no checkpoint (the checksum of {changed.name} is wrong)",
-        f"passed over: {lost.parent} is damaged, or no checkpoint ({lost.name} is missing)",
-        f"passed over: {cut.parent} is damaged, or no checkpoint ({cut.name} has {size - 8} bytes, not {size})",
-        f"passed over: {flipped.parent} is damaged, or no checkpoint (the checksum of {flipped.name} is wrong)",
-        f"going on from {tmp_path}/step-2, step 2, 1 of 4 epochs done",
+        f"skipped: {changed.parent} is damaged, or no checkpoint (the checksum of {changed.name} is wrong)",
+        f"skipped: {lost.parent} is damaged, or no checkpoint ({lost.name} is missing)",
+        f"skipped: {cut.parent} is damaged, or no checkpoint ({cut.name} has {size - 8} bytes, not {size})",
+        f"skipped: {flipped.parent} is damaged, or no checkpoint (the checksum of {flipped.name} is wrong)",
+        f"continuing from {tmp_path}/step-2, step 2, 1 of 4 epochs done",
     ]
 
 
@@ -341,7 +341,7 @@ def test_a_training_that_diverges_ends_and_keeps_its_last_good_checkpoint(
     refused(
         done,
         f"loss is inf since step {since}, in epoch ",
-        f", and weights are not finite; the last good checkpoint is {tmp_path}/step-{since - 1}; go on with --resume ",
+        f", and weights are not finite; the last good checkpoint is {tmp_path}/step-{since - 1}; continue with --resume ",
         code=1,
     )
     assert done.stdout.count("the loss is inf at step ") == 1

@@ -55,6 +55,6 @@ def test_a_checkpoint_of_another_torch_is_gone_on_from(
 ) -> None:
     options = ["--resume", str(OLD / written), "--strategy", strategy, "--max-steps", "4"]
     done = ok(turns(2, "exact", "--checkpoint-dir", str(tmp_path), *options))
-    assert f"going on from {OLD / written}, step 2" in done.stdout
+    assert f"continuing from {OLD / written}, step 2" in done.stdout
     found = checkpoint_folder.read_whole(tmp_path / "step-4")
     torch.testing.assert_close(found, exact.tensors_after(4), rtol=0, atol=0)

@@ -1,4 +1,4 @@
-"""A whole job, among strangers who throw nonsense at the port by which its ranks meet: it goes on."""
+"""A whole job, among strangers who throw nonsense at the port by which its ranks meet: it continues."""
 
 from __future__ import annotations
 

@@ -43,14 +43,14 @@ def test_a_killed_job_goes_on_and_the_same_failure_twice_ends_it(tmp_path: Path)
     )
     assert first["ended_by"] == "SIGKILL"
     assert (second["code"], second["next"]) == (0, "done")
-    assert f"going on from {tmp_path}/run/step-20" in done.stdout
+    assert f"continuing from {tmp_path}/run/step-20" in done.stdout
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 61))
     state = json.loads((tmp_path / "log" / "attempt-2" / "state" / "rank-00001.json").read_text())
     assert (state["phase"], state["exit_code"], state["step"], state["steps"]) == ("ended", 0, 60, 60)
 
     done = supervised(tmp_path, "--fault", "raise", "--at", "70", "--max-steps", "90")
     assert done.returncode == 1
-    # another supervise in the same folder goes on with its log
+    # another supervise in the same folder continues with its log
     assert [one["number"] for one in attempts(tmp_path)] == [1, 2, 3, 4]
     assert [one["what"] for one in attempts(tmp_path)][2:] == ["ValueError: odd"] * 2
     assert "supervise: attempt 4 ended with code 1 after " in done.stderr
@@ -63,7 +63,7 @@ def test_a_killed_job_goes_on_and_the_same_failure_twice_ends_it(tmp_path: Path)
 def test_what_a_restart_does_not_mend_is_not_started_again(tmp_path: Path) -> None:
     done = supervised(tmp_path, "--epochs", "none")
     assert done.returncode == 2
-    assert [one["next"] for one in attempts(tmp_path)] == ["the request is wrong, and a restart does not mend that"]
+    assert [one["next"] for one in attempts(tmp_path)] == ["the request is wrong, and a restart does not fix that"]
     done = supervised(tmp_path, "--fault", "exit7", options=("--max-restarts", "0"))
     assert done.returncode == 7
     assert [one["next"] for one in attempts(tmp_path)][1:] == ["--max-restarts 0 are over"]
@@ -149,7 +149,7 @@ def test_what_cannot_be_made_ready_is_refused(launcher: str, job: list[str], tol
 
 def test_a_start_that_waits_without_an_answer_fails(tmp_path: Path) -> None:
     (tmp_path / "prints.py").write_text("print('ran')\n")
-    for answer, code, output in (("echo end", 0, ""), ("true", 1, ""), ("echo go on", 0, "ran\n")):
+    for answer, code, output in (("echo end", 0, ""), ("true", 1, ""), ("echo start", 0, "ran\n")):
         done = run("bash", "-c", f"{answer} | {shlex.join([*RUNNER, '--standby', 'prints.py'])}", cwd=tmp_path)
         assert (done.returncode, done.stdout) == (code, output), done.stderr
 

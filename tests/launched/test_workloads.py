@@ -82,7 +82,7 @@ def test_mnist_on_disk_is_taken(turns: Turns, tmp_path: Path) -> None:
 def test_linear_saves_and_resumes(turns: Turns, tmp_path: Path) -> None:
     ok(turns(2, "workloads.linear", "--epochs", "2", "--batch-size", "64", cwd=tmp_path))
     done = ok(runner(2, "workloads.linear", "--epochs", "4", "--batch-size", "64", "--resume", cwd=tmp_path))
-    assert "going on from runs/linear/step-32," in done.stdout
+    assert "continuing from runs/linear/step-32," in done.stdout
     assert "\x1b" not in done.stdout, "under mpirun no escape sequences reach a file"
     lines = metrics(tmp_path / "runs" / "linear")
     assert [line["epoch"] for line in lines] == [epoch for epoch in range(1, 5) for _ in range(2048 // 64 // 2)]

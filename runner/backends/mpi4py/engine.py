@@ -362,7 +362,7 @@ class ProgressEngine:
         late = [task for task in tasks if task is not None and not task.is_over and now - task.began > _LOOK]
         if not late:
             return
-        self._carriers.pop(parking, None)  # the store may be slow, so another thread goes on meanwhile
+        self._carriers.pop(parking, None)  # the store may be slow, so another thread continues meanwhile
         self.wake()
         for task in late:
             members, order, call = task.members, task.order, task.call

@@ -72,7 +72,7 @@ class MPITask:
     def move_on(self, looks: int = 1) -> bool:
         """Progress it without waiting, with ``looks`` tests of a request at most. Returns whether it has ended."""
         while True:
-            # A signal handler's exception goes to the program. If raised in a test the task goes on, in a step it fails.
+            # A signal handler's exception goes to the program. If raised in a test the task continues, in a step it fails.
             try:
                 if self.request is not None:
                     for _ in range(looks):
@@ -101,7 +101,7 @@ class Order:
     """The collectives of one communicator."""
 
     def __init__(self) -> None:
-        self.broken: Exception | None = None  # why it cannot go on: the ranks may be in different collectives
+        self.broken: Exception | None = None  # why it cannot continue: the ranks may be in different collectives
         self.under_way: MPITask | None = None
         self.number = 0  # the number of the last collective begun, from 1
         self.name = ""  # that collective's

@@ -24,7 +24,7 @@ class LocalTrainer(Trainer):
     """Averages weights and not gradients.
 
     An evaluation and a checkpoint are of the average, so they average, too. A checkpoint has one optimizer state: the average,
-    from which all ranks go on, whether they start again or not.
+    from which all ranks continue, whether they start again or not.
     """
 
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer, setting: Setting) -> None:

@@ -78,7 +78,7 @@ def about(name: str) -> Iterator[None]:
 
 
 @raised_on_all_ranks()
-def borne(choices: Sequence[Choice], options: ParallelSettings, *, asked_for: bool) -> list[Choice]:
+def supported(choices: Sequence[Choice], options: ParallelSettings, *, asked_for: bool) -> list[Choice]:
     """The engines, without DDP by hand if it does not know the workload's options.
 
     Args:

@@ -38,7 +38,7 @@ from runner.command import given_in
 from runner.job import Job
 from runner.parallel.settings import LAYOUT, ParallelSettings
 from runner.parsing import Parser
-from runner.tools.compare.choices import ALONE, BACKENDS, KINDS, Choice, alone, borne, chosen
+from runner.tools.compare.choices import ALONE, BACKENDS, KINDS, Choice, alone, chosen, supported
 from runner.tools.compare.comparison import Comparison
 from runner.tools.compare.plot import plot
 from runner.tools.report.output import check_output
@@ -89,7 +89,7 @@ def compare(job: Job, argv: list[str]) -> None:
 
     def train_by(run: Run, task: Any, options: Any) -> Result:
         check_task(run, task, options)
-        engines = borne(choices, options, asked_for=given.engines is not None)
+        engines = supported(choices, options, asked_for=given.engines is not None)
         entrants = _entrants(module, run, task, options, [*engines, alone(job)], rest)
         found.append(Turns(run, entrants, steps=given.steps, rounds=given.rounds))
         found[0].take()

@@ -86,7 +86,7 @@ def build(choice: Choice, run: Run, task: Task, options: StepSettings) -> Engine
     mesh = device_mesh(choice.layout, device.type, backend or None)
     trainer = make_trainer(task, Setting(device=device, dtype=dtype, mesh=mesh, options=options))
     is_library = choice.kind in LIBRARIES
-    has_own_calls = options.comm_hook == "powersgd"  # its hook goes on in other threads
+    has_own_calls = options.comm_hook == "powersgd"  # its hook runs in other threads
     averages_all = is_library or (traits_of(choice.kind).averages and _is_whole(mesh) and not has_own_calls)
     return Engine(
         model=trainer.model,
@@ -119,7 +119,7 @@ def _is_whole(mesh: DeviceMesh) -> bool:
 def _bare(
     model: nn.Module, connection: Connection, task: Task, options: ParallelSettings
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """A step of DDP as tutorials write it; with the options that ``choices.borne`` lets pass."""
+    """A step of DDP as tutorials write it; with the options that ``choices.supported`` lets pass."""
     if options.compile:
         model.compile()
     wrapped = DistributedDataParallel(

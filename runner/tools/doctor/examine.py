@@ -46,7 +46,7 @@ class Team:
     """What a check, running on every rank, sees of the other ranks.
 
     A check examines its own rank, may ``share`` what the other ranks need, and must ``gather`` once: after that only
-    rank 0 goes on, and judges the results of all.
+    rank 0 continues, and judges the results of all.
     """
 
     def __init__(self) -> None:

@@ -199,9 +199,9 @@ def clocks(job: Job, team: Team) -> Verdict:
     worst = max(range(job.size), key=ahead.__getitem__)
     direction = "behind" if offsets[worst][1] > 0 else "ahead of"
     text = f"{where([worst], job.topology)} is {ahead[worst]:.3g} s {direction} rank 0"
-    mend = "let NTP or chrony set the clocks of all hosts"
+    fix = "let NTP or chrony set the clocks of all hosts"
     if ahead[worst] > _CLOCKS_FAIL:
-        return fail(text, mend)
+        return fail(text, fix)
     if ahead[worst] > _CLOCKS_WARN:
-        return warn(text, mend)
+        return warn(text, fix)
     return ok(f"within {max(abs(offset) for _, offset in offsets) * 1000:.1f} ms of rank 0's")

@@ -95,7 +95,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--requeue",
         action="store_true",
-        help="at the time limit the job saves, goes back into the queue and then goes on (Slurm, LSF): a workload gets "
+        help="at the time limit the job saves, goes back into the queue and then continues (Slurm, LSF): a workload gets "
         "the options for it; a script saves, then calls scontrol requeue $SLURM_JOB_ID itself (Slurm) or ends with 75 "
         "(LSF; docs/signals.md)",
     )

@@ -44,7 +44,7 @@ class Attempt:
     ended_by: str | None = None  # the signal that has ended this rank, or by which it was asked to save
     is_lost: bool = False  # the rank is gone with its guard, as with its host
     is_told: bool = False  # a signal to supervise was to end it
-    is_broken_off: bool = False  # the launcher was killed, or has ended its ranks: what they saved then is to go on
+    is_broken_off: bool = False  # the launcher was killed, or has ended its ranks: what they saved then is to continue
     left: str = ""  # ranks that still run
     next: str = ""  # what supervise did then
 
@@ -58,7 +58,7 @@ class Attempt:
 
 
 def read_attempts(log: Path) -> list[Attempt]:
-    """Those in a log. A line that was cut off, or is another version's, is passed over.
+    """Those in a log. A line that was cut off, or is another version's, is skipped.
 
     Raises:
         OSError: it cannot be read.

@@ -13,7 +13,7 @@ from signal import SIGTERM
 
 from runner.guard.group import die_with
 from runner.guard.rank_state import read_states
-from runner.torchrun.standby import END, GO_ON
+from runner.torchrun.standby import END, START
 
 _ENDING = 10.0  # seconds that it gets to end, before SIGTERM and before SIGKILL
 
@@ -41,12 +41,12 @@ class Standby:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, preexec_fn=end_too)  # noqa: PLW1509 — this process has one thread
 
     def take(self, left_out: Sequence[str]) -> subprocess.Popen[bytes] | None:
-        """Have it go on. Returns its launcher; None if there is none, or a rank of it has ended, or other hosts are left out now."""
+        """Have it continue. Returns its launcher; None if there is none, or a rank of it has ended, or other hosts are left out now."""
         process = self._process
         if process is None or process.poll() is not None or self._left_out != list(left_out) or self._has_lost_ranks():
             self.end()
             return None
-        _tell(process, GO_ON)
+        _tell(process, START)
         self._process = None
         return process
 

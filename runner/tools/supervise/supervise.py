@@ -1,4 +1,4 @@
-"""``python -m runner supervise``: start a job again when it fails in a way that a restart can mend.
+"""``python -m runner supervise``: start a job again when it fails in a way that a restart can fix.
 
     python -m runner supervise -- mpirun -np 4 python -m runner train.py
     python -m runner supervise --max-restarts 9 -- srun python -m runner a.py
@@ -223,7 +223,7 @@ def _note(log: Path, attempt: Attempt) -> None:
         with open(log, "a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(attempt)) + "\n")
     except OSError as error:
-        _say_once(f"cannot write {log}: {error.strerror}; going on without it")
+        _say_once(f"cannot write {log}: {error.strerror}; continuing without it")
 
 
 def _name_of(signals: list[int]) -> str:
@@ -262,7 +262,7 @@ def _parser() -> Parser:
         "--min-ranks",
         type=positive,
         metavar="N",
-        help="if no spare host is left, go on with fewer ranks, at least N; --global-batch-size keeps the batch as it is",
+        help="if no spare host is left, continue with fewer ranks, at least N; --global-batch-size keeps the batch as it is",
     )
     parser.add_argument(
         "--standby",
@@ -328,7 +328,7 @@ def _reason_to_end(
         return f"{attempt.left} still run, and would write the same checkpoints"
     fixed = {
         EXIT_OK: "done",
-        EXIT_USAGE: "the request is wrong, and a restart does not mend that",
+        EXIT_USAGE: "the request is wrong, and a restart does not fix that",
         EXIT_REQUEUE: "it asks to be queued again",
     }
     if attempt.job_code in fixed:

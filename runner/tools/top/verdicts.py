@@ -15,7 +15,7 @@ from runner.guard.rank_state import RankState
 # The statuses, in the order in which ranks are shown. The first ones need attention.
 STATUSES = ("failed", "missing", "stuck", "slow", "running", "ended")
 TROUBLE = STATUSES[:4]
-_STANDING = {"failed", "missing", "stuck"}  # a job with such a rank does not go on
+_STANDING = {"failed", "missing", "stuck"}  # a job with such a rank does not continue
 
 # A rank is missing if it has not written for so many seconds or intervals, whichever is more,
 _SILENT_SECONDS = 10.0

@@ -125,7 +125,7 @@ class Checkpoints:
         return unit == "s" and time.monotonic() - self._saved_at >= number
 
     def save(self, position: Position) -> None:
-        """Write a checkpoint, and remove the oldest beyond ``--keep``; with ``--save-async`` while the training goes on.
+        """Write a checkpoint, and remove the oldest beyond ``--keep``; with ``--save-async`` while the training continues.
 
         Does nothing if this step's was the last that was written. One after a loss that is not finite removes none that is good.
 
@@ -169,7 +169,7 @@ class Checkpoints:
             raise RunnerError(f"{what}; nothing good was saved before", fix=where)
         raise RunnerError(
             f"{what}; the last good checkpoint is {self._good}",
-            fix=f"go on with --resume {self._good} and a smaller --lr, or other data; {where}",
+            fix=f"continue with --resume {self._good} and a smaller --lr, or other data; {where}",
         )
 
     @contextmanager
@@ -299,7 +299,7 @@ class Checkpoints:
         return self._folder / checkpoint_folder.name_of(step)
 
     def _writing(self, path: Path) -> AbstractContextManager[None]:
-        then = "; nothing was saved before" if self._good is None else ", then go on by --resume"
+        then = "; nothing was saved before" if self._good is None else ", then continue with --resume"
         return writing(path, then)
 
     def _move_aside(self) -> None:

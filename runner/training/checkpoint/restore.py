@@ -50,7 +50,7 @@ def restore(
             path = run.on_main(lambda: next(candidates, None))
             if path is None:
                 raise
-            run.say(f"passed over: {error.message}")
+            run.say(f"skipped: {error.message}")
 
 
 def _load(

@@ -62,7 +62,7 @@ class ShardStorage(StorageReader, StorageWriter):
         """What is there."""
         try:
             self._parts = shards.parts_in(self._folder)
-        except Exception as error:  # torch would log it and go on: the next that it calls raises it
+        except Exception as error:  # torch would log it and continue: the next that it calls raises it
             self._problem = error
         return Metadata(
             {

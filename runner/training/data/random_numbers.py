@@ -25,7 +25,7 @@ def seed_random_numbers(seed: int, step: int, rank: int, device: torch.device) -
 
 @contextmanager
 def own_random_numbers(source: str, device: torch.device = _CPU) -> Iterator[None]:
-    """Random numbers of all these kinds that depend on a text only; those outside go on as if none had been drawn inside."""
+    """Random numbers of all these kinds that depend on a text only; those outside continue as if none had been drawn inside."""
     states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
     of_device = torch.get_device_module(device).get_rng_state(device) if is_gpu(device) else None
     _seed_from(source, device)

@@ -64,7 +64,7 @@ class Look:
 def look_at(data: Dataset[Any], count: int, workers: int, *, sketches: bool) -> Look:
     """Read the first samples, and if that is quick and sketches are wanted, four samples three times.
 
-    Random numbers go on as if nothing had been read. Where other processes read the data, one of them reads here, too: data that
+    Random numbers continue as if nothing had been read. Where other processes read the data, one of them reads here, too: data that
     open a file at their first sample have it for themselves in each of those.
 
     Args:

@@ -52,7 +52,7 @@ class Hooks:
         return evaluate_epoch(self.run, self.trainer, self.options, self.metrics, self.preemption)
 
     def after_epoch(self, *, epoch_is_over: bool, is_evaluated: bool) -> None:
-        """The epoch's steps are evaluated; it may go on after a resume, if it is not over."""
+        """The epoch's steps are evaluated; it may continue after a resume, if it is not over."""
         self._call(self.on_epoch, "epoch hook")
         self.saving.after_epoch(epoch_is_over=epoch_is_over, is_evaluated=is_evaluated)
 

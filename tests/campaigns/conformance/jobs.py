@@ -1,4 +1,4 @@
-"""Run tests in as many jobs of MPI as it takes: a job ends with the first test that fails, and the next goes on behind it."""
+"""Run tests in as many jobs of MPI as it takes: a job ends with the first test that fails, and the next continues behind it."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from tests.results import metrics
 
 T = TypeVar("T")
 
-PATIENCE = 90.0  # seconds in which a job has to go on
-_RESUMED = re.compile(r"going on from \S+, step (\d+)")
+PATIENCE = 90.0  # seconds in which a job has to continue
+_RESUMED = re.compile(r"continuing from \S+, step (\d+)")
 _RESTARTS = "100000"
 
 

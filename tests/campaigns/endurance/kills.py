@@ -2,7 +2,7 @@
 
     python -m tests.campaigns.endurance.kills [--kills 100] [--ranks 4] [--seed 0] [--supervise] [--training "--strategy fsdp --save-async"]
 
-The job starts again in place, or with --supervise by its launcher, from the newest intact checkpoint. After each kill it has to go on
+The job starts again in place, or with --supervise by its launcher, from the newest intact checkpoint. After each kill it has to continue
 from the newest checkpoint that was complete before the kill, or a later one; at the end its weights are those of an uninterrupted
 run, bit for bit, its metrics those of each step once, and no process is left. The kills are those of ranks' own processes; between
 them some spare processes are killed, with --supervise some guards. Exit code 1 if something was lost.

@@ -2,7 +2,7 @@
 
     python -m tests.campaigns.endurance.soak [--faults 120] [--every 30] [--slots 2] [--seed 0]      (as root)
 
-Ranks start again in place; what that cannot mend, supervise does. At the end the training is asked to save. Exit code 1 if a complete
+Ranks start again in place; what that cannot fix, supervise does. At the end the training is asked to save. Exit code 1 if a complete
 checkpoint was not gone on from, a step's metrics are missing or twice, the final weights and optimizer are not bit for bit those of
 an uninterrupted run, or a process is left. Prints, per fault, the seconds until there is a newer checkpoint.
 """
@@ -43,7 +43,7 @@ def strike(job: Job, vc: Cluster, fault: str, draw: random.Random) -> None:
     if fault == MPIRUN:
         below = psutil.Process(job.process.pid).children(recursive=True)
         next(one for one in below if one.name() in ("mpirun", "prterun")).send_signal(SIGKILL)
-    elif fault == LINK:  # for less time than a guard waits for signs of life: the job is to go on by itself
+    elif fault == LINK:  # for less time than a guard waits for signs of life: the job is to continue by itself
         vc.network("-n", "node2", "link", "set", "eth0", "down")
         time.sleep(5)
         vc.network("-n", "node2", "link", "set", "eth0", "up")
@@ -86,7 +86,7 @@ def _hurt(job: Job, vc: Cluster, faults: int, every: float, draw: random.Random)
         strike(job, vc, name, draw)
         job.go_on(step)
         took[name].append(time.monotonic() - began)
-        print(f"step {step}: {name}; going on after {took[name][-1]:.1f} s", flush=True)
+        print(f"step {step}: {name}; continuing after {took[name][-1]:.1f} s", flush=True)
     return took
 
 

@@ -198,7 +198,7 @@ CASES = (
         title="SIGUSR1 to the launcher",
         strike=signal(SIGUSR1),
         codes=(75,),
-        says=r"SIGUSR1: saved \S+/step-\d+; go on with --resume",
+        says=r"SIGUSR1: saved \S+/step-\d+; continue with --resume",
         after=goes_on,
         within=10.0,
         not_under=TORCHRUN,
@@ -271,8 +271,8 @@ CASES = (
             before=damage(how, name),
             options=("--resume", "auto", "--max-steps", "12"),
             codes=(0,),
-            says=r"passed over: \S+/step-10",
-            shows=r"going on from \S+/step-5",
+            says=r"skipped: \S+/step-10",
+            shows=r"continuing from \S+/step-5",
             within=WHOLE,
             elsewhere="" if how is cut_short else "tests/launched/test_resume.py",
         )
@@ -368,7 +368,7 @@ CASES = (
         codes=(70,),
         says=r"no progress for 3 s, after step \d+: rank 1 on host node2 has not answered; rank 0 waiting in",
         within=120,  # the host that is cut off ends its own ranks after 30 s, and Slurm waits for its daemon there
-        not_under=("mpich", "sbatch-mpich"),  # by UCX's shared memory its ranks go on: the hosts are one machine
+        not_under=("mpich", "sbatch-mpich"),  # by UCX's shared memory its ranks continue: the hosts are one machine
     ),
     Case(
         number=21,
@@ -453,11 +453,11 @@ CASES = (
     ),
     Case(
         number=29,
-        title="a training of four ranks goes on with two",
+        title="a training of four ranks continues with two",
         before=save_by_four,
         options=("--resume", "auto", "--max-steps", "12"),
         codes=(0,),
-        says=r"going on from \S+/step-10",
+        says=r"continuing from \S+/step-10",
         within=WHOLE,
     ),
     Case(
@@ -475,7 +475,7 @@ CASES = (
         title="Ctrl-C",
         strike=signal(SIGINT),
         codes=(1, 130),
-        says=r"SIG(INT|TERM) from the launcher.*go on from its last checkpoint",
+        says=r"SIG(INT|TERM) from the launcher.*continue from its last checkpoint",
         within=10.0,
         not_under=SRUN,
     ),

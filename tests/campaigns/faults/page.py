@@ -17,7 +17,7 @@ case is a hang. The rows are of several runs, and other programs ran at the same
 
 ## Seconds
 
-From the fault to the launcher's end (of a job whose start is the fault, from its start; of one that goes on, to its good end), and the
+From the fault to the launcher's end (of a job whose start is the fault, from its start; of one that continues, to its good end), and the
 exit code where it is not that of the column. Empty: not tried under this launcher. A job ended as expected (code, first line, no process
 left three seconds later) unless its cell says what was not.
 """

@@ -147,9 +147,9 @@ def goes_on(scene: Scene) -> str:
     """The job starts again from its newest checkpoint, and each that is there is intact."""
     newest = max((step for step, _ in steps_in(scene.checkpoints)), default=0)
     done = scene.job("--resume", "auto", "--max-steps", str(newest + 10), "--at", "0")
-    saved = re.findall(r"going on from \S+/(step-\d+)", done.stdout)
+    saved = re.findall(r"continuing from \S+/(step-\d+)", done.stdout)
     if done.returncode or not saved:
-        return f"it does not go on: {done.stdout[-200:]} {done.stderr[-500:]}"
+        return f"it does not continue: {done.stdout[-200:]} {done.stderr[-500:]}"
     return verified(scene)
 
 
@@ -208,10 +208,10 @@ def requeued(scene: Scene, *, by_slurm: bool = False) -> CompletedProcess[str]:
         scene.vc, FOLDER / script, request, *target, PYTHONPATH=f"{ROOT}:{folder_of('faulty')}", **environment
     )
     saved = re.findall(
-        r"the time limit is near: saved \S+/(step-\d+), back in Slurm's queue; go on with --resume", text
+        r"the time limit is near: saved \S+/(step-\d+), back in Slurm's queue; continue with --resume", text
     )
     assert saved, text
-    assert saved == re.findall(r"going on from \S+/(step-\d+)", text), text
+    assert saved == re.findall(r"continuing from \S+/(step-\d+)", text), text
     assert [line["step"] for line in metrics(scene.checkpoints)] == list(range(1, last + 1))
     # (Slurm's SIGTERM, which follows the requeueing, may be told before.)
     return CompletedProcess([], 0, "", next(line for line in text.splitlines() if "back in Slurm's queue" in line))

@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, choices=RANKS, help="these only")
     parser.add_argument("--backend", choices=BACKENDS, help="this only")
     parser.add_argument("--dtype", choices=LIMITS, help="this only")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="where to go on, and to keep what is found")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="where to continue, and to keep what is found")
     given = parser.parse_args()
     start, worst, failed = time.monotonic(), dict[tuple[int, str, str, str], float](), 0
     known = _known(given.results)

@@ -23,7 +23,7 @@ from tests.launching import ROOT, RUNNER, clean_environment, mpirun, mpirun_path
 
 WORKLOAD = ["workloads.mnist", "--data", "digits"]
 ENGINES = ("ddp:gloo", "ddp:mpi4py")
-START, PATIENCE = 60.0, 600.0  # seconds until the other job spins, and for all that goes on beside it
+START, PATIENCE = 60.0, 600.0  # seconds until the other job spins, and for all that runs beside it
 
 # It ends by itself where nobody is left to end it; the first rank's clock counts, so that all end after the same call.
 SPIN = f"""

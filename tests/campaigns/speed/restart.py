@@ -2,7 +2,7 @@
 
     python -m tests.campaigns.speed.restart [--ranks 2 4] [--rounds 5]
 
-The job is the same script under both: a few steps by DDP on gloo, a checkpoint after each; it kills one of its ranks once, and goes on
+The job is the same script under both: a few steps by DDP on gloo, a checkpoint after each; it kills one of its ranks once, and continues
 from its checkpoint. Prints the seconds of each, and the ratios.
 """
 

@@ -1,4 +1,4 @@
-"""workloads.llama: one curve whatever the layout, checkpoints that go on under another, generation, and weights in and out."""
+"""workloads.llama: one curve whatever the layout, checkpoints that continue under another, generation, and weights in and out."""
 
 from __future__ import annotations
 

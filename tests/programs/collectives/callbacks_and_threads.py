@@ -59,7 +59,7 @@ with torch.inference_mode():
 if parts[1].sum() != 4 or total.sum() != 8:
     sys.exit(f"rank {rank}: in inference mode came {parts[1]} and {total}")
 
-# A wait that is given up, of a call that goes on.
+# A wait that is given up, of a call that continues.
 tensor, given_up = torch.ones(4), dist.new_group(backend="gloo")
 if rank == 1:
     dist.barrier(given_up)
@@ -67,7 +67,7 @@ work = dist.all_reduce(tensor, async_op=True)
 if rank == 0:
     try:
         work.wait(datetime.timedelta(seconds=1))
-        sys.exit("a wait of 1 s went on for longer")
+        sys.exit("a wait of 1 s took longer")
     except dist.DistBackendError as error:
         if "all_reduce: Timed out waiting 1000ms for rank 1" not in str(error):
             raise
@@ -76,7 +76,7 @@ work.wait()
 if not (work.is_completed() and work.is_success()) or tensor[0] != 2:
     sys.exit(f"rank {rank}: a call that was waited for twice gave {tensor[0]:g}")
 
-# Groups that are destroyed while a thread is in one of their calls: they end once that is done. (Which thread goes on first
+# Groups that are destroyed while a thread is in one of their calls: they end once that is done. (Which thread continues first
 # then is nobody's promise.)
 for _ in range(20):
     group = dist.new_group(timeout=datetime.timedelta(seconds=20))

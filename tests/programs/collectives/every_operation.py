@@ -294,7 +294,7 @@ for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, *FLOA
         dist.reduce_scatter_tensor(scattered, torch.cat([of_ranks[rank]] * size), premultiplied)
         same(scattered, wanted, "reduce_scatter PREMUL_SUM", dtype, factor)
 
-# What is not defined is refused with a line before anything is sent, and the group goes on.
+# What is not defined is refused with a line before anything is sent, and the group continues.
 PREMUL = ReduceOp.PREMUL_SUM(2.0)
 UNDEFINED = [(ReduceOp.AVG, torch.bool), *itertools.product([PREMUL], [*INTEGERS, torch.bool])]
 UNDEFINED += itertools.product(BITWISE, FLOATS + FLOATS8)

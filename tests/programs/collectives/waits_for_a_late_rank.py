@@ -45,8 +45,8 @@ if dist.get_rank() == 1:
 for group, (how, way) in zip(groups, WAYS.items(), strict=True):
     try:
         way(group)
-        print(f"{how}: went on", flush=True)
+        print(f"{how}: continued", flush=True)
     except RuntimeError as error:
         print(f"{how}: {str(error).splitlines()[0]}", flush=True)
 wait()
-print("ddp: went on", flush=True)
+print("ddp: continued", flush=True)

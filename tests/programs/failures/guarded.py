@@ -134,7 +134,7 @@ def main(line: str, before: str = "", watched: str = "", words: str = "") -> Non
         label="rank 0 of 1 on host here",
         no_rendezvous=lambda code: f"nobody came ({code})",
         is_reporting=True,
-        how_to_resume="go on",
+        how_to_resume="continue",
         **eval(f"dict({words})"),
     )
     lifeline = start_worker(texts, Watched(**{"rendezvous_timeout": 60.0} | eval(f"dict({watched})")))

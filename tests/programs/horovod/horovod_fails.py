@@ -1,4 +1,4 @@
-"""Rank 1 fails while the others go on to the next allreduce of Horovod's."""
+"""Rank 1 fails while the others continue to the next allreduce of Horovod's."""
 
 import horovod.torch as hvd
 import torch

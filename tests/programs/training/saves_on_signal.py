@@ -1,4 +1,4 @@
-"""Waits as a training loop does between its steps: SIGUSR1 saves and goes on, SIGTERM ends: ``saves_on_signal.py FOLDER``."""
+"""Waits as a training loop does between its steps: SIGUSR1 saves and continues, SIGTERM ends: ``saves_on_signal.py FOLDER``."""
 
 import os
 import signal

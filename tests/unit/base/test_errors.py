@@ -1,4 +1,4 @@
-"""Errors are data: what is wrong, what mends it, and whether every rank says so."""
+"""Errors are data: what is wrong, what fixes it, and whether every rank says so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_an_error_is_printed_with_its_fix() -> None:
     error = RunnerError("the port is taken", fix="set another")
     assert str(error) == "the port is taken; set another"
     assert (error.message, error.fix, error.on_all_ranks) == ("the port is taken", "set another", False)
-    assert str(RunnerError("lost; nothing mends it")) == "lost; nothing mends it"
+    assert str(RunnerError("lost; nothing fixes it")) == "lost; nothing fixes it"
 
 
 def test_an_error_that_is_sent_to_another_rank_stays_whole() -> None:

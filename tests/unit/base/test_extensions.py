@@ -40,5 +40,5 @@ def test_what_does_not_load_is_one_line(
     assert done.returncode == 2, done.stderr
     (told,) = own_lines(done)
     assert f"the {kind} name of another package cannot be loaded from {target}: {problem}" in told
-    assert told.endswith("; mend that package, or remove it")
+    assert told.endswith("; fix or uninstall that package")
     assert "Traceback" not in done.stderr

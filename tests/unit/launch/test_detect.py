@@ -13,7 +13,7 @@ from runner.base.errors import LaunchError
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, is_reporting, unused_tasks
 from runner.launch.launchers import LAUNCHERS, Launcher
-from runner.launch.mislaunch import idle_tasks, refuse_misfit
+from runner.launch.mislaunch import idle_tasks, refuse_mislaunch
 from runner.rendezvous.rendezvous import choose_way
 from tests.launching import PROGRAMS, ROOT, RUNNER, ok, run
 
@@ -255,10 +255,10 @@ def test_no_task_is_unused(environment: dict[str, str]) -> None:
 def test_torchruns_that_do_not_know_of_each_other(outer: str, expected: str) -> None:
     alone = captured(outer) | captured("torchrun")
     with pytest.raises(LaunchError, match=expected.replace("(", "\\(").replace(")", "\\)")) as caught:
-        refuse_misfit(detect(alone))
+        refuse_mislaunch(detect(alone))
     assert caught.value.on_all_ranks
-    refuse_misfit(detect(alone, "torchrun"))
-    refuse_misfit(detect(alone | {"GROUP_WORLD_SIZE": "4"}))
+    refuse_mislaunch(detect(alone, "torchrun"))
+    refuse_mislaunch(detect(alone | {"GROUP_WORLD_SIZE": "4"}))
 
 
 PBS = {"PBS_JOBID": "7.server", "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODEFILE": "/nowhere/7.server"}
@@ -281,11 +281,11 @@ LSF = {"LSB_JOBID": "8", "LSB_DJOB_NUMPROC": "2"}
 )
 def test_copies_without_a_rank_are_refused(environment: dict[str, str], starter: str) -> None:
     with pytest.raises(LaunchError) as caught:
-        refuse_misfit(detect(environment))
+        refuse_mislaunch(detect(environment))
     assert f"{starter} started this process" in str(caught.value)
     assert "single" not in str(caught.value)
-    refuse_misfit(detect(environment, "single"))
-    refuse_misfit(detect(environment | captured("openmpi4")))  # pbsdsh and blaunch start MPI's daemons, too
+    refuse_mislaunch(detect(environment, "single"))
+    refuse_mislaunch(detect(environment | captured("openmpi4")))  # pbsdsh and blaunch start MPI's daemons, too
 
 
 def test_copies_on_other_hosts_of_the_job(tmp_path: Path) -> None:
@@ -301,11 +301,11 @@ def test_copies_on_other_hosts_of_the_job(tmp_path: Path) -> None:
     ):
         nodes.write_text(f"other.cluster\n{own}.cluster\n")
         with pytest.raises(LaunchError, match="a command on another of the job's 2 hosts started this process"):
-            refuse_misfit(detect(environment))
+            refuse_mislaunch(detect(environment))
         nodes.write_text(f"{own}.cluster\nother.cluster\n")
-        refuse_misfit(detect(environment | {"SLURMD_NODENAME": own}))
+        refuse_mislaunch(detect(environment | {"SLURMD_NODENAME": own}))
         nodes.write_text(f"{own}\n{own}\n")
-        refuse_misfit(detect(environment | {"SLURM_JOB_NODELIST": own}))
+        refuse_mislaunch(detect(environment | {"SLURM_JOB_NODELIST": own}))
 
 
 @pytest.mark.parametrize(
@@ -321,22 +321,22 @@ def test_copies_on_other_hosts_of_the_job(tmp_path: Path) -> None:
     ids=["PBS", "LSF", "LSF, one task", "Slurm", "salloc", "one rank"],
 )
 def test_a_batch_scripts_one_process_is_no_copy(environment: dict[str, str]) -> None:
-    refuse_misfit(detect(environment))
+    refuse_mislaunch(detect(environment))
 
 
 @pytest.mark.parametrize("outer", ["slurm-batch-shell", "slurm-salloc-shell"])
 def test_one_torchrun_in_a_job_of_several_tasks(outer: str) -> None:
-    refuse_misfit(detect(captured(outer) | captured("torchrun")))
+    refuse_mislaunch(detect(captured(outer) | captured("torchrun")))
 
 
 def test_an_elastic_job_is_refused() -> None:
-    """Its survivors would go on after a failure, which ends a job here. The variable is of horovod/runner/gloo_run.py."""
+    """Its survivors would continue after a failure, which ends a job here. The variable is of horovod/runner/gloo_run.py."""
     elastic = captured("horovodrun") | {"HOROVOD_ELASTIC": "1"}
     with pytest.raises(LaunchError, match="elastic jobs are not supported: horovodrun") as raised:
-        refuse_misfit(detect(elastic))
+        refuse_mislaunch(detect(elastic))
     assert raised.value.on_all_ranks  # one line
-    refuse_misfit(detect(elastic, "horovodrun"))
-    refuse_misfit(detect(captured("horovodrun")))
+    refuse_mislaunch(detect(elastic, "horovodrun"))
+    refuse_mislaunch(detect(captured("horovodrun")))
 
 
 def test_a_launcher_of_another_package() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.launch.detect import detect
-from runner.launch.mislaunch import refuse_misfit
+from runner.launch.mislaunch import refuse_mislaunch
 from runner.launch.outer_job import for_a_new_job, places_of_step
 from tests.unit.launch.test_detect import CAPTURED, captured
 
@@ -48,7 +48,7 @@ def test_a_new_job_is_no_rank_of_the_launcher_above_the_one_that_submits_it() ->
         left = for_a_new_job(captured(name))
         assert detect(left | captured("slurm")).launcher.name == "slurm", name
     for mark in ({"LSF_PM_TASKID": "2"}, {"PBS_TASKNUM": "2"}):
-        refuse_misfit(detect(for_a_new_job(mark | {"LSB_DJOB_NUMPROC": "2"})))
+        refuse_mislaunch(detect(for_a_new_job(mark | {"LSB_DJOB_NUMPROC": "2"})))
 
 
 def test_a_launcher_in_a_step_is_not_told_the_steps_places() -> None:

@@ -118,7 +118,7 @@ def test_a_programs_own_error_at_the_same_step_ends_it(what: str, ended_by: str 
     [
         ("exit 255", 75, None, 75, "it asks to be queued again"),  # Intel MPI's mpirun
         ("exit 1", 75, "SIGUSR1", 75, "it asks to be queued again"),  # torchrun
-        ("exit 1", 2, None, 2, "the request is wrong, and a restart does not mend that"),
+        ("exit 1", 2, None, 2, "the request is wrong, and a restart does not fix that"),
         ("kill -9 $$", 75, "SIGTERM", 137, ""),  # the ranks have saved because of that
         ("exit 137", 75, None, 137, ""),
         ("exit 1", 75, "SIGTERM", 1, ""),  # of an Open MPI that has got a signal
@@ -168,5 +168,5 @@ def test_a_log_that_cannot_be_written_is_said_once(capsys: pytest.CaptureFixture
     for number in (1, 2):
         _note(Path("/dev/full"), Attempt(number=number, began=0.0, seconds=9.0, code=1))
     assert capsys.readouterr().err == (
-        "supervise: cannot write /dev/full: No space left on device; going on without it\n"
+        "supervise: cannot write /dev/full: No space left on device; continuing without it\n"
     )

@@ -14,7 +14,7 @@ from runner.base.errors import UsageError
 from runner.parallel.mesh import Degrees, Layout
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.task import Plan, Task
-from runner.tools.compare.choices import ALONE, BARE, Choice, borne, chosen
+from runner.tools.compare.choices import ALONE, BARE, Choice, chosen, supported
 from runner.tools.compare.engines import build
 from runner.training.settings import StepSettings
 from tests.unit.backends.test_choice import job
@@ -32,12 +32,12 @@ ENGINES = [Choice(name=kind, kind=kind, layout=LAYOUT) for kind in ("ddp", BARE)
     ],
 )
 def test_ddp_by_hand_is_an_engine_where_it_knows_the_options(options: ParallelSettings, unknown: str) -> None:
-    assert borne(ENGINES, options, asked_for=False) == (ENGINES[:1] if unknown else ENGINES)
+    assert supported(ENGINES, options, asked_for=False) == (ENGINES[:1] if unknown else ENGINES)
     if unknown:
         with pytest.raises(UsageError, match=f"--engines bare: DDP by hand knows no {unknown};"):
-            borne(ENGINES, options, asked_for=True)
+            supported(ENGINES, options, asked_for=True)
     else:
-        assert borne(ENGINES, options, asked_for=True) == ENGINES
+        assert supported(ENGINES, options, asked_for=True) == ENGINES
 
 
 def test_a_library_is_an_engine_by_default_where_it_bears_the_options() -> None:

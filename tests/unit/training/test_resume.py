@@ -1,4 +1,4 @@
-"""Whether a run fits the checkpoint that it goes on from, and what has changed since."""
+"""Whether a run fits the checkpoint that it continues from, and what has changed since."""
 
 from __future__ import annotations
 

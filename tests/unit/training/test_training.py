@@ -96,11 +96,11 @@ def test_a_full_disk_is_one_line() -> None:
     ],
 )
 def test_what_to_do_where_nothing_can_be_written_follows_from_the_cause(number: int, advice: str) -> None:
-    with pytest.raises(RunnerError) as caught, writing(Path("runs/step-4"), ", then go on by --resume"):
+    with pytest.raises(RunnerError) as caught, writing(Path("runs/step-4"), ", then continue with --resume"):
         raise OSError(number, os.strerror(number))
     assert caught.value.message == f"cannot write runs/step-4: {os.strerror(number)}"
     assert advice in caught.value.fix
-    assert caught.value.fix.endswith(", then go on by --resume")
+    assert caught.value.fix.endswith(", then continue with --resume")
     assert ("make room" in caught.value.fix) == (number in (errno.ENOSPC, errno.EDQUOT))
 
 

@@ -1,6 +1,6 @@
 """Calls of the mpi4py backend whose tensors do not fit together: refused before anything is sent, or by the receiver.
 
-mpirun -np 3 python -m runner tests/programs/collectives/misfits.py
+mpirun -np 3 python -m runner tests/programs/collectives/mismatched.py
 """
 
 import sys

@@ -1,0 +1,43 @@
+"""Words that only this project used for what its field has words for: docs/design.md says what they are called."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from tests.launching import ROOT
+
+# The word, and what to say. guard/ and its tests are left out: their names are its own subject.
+WORDS = {
+    r"borne": "supported",
+    r"mend(s|ed|ing)?": "fix",
+    r"misfits?": "mislaunch, or a compatibility check",
+    r"astray": "say what is wrong",
+    r"go(es|ing)? on": "continue, resume",
+    r"went on": "continued",
+    r"pass(es|ed|ing)? over (?!the data)": "skip",
+}
+PARTS = ("runner", "workloads", "tests", "docs", "README.md", "CHANGELOG.md", "mpi_scripts", "envs")
+LEFT_OUT = ("runner/guard/", "tests/unit/guard/", "tests/unit/test_words.py", "docs/results/", "tests/data/")
+
+
+def files() -> list[str]:
+    listed = subprocess.run(["git", "ls-files", *PARTS], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [
+        file for file in listed.splitlines() if file.endswith((".py", ".md", ".sh")) and not file.startswith(LEFT_OUT)
+    ]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_the_fields_words_are_used(word: str) -> None:
+    # not in names: cuts_on, "went-on"
+    pattern = re.compile(rf"(?<![\w-]){word}(?![\w-])", re.IGNORECASE)
+    found = [
+        f"{file}:{number}: {line.strip()}"
+        for file in files()
+        for number, line in enumerate((ROOT / file).read_text(encoding="utf-8").splitlines(), 1)
+        if pattern.search(line) and "the job goes on without it" not in line
+    ]
+    assert found == [], f"say {WORDS[word]}"
