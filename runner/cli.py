@@ -36,7 +36,7 @@ from runner.rendezvous.records.topology import Topology
 from runner.rendezvous.rendezvous import Rendezvous, choose_way, rendezvous
 from runner.rendezvous.transport.endpoint import allow_open_files
 from runner.rendezvous.transport.interfaces import absent_interfaces, nccl_interface
-from runner.tools import examines, shows_training, summaries, tool_names, works_alone
+from runner.tools.registry import examines, shows_training, summaries, tool_names, works_alone
 from runner.versions.extras import OF_WORKLOADS, require
 from runner.versions.features import FEATURES, RUNNER, need
 

@@ -18,7 +18,7 @@ from runner.job import Job
 from runner.launch.program import put_first_on_path, put_program_on_path, run_program
 from runner.launch.target import Target
 from runner.parallel.mesh import lay_out
-from runner.tools import load_tool, works_alone
+from runner.tools.registry import load_tool, works_alone
 from runner.torchrun.alone import ran_alone
 from runner.torchrun.import_hooks import import_without_collector, when_imported
 from runner.torchrun.own_modules import hide_own_modules

@@ -5,13 +5,11 @@ Other packages add strategies by an entry point ``runner.strategies``.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runner.base.extensions import load_function
-from runner.parallel.registry import STRATEGIES
+from runner.parallel.registry import load_strategy
 from runner.parallel.settings import ParallelSettings
 from runner.versions.features import need
 
@@ -39,20 +37,12 @@ def make_trainer(task: Task, setting: Setting) -> Trainer:
     """Wrap or divide the task's model by the options' strategy. All ranks begin with rank 0's. Collective.
 
     Raises:
-        UsageError: the task's plan does not say what the options need, or the strategy does not bear the model.
+        UsageError: the task's plan does not say what the options need, or the strategy does not support the model.
     """
     from runner.parallel.same_start import begin_alike
 
     need(*setting.options.features, device=setting.device.type)
     task.plan.check(setting.options)
     begin_alike(task.model, setting.device)
-    return _load_strategy(setting.options.strategy)(task, setting)
-
-
-def _load_strategy(name: str) -> Strategy:
-    """The function of a strategy, by its name."""
-    if name in STRATEGIES:
-        module, _, function = STRATEGIES[name].function.partition(":")
-        strategy: Strategy = getattr(importlib.import_module(module), function)
-        return strategy
-    return load_function("runner.strategies", name, "strategy")
+    strategy: Strategy = load_strategy(setting.options.strategy)
+    return strategy(task, setting)

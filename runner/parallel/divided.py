@@ -28,7 +28,7 @@ from runner.parallel.mesh import degree
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.state import StateDict
 from runner.parallel.streams import RandomStreams, draws
-from runner.parallel.support import borne_by, check_divisible, check_even, check_steps, kinds_of
+from runner.parallel.support import check_divisible, check_even, check_steps, kinds_of, supported_by
 from runner.parallel.task import Task, fill
 from runner.parallel.tied import shared_parameters, tie_divided
 from runner.parallel.trainer import Trainer
@@ -147,7 +147,7 @@ def _divide(model: nn.Module, task: Task, setting: Setting, *, shard: bool, stag
     if styles or wraps:
         check_divisible(model)
     if styles:
-        with borne_by(f"--tp {options.tp}"):
+        with supported_by(f"--tp {options.tp}"):
             divide_layers(model, styles, setting.mesh["tensor"])
     units = task.plan.units(model)
     if options.tp > 1 and options.compile:
@@ -155,7 +155,7 @@ def _divide(model: nn.Module, task: Task, setting: Setting, *, shard: bool, stag
     prepare(model, units, options, _streams(model, styles, setting, stage))
     if wraps:
         need("fsdp" if shard else "copies", device=setting.device.type)
-        with borne_by(f"--strategy {options.strategy}"):
+        with supported_by(f"--strategy {options.strategy}"):
             _shard(model, units, setting, is_last=is_last)
 
 
@@ -273,7 +273,7 @@ def _silence_remarks(units: Iterable[nn.Module]) -> None:
 
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:
-    """Not that the norm of the gradients, a number for each, is reduced over one dimension of the mesh after the other."""
+    """False for DTensor's warning about redistributing a norm in several steps: norms are single numbers."""
     return not (str(record.msg).startswith("While redistributing") and NORM_PLACEMENT in record.getMessage())
 
 
@@ -283,7 +283,7 @@ def is_called(unit: nn.Module) -> bool:
 
 
 def _shares_parameters(unit: nn.Module, model: nn.Module) -> bool:
-    """Whether a parameter of the unit is tied to one outside of it. Then both belong to what is left, which has both."""
+    """Whether the unit shares a parameter with a module outside it. Such a unit is sharded together with the root."""
     own = {id(parameter) for parameter in unit.parameters()}
     inside = {id(module) for module in unit.modules()}
     return any(

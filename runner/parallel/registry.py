@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from runner.base.extensions import extensions
+from runner.base.extensions import extensions, load_function
 
 HOOKS = ("none", "bf16", "fp16", "powersgd")
 
@@ -45,7 +48,7 @@ STRATEGIES = {
         function="runner.parallel.strategies.horovod:horovod", averages=True, hooks=("fp16",), scales=False
     ),
 }
-# One of another package refuses itself what it does not bear.
+# One of another package refuses itself what it does not support.
 _OF_OTHERS = StrategyTraits(shards=None, is_divisible=True, hooks=HOOKS[1:])
 
 
@@ -57,3 +60,12 @@ def traits_of(strategy: str) -> StrategyTraits:
 def strategy_names() -> list[str]:
     """The names of all strategies, including those of other packages (entry point ``runner.strategies``)."""
     return [*STRATEGIES, *(point.name for point in extensions("runner.strategies"))]
+
+
+def load_strategy(name: str) -> Callable[..., Any]:
+    """The function of a strategy, from (task, setting) to its trainer, by its name."""
+    if name in STRATEGIES:
+        module, _, function = STRATEGIES[name].function.partition(":")
+        strategy: Callable[..., Any] = getattr(importlib.import_module(module), function)
+        return strategy
+    return load_function("runner.strategies", name, "strategy")

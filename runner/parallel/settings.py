@@ -174,7 +174,7 @@ class ParallelSettings:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether data-parallel ranks have a part of each parameter; where that is not known, if copies are asked for."""
+        """Whether parameters are sharded across data-parallel ranks; a third-party strategy's are if --replicate is given."""
         shards = traits_of(self.strategy).shards
         return self.replicate is not None if shards is None else shards
 
@@ -266,7 +266,7 @@ def _conflicts(options: ParallelSettings) -> list[tuple[bool, str]]:
         (
             options.pp > 1 and schedule.splits_backward and options.activation_checkpointing == "selective",
             f"--pp-schedule {options.pp_schedule} goes back through a layer twice, which torch's selective checkpointing does not "
-            "bear; take --activation-checkpointing full",
+            "support; take --activation-checkpointing full",
         ),
         (
             options.pp > 1 and schedule.splits_backward and options.compile,

@@ -1,4 +1,4 @@
-"""What a strategy does not bear of a model or an optimizer, in one line, before the first step."""
+"""What a strategy does not support of a model or an optimizer, in one line, before the first step."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def sparse_modules(model: nn.Module) -> list[str]:
 
 
 @contextmanager
-def borne_by(what: str) -> Iterator[None]:
-    """The context in which torch wraps or divides a model: what it does not bear is told in one line.
+def supported_by(what: str) -> Iterator[None]:
+    """The context in which torch wraps or divides a model: what it does not support is told in one line.
 
     Raises:
         UsageError: torch has refused it.
@@ -96,7 +96,7 @@ def borne_by(what: str) -> Iterator[None]:
             if not is_about_the_model(error):
                 raise
             raise UsageError(
-                f"{what} does not bear this model ({described(error)})", fix="take --strategy ddp"
+                f"{what} does not support this model ({described(error)})", fix="take --strategy ddp"
             ) from error
 
 

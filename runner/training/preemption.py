@@ -120,7 +120,7 @@ class Preemption:
         self._sums = sums
 
     def _own_share(self, call: int) -> list[float]:
-        """For the agreement in this call: for each reason whether this rank is asked for it; whether a checkpoint is due, and the calls until the next agreement."""
+        """This rank's vote: one flag per stop reason, then, from rank 0 only, whether a checkpoint is due and the calls until the next vote."""
         if self._run.is_main and self._asked is None and self._time_is_up():
             self._asked = _TIME_LIMIT
         asked = [float(self._asked == reason) for reason in _REASONS]

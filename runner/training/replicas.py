@@ -42,8 +42,8 @@ class Replicas:
         """
         if trainer.period > 1:
             raise UsageError(
-                f"--check-replicas: the ranks' parameters differ here, but for one step in {trainer.period}",
-                fix="leave it out, or take --strategy ddp",
+                f"--check-replicas: the replicas are equal only every {trainer.period} steps",
+                fix="drop --check-replicas, or take --strategy ddp",
             )
         self._run, self._model = run, trainer.model
         tensor = run.layout.place(run.rank)["tensor"]
@@ -94,7 +94,7 @@ class Replicas:
         more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
         return RunnerError(
             f"--check-replicas: {name}{more} differs on {ranks_text(sorted(ranks))} ({hosts}) after step {step}",
-            fix="continue from an earlier checkpoint; the same host again: have its memory tested",
+            fix="resume from an earlier checkpoint; if the same host fails again, test its memory",
         )
 
 

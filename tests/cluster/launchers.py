@@ -84,7 +84,7 @@ def srun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subproces
     return vc.run("node1", ["srun", "--kill-on-bad-exit", *slurm_shape(vc, slots), *program])
 
 
-# By UCX, its first choice, MPICH 5.0.2 gives Slurm's PMI-2 addresses that it does not bear ("value not properly terminated"): on
+# By UCX, its first choice, MPICH 5.0.2 gives Slurm's PMI-2 addresses that it does not support ("value not properly terminated"): on
 # some virtual clusters in one start of some 25, on others in most.
 PMI2 = {
     "MPI4PY_LIBMPI": str(PREFIXES / "mpich" / "lib" / "libmpi.so.12"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runner.tools import TOOLS
+from runner.tools.registry import TOOLS
 from runner.versions.features import FEATURES
 from runner.versions.torch_build import release_of
 from tests.launching import (

@@ -17,7 +17,7 @@ from runner.base.errors import UsageError
 from runner.base.settings import as_toml, as_words, made_of, option, settings_in
 from runner.command import given_in, parse
 from runner.job_settings import JobSettings
-from runner.tools import TOOLS, summaries
+from runner.tools.registry import TOOLS, summaries
 from runner.training.settings import Every, Settings, Steps, StepSettings, every, shared_in
 from runner.training.workload import bound
 from tests.launching import RUNNER, ok, run

@@ -11,7 +11,7 @@ from tests.launching import ROOT
 
 # The word, and what to say. guard/ and its tests are left out: their names are its own subject.
 WORDS = {
-    r"borne": "supported",
+    r"(bear|bears|borne)": "support",
     r"mend(s|ed|ing)?": "fix",
     r"misfits?": "mislaunch, or a compatibility check",
     r"astray": "say what is wrong",

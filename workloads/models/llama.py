@@ -195,7 +195,7 @@ class Attention(nn.Module):
             values,
             attn_mask=mask,
             is_causal=not before,
-            enable_gqa=keys.size(1) != queries.size(1),  # only then, as fewer kernels bear it
+            enable_gqa=keys.size(1) != queries.size(1),  # only then, as fewer kernels support it
         )
         outputs: Tensor = self.o_proj(attended.transpose(1, 2).reshape(batch, length, -1))
         return outputs

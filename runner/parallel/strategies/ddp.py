@@ -15,7 +15,7 @@ from runner.base.errors import RunnerError
 from runner.parallel import Setting
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import degree
-from runner.parallel.support import borne_by
+from runner.parallel.support import supported_by
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 from runner.versions.features import need
@@ -47,7 +47,7 @@ def wrap(model: nn.Module, task: Task, setting: Setting) -> tuple[DistributedDat
     group = setting.mesh.get_group("data")
     if any(one.is_complex() for one in [*model.parameters(), *model.buffers()]):
         need("complex", device=setting.device.type)
-    with borne_by(f"--strategy {setting.options.strategy}"):
+    with supported_by(f"--strategy {setting.options.strategy}"):
         wrapped = DistributedDataParallel(
             model,
             process_group=group,

@@ -13,7 +13,7 @@ from runner.parallel import Setting
 from runner.parallel.layers import prepare
 from runner.parallel.state import StateDict, load_state, merged, restricted, state_of
 from runner.parallel.strategies.ddp import wrap
-from runner.parallel.support import borne_by, check_one_dtype
+from runner.parallel.support import check_one_dtype, supported_by
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 
@@ -50,7 +50,7 @@ def zero1(task: Task, setting: Setting) -> Trainer:
     prepare(model, task.plan.units(model), setting.options)
     wrapped, finished = wrap(model, task, setting)
     made = task.make_optimizer(model.parameters())  # has no state yet; its groups have all options
-    with borne_by("--strategy zero1"):
+    with supported_by("--strategy zero1"):
         optimizer = ZeroRedundancyOptimizer(
             made.param_groups, optimizer_class=type(made), process_group=setting.mesh.get_group("data")
         )

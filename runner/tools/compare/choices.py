@@ -111,7 +111,7 @@ def _unknown_by_hand(options: ParallelSettings) -> list[str]:
 
 
 def _defaults(job: Job, arguments: Sequence[str]) -> Iterator[Choice]:
-    """The engines where the user names none: without a library that does not bear the workload's options."""
+    """The engines where the user names none: without a library that does not support the workload's options."""
     for text in _default(job):
         try:
             yield _choice(job, text, arguments)

@@ -156,7 +156,7 @@ def _entrants(
         task: the workload's, with plain data parallelism over all ranks, and its ``options``.
 
     Raises:
-        UsageError: a rank alone does not bear an engine.
+        UsageError: a rank alone does not support an engine.
     """
     from runner.tools.compare.turns import Entrant
 

@@ -67,7 +67,7 @@ def build(choice: Choice, run: Run, task: Task, options: StepSettings) -> Engine
         options: as a workload reads them with the engine's flags.
 
     Raises:
-        UsageError: the model, or this machine, does not bear it.
+        UsageError: the model, or this machine, does not support it.
     """
     task = _copied(task)
     device, dtype = run.device, getattr(torch, options.dtype)

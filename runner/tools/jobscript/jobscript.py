@@ -29,9 +29,9 @@ from runner.launch.detect import is_reporting
 from runner.launch.outer_job import for_a_new_job
 from runner.launch.target import AS_MODULE, find_target
 from runner.parsing import Parser
-from runner.tools import tool_names, works_alone
 from runner.tools.jobscript.schedulers import MPIS, SCHEDULERS, Scheduler, Shape
 from runner.tools.mpirun import MPI_SCRIPTS, find_mpirun
+from runner.tools.registry import tool_names, works_alone
 from runner.training.settings import AUTO, shared_in
 
 SUBMITTING = 60.0  # seconds that a scheduler may take to answer

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from runner.base.errors import UsageError
 from runner.parallel.pipeline.stages import balanced
 from runner.parallel.registry import traits_of
-from runner.tools.plan.bearing import check_borne, told_in_one_line
 from runner.tools.plan.layouts import Candidate, Cluster
 from runner.tools.plan.memory import PER_PARAMETER_ACTIVATIONS, Memory, is_wrapped, memory_of
 from runner.tools.plan.optimizers import StateRule
 from runner.tools.plan.schedules import timeline
+from runner.tools.plan.support import check_supported, told_in_one_line
 from runner.tools.plan.tracing import Parameter, Pass, Traced, Tracer
 from runner.tools.plan.traffic import Traffic, handed_on, optimizer_sharded, replicated, sharded, total
 from runner.versions.features import need
@@ -87,7 +87,7 @@ def plan_layout(
         UsageError: a run would be refused, as the model cannot be cut into so many stages or does not run with its layers
             divided so; or torch cannot follow it.
     """
-    check_borne(candidate, tracer)
+    check_supported(candidate, tracer)
     options = candidate.options
     traced = tracer.trace(options, candidate.micro_batch, casts_parameters=is_wrapped(candidate))
     if traced.problem and options.tp > 1:

@@ -42,7 +42,7 @@ from runner.command import Request, parse
 from runner.job import Job
 from runner.launch.outer_job import places_of_step
 from runner.parsing import Parser
-from runner.tools import summaries, tool_names
+from runner.tools.registry import summaries, tool_names
 from runner.tools.supervise.attempts import Attempt, SignalRelay, passing_signals_on, read_attempts, run_attempt
 from runner.tools.supervise.command_hosts import CommandHosts, read_hosts
 from runner.tools.supervise.report import print_report

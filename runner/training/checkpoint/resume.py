@@ -71,10 +71,9 @@ def check_settings(
         for name in ("seed", "samples"):
             if name in then and then[name] != settings[name]:
                 raise UsageError(
-                    f"--resume: {saved.path} is from the middle of an epoch over {then['samples']} samples, shuffled by "
-                    f"seed {then['seed']}; here are {settings['samples']} samples and seed {settings['seed']}, so its rest "
-                    "is not known",
-                    fix="give it the same",
+                    f"--resume: cannot resume {saved.path} in mid-epoch with other data or another seed (then {then['samples']} samples, "
+                    f"seed {then['seed']}; now {settings['samples']} samples, seed {settings['seed']})",
+                    fix="use the same, or start over without --resume",
                 )
     changes = [
         f"{name} {_text(then[name])} → {_text(now)}"

@@ -48,7 +48,7 @@ class Pace:
         self._whole.append(time.perf_counter() - self._began)
 
     def share(self) -> list[float]:
-        """A number for each data-parallel rank, all but this one's 0: in the ranks' sums are the seconds of all, as far as known."""
+        """A row with this rank's median time and zeros; the sum of all ranks' rows has every rank's time, or 0 if it is unknown."""
         times = [0.0] * len(self._ranks)
         if len(self._own) >= _STEPS:
             times[self._ranks.index(self._run.rank)] = statistics.median(self._own)

@@ -88,11 +88,11 @@ def cases(ranks: int) -> Iterator[tuple[str, str, str]]:
     """(layout, feature, the workload's options)."""
     for layout in layouts(ranks):
         for feature, options in FEATURES.items():
-            if not (ranks == 8 and feature not in ON_EIGHT) and bears(layout, feature, ranks):
+            if not (ranks == 8 and feature not in ON_EIGHT) and supports(layout, feature, ranks):
                 yield layout, feature, f"{layout} {options.format(m=8)}"
 
 
-def bears(layout: str, feature: str, ranks: int) -> bool:
+def supports(layout: str, feature: str, ranks: int) -> bool:
     """Whether a combination is tried with a feature; what is refused has tests of its own."""
     match feature:
         case "tied weights":

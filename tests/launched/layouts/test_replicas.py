@@ -48,4 +48,4 @@ def test_that_nothing_is_compared_is_said(ranks: int, layout: str, turns: Turns,
 
 def test_local_sgd_is_refused(turns: Turns, tmp_path: Path) -> None:
     job = turns(4, *JOB, str(tmp_path), "--strategy", "local-sgd", "--sync-every", "2")
-    refused(job, "--check-replicas: the ranks' parameters differ here, but for one step in 2")
+    refused(job, "--check-replicas: the replicas are equal only every 2 steps")

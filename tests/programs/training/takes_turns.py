@@ -14,7 +14,7 @@ from runner.base.errors import EXIT_OK, RunnerError
 from runner.command import given_in
 from runner.outcome import outcome_of
 from runner.parallel.mesh import lay_out
-from runner.tools import TOOLS, load_tool
+from runner.tools.registry import TOOLS, load_tool
 from runner.training.run import Run
 from runner.training.workload import call
 

@@ -31,7 +31,7 @@ with held([(Path(sys.argv[1]), "--checkpoint-dir")], Holder.here(job=sys.argv[2]
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits as short as a test can bear."""
+    """Waits as short as a test can take."""
     for name, seconds in {"_ABANDONED": 1.0, "_ENDING": 0.2, "_LOOKS": 0.02, "_SAYS_SO": 0.1}.items():
         monkeypatch.setattr(locks, name, seconds)
 

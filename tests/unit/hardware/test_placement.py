@@ -20,7 +20,7 @@ from runner.hardware.placement import Placement, place_all, place_host
 from runner.hardware.resources import Resources, cores_text, resources
 from runner.launch.detect import detect
 from runner.launch.launchers import LAUNCHERS
-from runner.tools import summaries
+from runner.tools.registry import summaries
 
 OPENMPI = next(row for row in LAUNCHERS if row.name == "openmpi")
 

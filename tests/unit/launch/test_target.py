@@ -7,7 +7,7 @@ import pytest
 
 from runner.base.errors import UsageError
 from runner.launch.target import Target, find_target
-from runner.tools import tool_names
+from runner.tools.registry import tool_names
 
 
 def find(name: str, *, form: str = "") -> Target:

@@ -89,6 +89,6 @@ def test_every_schedule_has_defaults_that_go_together(schedule: str) -> None:
 
 
 def test_a_strategy_of_another_package_may_shard() -> None:
-    """What it does not bear it refuses itself."""
+    """What it does not support it refuses itself."""
     assert astuple(ParallelSettings(strategy="theirs", replicate=2, tp=2).degrees(8)) == (2, 2, 1, 2)
     assert astuple(ParallelSettings(strategy="theirs").degrees(8)) == (8, 1, 1, 1)

@@ -18,7 +18,7 @@ from runner.base.errors import UsageError
 from runner.parallel import Setting
 from runner.parallel.pipeline.stages import part_of
 from runner.parallel.settings import ParallelSettings
-from runner.parallel.support import borne_by
+from runner.parallel.support import supported_by
 from runner.parallel.task import Plan, Task, fill, to_device
 from runner.parallel.trainer import Trainer
 
@@ -238,7 +238,7 @@ def test_what_befalls_a_rank_in_the_first_step_is_not_told_as_a_wrong_request(
     trainer = Trainer(made, model, optimizer, ParallelSettings())
     with pytest.raises(UsageError if is_refused else type(error)):
         trainer.step(torch.ones(4, 2), torch.ones(4, 1))
-    with pytest.raises(UsageError if is_refused else type(error)), borne_by("--strategy ddp"):
+    with pytest.raises(UsageError if is_refused else type(error)), supported_by("--strategy ddp"):
         raise error
 
 

@@ -22,7 +22,6 @@ from runner.parallel.settings import ParallelSettings
 from runner.parallel.task import Plan, Task
 from runner.tools.costs.collectives import all_gather, all_reduce, reduce_scatter
 from runner.tools.plan import traffic
-from runner.tools.plan.bearing import check_borne
 from runner.tools.plan.capturing import fake_process_group
 from runner.tools.plan.layouts import Candidate, Cluster, candidates
 from runner.tools.plan.memory import Memory
@@ -31,6 +30,7 @@ from runner.tools.plan.planning import Planned, plan_layout
 from runner.tools.plan.ranking import advise, ranked
 from runner.tools.plan.report import flags
 from runner.tools.plan.schedules import timeline
+from runner.tools.plan.support import check_supported
 from runner.tools.plan.tracing import Tracer
 from runner.tools.plan.traffic import Traffic
 from runner.versions.torch_build import release_of
@@ -299,7 +299,7 @@ def test_complex_weights_are_refused_in_the_precisions_in_which_a_run_refuses_th
     options = replace(ParallelSettings(), **layout)
     (one, *_) = candidates(Cluster(gpus=8, hosts=1), Plan(), options, layout, batch=8)[0]
     with pytest.raises(UsageError, match="weight is complex") if is_refused else nullcontext():
-        check_borne(one, tracer)
+        check_supported(one, tracer)
 
 
 @pytest.mark.needs("plan of divided layers")
@@ -316,7 +316,7 @@ def test_an_optimizer_is_tried_once_for_all_layouts() -> None:
     assert len(layouts) > 1
     for one in layouts:
         with pytest.raises(UsageError, match="cannot step parameters that are divided"):
-            check_borne(one, tracer)
+            check_supported(one, tracer)
     assert len(made) == 2  # with whole and with divided parameters
 
 

@@ -90,7 +90,9 @@ def test_parameters_have_to_be_in_the_same_groups() -> None:
 def test_the_rest_of_an_epoch_needs_the_same_order(change: dict[str, int]) -> None:
     model, optimizer, settings = made()
     saved = saved_by(model, optimizer, settings)
-    with pytest.raises(UsageError, match="the middle of an epoch over 100 samples, shuffled by seed 0; here are"):
+    with pytest.raises(
+        UsageError, match="in mid-epoch with other data or another seed \\(then 100 samples, seed 0; now"
+    ):
         checked(saved, settings | change, model, optimizer)
     between = replace(saved, position=Position(2, 30, 0))
     assert len(checked(between, settings | change, model, optimizer)) == 1

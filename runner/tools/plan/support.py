@@ -31,7 +31,7 @@ def told_in_one_line() -> Iterator[None]:
         raise UsageError(f"it cannot be followed ({described(error)})") from error
 
 
-def check_borne(candidate: Candidate, tracer: Tracer) -> None:
+def check_supported(candidate: Candidate, tracer: Tracer) -> None:
     """Check what the strategies do; in a process group that exchanges nothing.
 
     Raises:

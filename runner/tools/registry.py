@@ -1,0 +1,107 @@
+"""The tools by name. Other packages add tools by an entry point ``runner.tools``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from runner.base.extensions import extensions, load_function
+
+if TYPE_CHECKING:
+    from runner.job import Job
+
+ToolFunction = Callable[["Job", list[str]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """What a tool is for, in a line; where its function is (``module:function``), and how it is started."""
+
+    summary: str
+    function: str
+    needs_rendezvous: bool = (
+        True  # False: it runs in one process without rendezvous, whatever a launcher's variables say
+    )
+    shows_training: bool = False  # it shows what a workload would get
+    examines: bool = False  # it accepts ranks that do not fit together, and reports what is wrong
+
+
+TOOLS = {
+    "explain": Tool(
+        summary="what the ranks are, where they meet, their devices, and why",
+        function="runner.tools.explain.explain:explain",
+        shows_training=True,
+    ),
+    "bench": Tool(summary="how fast the collectives are", function="runner.tools.bench.bench:bench"),
+    "checkpoint": Tool(
+        summary="look at checkpoints, verify and export them",
+        function="runner.tools.checkpoint.checkpoint:checkpoint",
+        needs_rendezvous=False,
+    ),
+    "compare": Tool(
+        summary="how fast backends and layouts train a workload here", function="runner.tools.compare.compare:compare"
+    ),
+    "doctor": Tool(
+        summary="whether this cluster is well: hosts, network, GPUs, versions",
+        function="runner.tools.doctor.doctor:doctor",
+        examines=True,
+    ),
+    "plan": Tool(
+        summary="which layouts fit the GPUs' memory, and what each costs",
+        function="runner.tools.plan.plan:plan",
+        needs_rendezvous=False,
+    ),
+    "jobscript": Tool(
+        summary="write a job script for Slurm, PBS or LSF, or submit it",
+        function="runner.tools.jobscript.jobscript:jobscript",
+        needs_rendezvous=False,
+    ),
+    "smoke": Tool(
+        summary="a short test of this installation", function="runner.tools.smoke.smoke:smoke", needs_rendezvous=False
+    ),
+    "supervise": Tool(
+        summary="start a job again when it fails in a way that a restart can fix",
+        function="runner.tools.supervise.supervise:supervise",
+        needs_rendezvous=False,
+    ),
+    "top": Tool(
+        summary="show what the ranks of a running job do", function="runner.tools.top.top:top", needs_rendezvous=False
+    ),
+}
+
+
+def summaries() -> dict[str, str]:
+    """What each tool is for, by name."""
+    others = {point.name: f"of {point.value.partition('.')[0]}" for point in extensions("runner.tools")}
+    return {name: tool.summary for name, tool in TOOLS.items()} | others
+
+
+def tool_names() -> list[str]:
+    """The names of all tools, including those of other packages."""
+    return [*TOOLS, *(point.name for point in extensions("runner.tools"))]
+
+
+def examines(target: str) -> bool:
+    """Whether a target is a tool that accepts ranks which other targets refuse."""
+    return target in TOOLS and TOOLS[target].examines
+
+
+def shows_training(target: str) -> bool:
+    """Whether a target is a tool that shows what a workload would get."""
+    return target in TOOLS and TOOLS[target].shows_training
+
+
+def works_alone(target: str) -> bool:
+    """Whether a target is a tool that needs no rendezvous."""
+    return target in TOOLS and not TOOLS[target].needs_rendezvous
+
+
+def load_tool(name: str) -> ToolFunction:
+    """The function of a tool, by its name."""
+    if name in TOOLS:
+        module, _, function = TOOLS[name].function.partition(":")
+        tool: ToolFunction = getattr(importlib.import_module(module), function)
+        return tool
+    return load_function("runner.tools", name, "tool")
