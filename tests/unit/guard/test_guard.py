@@ -347,7 +347,7 @@ rank = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, 
 while rank.stdout.readline() != "ready\\n":
     pass
 rank.send_signal(signal.SIGTERM)
-while not (state.exists() and "exit_code" in json.loads(state.read_text())):
+while not (state.exists() and json.loads(state.read_text())["exit_code"] is not None):
     time.sleep(0.05)
 rank.kill()
 """
