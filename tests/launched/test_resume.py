@@ -105,7 +105,7 @@ def test_what_has_changed_is_said_and_obeyed_or_refused(trained: Trained, tmp_pa
     before = content_of(tmp_path / "step-3")
     refused(trained(2, tmp_path, *SHORT, "--resume", "--optimizer", "Adam"), "was made by SGD, and this is Adam")
     refused(
-        trained(1, tmp_path, *SHORT, "--resume", "--seed", "5"), "shuffled by seed 0; here are 64 samples and seed 5"
+        trained(1, tmp_path, *SHORT, "--resume", "--seed", "5"), "(then 64 samples, seed 0; now 64 samples, seed 5)"
     )
     assert content_of(tmp_path / "step-3") == before
     done = ok(trained(1, tmp_path, *SHORT, "--resume", "--lr", "0.1", "--epochs", "2"))

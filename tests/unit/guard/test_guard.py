@@ -312,7 +312,7 @@ def test_who_ended_it_is_said() -> None:
         _, errors = process.communicate(timeout=LIMIT)
         assert process.returncode == 143
         assert errors.startswith("runner: rank 0 of 1 on host here: SIGTERM from the launcher: the job was ended, or")
-        assert errors.endswith("; go on\n")
+        assert errors.endswith("; continue\n")
     with guarded("time.sleep(300)") as process:
         worker_of(process)
         subprocess.run(["sh", "-c", f"kill -TERM {process.pid}; true"], check=True)
