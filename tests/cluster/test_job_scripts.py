@@ -44,7 +44,7 @@ def test_a_job_trains_and_ends_with_the_targets_exit_code(vc: Cluster, tmp_path:
     ],
 )
 def test_what_jobscript_writes_is_submitted_and_runs(vc: Cluster, mpi: str, environment: dict[str, str]) -> None:
-    request = ["--nodes=2", "--ranks-per-node=2", "--cores-per-rank=1", "--time=0:05:00", f"--mpi={mpi}", "--mem=1M"]
+    request = ["--nodes=2", "--ranks-per-node=2", "--cores-per-rank=1", "--time-limit=0:05:00", f"--mpi={mpi}", "--memory=1M"]
     command = [*RUNNER, "jobscript", *request, "--submit", "explain", "--json"]
     answer = ok(vc.run("node1", command, **environment)).stdout
     job = answer.split()[-1]
@@ -58,7 +58,7 @@ def test_from_inside_a_step_that_is_bound_to_a_core(monkeypatch: pytest.MonkeyPa
     bound = virtual.SLURM_CONF.replace("TaskPlugin=task/none", "TaskPlugin=task/affinity")
     monkeypatch.setattr(virtual, "SLURM_CONF", bound)
     monkeypatch.setattr(virtual, "CORES_PER_HOST", os.cpu_count())
-    shape = ["--ranks-per-node=2", "--cores-per-rank=1", "--time=0:05:00", "--directive=--oversubscribe"]
+    shape = ["--ranks-per-node=2", "--cores-per-rank=1", "--time-limit=0:05:00", "--directive=--oversubscribe"]
     script = path_of("says_its_cores")
     with virtual.cluster(1, slurm=True) as vc:
         step = ["srun", "--ntasks=1", "--cpus-per-task=1"]
