@@ -57,7 +57,7 @@ def slices_of(library: Any, handle: Any) -> list[str] | None:
         return None
     try:
         count = library.nvmlDeviceGetMaxMigDeviceCount(handle)
-    except Exception:
+    except Exception:  # a driver without MIG
         return None
     found = []
     for index in range(count):
