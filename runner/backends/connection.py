@@ -59,7 +59,7 @@ class Connection:
         Args:
             label: distinguishes it from other operations that run at the same time.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # each backend has its own
 
     def turn(self) -> AbstractContextManager[None]:
         """The block in which the connection is used. Outside such blocks it must not slow other backends."""
