@@ -1,0 +1,209 @@
+"""A training from its first step to its last, whoever computes the steps."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from runner.base.errors import RunnerError, raised_on_all_ranks
+from runner.parallel.task import Task, parts_of, to_device
+from runner.parallel.trainer import Trainer
+from runner.training.checkpoint import resume
+from runner.training.checkpoint.checkpoint_folder import Position, Saved, name_of
+from runner.training.checkpoint.checkpoints import Checkpoints
+from runner.training.checkpoint.restore import restore
+from runner.training.data.batches import ShardSampler
+from runner.training.data.random_numbers import seed_random_numbers
+from runner.training.evaluation import Evaluation, evaluate
+from runner.training.hooks.hooks import Hooks
+from runner.training.hooks.metrics import Log, MetricsHook
+from runner.training.hooks.saving import SavingHook
+from runner.training.hooks.state import Hook, State
+from runner.training.metrics.meter import Meter
+from runner.training.metrics.output import open_output
+from runner.training.metrics.profile import profiled
+from runner.training.metrics.progress import show_progress
+from runner.training.metrics.stragglers import Pace
+from runner.training.preemption import listening
+from runner.training.replicas import Replicas
+from runner.training.run import Run
+from runner.training.settings import Settings
+from runner.training.summary import Result, evaluation_texts, resumed_text, summary
+
+
+class Training:
+    """Gives the batches of all steps that are left, and does what is around each step: seeds, metrics, checkpoints, evaluation.
+
+    Attributes:
+        position: how far the training is; whoever computes a step does not change it.
+        loss: of the step that was computed last, which whoever computes it sets: a detached scalar of this rank.
+        evaluation: the last epoch's.
+    """
+
+    loss: Tensor
+
+    def __init__(
+        self,
+        run: Run,
+        task: Task,
+        options: Settings,
+        loader: DataLoader[Any],
+        sampler: ShardSampler,
+        trainer: Trainer,
+        *,
+        on_step: Sequence[Hook] = (),
+        on_epoch: Sequence[Hook] = (),
+    ) -> None:
+        """Restore the checkpoint that the options name, if any. Collective.
+
+        Args:
+            loader: of this rank's batches, in the order of ``sampler``.
+            trainer: whose state is saved.
+            on_step: as in ``fit``; ``on_epoch``, too.
+
+        Raises:
+            UsageError: the checkpoint is damaged or does not fit.
+        """
+        self._run, self._task, self._options, self._trainer = run, task, options, trainer
+        self._loader, self._sampler = loader, sampler
+        self._on_step, self._on_epoch = on_step, on_epoch
+        settings = resume.settings_of(run, task, options, trainer.optimizer)
+        self._checkpoints = Checkpoints(run, trainer, options, settings)
+        self.saved, self._changes = restore(run, trainer, options, settings)
+        self.position = self.saved.position if self.saved else Position()
+        self.evaluation: Evaluation | None = None
+        self._meter = Meter(run, task, options.batch_size * run.data_size)
+        self._last_step = _last_step(self.position, sampler.length, self._meter.global_batch, options)
+        self._hooks: Hooks
+
+    @property
+    def is_at_its_end(self) -> bool:
+        """Whether the checkpoint is that of the last step."""
+        is_over = self.position.epoch >= self._options.epochs
+        return self.saved is not None and (is_over or self.position.step >= (self._options.max_steps or math.inf))
+
+    @contextmanager
+    def begun(self, see_that_own: Callable[[], None]) -> Iterator[None]:
+        """The training; at its end the last checkpoint is written. Collective.
+
+        Args:
+            see_that_own: called on rank 0 before anything is written; raises a RunnerError if the folder is another run's now.
+        """
+        run, options, trainer, checkpoints = self._run, self._options, self._trainer, self._checkpoints
+        if self.saved:
+            run.say(resumed_text(self.saved, options, self._changes))
+        checkpoints.begin(self.saved, see_that_own)
+        replicas = Replicas(run, trainer) if options.check_replicas else None
+        state = State(trainer.model, trainer.optimizer, self.position)
+        trainer.go_on = run.job.board.go_on
+        with ExitStack() as stack:
+            # On a GPU a step is only launched: the metrics wait for the device.
+            stack.enter_context(run.job.board.training(1 if run.device.type == "cpu" else sys.maxsize))
+            sinks = open_output(run, options, self.saved, checkpoints, stack)
+            show = stack.enter_context(
+                show_progress(
+                    visible=run.is_main, epochs=options.epochs, steps=self._last_step, done=self.position.step
+                )
+            )
+            pace = Pace(run)
+            log = Log(sinks, show, pace, checkpoints)
+            metrics = MetricsHook(run, options, trainer, state, self._meter, pace, show, log, self._last_step)
+            preemption = stack.enter_context(listening(run, checkpoints))
+            self._hooks = Hooks(
+                run=run,
+                options=options,
+                trainer=trainer,
+                state=state,
+                metrics=metrics,
+                replicas=replicas,
+                preemption=preemption,
+                saving=SavingHook(run, self.position, checkpoints, preemption, metrics, self._last_step),
+                on_step=self._on_step,
+                on_epoch=self._on_epoch,
+            )
+            yield
+            checkpoints.end(self.position)
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """This rank's batches of all steps that are left, on its device. The step is done when the next one is asked for."""
+        run, options, position, sampler, hooks = self._run, self._options, self.position, self._sampler, self._hooks
+        device, dtype, global_batch = run.device, getattr(torch, options.dtype), self._meter.global_batch
+        steps = profiled(run, options, self._last_step - position.step, self._meter.leave_out)
+        self._trainer.model.train()
+        while position.epoch < options.epochs and position.step < self._last_step:
+            sampler.epoch, sampler.skip = position.epoch, position.samples
+            hooks.metrics.begin_epoch()
+            seed_random_numbers(options.seed, position.step, run.data_rank, device)  # for the loader's processes
+            batches = iter(self._loader)
+            for left in steps(reversed(range(min(len(self._loader), self._last_step - position.step)))):
+                seed_random_numbers(options.seed, position.step, run.data_rank, device)
+                run.common_random.seed(f"{options.seed} {position.step}")
+                hooks.metrics.begin_step()
+                inputs, targets = to_device(*parts_of(next(batches)), device, dtype)
+                hooks.metrics.see(inputs)
+                yield inputs, targets
+                position.step, position.samples = position.step + 1, position.samples + global_batch
+                hooks.after_step(self.loss, is_last=not left)
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        position, hooks = self.position, self._hooks
+        self.evaluation = hooks.evaluate()
+        epoch_is_over = position.samples + self._meter.global_batch > self._sampler.length
+        if epoch_is_over:
+            position.epoch, position.samples = position.epoch + 1, 0
+        is_evaluated = self.evaluation is not None or self._task.test_data is None
+        hooks.after_epoch(epoch_is_over=epoch_is_over, is_evaluated=is_evaluated)
+        self._trainer.model.train()
+
+    def result(self) -> Result:
+        """How the training has ended, which rank 0 prints."""
+        step = self.position.step
+        result = Result(step, self._meter.overall(), *(self.evaluation or (None, None)))
+        checkpoint = self._options.checkpoint_dir / name_of(step)
+        self._run.say(summary(self._run, result, self._task, self._options, checkpoint))
+        return result
+
+    def nothing_left(self) -> Result:
+        """How a training that is at its end has ended, which rank 0 prints. Collective.
+
+        Raises:
+            RunnerError: its loss was not finite.
+        """
+        assert self.saved is not None
+        _check_finite(self.saved)
+        run, options, position = self._run, self._options, self.position
+        with run.job.board.training():
+            self.evaluation = evaluate(run, self._trainer, options)
+        result = Result(position.step, 0.0, *(self.evaluation or (None, None)))
+        texts = ", ".join(evaluation_texts(result, self._task))
+        at, option = f"epoch {position.epoch} of {options.epochs}", "--epochs"
+        if position.epoch < options.epochs:
+            at, option = f"step {position.step} of {options.max_steps}", "--max-steps"
+        run.say(
+            f"nothing left to do: {self.saved.path} is at {at}{f' ({texts})' if texts else ''}; to continue, give a larger {option}"
+        )
+        return result
+
+
+def _last_step(position: Position, length: int, global_batch: int, options: Settings) -> int:
+    """The number of the last step of the training."""
+    here, whole = (length - position.samples) // global_batch, length // global_batch
+    last = position.step + here + (options.epochs - position.epoch - 1) * whole
+    return min(last, options.max_steps or last)
+
+
+@raised_on_all_ranks()
+def _check_finite(saved: Saved) -> None:
+    if not saved.is_finite:
+        raise RunnerError(
+            f"nothing is left to do, and the loss of {saved.path} was not finite",
+            fix="continue from an earlier checkpoint with --resume CHECKPOINT and a smaller --lr, or other data",
+        )
