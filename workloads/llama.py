@@ -112,11 +112,11 @@ def main(run: Run, options: Options) -> None:
 
 
 def tensor_plan(*, sequence: bool, loss: bool) -> dict[str, ParallelStyle]:
-    """How layers are divided: columns of the first products, rows of the second.
+    """How layers are sharded: columns of the first products, rows of the second.
 
     Args:
         sequence: norms and residuals have a part of the sequence each, in place of all of it.
-        loss: the logits stay divided by classes.
+        loss: the logits stay sharded by classes.
     """
     between = Shard(1) if sequence else Replicate()
     columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=between)
@@ -140,7 +140,7 @@ def tensor_plan(*, sequence: bool, loss: bool) -> dict[str, ParallelStyle]:
 
 
 def plan(*, loss: bool = False) -> Plan:
-    """Where the model may be divided; with the logits divided by classes or not."""
+    """Where the model may be sharded or cut; with the logits sharded by classes or not."""
     return Plan(
         shard=("model.layers.*", "lm_head"),
         tensor=tensor_plan(sequence=False, loss=loss),

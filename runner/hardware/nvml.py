@@ -44,7 +44,7 @@ def uuid_of(library: Any, handle: Any, index: int) -> str:
         return f"nvidia{index}"  # Jetson's driver knows no UUIDs
 
 
-def is_divided(library: Any, handle: Any) -> bool:
+def is_in_mig_mode(library: Any, handle: Any) -> bool:
     """Whether a GPU is in MIG mode."""
     with contextlib.suppress(Exception):  # this GPU, or this driver, has no MIG
         return bool(library.nvmlDeviceGetMigMode(handle)[0] == library.NVML_DEVICE_MIG_ENABLE)
@@ -52,8 +52,8 @@ def is_divided(library: Any, handle: Any) -> bool:
 
 
 def slices_of(library: Any, handle: Any) -> list[str] | None:
-    """The UUIDs of a GPU's MIG instances; None if it is not divided."""
-    if not is_divided(library, handle):
+    """The UUIDs of a GPU's MIG instances; None if it is not in MIG mode."""
+    if not is_in_mig_mode(library, handle):
         return None
     try:
         count = library.nvmlDeviceGetMaxMigDeviceCount(handle)

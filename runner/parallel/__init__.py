@@ -34,7 +34,7 @@ class Setting:
 
 
 def make_trainer(task: Task, setting: Setting) -> Trainer:
-    """Wrap or divide the task's model by the options' strategy. All ranks begin with rank 0's. Collective.
+    """Wrap or shard the task's model by the options' strategy. All ranks begin with rank 0's. Collective.
 
     Raises:
         UsageError: the task's plan does not say what the options need, or the strategy does not support the model.

@@ -1,25 +1,25 @@
-"""The trainer of a task whose model is divided: in the stages of a pipeline, or without one."""
+"""The trainer of a task whose model is sharded: in the stages of a pipeline, or without one."""
 
 from __future__ import annotations
 
 from runner.parallel import Setting
-from runner.parallel.divided import DividedTrainer, divide, outline, settle
 from runner.parallel.mesh import degree
+from runner.parallel.sharded import ShardedTrainer, outline, parallelize, settle
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 
 
 def compose(task: Task, setting: Setting, *, shard: bool) -> Trainer:
-    """Divide the task's model as the options say, and return what trains it.
+    """Shard the task's model as the options say, and return what trains it.
 
     Args:
-        shard: whether data-parallel ranks have a part of each parameter; otherwise they have replicas.
+        shard: whether data-parallel ranks have a shard of each parameter; otherwise they have replicas.
     """
     if degree(setting.mesh, "pipeline") > 1:
         from runner.parallel.pipeline.pipeline import pipeline  # imports torch's schedules
 
         return pipeline(task, setting, shard=shard)
     model = outline(task, setting)
-    divide(model, task, setting, shard=shard)
+    parallelize(model, task, setting, shard=shard)
     settle(model, task, setting)
-    return DividedTrainer(task, model, setting, [model])
+    return ShardedTrainer(task, model, setting, [model])

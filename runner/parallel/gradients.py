@@ -1,4 +1,4 @@
-"""The norm of all gradients, wherever their parts are, and its limit."""
+"""The norm of all gradients, wherever their shards are, and its limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from runner.parallel.state import part_of, whole_of
+from runner.parallel.state import full_tensor, local_tensor
 from runner.versions.torch_api import clip, total_norm
 from runner.versions.torch_private import values_of
 
@@ -22,7 +22,7 @@ def clip_gradients(
     pipeline: dist.ProcessGroup | None = None,
     copies: Iterable[nn.Parameter] = (),
 ) -> Tensor:
-    """Scale the gradients down if the norm of all of them is above a limit. Collective if they are divided.
+    """Scale the gradients down if the norm of all of them is above a limit. Collective if they are sharded.
 
     Args:
         pipeline: the ranks that have the model's other stages.
@@ -43,7 +43,7 @@ def clip_gradients(
             by_mesh[getattr(parameter.grad, "device_mesh", None)].append(parameter)
     elsewhere = {id(copy) for copy in copies}
     counted = [[_gradient(one) for one in group if id(one) not in elsewhere] for group in by_mesh.values()]
-    norms = [whole_of(total_norm(gradients)) for gradients in counted if gradients]
+    norms = [full_tensor(total_norm(gradients)) for gradients in counted if gradients]
     nothing = torch.zeros((), dtype=parameters[0].dtype, device=parameters[0].device)  # a stage's that trains nothing
     square = torch.stack(norms).square().sum() if norms else nothing
     if pipeline is not None:
@@ -55,13 +55,13 @@ def clip_gradients(
 
 
 def own_gradients(model: nn.Module) -> dict[str, Tensor]:
-    """This rank's part of each gradient, by the parameter's name; of a sparse one its values."""
-    parts = {}
+    """This rank's shard of each gradient, by the parameter's name; of a sparse one its values."""
+    shards = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            part: Any = part_of(parameter.grad)
-            parts[name] = values_of(part) if part.is_sparse else part
-    return parts
+            shard: Any = local_tensor(parameter.grad)
+            shards[name] = values_of(shard) if shard.is_sparse else shard
+    return shards
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -1,4 +1,4 @@
-"""The degrees of parallelism, and which rank has which part of the model and the data. Does not import torch at load.
+"""The degrees of parallelism, and which rank has which shard of the model and the data. Does not import torch at load.
 
 The degrees are those of torchtitan and of PyTorch's device mesh: ``replicate × shard × pipeline × tensor`` is the number of
 ranks. Tensor-parallel ranks communicate in every layer, and pipeline stages communicate least. So the tensor dimension stays
@@ -35,7 +35,7 @@ class Degrees:
         replicate: copies of the model (each on one rank or on a group of ranks).
         shard: ranks among which the parameters of a copy are sharded (FSDP, ZeRO).
         pipeline: pipeline stages.
-        tensor: ranks among which each layer is divided.
+        tensor: ranks among which each layer is sharded.
     """
 
     replicate: int = 1
@@ -137,7 +137,7 @@ class Layout:
     def is_ascending(self) -> bool:
         """Whether ranks ascend along each dimension.
 
-        torch's groups are of ascending ranks. Where the mesh is not, DTensor takes one rank's part for another's, without a
+        torch's groups are of ascending ranks. Where the mesh is not, DTensor takes one rank's shard for another's, without a
         word (torch 2.14).
         """
         return all(group == sorted(group) for dimension in self.dimensions for group in self.groups(dimension))
@@ -170,7 +170,7 @@ def lay_out(topology: Topology, degrees: Degrees) -> Layout:
     by_host = [rank for host in topology.hosts for rank in sorted(host.ranks)]
     groups = [sorted(block) for block in _blocks(by_host, degrees.tensor)]
     # By host is best: neighbours in the mesh are near. The ranks of a host need not be consecutive numbers, though: then what
-    # is divided stays near, from the largest part that can: a stage with its replicas, a replica's shards, a shard's parts.
+    # is sharded stays near, from the largest part that can: a stage with its replicas, a replica's shards, a shard's parts.
     block_sizes = len(groups), degrees.data, degrees.shard, 1  # in tensor groups
     layouts = [
         Layout(degrees, tuple(rank for block in sorted(_blocks(groups, size)) for group in block for rank in group))
@@ -187,7 +187,7 @@ def device_mesh(layout: Layout, device_type: str, backend: str | None = None) ->
     """The layout as torch's DeviceMesh. Collective.
 
     It has the dimension ``data``, and ``pipeline`` and ``tensor`` if their degree is above 1. With replicas of something that
-    is divided, ``data`` is flattened from the dimensions ``replicate`` and ``shard``, which fully_shard takes.
+    is sharded, ``data`` is flattened from the dimensions ``replicate`` and ``shard``, which fully_shard takes.
 
     Args:
         backend: of the dimensions' groups; None: the default group's.

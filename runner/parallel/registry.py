@@ -18,8 +18,8 @@ class StrategyTraits:
 
     Attributes:
         function: what makes its trainer, as ``module:function``.
-        shards: whether data-parallel ranks have a part of each parameter; None if that is not known.
-        shards_optimizer: whether they have a part of the optimizer's state each, and the model whole.
+        shards: whether data-parallel ranks have a shard of each parameter; None if that is not known.
+        shards_optimizer: whether they have a shard of the optimizer's state each, and the full model.
         is_local: whether they train by themselves, and average their weights every ``--sync-every`` steps.
         averages: whether they exchange the average of all gradients in a step, and nothing else.
         is_divisible: whether it goes with ``--tp`` and ``--pp``.

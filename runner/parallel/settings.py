@@ -192,9 +192,11 @@ class ParallelSettings:
 
     def features_in(self, layout: Layout) -> list[str]:
         """Which other rows it uses where ranks are laid out so."""
-        is_divided = self.tp > 1 or self.pp > 1
+        is_model_parallel = self.tp > 1 or self.pp > 1
         used = {
-            "copies": is_divided and not self.is_sharded and (layout.degrees.data > 1 or self.precision != "fp32"),
+            "copies": is_model_parallel
+            and not self.is_sharded
+            and (layout.degrees.data > 1 or self.precision != "fp32"),
             "order": not layout.is_ascending,
         }
         return [name for name, is_used in used.items() if is_used]
@@ -220,12 +222,12 @@ def _conflicts(options: ParallelSettings) -> list[tuple[bool, str]]:
     """What does not go together: (whether it is so here, what to say)."""
     name, schedule = options.strategy, SCHEDULES[options.pp_schedule]
     traits = traits_of(name)
-    is_divided = options.tp > 1 or options.pp > 1
+    is_model_parallel = options.tp > 1 or options.pp > 1
     stages, micro_batches = options.stages_per_rank, options.micro_batches
     return [
         (
-            is_divided and not traits.is_divisible,
-            f"--strategy {name} has the model whole on every rank, and --tp {options.tp} --pp {options.pp} divide it; take "
+            is_model_parallel and not traits.is_divisible,
+            f"--strategy {name} has the full model on every rank, and --tp {options.tp} --pp {options.pp} shard it; take "
             "--strategy ddp or fsdp",
         ),
         (
@@ -274,9 +276,9 @@ def _conflicts(options: ParallelSettings) -> list[tuple[bool, str]]:
             "would compute both each time; take --pp-schedule 1f1b, or leave out --compile",
         ),
         (
-            options.comm_hook != "none" and (is_divided or not traits.hooks),
+            options.comm_hook != "none" and (is_model_parallel or not traits.hooks),
             f"--comm-hook {options.comm_hook} compresses what ddp and horovod exchange; leave it out with --strategy "
-            f"{name}{' and a divided model' if is_divided else ''}",
+            f"{name}{' and a sharded model' if is_model_parallel else ''}",
         ),
         (
             options.comm_hook not in ("none", *traits.hooks),

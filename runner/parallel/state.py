@@ -151,18 +151,18 @@ def room_for(
     return room
 
 
-def whole_of(tensor: Tensor) -> Tensor:
-    """A tensor that is not divided. Collective if it is."""
-    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The full tensor of a sharded one, or the tensor itself. Collective if it is sharded."""
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full
 
 
-def part_of(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor: all of one that is not divided."""
+def local_tensor(tensor: Tensor) -> Tensor:
+    """This rank's shard of a tensor: all of one that is not sharded."""
     if type(tensor) is Tensor:  # the next line takes as long as copying a small one
         return tensor
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
+    shard: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return shard
 
 
 def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -170,14 +170,14 @@ def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
-def copy_part(whole: Tensor, part: Tensor) -> None:
-    """Copy a tensor into ``part``, or this rank's share of it if ``part`` is a DTensor."""
-    if hasattr(part, "placements"):
+def copy_shard(full: Tensor, into: Tensor) -> None:
+    """Copy a full tensor into another one, or this rank's shard of it if that is a DTensor."""
+    if hasattr(into, "placements"):
         from torch.distributed.tensor import DTensor, distribute_tensor  # imports sympy, which takes a second
 
-        assert isinstance(part, DTensor)
-        whole = distribute_tensor(whole, part.device_mesh, part.placements, **ALL_HAVE_IT)
-    part.copy_(whole)
+        assert isinstance(into, DTensor)
+        full = distribute_tensor(full, into.device_mesh, into.placements, **ALL_HAVE_IT)
+    into.copy_(full)
 
 
 def _parameter_of(name: str, parameters: Collection[str]) -> str | None:

@@ -1,6 +1,6 @@
 """The random numbers that a part of a model draws, for dropout: as Megatron-LM keeps them, in streams of their own.
 
-Ranks of a tensor-parallel group draw the same where they compute the same, and each its own where each has a part of the
+Ranks of a tensor-parallel group draw the same where they compute the same, and each its own where each has a shard of the
 activations; pipeline stages draw different ones. The streams of a call begin with a number from torch's generator, which the loop
 seeds for each step: so they follow from that generator's state, and whoever restores it gets the same numbers again.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
-_OUTER = ""  # the stream of all that is outside of the model, and of its first stage where nothing is divided
+_OUTER = ""  # the stream of all that is outside of the model, and of its first stage where nothing is sharded
 
 # Layers that draw in training, whatever attributes they have.
 _DRAWING = nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d
@@ -33,24 +33,24 @@ class RandomStreams:
     def __init__(self, model: nn.Module, device: torch.device, *, stage: int = 0) -> None:
         """Let the model's calls draw from the stage's stream."""
         self._device = device
-        self._whole = f"stage {stage}" if stage else _OUTER
-        self._divided = self._whole
+        self._replicated = f"stage {stage}" if stage else _OUTER
+        self._sharded = self._replicated
         self._used, self._kept = _OUTER, dict[str, list[Tensor]]()
         self._number: int | None = None
         model.register_forward_pre_hook(self._begin, prepend=True)
         model.register_forward_hook(self._end, always_call=True)
 
     def follow(self, model: nn.Module, styles: Mapping[str, ParallelStyle], rank: int) -> None:
-        """Draw from a stream of this tensor-parallel rank's own between layers that divide the activations and those that join them.
+        """Draw from a stream of this tensor-parallel rank's own between layers that shard the activations and those that gather them.
 
         Args:
-            styles: of the divided layers, by name.
+            styles: of the sharded layers, by name.
             rank: in the tensor-parallel group.
         """
-        self._divided = f"{self._whole} part {rank}"
+        self._sharded = f"{self._replicated} part {rank}"
         for name, style in styles.items():
             module = model.get_submodule(name)
-            before, after = _division_before(style), _division_after(style)
+            before, after = _sharding_before(style), _sharding_after(style)
             if before is not None:
                 module.register_forward_pre_hook(_hook(self._use, before), prepend=True)
             module.register_forward_hook(_hook(self._use_as_is, None) if after is None else _hook(self._use, after))
@@ -73,7 +73,7 @@ class RandomStreams:
     def _begin(self, model: nn.Module, *_: Any) -> None:
         if model.training:  # else nothing is dropped, and who draws tokens gets those of one process
             self._number = int(torch.randint(1 << 62, (), device="cpu"))
-            self._take(self._whole)
+            self._take(self._replicated)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # as above
     def _end(self, *_: Any) -> None:
@@ -82,8 +82,8 @@ class RandomStreams:
         self._number = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # as above
-    def _use(self, is_divided: bool, _: Any) -> None:
-        self._take(self._divided if is_divided else self._whole)
+    def _use(self, is_sharded: bool, _: Any) -> None:
+        self._take(self._sharded if is_sharded else self._replicated)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # as above
     def _use_as_is(self, _: None, outputs: Any) -> None:
@@ -125,32 +125,32 @@ def _is_rate(name: str, value: Any) -> bool:
     return 0 < value <= 1 if name == "p" else value > 0 and any(word in name.lower() for word in ("drop", "noise"))
 
 
-def _hook(use: Any, division: bool | None) -> Any:
+def _hook(use: Any, is_sharded: bool | None) -> Any:
     """``use`` as a hook before or after a module's call."""
 
     def hook(module: nn.Module, inputs: Any, outputs: Any = None) -> None:
-        use(division, outputs)
+        use(is_sharded, outputs)
 
     return hook
 
 
-def _division_before(style: Any) -> bool | None:
-    """Whether a module is called with a part of the activations; None if its style does not say, or it is a layer that draws nothing."""
+def _sharding_before(style: Any) -> bool | None:
+    """Whether a module is called with a shard of the activations; None if its style does not say, or it is a layer that draws nothing."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     if isinstance(style, ColwiseParallel | RowwiseParallel):
         return None
     style = getattr(style, "prepare_module_input", style)
-    return _division(style, "sequence_sharding", "desired_input_layouts")
+    return _sharding(style, "sequence_sharding", "desired_input_layouts")
 
 
-def _division_after(style: Any) -> bool | None:
-    """Whether a module returns a part of the activations; None if its style does not say."""
+def _sharding_after(style: Any) -> bool | None:
+    """Whether a module returns a shard of the activations; None if its style does not say."""
     style = getattr(style, "prepare_module_output", style)
-    return _division(style, "sequence_sharding", "desired_output_layouts", "output_layouts")
+    return _sharding(style, "sequence_sharding", "desired_output_layouts", "output_layouts")
 
 
-def _division(style: Any, *names: str) -> bool | None:
+def _sharding(style: Any, *names: str) -> bool | None:
     layouts = next((found for name in names if (found := getattr(style, name, None)) is not None), None)
     return None if layouts is None or not any(layouts) else _has_shard(layouts)
 

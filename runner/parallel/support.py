@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from runner.base.errors import UsageError, is_echo, raised_on_all_ranks
-from runner.parallel.state import whole_of
+from runner.parallel.state import full_tensor
 from runner.versions.features import need
 from runner.versions.torch_api import ALL_HAVE_IT
 
@@ -47,20 +47,20 @@ def check_shapes(model: nn.Module) -> None:
 
 @raised_on_all_ranks()
 def check_divisible(model: nn.Module) -> None:
-    """Refuse a model of which ranks cannot have parts.
+    """Refuse a model of which ranks cannot have shards.
 
     Raises:
         UsageError: a module gives sparse gradients.
     """
     if sparse := sparse_modules(model):
         raise UsageError(
-            f"{sparse[0] or 'the model'} gives sparse gradients, which a divided model cannot exchange",
+            f"{sparse[0] or 'the model'} gives sparse gradients, which a sharded model cannot exchange",
             fix="leave out sparse=True, or take --strategy ddp or zero1",
         )
 
 
 def check_even(model: nn.Module, shards: int) -> None:
-    """Refuse what torch divides wrongly: parts of a tensor-parallel layer, in shards of which some are smaller than others.
+    """Refuse what torch shards wrongly: parts of a tensor-parallel layer, in shards of which some are smaller than others.
 
     Args:
         shards: into how many each part is to be cut.
@@ -84,7 +84,7 @@ def sparse_modules(model: nn.Module) -> list[str]:
 
 @contextmanager
 def supported_by(what: str) -> Iterator[None]:
-    """The context in which torch wraps or divides a model: what it does not support is told in one line.
+    """The context in which torch wraps or shards a model: what it does not support is reported in one line.
 
     Raises:
         UsageError: torch has refused it.
@@ -135,15 +135,15 @@ def check_one_dtype(model: nn.Module) -> None:
 
 @dataclass(frozen=True, order=True)
 class ParameterKind:
-    """What an optimizer may do differently for: a parameter's dimensions and dtype, and whether ranks have parts of it."""
+    """What an optimizer may do differently for: a parameter's dimensions and dtype, and whether it is sharded."""
 
     dimensions: int
-    is_divided: bool
+    is_sharded: bool
     dtype: str
 
 
 def kinds_of(parameters: Iterable[nn.Parameter]) -> list[ParameterKind]:
-    """Those of the parameters that are trained. ``is_divided``: as they are."""
+    """Those of the parameters that are trained. ``is_sharded``: as they are."""
     trained = [one for one in parameters if one.requires_grad]
     kinds = {
         ParameterKind(one.dim(), hasattr(one, "placements"), str(one.dtype).removeprefix("torch.")) for one in trained
@@ -153,19 +153,19 @@ def kinds_of(parameters: Iterable[nn.Parameter]) -> list[ParameterKind]:
 
 @raised_on_all_ranks()
 def check_steps(factory: Any, kinds: Sequence[ParameterKind], mesh: DeviceMesh, *, compares: bool = True) -> None:
-    """Try the optimizer on small parameters that are divided as the model's are, beside the same ones whole. Collective.
+    """Try the optimizer on small parameters that are sharded as the model's are, beside the same ones unsharded. Collective.
 
-    What it cannot do with small whole ones, it may well do with the model's: then nothing is found.
+    What it cannot do with small unsharded ones, it may well do with the model's: then nothing is found.
 
     Args:
         factory: of the optimizer.
-        mesh: along whose last dimension they are divided.
+        mesh: along whose last dimension they are sharded.
         compares: whether values are compared, too; not in a process group that exchanges nothing.
 
     Raises:
-        UsageError: it fails with divided parameters, or its steps are others.
+        UsageError: it fails with sharded parameters, or its steps are others.
     """
-    if not any(kind.is_divided for kind in kinds):
+    if not any(kind.is_sharded for kind in kinds):
         return
     try:
         expected = _stepped(factory, kinds, None)
@@ -179,31 +179,31 @@ def check_steps(factory: Any, kinds: Sequence[ParameterKind], mesh: DeviceMesh, 
         if not is_about_the_model(error):
             raise
         raise UsageError(
-            f"the optimizer cannot step parameters that are divided among ranks ({described(error)})", fix=_OTHERWISE
+            f"the optimizer cannot step parameters that are sharded among ranks ({described(error)})", fix=_OTHERWISE
         ) from error
     for kind, one, other in zip(kinds, found, expected, strict=True) if compares else ():
         step = (other - _values(kind, 0)).abs().max()
-        if (whole_of(one).cpu() - other).abs().max() > _FAR * step:
-            raise UsageError("the optimizer steps otherwise where parameters are divided among ranks", fix=_OTHERWISE)
+        if (full_tensor(one).cpu() - other).abs().max() > _FAR * step:
+            raise UsageError("the optimizer steps otherwise where parameters are sharded among ranks", fix=_OTHERWISE)
 
 
 def _stepped(factory: Any, kinds: Sequence[ParameterKind], mesh: DeviceMesh | None) -> list[Tensor]:
-    """Parameters of these kinds after some steps; divided along a mesh, if there is one."""
+    """Parameters of these kinds after some steps; sharded along a mesh, if there is one."""
 
-    def part(kind: ParameterKind, number: int) -> Tensor:
-        whole = _values(kind, number)
-        if mesh is None or not kind.is_divided:
-            return whole if mesh is None else whole.to(mesh.device_type)
+    def placed(kind: ParameterKind, number: int) -> Tensor:
+        full = _values(kind, number)
+        if mesh is None or not kind.is_sharded:
+            return full if mesh is None else full.to(mesh.device_type)
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
         placements = [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
-        return distribute_tensor(whole.to(mesh.device_type), mesh, placements, **ALL_HAVE_IT)
+        return distribute_tensor(full.to(mesh.device_type), mesh, placements, **ALL_HAVE_IT)
 
-    own = [nn.Parameter(part(kind, 0)) for kind in kinds]
+    own = [nn.Parameter(placed(kind, 0)) for kind in kinds]
     optimizer = factory(iter(own))
     for number in range(1, 1 + _STEPS):
         for kind, one in zip(kinds, own, strict=True):
-            one.grad = part(kind, number)
+            one.grad = placed(kind, number)
         optimizer.step()
     return [one.detach() for one in own]
 

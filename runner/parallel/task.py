@@ -22,7 +22,7 @@ from runner.backends.gpu import is_gpu
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.pipeline.stages import PassThrough
 from runner.parallel.same_start import check_digests, check_outline, digest_of
-from runner.parallel.state import copy_part
+from runner.parallel.state import copy_shard
 from runner.parallel.support import check_shapes
 from runner.parallel.tied import shared_parameters
 from runner.versions.torch_private import change_tensors
@@ -43,16 +43,16 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Where a model may be divided, by the names of its modules; ``*`` stands for one part of a name (``layers.*``).
+    """Where a model may be sharded or cut into stages, by the names of its modules; ``*`` stands for one part of a name (``layers.*``).
 
     Attributes:
         shard: FSDP's units; the parameters of one module are gathered together.
-        tensor: how layers are divided, in the form of ``parallelize_module``; modules that it does not name are on every rank.
+        tensor: how layers are sharded, in the form of ``parallelize_module``; modules that it does not name are on every rank.
         sequence: the same for ``--sequence-parallel``.
         pipeline: modules that may begin a stage. The model calls its modules in the order in which it registers them, each
             with the one before's output, so that a module of another stage can be replaced by one that passes it on. One without
             parameters stays with those before it.
-        outputs: the module whose outputs ``--loss-parallel`` leaves divided by classes; ``tensor`` names it, too.
+        outputs: the module whose outputs ``--loss-parallel`` leaves sharded by classes; ``tensor`` names it, too.
     """
 
     shard: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Plan:
         return [model.get_submodule(name) for name in _matching(model, self.shard)]
 
     def styles(self, model: nn.Module, *, sequence: bool) -> dict[str, ParallelStyle]:
-        """How the model's layers are divided, by the names that it has."""
+        """How the model's layers are sharded, by the names that it has."""
         styles = self.sequence if sequence else self.tensor
         return {name: style for pattern, style in styles.items() for name in _matching(model, [pattern])}
 
@@ -90,7 +90,7 @@ class Plan:
             (
                 options.tp > 1,
                 self.tensor,
-                f"--tp {options.tp}: it does not say how its layers are divided (Plan.tensor)",
+                f"--tp {options.tp}: it does not say how its layers are sharded (Plan.tensor)",
             ),
             (options.sequence_parallel, self.sequence, "--sequence-parallel: it does not say where (Plan.sequence)"),
             (options.loss_parallel, self.outputs, "--loss-parallel: it names no module for the outputs (Plan.outputs)"),
@@ -108,7 +108,7 @@ class Plan:
 class Task:
     """What is trained: model and loss, data, and optimizer."""
 
-    model: nn.Module | Callable[[], nn.Module]  # or a factory, for a model too large to be made whole on every rank
+    model: nn.Module | Callable[[], nn.Module]  # or a factory, for a model too large to be made in full on every rank
     loss: Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) → the mean over the batch, a scalar
     optimizer: OptimizerFactory
     train_data: Dataset[Any]  # of (input, target), the same on all ranks
@@ -129,7 +129,7 @@ class Task:
     )
 
     def build(self, device: torch.device, dtype: torch.dtype) -> nn.Module:
-        """The whole model on a device, with its weights."""
+        """The full model on a device, with its weights."""
         model = self.outline(dtype)
         if isinstance(self.model, nn.Module):
             return model.to(device)
@@ -137,7 +137,7 @@ class Task:
         return model
 
     def outline(self, dtype: torch.dtype) -> nn.Module:
-        """The model where it is, or a factory's on ``meta``, where it takes no memory: divide it, then ``fill`` it."""
+        """The model where it is, or a factory's on ``meta``, where it takes no memory: shard it, then ``fill`` it."""
         if isinstance(self.model, nn.Module):
             check_shapes(self.model)
             return _cast(self.model, dtype)
@@ -229,12 +229,12 @@ def _matching(model: nn.Module, patterns: Iterable[str]) -> list[str]:
 def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.device) -> None:
     """Allocate a model that is on ``meta``, and initialise its weights (``reset_parameters``).
 
-    The model may be divided: each module is initialised whole, on every rank that has a part of it, from a seed of its name
-    (and ``torch.initial_seed()``); then the rank takes its part. So the weights do not depend on how the model is divided,
-    and no more than one whole module is in memory. Collective, where there is a process group.
+    The model may be sharded: each module is initialised in full, on every rank that has a shard of it, from a seed of its name
+    (and ``torch.initial_seed()``); then the rank takes its shard. So the weights do not depend on how the model is sharded,
+    and no more than one full module is in memory. Collective, where there is a process group.
 
     Args:
-        factory: makes such a model, undivided.
+        factory: makes such a model, unsharded.
 
     Raises:
         UsageError: a module with parameters or buffers of its own has no ``reset_parameters``, or one that leaves some as
@@ -244,14 +244,14 @@ def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.devic
     digests: dict[str, Tensor | None] = {}
     places = dict(model.named_modules())
     with torch.device("meta"):
-        whole = factory()
-    check_outline(whole)
-    names = [_joined(name, key) for name, module in whole.named_modules() for key in _own_tensors(module)]
+        full = factory()
+    check_outline(full)
+    names = [_joined(name, key) for name, module in full.named_modules() for key in _own_tensors(module)]
     where: dict[int, list[tuple[str, str]]] = {}  # the modules that have a tensor, of which the first initialises it
-    for name, module in whole.named_modules():
+    for name, module in full.named_modules():
         for key, tensor in _own_tensors(module).items():
             where.setdefault(id(tensor), []).append((name, key))
-    for name, module in whole.named_modules():
+    for name, module in full.named_modules():
         own = {key: where[id(tensor)] for key, tensor in _own_tensors(module).items()}
         wanted = {
             key: [getattr(places[place], its) for place, its in users if hasattr(places.get(place), its)]
@@ -268,10 +268,10 @@ def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.devic
             error = UsageError(f"{label}: reset_parameters() does not fill {unfilled}", fix=_OR_NO_FACTORY)
             error.on_all_ranks = not any(isinstance(place, PassThrough) for place in places.values())
             raise error
-        for key, parts in wanted.items():
+        for key, shards in wanted.items():
             digests[_joined(name, key)] = digest_of(getattr(module, key))
-            for part in parts:
-                copy_part(getattr(module, key), part)
+            for shard in shards:
+                copy_shard(getattr(module, key), shard)
         module.to_empty(device=torch.device("meta"), recurse=False)
     check_digests([(name, digests.get(name)) for name in names], "the weights by reset_parameters()", _ALIKE)
 

@@ -1,4 +1,4 @@
-"""Parameters that several modules share (tied weights), while the model is divided among ranks."""
+"""Parameters that several modules share (tied weights), while the model is sharded among ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from runner.base.errors import UsageError, raised_on_all_ranks
 
-NOT_ALIKE = "give both the same division in Plan.tensor"
+NOT_ALIKE = "give both the same style in Plan.tensor"
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,23 @@ def shared_parameters(model: nn.Module) -> list[Shared]:
 
 
 @raised_on_all_ranks()
-def tie_divided(shared: Sequence[Shared]) -> None:
-    """Tie what tensor parallelism has divided, module by module.
+def tie_sharded(shared: Sequence[Shared]) -> None:
+    """Tie what tensor parallelism has sharded, module by module.
 
     Raises:
-        UsageError: some modules have another part of the parameter than others.
+        UsageError: some modules have another shard of the parameter than others.
     """
     for one in shared:
-        ways = {division(module.get_parameter(key)) for module, key in one.places}
+        ways = {placements_of(module.get_parameter(key)) for module, key in one.places}
         if len(ways) > 1:
             raise UsageError(
-                f"{one.names[1]} is tied to {one.names[0]}, and the two are not divided alike", fix=NOT_ALIKE
+                f"{one.names[1]} is tied to {one.names[0]}, and the two are not sharded alike", fix=NOT_ALIKE
             )
         one.tie()
 
 
-def division(parameter: nn.Parameter) -> str:
-    """How a parameter is divided among ranks, in words that can be compared; "" if it is not."""
+def placements_of(parameter: nn.Parameter) -> str:
+    """The placements of a parameter, as a text that can be compared; "" if it is not sharded."""
     return str(getattr(parameter, "placements", ""))
 
 

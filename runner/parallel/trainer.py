@@ -17,7 +17,7 @@ from runner.parallel import precision
 from runner.parallel.gradients import clip_gradients
 from runner.parallel.same_start import broadcast, check_digests, digest_of
 from runner.parallel.settings import ParallelSettings
-from runner.parallel.state import NO_COPIES, StateDict, copy_part, load_state, shapes_of, state_of, whole_of
+from runner.parallel.state import NO_COPIES, StateDict, copy_shard, full_tensor, load_state, shapes_of, state_of
 from runner.parallel.support import described, is_about_the_model
 from runner.parallel.task import Task, closures_refused
 from runner.versions.torch_private import overflows
@@ -26,15 +26,15 @@ _SAME_WEIGHTS = "let every rank read the same file"
 
 
 class Trainer:
-    """Trains a task on this rank, where every rank has the whole model. Strategies that divide the model derive from it.
+    """Trains a task on this rank, where every rank has the full model. Strategies that shard the model derive from it.
 
     Attributes:
         model: whose parameters are trained; not wrapped, because the state uses its names.
         optimizer: of this rank's parameters.
-        is_sharded: whether each rank has a part of the state, so that all ranks write and read a checkpoint. Otherwise all
+        is_sharded: whether each rank has a shard of the state, so that all ranks write and read a checkpoint. Otherwise all
             have the same state, and rank 0 does.
         period: steps from one average of the replicas to the next; between them they differ, if it is more than one.
-        copies: the names of copies of parameters that another pipeline stage has, with the names there; of the whole model.
+        copies: the names of copies of parameters that another pipeline stage has, with the names there; of the full model.
         go_on: called when a micro-batch is done, or a part of it.
         ready: when this rank had done of the last step what needs no other one (time.perf_counter()); None if it is not known.
     """
@@ -101,7 +101,7 @@ class Trainer:
                     loss = self.task.mean_loss(self._wrapped(micro_inputs), micro_targets) / count
                 self.ready = time.perf_counter()
                 torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
-            losses.append(whole_of(loss.detach()))
+            losses.append(full_tensor(loss.detach()))
             self.go_on()
         return torch.stack(losses).sum()
 
@@ -149,9 +149,9 @@ class Trainer:
             ) from error
 
     def _agree_on_overflow(self, scaler: torch.amp.GradScaler) -> None:
-        """Let a step that overflows in one part of the model be left out for all of it."""
+        """Let a step that overflows in one shard of the model be skipped for all of it."""
         device = next(self.model.parameters()).device
-        # A rank has no flag where no parameter of its part has a gradient.
+        # A rank has no flag where no parameter of its shard has a gradient.
         flags = overflows(scaler, self.optimizer)
         found = flags.setdefault(device, torch.zeros((), dtype=torch.float32, device=device))
         everywhere = found.to(self.sends_from or device)
@@ -175,14 +175,14 @@ class Trainer:
             more: further arguments of the model, and of each stage of it.
         """
         with self.computing():
-            return whole_of(self.model(inputs, *more))
+            return full_tensor(self.model(inputs, *more))
 
     def outputs_are_over(self) -> None:
         """Let the model's parameters be the optimizer's again, after calls of ``outputs``. Collective."""
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Load the model's weights, and nothing of the optimizer. Every rank takes its part of each tensor.
+        """Load the model's weights, and nothing of the optimizer. Every rank takes its shard of each tensor.
 
         Raises:
             UsageError: a name or shape is not the model's, or one is missing, or the ranks have been given other values.
@@ -205,7 +205,7 @@ class Trainer:
             digests[name] = digest_of(tensor)
             for place in (name, *(copy for copy, first in self.copies.items() if first == name)):
                 if place in places:
-                    copy_part(tensor.to(places[place].device, places[place].dtype), places[place])
+                    copy_shard(tensor.to(places[place].device, places[place].dtype), places[place])
         tied = {
             name for name in missing if id(places.get(name)) in {id(places[one]) for one in places.keys() - missing}
         }
@@ -231,11 +231,11 @@ class Trainer:
         return self.with_scaler(state_of(self.model, self.optimizer, self.copies))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the whole model's parameters and buffers, by name, wherever they are. Collective."""
+        """The shapes of the full model's parameters and buffers, by name, wherever they are. Collective."""
         return shapes_of(self.model)
 
     def load(self, state: StateDict) -> None:
-        """Load a state; its tensors are this rank's parts."""
+        """Load a state; its tensors are this rank's shards."""
         load_state(self.model, self.optimizer, state, self.copies)
         self.load_scaler(state)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from runner.base.errors import RunnerError
 from runner.parallel.gradients import own_gradients
-from runner.parallel.state import part_of
+from runner.parallel.state import local_tensor
 from runner.parallel.trainer import Trainer
 from runner.training.checkpoint.checkpoint_folder import Position
 from runner.training.metrics.sinks import StepRecord
@@ -44,17 +44,17 @@ class Finite:
         return ""
 
     def has_odd_weights(self) -> bool:
-        """Whether a weight that is trained, or this rank's part of one, is no longer finite."""
+        """Whether a weight that is trained, or this rank's shard of one, is no longer finite."""
         return any(name not in self._left_out for name in _odd_weights(self._model))
 
 
 @torch.no_grad()
 def _odd_weights(model: nn.Module) -> list[str]:
     """The parameters that are trained and not finite, by name, as far as they are on this rank."""
-    parts = {name: part_of(one) for name, one in model.named_parameters() if one.requires_grad}
-    parts = {name: part for name, part in parts.items() if part.numel() and part.layout == torch.strided}
-    largest = norms_of(list(parts.values()), math.inf) if parts else []  # a sum of squares may overflow
-    return [name for name, one in zip(parts, largest, strict=True) if not math.isfinite(one)]
+    shards = {name: local_tensor(one) for name, one in model.named_parameters() if one.requires_grad}
+    shards = {name: shard for name, shard in shards.items() if shard.numel() and shard.layout == torch.strided}
+    largest = norms_of(list(shards.values()), math.inf) if shards else []  # a sum of squares may overflow
+    return [name for name, one in zip(shards, largest, strict=True) if not math.isfinite(one)]
 
 
 def check_finite(run: Run, trainer: Trainer, position: Position, loss: Tensor) -> None:

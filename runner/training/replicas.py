@@ -10,27 +10,27 @@ import torch.distributed as dist
 
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.parallel.same_start import digest_of
-from runner.parallel.state import part_of
+from runner.parallel.state import local_tensor
 from runner.parallel.trainer import Trainer
 from runner.rendezvous.records.topology import ranks_text
 from runner.training.run import Run
 
 
-class _Part(NamedTuple):
-    """What a rank has of a parameter. Parts that are equal in this are equal in their values, too."""
+class _Shard(NamedTuple):
+    """What a rank has of a parameter. Shards that are equal in this are equal in their values, too."""
 
     name: str
     tensor: int  # the rank's index among the tensor-parallel ones: these do not exchange the gradients of what they all have
-    division: tuple[
+    placements: tuple[
         tuple[str, int, str], ...
-    ]  # the dimensions of the mesh that divide it, the index there, and how they do
+    ]  # the dimensions of the mesh that shard it, the index there, and how they do
 
 
 class Replicas:
-    """Which ranks have the same part of a parameter, and whether it is the same there.
+    """Which ranks have the same shard of a parameter, and whether it is the same there.
 
-    Under ddp, zero1 and horovod each rank has all parameters. Of a sharded model the copies (``--replicate``) have the same shards, and
-    with ``--tp`` and ``--pp`` data-parallel ranks the same layers or parts of them. Two stages may have a tied parameter.
+    Under ddp, zero1 and horovod each rank has all parameters. Of a sharded model the replicas (``--replicate``) have the same shards, and
+    with ``--tp`` and ``--pp`` data-parallel ranks the same layers or shards of them. Two stages may have a tied parameter.
     """
 
     @raised_on_all_ranks()
@@ -48,19 +48,19 @@ class Replicas:
         self._run, self._model = run, trainer.model
         tensor = run.layout.place(run.rank)["tensor"]
         own = [
-            _Part(trainer.copies.get(name, name), tensor, _division(parameter))
+            _Shard(trainer.copies.get(name, name), tensor, _placements(parameter))
             for name, parameter in self._model.named_parameters()
         ]
-        self._parts: list[list[_Part]] = [[] for _ in range(run.size)]
-        dist.all_gather_object(self._parts, own)
-        self._most = max(map(len, self._parts))
-        # By place in the ranks' digests, one after the other: the first place that has the same part.
-        first: dict[_Part, int] = {}
+        self._shards: list[list[_Shard]] = [[] for _ in range(run.size)]
+        dist.all_gather_object(self._shards, own)
+        self._most = max(map(len, self._shards))
+        # By place in the ranks' digests, one after the other: the first place that has the same shard.
+        first: dict[_Shard, int] = {}
         self._first = torch.arange(run.size * self._most)
-        for rank, parts in enumerate(self._parts):
-            for place, part in enumerate(parts, start=rank * self._most):
-                self._first[place] = first.setdefault(part, place)
-        if run.size > 1 and len(first) == sum(map(len, self._parts)):
+        for rank, shards in enumerate(self._shards):
+            for place, shard in enumerate(shards, start=rank * self._most):
+                self._first[place] = first.setdefault(shard, place)
+        if run.size > 1 and len(first) == sum(map(len, self._shards)):
             run.say("--check-replicas: no two ranks have the same part of the model here, so nothing is compared")
 
     @raised_on_all_ranks()
@@ -73,7 +73,7 @@ class Replicas:
         """
         own = torch.zeros(self._most, dtype=torch.int64, device=self._run.device)
         for index, parameter in enumerate(self._model.parameters()):
-            own[index] = digest_of(part_of(parameter))
+            own[index] = digest_of(local_tensor(parameter))
         everyone = [torch.empty_like(own) for _ in range(self._run.size)]
         dist.all_gather(everyone, own)
         digests = torch.cat(everyone).cpu()
@@ -81,14 +81,14 @@ class Replicas:
             raise self._error(digests.tolist(), step)
 
     def _error(self, digests: list[int], step: int) -> RunnerError:
-        found: dict[_Part, list[tuple[int, int]]] = defaultdict(list)  # ranks and digests
-        for rank, parts in enumerate(self._parts):
-            for place, part in enumerate(parts, start=rank * self._most):
-                found[part].append((rank, digests[place]))
+        found: dict[_Shard, list[tuple[int, int]]] = defaultdict(list)  # ranks and digests
+        for rank, shards in enumerate(self._shards):
+            for place, shard in enumerate(shards, start=rank * self._most):
+                found[shard].append((rank, digests[place]))
         odd: dict[str, set[int]] = defaultdict(set)  # by parameter
-        for part, values in found.items():
+        for shard, values in found.items():
             if len({digest for _, digest in values}) > 1:
-                odd[part.name].update(_minority(values))
+                odd[shard.name].update(_minority(values))
         name, ranks = next(iter(odd.items()))
         hosts = ", ".join(dict.fromkeys(self._run.job.topology.records[rank].host for rank in sorted(ranks)))
         more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
@@ -98,8 +98,8 @@ class Replicas:
         )
 
 
-def _division(parameter: Any) -> tuple[tuple[str, int, str], ...]:
-    """Which part of a parameter this rank has; nothing if it has the whole."""
+def _placements(parameter: Any) -> tuple[tuple[str, int, str], ...]:
+    """Which shard of a parameter this rank has; nothing if it has all of it."""
     if not hasattr(parameter, "placements"):
         return ()
     mesh = parameter.device_mesh

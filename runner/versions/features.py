@@ -60,11 +60,11 @@ FEATURES = {
         reason="it recomputes all or nothing",
         instead="take --activation-checkpointing full",
     ),
-    "plan": Feature(name="plan", floor=(2, 6), reason="it has no public fully_shard, by which plan divides a model"),
+    "plan": Feature(name="plan", floor=(2, 6), reason="it has no public fully_shard, by which plan shards a model"),
     "tp": Feature(
         name="--tp",
         floor=(2, 6),
-        reason="it lacks what divides a layer together with the rest",
+        reason="it lacks what shards a layer together with the rest",
         instead="take --strategy ddp or zero1",
     ),
     "compare": Feature(
@@ -104,7 +104,7 @@ FEATURES = {
         name="--tp with frozen weights",
         floor=(2, 11, True),
         reason="it trains what is frozen, without a word",
-        instead="train all weights of the divided layers, or take --strategy ddp",
+        instead="train all weights of the sharded layers, or take --strategy ddp",
     ),
     "sequence-parallel": Feature(
         name="--sequence-parallel",
@@ -116,12 +116,12 @@ FEATURES = {
         name="--tp in shards of uneven size",
         floor=(2, 12, True),
         reason="it puts such parts together in the wrong order, without a word",
-        instead="take degrees by which the sizes of the divided layers can be divided, or --strategy ddp",
+        instead="take degrees by which the sizes of the sharded layers can be divided, or --strategy ddp",
     ),
-    "plan of divided layers": Feature(
+    "plan of sharded layers": Feature(
         name="plan of --tp",
         floor=(2, 12),
-        reason="it cannot tell what a divided layer computes from what it only tries",
+        reason="it cannot tell what a sharded layer computes from what it only tries",
         instead="say --tp 1",
     ),
     "pp": Feature(

@@ -19,12 +19,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from runner.backends.timing import synchronize
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel import Setting
-from runner.parallel.divided import DividedTrainer, divide, outline, settle
-from runner.parallel.pipeline.stages import balanced, part_of, segments
+from runner.parallel.pipeline.stages import balanced, segments, submodel
 from runner.parallel.settings import SCHEDULES
-from runner.parallel.state import StateDict, merged, restricted, whole_of
+from runner.parallel.sharded import ShardedTrainer, outline, parallelize, settle
+from runner.parallel.state import StateDict, full_tensor, merged, restricted
 from runner.parallel.task import Task, parts_of, to_device
-from runner.parallel.tied import NOT_ALIKE, Tied, division, untie
+from runner.parallel.tied import NOT_ALIKE, Tied, placements_of, untie
 from runner.parallel.trainer import Trainer
 from runner.versions.features import need
 from runner.versions.torch_api import NO_OUTPUTS
@@ -68,7 +68,7 @@ class _Stage(PipelineStage):
         self._trainer.go_on()
 
 
-class PipelineTrainer(DividedTrainer):
+class PipelineTrainer(ShardedTrainer):
     """Trains this rank's stages.
 
     Attributes:
@@ -123,7 +123,7 @@ class PipelineTrainer(DividedTrainer):
         mean = torch.zeros((), dtype=torch.float64, device=self._home)
         if losses:
             scale = 1.0 if self.scaler is None else self.scaler.get_scale()
-            mean.copy_(torch.stack([whole_of(loss.detach()) for loss in losses]).mean() / scale)
+            mean.copy_(torch.stack([full_tensor(loss.detach()) for loss in losses]).mean() / scale)
         dist.broadcast(mean, group=self.pipeline, group_src=self._owners[last])
         for parameter, having in self._shared:
             self._sum_gradient(parameter, having)
@@ -138,7 +138,7 @@ class PipelineTrainer(DividedTrainer):
         """This rank's parameters that other stages have, too, each with the ranks of the pipeline that have it.
 
         Raises:
-            UsageError: they are not divided alike.
+            UsageError: they are not sharded alike.
         """
         here, parameters = dist.get_rank(self.pipeline), dict(self.model.named_parameters())
         own = {
@@ -148,12 +148,12 @@ class PipelineTrainer(DividedTrainer):
             if self._owners[stage] == here and parameters[name].requires_grad
         }
         everyone: list[Any] = [None] * dist.get_world_size(self.pipeline)
-        divided = {name: division(parameter) for name, parameter in own.items()}
-        dist.all_gather_object(everyone, divided, group=self.pipeline)
+        placements = {name: placements_of(parameter) for name, parameter in own.items()}
+        dist.all_gather_object(everyone, placements, group=self.pipeline)
         for name in {name for ways in everyone for name in ways}:
             if len({ways[name] for ways in everyone if name in ways}) > 1:
                 raise UsageError(
-                    f"{name} is tied to a weight of another stage of the pipeline, and the two are not divided alike",
+                    f"{name} is tied to a weight of another stage of the pipeline, and the two are not sharded alike",
                     fix=NOT_ALIKE,
                 )
         return [
@@ -167,7 +167,7 @@ class PipelineTrainer(DividedTrainer):
         if parameter.grad is None:  # this stage has not used it
             parameter.grad = torch.zeros_like(parameter)
         gradient: Any = parameter.grad
-        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):  # an embedding's is not yet divided
+        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):  # an embedding's is not yet sharded
             gradient = parameter.grad = gradient.redistribute(placements=parameter.placements)
         part = gradient.to_local() if isinstance(gradient, DTensor) else gradient
         own = part.to(self._home).contiguous()
@@ -188,7 +188,7 @@ class PipelineTrainer(DividedTrainer):
         for number, (owner, after) in enumerate(zip(self._owners, [*self._owners[1:], None], strict=True)):
             if number in self._stages:
                 with self.loss_context():
-                    values = whole_of(self._stages[number](values, *more))
+                    values = full_tensor(self._stages[number](values, *more))
             if after is not None and after != owner:
                 values = self._hand_on(values, owner, after)
         self._order.settle()
@@ -232,7 +232,7 @@ class PipelineTrainer(DividedTrainer):
 
 
 def pipeline(task: Task, setting: Setting, *, shard: bool) -> Trainer:
-    """Cut the model into stages, divide this rank's, and put them under the schedule.
+    """Cut the model into stages, parallelize this rank's, and put them under the schedule.
 
     Raises:
         UsageError: the model cannot be cut into so many stages.
@@ -245,15 +245,15 @@ def pipeline(task: Task, setting: Setting, *, shard: bool) -> Trainer:
     here = setting.mesh.get_local_rank("pipeline")
     names = [name for piece in pieces for name in piece]
     of_stages = [{name for piece in pieces[cut.start : cut.stop] for name in piece} for cut in cuts]
-    parts = [part_of(model, names, own) for own in of_stages]
+    parts = [submodel(model, names, own) for own in of_stages]
     tied = untie(parts)
     _check_apart(tied, owners)
     if not any(one.requires_grad for one in parts[0].parameters()):
         need("idle stage", device=setting.device.type)
     stages = {number: part for number, part in enumerate(parts) if owners[number] == here}
-    whole = part_of(model, names, set().union(*(of_stages[number] for number in stages)))
+    whole = submodel(model, names, set().union(*(of_stages[number] for number in stages)))
     for number, stage in stages.items():
-        divide(stage, task, setting, shard=shard, stage=number, is_last=number == len(owners) - 1)
+        parallelize(stage, task, setting, shard=shard, stage=number, is_last=number == len(owners) - 1)
         settle(stage, task, setting)
     return PipelineTrainer(task, whole, setting, stages, owners, tied)
 
@@ -273,7 +273,7 @@ def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], settin
         with torch.no_grad():
             outputs = model(values)
         names = [name for piece in pieces for name in piece]
-        parts = [part_of(model, names, piece) for piece in pieces]
+        parts = [submodel(model, names, piece) for piece in pieces]
         measured, made = _measured(parts, values)
         if made is not None and _is_same(made, outputs):
             costs.copy_(torch.tensor(measured, dtype=costs.dtype))

@@ -88,22 +88,22 @@ def balanced(costs: Sequence[float], count: int) -> list[range]:
     return [range(begin, end) for end, begin in itertools.pairwise(ends)][::-1]
 
 
-def part_of(model: nn.Module, pieces: Collection[str], own: Collection[str]) -> nn.Module:
+def submodel(model: nn.Module, pieces: Collection[str], own: Collection[str]) -> nn.Module:
     """The model with some of its pieces only. Those are the model's own modules; what contains them is a copy.
 
     Args:
         pieces: the names of all pieces.
         own: of those that stay.
     """
-    return _part_of(model, "", set(pieces).difference(own), own)
+    return _submodel(model, "", set(pieces).difference(own), own)
 
 
-def _part_of(module: nn.Module, prefix: str, others: Collection[str], own: Collection[str]) -> nn.Module:
+def _submodel(module: nn.Module, prefix: str, others: Collection[str], own: Collection[str]) -> nn.Module:
     part = copy_of(module)
     for key, child in module.named_children():
         name = f"{prefix}{key}"
         if name not in own:
-            replace_child(part, key, PassThrough() if name in others else _part_of(child, f"{name}.", others, own))
+            replace_child(part, key, PassThrough() if name in others else _submodel(child, f"{name}.", others, own))
     return part
 
 

@@ -1,4 +1,4 @@
-"""Data parallel by DDP: every rank has the whole model; gradients are averaged during the backward pass."""
+"""Data parallel by DDP: every rank has the full model; gradients are averaged during the backward pass."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NAMED = 8  # parameters in a message
 def ddp(task: Task, setting: Setting) -> Trainer:
     """Wrap the model in DistributedDataParallel over the mesh's ``data`` dimension.
 
-    If tensor or pipeline parallelism divides the model, fully_shard does the same with shards of the whole size: DDP takes no
+    If tensor or pipeline parallelism shards the model, fully_shard does the same with shards of the full size: DDP takes no
     DTensors, and under a zero-bubble schedule it averages nothing, without a word (torch 2.14).
     """
     if degree(setting.mesh, "tensor") * degree(setting.mesh, "pipeline") > 1:
@@ -82,6 +82,6 @@ def _hook(name: str, group: ProcessGroup) -> tuple[Any, Callable[..., Any]]:
     if name == "powersgd":
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-        # The first steps are exchanged whole, as their gradients change most; ranks 1 to 4 are usual (torch docs).
+        # The first steps are exchanged in full, as their gradients change most; ranks 1 to 4 are usual (torch docs).
         return PowerSGDState(group, matrix_approximation_rank=4, start_powerSGD_iter=10), powerSGD_hook
     return group, {"fp16": fp16_compress_hook, "bf16": bf16_compress_hook}[name]

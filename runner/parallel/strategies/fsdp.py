@@ -1,4 +1,4 @@
-"""Data parallel by fully_shard: each rank has a part of parameters, gradients and optimizer state."""
+"""Data parallel by fully_shard: each rank has a shard of parameters, gradients and optimizer state."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from runner.parallel.trainer import Trainer
 
 
 class ZeroTrainer(Trainer):
-    """The optimizer's state is in parts, one per rank; the model is whole on each."""
+    """The optimizer's state is sharded among the ranks; each has the full model."""
 
     is_sharded = True
     optimizer: ZeroRedundancyOptimizer

@@ -24,7 +24,7 @@ from runner.backends.gpu import is_gpu
 from runner.backends.timing import largest, seconds_per_call, synchronize
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.launch.launcher_processes import on_terminal
-from runner.parallel.state import whole_of
+from runner.parallel.state import full_tensor
 from runner.parallel.support import described
 from runner.parallel.task import Task, parts_of, to_device
 from runner.tools.compare.choices import ALONE, Choice
@@ -275,7 +275,7 @@ def _weights(engine: Engine, places: dict[str, int]) -> tuple[Tensor, bool]:
         places: the number of elements of each parameter, by name.
     """
     with _without_advice():
-        own = {name: _as_row(whole_of(weight.detach())) for name, weight in engine.model.named_parameters()}
+        own = {name: _as_row(full_tensor(weight.detach())) for name, weight in engine.model.named_parameters()}
     device = next(iter(own.values())).device
     elsewhere = -torch.inf  # another stage's
     row = torch.cat(

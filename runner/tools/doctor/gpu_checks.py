@@ -66,10 +66,10 @@ def judge_gpus(job: Job, records: Sequence[Resources], found: Sequence[dict[str,
                 "use hosts and environments of one kind",
             )
     text = f"{counted(len(set().union(*seen)), 'GPU')}, driver {found[0]['driver'] or 'unknown'}, NCCL {found[0]['nccl'] or 'none'}"
-    divided = [rank for rank, one in enumerate(found) if one["mig"]]
-    if divided:
+    in_mig_mode = [rank for rank, one in enumerate(found) if one["mig"]]
+    if in_mig_mode:
         return warn(
-            f"{text}; MIG is on for {where(divided, topology)}",
+            f"{text}; MIG is on for {where(in_mig_mode, topology)}",
             "NCCL takes one slice per process and no two of the same GPU: ask for whole GPUs to train on several",
         )
     unordered = [rank for rank, one in enumerate(found) if one["order"]]
@@ -106,14 +106,14 @@ def _problem_of(records: Sequence[Resources], ranks: Sequence[int]) -> str:
 
 
 def _driver(seen: Sequence[str]) -> dict[str, Any]:
-    """What NVML tells: the driver's version, whether GPUs are divided, and whether their order is uncertain."""
+    """What NVML tells: the driver's version, whether GPUs are in MIG mode, and whether their order is uncertain."""
     # GPUs of another maker, a container without the driver's library, or a driver that does not tell it of these GPUs.
     with contextlib.suppress(Exception), nvml.started() as library:
         models = {str(library.nvmlDeviceGetName(handle)) for handle in _handles(library)}
         is_ordered = len(models) < 2 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
         return {
             "driver": str(library.nvmlSystemGetDriverVersion()),
-            "mig": any(gpu.startswith("MIG-") or _is_divided(library, gpu) for gpu in seen),
+            "mig": any(gpu.startswith("MIG-") or _is_in_mig_mode(library, gpu) for gpu in seen),
             "order": "" if is_ordered else f"GPUs of different models ({', '.join(sorted(models))})",
         }
     return {}
@@ -125,9 +125,9 @@ def _handles(library: Any) -> Iterator[Any]:
             yield library.nvmlDeviceGetHandleByIndex(index)
 
 
-def _is_divided(library: Any, uuid: str) -> bool:
+def _is_in_mig_mode(library: Any, uuid: str) -> bool:
     with contextlib.suppress(library.NVMLError):  # a name that is no UUID
-        return nvml.is_divided(library, library.nvmlDeviceGetHandleByUUID(uuid))
+        return nvml.is_in_mig_mode(library, library.nvmlDeviceGetHandleByUUID(uuid))
     return False
 
 

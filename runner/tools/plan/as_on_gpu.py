@@ -65,7 +65,7 @@ class _RMSNorm(torch.autograd.Function):
 def _rms_norm(values: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     local, local_weight = (one.to_local() if isinstance(one, DTensor) else one for one in (values, weight))
     result: Tensor = _RMSNorm.apply(local, local_weight, len(normalized_shape))
-    if isinstance(values, DTensor):  # divided along another dimension than those that are normalised
+    if isinstance(values, DTensor):  # sharded along another dimension than those that are normalised
         return DTensor.from_local(result, values.device_mesh, values.placements, run_check=False)
     return result
 

@@ -75,7 +75,7 @@ class Candidate:
         return len(self.layout.ranks)
 
     @property
-    def is_divided(self) -> bool:
+    def is_model_parallel(self) -> bool:
         """Whether a rank computes only a part of the model."""
         return self.options.tp > 1 or self.options.pp > 1
 
@@ -91,7 +91,7 @@ class Candidate:
         data = (
             f"{degrees.replicate}×{degrees.shard}" if degrees.replicate > 1 and degrees.shard > 1 else f"{degrees.data}"
         )
-        parts = [f"{options.strategy} {data}"] if degrees.data > 1 or not self.is_divided else []
+        parts = [f"{options.strategy} {data}"] if degrees.data > 1 or not self.is_model_parallel else []
         parts += [f"{kind} {degree}" for kind, degree in (("tp", options.tp), ("pp", options.pp)) if degree > 1]
         return ", ".join(parts)
 
@@ -183,7 +183,7 @@ def _candidate(
     layout = lay_out(cluster.topology(), options.degrees(cluster.gpus))
     need(*options.features, *options.features_in(layout), device="cuda")
     if options.tp > 1:
-        need("plan of divided layers")
+        need("plan of sharded layers")
     data = layout.degrees.data
     if global_batch is not None and global_batch % data:
         raise UsageError(f"--global-batch-size {global_batch} does not divide among {data} data-parallel ranks")

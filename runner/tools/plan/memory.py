@@ -70,9 +70,9 @@ def _shard(shape: Sequence[int], ranks: int) -> tuple[int, ...]:
 
 
 def is_wrapped(candidate: Candidate) -> bool:
-    """Whether fully_shard is at work: for shards, and for replicas of a divided model (parallel/divided.py)."""
+    """Whether fully_shard is at work: for shards, and for replicas of a model under tensor or pipeline parallelism (parallel/sharded.py)."""
     options = candidate.options
-    is_replicated = candidate.is_divided and (candidate.degrees.data > 1 or options.precision != "fp32")
+    is_replicated = candidate.is_model_parallel and (candidate.degrees.data > 1 or options.precision != "fp32")
     return options.is_sharded or is_replicated
 
 

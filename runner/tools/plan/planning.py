@@ -85,7 +85,7 @@ def plan_layout(
 
     Raises:
         UsageError: a run would be refused, as the model cannot be cut into so many stages or does not run with its layers
-            divided so; or torch cannot follow it.
+            sharded so; or torch cannot follow it.
     """
     check_supported(candidate, tracer)
     options = candidate.options
@@ -93,7 +93,7 @@ def plan_layout(
     if traced.problem and options.tp > 1:
         whole = replace(options, tp=1, sequence_parallel=False, loss_parallel=False)
         if not tracer.trace(whole, candidate.micro_batch, casts_parameters=is_wrapped(candidate)).problem:
-            raise UsageError(f"--tp {options.tp}: the model does not run with its layers divided so ({traced.problem})")
+            raise UsageError(f"--tp {options.tp}: the model does not run with its layers sharded so ({traced.problem})")
     owners = options.stage_owners
     cuts = balanced(costs, len(owners))
     stages = [_distinct([one for piece in cut for one in traced.parameters[piece]]) for cut in cuts]

@@ -44,7 +44,7 @@ def ranked(plans: Sequence[Planned], cluster: Cluster, limit: float) -> list[Pla
 
 def _level(one: Planned, cluster: Cluster) -> int:
     candidate = one.candidate
-    if candidate.is_divided:
+    if candidate.is_model_parallel:
         return _OTHERS
     if not candidate.options.is_sharded:
         return _ZERO1 if traits_of(candidate.options.strategy).shards_optimizer else _WHOLE
@@ -78,7 +78,7 @@ def advise(best_first: Sequence[Planned], cluster: Cluster, limit: float, *, eno
     failed = ", ".join(f"{one.candidate.name} {size_text(one.memory.total)}" for one in lesser)
     whys = {
         _WHOLE: "the model fits whole on each GPU, and nothing is simpler",
-        _ZERO1: "the model fits whole on each GPU once the optimizer's state is divided",
+        _ZERO1: "the model fits whole on each GPU once the optimizer's state is sharded",
         _SHARDED: "the model's shards fit" + (", with all gathering inside a host" if cluster.hosts > 1 else ""),
         _OTHERS: _others(best, cluster),
     }
@@ -101,8 +101,8 @@ def _others(best: Planned, cluster: Cluster) -> str:
     options = best.candidate.options
     is_within = not cluster.spans_hosts(best.candidate.layout, "tensor")
     parts = [
-        (options.tp > 1 and is_within, "layers are divided within a host, where links are fast"),
-        (options.tp > 1 and not is_within, "layers are divided across hosts, as --tp says"),
+        (options.tp > 1 and is_within, "layers are sharded within a host, where links are fast"),
+        (options.tp > 1 and not is_within, "layers are sharded across hosts, as --tp says"),
         (options.pp > 1, f"stages send little{' across hosts' if cluster.hosts > 1 else ''}"),
         (options.tp == options.pp == 1, "shards go across hosts"),
     ]

@@ -44,7 +44,7 @@ def check_supported(candidate: Candidate, tracer: Tracer) -> None:
     if is_wrapped(candidate) or candidate.options.tp > 1:
         check_divisible(model)
     if candidate.options.tp > 1:
-        check_even(tracer.divided(candidate.options, casts=False).model, candidate.degrees.shard)
-    divides = is_wrapped(candidate) and dist.is_initialized() and dist.get_world_size() > 1
-    if divides and tracer.optimizer_problem is not None:
+        check_even(tracer.sharded(candidate.options, casts=False).model, candidate.degrees.shard)
+    shards = is_wrapped(candidate) and dist.is_initialized() and dist.get_world_size() > 1
+    if shards and tracer.optimizer_problem is not None:
         raise tracer.optimizer_problem

@@ -1,6 +1,6 @@
 """What a forward and a backward pass keep, send and compute, followed with tensors that have shapes but no memory.
 
-The model is made on ``meta``, given fake tensors (torch's FakeTensorMode) and divided by tensor parallelism as in a run; then
+The model is made on ``meta``, given fake tensors (torch's FakeTensorMode) and sharded by tensor parallelism as in a run; then
 a micro-batch goes through its pieces one by one: those that a pipeline may cut. Memory is counted by storages, so that views
 and tensors that several operations save count once, and what activation checkpointing drops does not count.
 """
@@ -24,10 +24,10 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_c
 
 from runner.base.errors import UsageError
 from runner.parallel import precision
-from runner.parallel.divided import divide_layers, loss_context
 from runner.parallel.layers import prepare
-from runner.parallel.pipeline.stages import part_of, segments
+from runner.parallel.pipeline.stages import segments, submodel
 from runner.parallel.settings import ParallelSettings
+from runner.parallel.sharded import loss_context, shard_layers
 from runner.parallel.support import check_steps, described, kinds_of, results
 from runner.parallel.task import Task, parts_of, to_device
 from runner.tools.costs.collectives import bytes_sent
@@ -57,7 +57,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of one rank: the shape of its part under tensor parallelism. Tied ones have one ``identity``."""
+    """A parameter of one rank: the shape of its shard under tensor parallelism. Tied ones have one ``identity``."""
 
     name: str
     shape: tuple[int, ...]
@@ -104,8 +104,8 @@ class Traced:
 
 
 @dataclass(frozen=True)
-class Divided:
-    """A rank's part of a model under tensor parallelism, in fake tensors of a mode."""
+class ShardedModel:
+    """A rank's shard of a model under tensor parallelism, in fake tensors of a mode."""
 
     mode: FakeTensorMode
     model: nn.Module
@@ -114,7 +114,7 @@ class Divided:
 
 
 class Tracer:
-    """Follows a task's model, once for each way that matters; in one process group, to which divided models belong."""
+    """Follows a task's model, once for each way that matters; in one process group, to which sharded models belong."""
 
     def __init__(self, task: Task, options: ParallelSettings, dtype: torch.dtype) -> None:
         """Make the model on ``meta``.
@@ -127,13 +127,13 @@ class Tracer:
         self.model = _copied(whole, torch.device("meta"))
         self.pieces = segments(self.model, task.plan.cuts(self.model))
         self._names = [name for piece in self.pieces for name in piece]
-        self._models: dict[tuple[Any, ...], Divided] = {}
+        self._models: dict[tuple[Any, ...], ShardedModel] = {}
         self._traced: dict[tuple[Any, ...], Traced] = {}
 
     @functools.cached_property
     def optimizer_problem(self) -> UsageError | None:
-        """Why a run refuses the optimizer where parameters are divided, in every layout; None if it does not."""
-        kinds = [replace(kind, is_divided=kind.dimensions > 0) for kind in kinds_of(self.model.parameters())]
+        """Why a run refuses the optimizer where parameters are sharded, in every layout; None if it does not."""
+        kinds = [replace(kind, is_sharded=kind.dimensions > 0) for kind in kinds_of(self.model.parameters())]
         try:
             check_steps(self.task.optimizer, kinds, DeviceMesh("cpu", [0, 1]), compares=False)
         except UsageError as error:
@@ -152,10 +152,10 @@ class Tracer:
             values = inputs.to("meta")
             for piece in self.pieces:
                 with FlopCounterMode(display=False) as counter:
-                    values = part_of(model, self._names, piece)(values)
+                    values = submodel(model, self._names, piece)(values)
                 costs.append(float(counter.get_total_flops()))
         except Exception:  # of the model: what it does may depend on data
-            parts = [part_of(model, self._names, piece) for piece in self.pieces]
+            parts = [submodel(model, self._names, piece) for piece in self.pieces]
             return [float(sum(one.numel() for one in part.parameters())) for part in parts]
         return costs
 
@@ -173,25 +173,25 @@ class Tracer:
         return self._traced[key]
 
     def _trace(self, options: ParallelSettings, samples: int, *, casts: bool) -> Traced:
-        divided = self.divided(options, casts=casts)
-        own = [vars(unit).get("forward") for unit in divided.units]  # prepare() gives each one another
+        sharded = self.sharded(options, casts=casts)
+        own = [vars(unit).get("forward") for unit in sharded.units]  # prepare() gives each one another
         prepare(
-            divided.model, divided.units, ParallelSettings(activation_checkpointing=options.activation_checkpointing)
+            sharded.model, sharded.units, ParallelSettings(activation_checkpointing=options.activation_checkpointing)
         )
         try:
-            with divided.mode:
-                return Traced(divided.parameters, self._passes(divided.model, options, samples, casts=casts))
+            with sharded.mode:
+                return Traced(sharded.parameters, self._passes(sharded.model, options, samples, casts=casts))
         except UsageError:  # this torch cannot follow it
             raise
         except Exception as error:  # of the model: what it does may depend on data
-            return Traced(divided.parameters, None, described(error))
+            return Traced(sharded.parameters, None, described(error))
         finally:
-            for unit, forward in zip(divided.units, own, strict=True):
+            for unit, forward in zip(sharded.units, own, strict=True):
                 vars(unit).pop("forward", None)
                 if forward is not None:
                     unit.forward = forward
 
-    def divided(self, options: ParallelSettings, *, casts: bool) -> Divided:
+    def sharded(self, options: ParallelSettings, *, casts: bool) -> ShardedModel:
         """The model as one rank of a tensor-parallel group has it."""
         key = (options.tp, options.sequence_parallel, options.loss_parallel, options.precision if casts else "")
         if key not in self._models:
@@ -202,18 +202,18 @@ class Tracer:
                 mesh = DeviceMesh("cpu", list(range(options.tp)), mesh_dim_names=("tensor",))
                 styles = self.task.plan.styles(model, sequence=options.sequence_parallel)
                 with mode:
-                    divide_layers(model, styles, mesh)
+                    shard_layers(model, styles, mesh)
             trained: list[Any] = [parameter for parameter in model.parameters() if parameter.requires_grad]
             for parameter in trained:  # gradients are no activations
                 parameter.register_post_accumulate_grad_hook(_drop_gradient)
-            self._models[key] = Divided(mode, model, units, self._parameters(model, units))
+            self._models[key] = ShardedModel(mode, model, units, self._parameters(model, units))
         return self._models[key]
 
     def _parameters(self, model: nn.Module, units: Sequence[nn.Module]) -> list[list[Parameter]]:
         unit_of = {id(parameter): number for number, unit in enumerate(units, 1) for parameter in unit.parameters()}
         found = []
         for piece in self.pieces:
-            own = part_of(model, self._names, piece).named_parameters()
+            own = submodel(model, self._names, piece).named_parameters()
             found.append(
                 [
                     Parameter(
@@ -240,7 +240,7 @@ class Tracer:
             values = inputs
             for number, piece in enumerate(self.pieces):
                 is_last = number == len(self.pieces) - 1
-                part = part_of(model, self._names, piece)
+                part = submodel(model, self._names, piece)
                 key = _signature(model, piece, part, values) if number and not is_last else number
                 if key not in known:
                     loss = self._loss(targets, casts=casts) if is_last else None
@@ -349,7 +349,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         now: bytes of all storages that operations have made and that are still there.
         peak: the most that ``now`` has been since this was set.
         sent: bytes.
-        operations: floating-point operations of products, on local tensors: torch's FlopCounterMode counts a divided one as whole.
+        operations: floating-point operations of products, on local tensors: torch's FlopCounterMode counts a sharded one as whole.
     """
 
     def __init__(self, known: Sequence[Tensor]) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runner.base.errors import UsageError
-from runner.parallel.state import StateDict, copy_part, room_for
+from runner.parallel.state import StateDict, copy_shard, room_for
 from runner.parallel.trainer import Trainer
 from runner.training.checkpoint import checkpoint_folder, resume
 from runner.training.checkpoint.checkpoint_folder import SEAL, Saved, Sums
@@ -172,4 +172,4 @@ def _send(run: Run, own: Tensor | None, shape: tuple[int, ...], dtype: torch.dty
     if run.size > 1 and whole.numel():
         dist.broadcast(whole.reshape(-1).view(torch.uint8), src=0)  # as bytes: gloo does not support all dtypes
     if into is not None:
-        copy_part(whole, into)
+        copy_shard(whole, into)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from runner.base.errors import RunnerError
 from runner.parallel import make_trainer
 from runner.parallel.settings import ParallelSettings
-from runner.parallel.state import whole_of
+from runner.parallel.state import full_tensor
 from runner.parallel.task import Task
 from runner.training.run import Run
 from tests.campaigns.sweep.cases import CASES, SAMPLES, Case, task_of
@@ -58,7 +58,7 @@ def _deviation(run: Run, case: Case, options: ParallelSettings) -> float:
     for _ in range(STEPS):
         trainer.step(inputs[own], targets[own])
     expected = _trained_alone(alone)
-    state = {name: whole_of(one.detach()) for name, one in trainer.model.named_parameters()}
+    state = {name: full_tensor(one.detach()) for name, one in trainer.model.named_parameters()}
     differences = [_difference(state[name], one) for name, one in expected.items() if one.numel()]
     trainer.load(copy.deepcopy(trainer.state()))
     everyone: list[Any] = [None] * run.size

@@ -1,4 +1,4 @@
-"""What the tests of models that are divided share: their jobs import the same parts of torch, which takes them the most time."""
+"""What the tests of models that are sharded share: their jobs import the same parts of torch, which takes them the most time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All ranks begin with rank 0's model, whatever each has made itself, and however it is divided."""
+"""All ranks begin with rank 0's model, whatever each has made itself, and however it is sharded."""
 
 from __future__ import annotations
 

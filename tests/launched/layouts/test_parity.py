@@ -143,7 +143,7 @@ def test_a_rank_has_its_share_of_the_parameters(turns: Turns) -> None:
         counts[options], of_all[options] = found["parameters"], found["parameters_of_all"]
     whole = counts[""]
     assert counts["--strategy fsdp"] <= 1.05 * whole / 4
-    assert counts["--strategy fsdp --tp 2"] <= 1.2 * whole / 4  # norms, embedding and head are not divided by --tp here
+    assert counts["--strategy fsdp --tp 2"] <= 1.2 * whole / 4  # norms, embedding and head are not sharded by --tp here
     assert counts["--pp 4 --pp-schedule gpipe"] < whole / 2  # stages are equal in time, not in parameters
     assert of_all["--pp 4 --pp-schedule gpipe"] == whole  # each is on one stage
 
@@ -154,7 +154,7 @@ def test_a_rank_has_its_share_of_the_parameters(turns: Turns) -> None:
         case(
             2, "--pp 2 --pp-schedule zbv --micro-batches 4", "and this schedule has their stages (0 and 3) on one rank"
         ),
-        case(2, "--tp 2 --sequence-parallel", "and the two are not divided alike"),  # here only the head is divided
+        case(2, "--tp 2 --sequence-parallel", "and the two are not sharded alike"),  # here only the head is sharded
     ],
 )
 def test_a_tied_weight_is_not_cut_from_its_twin(ranks: int, options: str, told: str, turns: Turns) -> None:
@@ -168,7 +168,7 @@ def test_a_tied_weight_is_not_cut_from_its_twin(ranks: int, options: str, told: 
         pytest.param(
             "workloads.linear",
             "--tp 2",
-            "--tp 2: it does not say how its layers are divided (Plan.tensor)",
+            "--tp 2: it does not say how its layers are sharded (Plan.tensor)",
             marks=pytest.mark.needs("tp"),
         ),
         ("faulty", "--activation-checkpointing full", "it names no units to compute again (Plan.shard)"),

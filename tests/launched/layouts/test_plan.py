@@ -43,7 +43,7 @@ RUNS = {
 }
 
 
-@needing(*((4, options) for options in RUNS), also=["plan of divided layers"])
+@needing(*((4, options) for options in RUNS), also=["plan of sharded layers"])
 def test_memory_is_that_of_a_run(turns: Turns, tmp_path: Path) -> None:
     found = planned(tmp_path, *WORKLOAD, "--gpus", "4", "--memory", "1GB")
     layouts = {layout["name"]: layout for layout in found["layouts"]}
@@ -82,7 +82,7 @@ def test_what_is_wrong_is_said_in_one_line(arguments: list[str], expected: str, 
     assert expected in line
 
 
-@pytest.mark.needs("plan of divided layers")
+@pytest.mark.needs("plan of sharded layers")
 def test_a_terminal_gets_a_table_and_files_the_rest(tmp_path: Path) -> None:
     files = ["--json", str(tmp_path / "p.json"), "--plot", str(tmp_path / "p.png")]
     options = ["--gpus", "8", "--nodes", "2", "--memory", "4MB", *files]

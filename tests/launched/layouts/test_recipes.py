@@ -1,4 +1,4 @@
-"""What courses teach about models that are divided, each by one command: FSDP on MNIST, AlexNet in a pipeline."""
+"""What courses teach about models that are sharded, each by one command: FSDP on MNIST, AlexNet in a pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is equal on several ranks is compared, however the model is divided."""
+"""What is equal on several ranks is compared, however the model is sharded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOB = ("divisible", "--max-steps", "4", "--check-replicas", "1", "--save-every",
         case(4, "--strategy ddp", "0.weight on 2", "0.weight differs on rank 2 ("),
         case(4, "--strategy fsdp --replicate 2", "0.weight on 1", "0.weight differs on ranks 1, 3 ("),
         case(4, "--strategy ddp --tp 2", "0.weight on 1", "0.weight differs on ranks 1, 3 ("),
-        case(4, "--strategy ddp --tp 2", "4.weight on 2", "4.weight differs on ranks 0, 2 ("),  # which is not divided
+        case(4, "--strategy ddp --tp 2", "4.weight on 2", "4.weight differs on ranks 0, 2 ("),  # which is not sharded
         case(4, "--strategy ddp --pp 2 --pp-schedule 1f1b", "4.weight on 3", "4.weight differs on ranks 2-3 ("),
     ],
 )

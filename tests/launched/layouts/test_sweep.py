@@ -10,9 +10,9 @@ from tests.campaigns.sweep.cases import CASES
 from tests.launching import ROOT, ok
 from tests.turns import Turns
 
-SPARSE = "layer gives sparse gradients, which a divided model cannot exchange"
+SPARSE = "layer gives sparse gradients, which a sharded model cannot exchange"
 LAZY = "layer.weight has no shape yet, as lazy modules get theirs in their first call; call the model once on a sample"
-CANNOT = "the optimizer cannot step parameters that are divided among ranks (RuntimeError: "
+CANNOT = "the optimizer cannot step parameters that are sharded among ranks (RuntimeError: "
 # What is refused, and why; with torch 2.15 some of these train.
 REFUSED = {
     ("sparse embedding", "fsdp"): SPARSE,
@@ -20,7 +20,7 @@ REFUSED = {
     ("integer", "zero1"): "--strategy zero1 takes parameters of one dtype, and ",
     ("lazy", "ddp"): LAZY,
     ("lazy", "fsdp"): LAZY,
-    ("Adafactor", "fsdp"): " divided among ranks",  # with torch 2.9 it steps otherwise
+    ("Adafactor", "fsdp"): " sharded among ranks",  # with torch 2.9 it steps otherwise
     ("Rprop", "fsdp"): CANNOT,
     ("SparseAdam", "ddp"): "SparseAdam cannot step these parameters (RuntimeError: SparseAdam does not support dense",
     ("LBFGS", "fsdp"): "LBFGS.step() needs closure",

@@ -1,4 +1,4 @@
-"""A small network that can be divided in every way, as its plan says."""
+"""A small network that can be sharded in every way, as its plan says."""
 
 from dataclasses import dataclass
 

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleOutput, RowwiseParallel, SequenceParallel
 from torch.utils.data import TensorDataset
 
-from runner.parallel.state import part_of
+from runner.parallel.state import local_tensor
 from runner.training.loop import Plan, State, Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings
@@ -35,7 +35,7 @@ class Drop(nn.Dropout):
     def forward(self, values: Tensor) -> Tensor:
         dropped = super().forward(values)
         if self.training and torch.is_grad_enabled():
-            kept = part_of(dropped.detach()).reshape(-1)[:48] != 0
+            kept = local_tensor(dropped.detach()).reshape(-1)[:48] != 0
             self.mask = "".join(map(str, kept.int().tolist()))
         return dropped
 

@@ -25,7 +25,7 @@ except ImportError:  # torch 2.4
 from runner.base.settings import as_words, option
 from runner.parallel import Setting, make_trainer
 from runner.parallel.mesh import Layout
-from runner.parallel.state import whole_of
+from runner.parallel.state import full_tensor
 from runner.parallel.task import Plan, Task
 from runner.training.data.batches import ShardSampler
 from runner.training.run import Run
@@ -63,7 +63,7 @@ class Net(nn.Module):
 
 
 def plan(*, loss: bool = False, tied: bool = False) -> Plan:
-    """Where the model is divided; with its outputs divided by classes or not, and embedding and head alike or not at all."""
+    """Where the model is sharded; with its outputs sharded by classes or not, and embedding and head alike or not at all."""
     tensor: dict[str, ParallelStyle] = {"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()}
     sequence: dict[str, ParallelStyle] = {
         "embed": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1)),
@@ -152,7 +152,7 @@ def main(run: Run, options: Options) -> None:
     trainer.share_buffers()
     for name, parameter in trainer.model.named_parameters():
         of_first = weights[trainer.copies.get(name, name)]
-        found["weights"] = max(found["weights"], _difference(whole_of(parameter.detach()), of_first))
+        found["weights"] = max(found["weights"], _difference(full_tensor(parameter.detach()), of_first))
     with torch.no_grad():
         found["outputs"] = _difference(trainer.outputs(inputs[:7]), whole(inputs[:7]))
     found["parameters"] = sum(_own(parameter).numel() for parameter in trainer.model.parameters())

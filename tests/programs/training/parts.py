@@ -39,7 +39,7 @@ LAYOUTS: dict[str, list[Placement]] = {
 }
 
 
-def divided(layout: str) -> dict[str, Tensor]:
+def sharded(layout: str) -> dict[str, Tensor]:
     """The tensors; parts of columns have gaps in memory."""
     placements = LAYOUTS[layout]
     if not placements:
@@ -58,7 +58,7 @@ def divided(layout: str) -> dict[str, Tensor]:
 
 def room(layout: str) -> dict[str, Tensor]:
     """What to read into: nothing of it may be left."""
-    return {name: torch.full_like(tensor, 99) for name, tensor in divided(layout).items()}
+    return {name: torch.full_like(tensor, 99) for name, tensor in sharded(layout).items()}
 
 
 def see_all(found: dict[str, Tensor]) -> None:
@@ -78,11 +78,11 @@ def main(run: Run, argv: list[str]) -> None:
         if run.rank == 2:
             shards.path_of(folders["rows"], run.rank).mkdir()
         with pytest.raises(OSError, match="shard-00003") as caught:  # on every rank
-            checkpoint_folder.write_shards(folders["rows"], divided("rows"))
+            checkpoint_folder.write_shards(folders["rows"], sharded("rows"))
         assert caught.value.errno == errno.EISDIR
         return
     for layout, where in folders.items():
-        checkpoint_folder.write_shards(where, divided(layout))
+        checkpoint_folder.write_shards(where, sharded(layout))
         dist.barrier()
     if what == "nothing":
         for written, read in itertools.product(LAYOUTS, repeat=2):

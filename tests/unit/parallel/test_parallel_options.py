@@ -51,8 +51,8 @@ def test_a_product_that_does_not_divide_the_ranks_is_refused_with_numbers_that_d
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ("--strategy zero1 --tp 2", "--strategy zero1 has the model whole on every rank"),
-        ("--strategy horovod --pp 2", "--strategy horovod has the model whole on every rank"),
+        ("--strategy zero1 --tp 2", "--strategy zero1 has the full model on every rank"),
+        ("--strategy horovod --pp 2", "--strategy horovod has the full model on every rank"),
         ("--replicate 2", "--strategy ddp does not shard; take --strategy fsdp"),
         ("--strategy fsdp --replicate 8", "--replicate 8 is a whole model on each of the 8 ranks"),
         ("--offload cpu", "--strategy ddp does not shard; take --strategy fsdp"),
@@ -67,7 +67,7 @@ def test_a_product_that_does_not_divide_the_ranks_is_refused_with_numbers_that_d
         ("--pp 2 --pp-schedule zbv --activation-checkpointing selective", "take --activation-checkpointing full"),
         ("--pp 2 --pp-schedule zbv --compile", "take --pp-schedule 1f1b, or leave out --compile"),
         ("--strategy fsdp --comm-hook bf16", "leave it out with --strategy fsdp"),
-        ("--tp 2 --comm-hook fp16", "leave it out with --strategy ddp and a divided model"),
+        ("--tp 2 --comm-hook fp16", "leave it out with --strategy ddp and a sharded model"),
         ("--strategy horovod --comm-hook powersgd", "--strategy horovod compresses gradients to fp16 only"),
         ("--outer-optimizer nesterov", "take --strategy local-sgd"),
         ("--sync-every 4", "--sync-every 4 is local SGD's; take --strategy local-sgd"),

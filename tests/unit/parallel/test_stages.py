@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from runner.base.errors import UsageError
-from runner.parallel.pipeline.stages import balanced, part_of, segments
+from runner.parallel.pipeline.stages import balanced, segments, submodel
 from runner.parallel.settings import ParallelSettings
 
 
@@ -52,7 +52,7 @@ def test_stages_one_after_the_other_are_the_model_and_keep_the_names(count: int,
     inputs = torch.rand(3, 4)
     values, found = inputs, dict[str, nn.Parameter]()
     for start, end in itertools.pairwise([0, *ends, 5]):
-        stage = part_of(model, names, {name for piece in PIECES[start:end] for name in piece})
+        stage = submodel(model, names, {name for piece in PIECES[start:end] for name in piece})
         own = dict(stage.named_parameters())
         assert not found.keys() & own.keys()
         found |= own

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from runner.base.errors import UsageError
 from runner.parallel import Setting
-from runner.parallel.pipeline.stages import part_of
+from runner.parallel.pipeline.stages import submodel
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.support import supported_by
 from runner.parallel.task import Plan, Task, fill, to_device
@@ -76,7 +76,7 @@ def test_a_part_of_a_model_is_filled_as_the_whole_is() -> None:
     whole = task(net).build(CPU, torch.float32)
     empty = task(net).outline(torch.float32)
     assert all(parameter.is_meta for parameter in empty.parameters())
-    part = part_of(empty, ["0", "1", "2"], ["1", "2"])
+    part = submodel(empty, ["0", "1", "2"], ["1", "2"])
     fill(part, net, CPU)
     assert {name for name, _ in part.named_parameters()} == {"1.weight", "1.bias", "2.weight", "2.bias"}
     for name, tensor in part.state_dict().items():
@@ -244,14 +244,14 @@ def test_what_befalls_a_rank_in_the_first_step_is_not_told_as_a_wrong_request(
 
 @pytest.mark.needs("tp")
 def test_what_a_stage_of_a_pipeline_does_not_bear_is_told_by_the_ranks_that_have_it() -> None:
-    from runner.parallel.divided import divide
+    from runner.parallel.sharded import parallelize
 
     model = nn.Sequential(nn.Embedding(4, 4, sparse=True), nn.Linear(4, 1))
     mesh: Any = MagicMock(mesh_dim_names=("pipeline", "data"))
     mesh["pipeline"].size.return_value = 2
     setting = Setting(device=CPU, dtype=torch.float32, mesh=mesh, options=ParallelSettings(pp=2))
     with pytest.raises(UsageError, match="sparse gradients") as caught:
-        divide(model, task(model), setting, shard=False, stage=1)
+        parallelize(model, task(model), setting, shard=False, stage=1)
     assert not caught.value.on_all_ranks
 
 

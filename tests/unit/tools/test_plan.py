@@ -214,7 +214,7 @@ def test_a_host_has_up_to_eight_gpus_unless_it_is_said(gpus: int, hosts: int) ->
     assert Cluster.of(gpus, gpus).hosts == 1
 
 
-@pytest.mark.needs("plan of divided layers")
+@pytest.mark.needs("plan of sharded layers")
 @pytest.mark.parametrize(("dimension", "links"), [("data", 4), ("tensor", 0)])
 def test_a_group_on_two_hosts_uses_the_links_of_all_its_gpus(dimension: str, links: int) -> None:
     (one,) = every(Cluster(gpus=8, hosts=2), strategy="ddp", tp=1 if dimension == "data" else 4, pp=1)
@@ -245,11 +245,11 @@ def test_a_layout_in_which_the_model_does_not_run_is_none() -> None:
         if one.options.tp < 8:
             assert plan_layout(one, cluster, tracer, rule, [1.0]).problem == ""
         else:
-            with pytest.raises(UsageError, match="--tp 8: the model does not run with its layers divided so"):
+            with pytest.raises(UsageError, match="--tp 8: the model does not run with its layers sharded so"):
                 plan_layout(one, cluster, tracer, rule, [1.0])
 
 
-@pytest.mark.needs("plan of divided layers")
+@pytest.mark.needs("plan of sharded layers")
 @pytest.mark.usefixtures("eight_ranks")
 def test_a_rank_computes_its_part_of_a_divided_layer() -> None:
     tracer = Tracer(task(), ParallelSettings(), torch.float32)
@@ -259,7 +259,7 @@ def test_a_rank_computes_its_part_of_a_divided_layer() -> None:
     assert part == whole / 4
 
 
-@pytest.mark.needs("plan of divided layers")
+@pytest.mark.needs("plan of sharded layers")
 def test_what_is_given_restricts_the_layouts() -> None:
     cluster = Cluster(gpus=8, hosts=2)
     assert {one.options.tp for one in every(cluster, tp=2)} == {2}
@@ -267,7 +267,7 @@ def test_what_is_given_restricts_the_layouts() -> None:
     assert {one.options.pp_schedule for one in every(cluster, pp=2, pp_schedule="gpipe")} == {"gpipe"}
 
 
-@pytest.mark.needs("plan of divided layers")
+@pytest.mark.needs("plan of sharded layers")
 def test_tensor_parallelism_over_whole_hosts_is_planned_as_a_run_takes_it_where_it_is_asked_for() -> None:
     cluster = Cluster(gpus=8, hosts=4)
     (one, *_) = every(cluster, tp=4)
@@ -302,7 +302,7 @@ def test_complex_weights_are_refused_in_the_precisions_in_which_a_run_refuses_th
         check_supported(one, tracer)
 
 
-@pytest.mark.needs("plan of divided layers")
+@pytest.mark.needs("plan of sharded layers")
 @pytest.mark.usefixtures("eight_ranks")
 def test_an_optimizer_is_tried_once_for_all_layouts() -> None:
     made = []
@@ -315,16 +315,16 @@ def test_an_optimizer_is_tried_once_for_all_layouts() -> None:
     layouts = candidates(Cluster(gpus=8, hosts=1), Plan(), ParallelSettings(), {"strategy": "fsdp"}, batch=8)[0]
     assert len(layouts) > 1
     for one in layouts:
-        with pytest.raises(UsageError, match="cannot step parameters that are divided"):
+        with pytest.raises(UsageError, match="cannot step parameters that are sharded"):
             check_supported(one, tracer)
-    assert len(made) == 2  # with whole and with divided parameters
+    assert len(made) == 2  # with unsharded and with sharded parameters
 
 
 @pytest.mark.parametrize(
     ("hosts", "plan", "given", "expected"),
     [
         (1, PLAN, {"tp": 3}, r"tensor\(3\) = 3 does not divide 8 ranks"),
-        (1, Plan(), {"tp": 2}, "it does not say how its layers are divided"),
+        (1, Plan(), {"tp": 2}, "it does not say how its layers are sharded"),
     ],
 )
 def test_where_no_layout_is_possible_the_first_reason_is_said(
@@ -334,7 +334,7 @@ def test_where_no_layout_is_possible_the_first_reason_is_said(
         candidates(Cluster(gpus=8, hosts=hosts), plan, ParallelSettings(), given, batch=32)
 
 
-@pytest.mark.needs("plan of divided layers")
+@pytest.mark.needs("plan of sharded layers")
 @pytest.mark.parametrize(("given", "alike"), [({}, "ddp"), ({"tp": 2}, "ddp"), ({"replicate": 2}, "fsdp")])
 @pytest.mark.usefixtures("eight_ranks")
 def test_a_strategy_of_another_package_is_planned_as_whole_or_with_copies_as_sharded(
@@ -378,7 +378,7 @@ def test_the_options_of_a_layout_make_it(options: str) -> None:
     ("too_large", "recommended", "why"),
     [
         ([], "ddp 8", "fits whole"),
-        (["ddp 8"], "zero1 8", "once the optimizer's state is divided"),
+        (["ddp 8"], "zero1 8", "once the optimizer's state is sharded"),
         (["ddp 8", "zero1 8"], "fsdp 2×4", "inside a host"),
     ],
 )
@@ -393,7 +393,7 @@ def test_the_simplest_that_fits_is_recommended(too_large: list[str], recommended
     assert why in advice.reason
 
 
-@pytest.mark.needs("plan of divided layers")
+@pytest.mark.needs("plan of sharded layers")
 def test_across_hosts_the_one_that_sends_least_there_is_recommended() -> None:
     cluster = Cluster(gpus=8, hosts=2)
     fits = {"fsdp 8": 9e9, "fsdp 2, tp 4": 4e9, "tp 4, pp 2": 1e9}
@@ -414,7 +414,7 @@ def test_where_nothing_fits_the_smallest_is_named() -> None:
     assert "the smallest, ddp 2, needs 200 B per GPU" in advice.reason
 
 
-@pytest.mark.needs("plan of divided layers")
+@pytest.mark.needs("plan of sharded layers")
 @pytest.mark.filterwarnings("ignore:Casting complex values")
 def test_no_model_and_no_optimizer_ends_it_in_a_traceback() -> None:
     found = {name: outcome(name) for name in CASES}

@@ -53,18 +53,18 @@ def test_ranks_that_do_not_ascend_are_refused() -> None:
 
 @pytest.fixture
 def two_parts() -> Iterator[nn.Module]:
-    """Layers of two sizes, divided in two by their outputs; the first and a norm are frozen."""
+    """Layers of two sizes, sharded in two by their outputs; the first and a norm are frozen."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ColwiseParallel, SequenceParallel
 
-    from runner.parallel.divided import divide_layers
+    from runner.parallel.sharded import shard_layers
     from runner.tools.plan.capturing import fake_process_group
 
     with fake_process_group(4):
         model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 6))
         model[:2].requires_grad_(requires_grad=False)
         styles = {"0": ColwiseParallel(), "1": SequenceParallel(), "2": ColwiseParallel()}
-        divide_layers(model, styles, DeviceMesh("cpu", [0, 1]))
+        shard_layers(model, styles, DeviceMesh("cpu", [0, 1]))
         yield model
 
 

@@ -1,4 +1,4 @@
-"""A model that is divided in several ways at once: tensor parallel layers, pipeline stages, shards and replicas.
+"""A model that is sharded in several ways at once: tensor parallel layers, pipeline stages, shards and replicas.
 
 The order is that of torchtitan: tensor parallelism first, as it replaces parameters; then activation checkpointing, which wraps
 layers; then torch.compile, which compiles what it finds; then fully_shard, whose hooks stay outside of what is compiled.
@@ -30,7 +30,7 @@ from runner.parallel.state import StateDict
 from runner.parallel.streams import RandomStreams, draws
 from runner.parallel.support import check_divisible, check_even, check_steps, kinds_of, supported_by
 from runner.parallel.task import Task, fill
-from runner.parallel.tied import shared_parameters, tie_divided
+from runner.parallel.tied import shared_parameters, tie_sharded
 from runner.parallel.trainer import Trainer
 from runner.versions.features import need
 from runner.versions.torch_api import ALL_HAVE_IT
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
 
-class DividedTrainer(Trainer):
-    """Trains a model of which each rank has a part."""
+class ShardedTrainer(Trainer):
+    """Trains a model of which each rank has a shard."""
 
     is_sharded = True
 
@@ -65,7 +65,7 @@ class DividedTrainer(Trainer):
         self._parts = parts
         self.replicas, self.sends_from = setting.mesh.get_group("data"), setting.device
         self._order = CallOrder(parts, self.replicas, setting.device)
-        # fully_shard takes no parameters without dimensions: each rank has them whole.
+        # fully_shard takes no parameters without dimensions: each rank has them in full.
         self._numbers = [one for one in model.parameters() if not one.dim() and one.requires_grad]
 
     def settle_gradients(self) -> None:
@@ -118,7 +118,7 @@ class DividedTrainer(Trainer):
 
 
 def loss_context(options: ParallelSettings) -> AbstractContextManager[Any]:
-    """The context of forward and backward passes: it computes the loss of outputs that are divided by classes."""
+    """The context of forward and backward passes: it computes the loss of outputs that are sharded by classes."""
     if not options.loss_parallel:
         return nullcontext()
     from torch.distributed.tensor.parallel import loss_parallel
@@ -127,12 +127,12 @@ def loss_context(options: ParallelSettings) -> AbstractContextManager[Any]:
     return context
 
 
-def divide(
+def parallelize(
     model: nn.Module, task: Task, setting: Setting, *, shard: bool, stage: int = 0, is_last: bool = True
 ) -> None:
-    """Divide a model, or a stage of one, in place: tensor parallelism, checkpointing, compilation, shards; in this order."""
+    """Parallelize a model, or a stage of one, in place: tensor parallelism, checkpointing, compilation, shards; in this order."""
     with _told_by(setting):
-        _divide(model, task, setting, shard=shard, stage=stage, is_last=is_last)
+        _parallelize(model, task, setting, shard=shard, stage=stage, is_last=is_last)
 
 
 def _told_by(setting: Setting) -> AbstractContextManager[None]:
@@ -140,7 +140,7 @@ def _told_by(setting: Setting) -> AbstractContextManager[None]:
     return raised_by_some_ranks() if degree(setting.mesh, "pipeline") > 1 else nullcontext()
 
 
-def _divide(model: nn.Module, task: Task, setting: Setting, *, shard: bool, stage: int, is_last: bool) -> None:
+def _parallelize(model: nn.Module, task: Task, setting: Setting, *, shard: bool, stage: int, is_last: bool) -> None:
     options = setting.options
     styles = task.plan.styles(model, sequence=options.sequence_parallel) if options.tp > 1 else {}
     wraps = shard or setting.mesh["data"].size() > 1 or options.precision != "fp32"
@@ -148,7 +148,7 @@ def _divide(model: nn.Module, task: Task, setting: Setting, *, shard: bool, stag
         check_divisible(model)
     if styles:
         with supported_by(f"--tp {options.tp}"):
-            divide_layers(model, styles, setting.mesh["tensor"])
+            shard_layers(model, styles, setting.mesh["tensor"])
     units = task.plan.units(model)
     if options.tp > 1 and options.compile:
         _wait_outside_of(units, model)
@@ -156,17 +156,17 @@ def _divide(model: nn.Module, task: Task, setting: Setting, *, shard: bool, stag
     if wraps:
         need("fsdp" if shard else "copies", device=setting.device.type)
         with supported_by(f"--strategy {options.strategy}"):
-            _shard(model, units, setting, is_last=is_last)
+            _apply_fsdp(model, units, setting, is_last=is_last)
 
 
 def outline(task: Task, setting: Setting) -> nn.Module:
-    """The whole model: where it will be, or on ``meta`` if a factory makes it."""
+    """The full model: where it will be, or on ``meta`` if a factory makes it."""
     model = task.outline(setting.dtype)
     return model.to(_home(setting)) if isinstance(task.model, nn.Module) else model
 
 
 def settle(model: nn.Module, task: Task, setting: Setting) -> None:
-    """Give a divided model its memory and its weights, if it is on ``meta``."""
+    """Give a sharded model its memory and its weights, if it is on ``meta``."""
     if not isinstance(task.model, nn.Module):
         fill(model, task.model, _home(setting))
         for buffer in model.buffers():  # fully_shard offloads parameters only
@@ -180,7 +180,7 @@ def _home(setting: Setting) -> torch.device:
 def _streams(
     model: nn.Module, styles: Mapping[str, ParallelStyle], setting: Setting, stage: int
 ) -> RandomStreams | None:
-    """The random numbers of a part of the model, where it is not to draw what others draw."""
+    """The random numbers of a stage or shard of the model, where it is not to draw what others draw."""
     # Each change of streams would be a break in what torch.compile compiles.
     if not (styles or stage) or (setting.options.compile and not draws(model)):
         return None
@@ -190,11 +190,11 @@ def _streams(
     return streams
 
 
-def divide_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> None:
-    """Tensor parallelism: divide the layers, by name, along a mesh. What is tied stays so, and what is frozen, too.
+def shard_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> None:
+    """Tensor parallelism: shard the layers, by name, along a mesh. What is tied stays so, and what is frozen, too.
 
     Raises:
-        UsageError: tied parameters are not divided alike, or torch is too old for frozen ones.
+        UsageError: tied parameters are not sharded alike, or torch is too old for frozen ones.
     """
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -207,7 +207,7 @@ def divide_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: D
         if hasattr(parameter, "placements"):
             need("frozen")
         parameter.requires_grad = False  # torch's new ones are trained: all before 2.11, norms still (2.15)
-    tie_divided(shared)
+    tie_sharded(shared)
 
 
 def _wait_outside_of(units: Sequence[nn.Module], model: nn.Module) -> None:
@@ -226,11 +226,11 @@ def _arrived(_: nn.Module, __: Any, output: Any) -> Any:
     return output.clone() if isinstance(output, AsyncCollectiveTensor) else output  # any operation but a view waits
 
 
-def _shard(model: nn.Module, units: Iterable[nn.Module], setting: Setting, *, is_last: bool) -> None:
+def _apply_fsdp(model: nn.Module, units: Iterable[nn.Module], setting: Setting, *, is_last: bool) -> None:
     """Shard the units one by one, and what is left as one more."""
     options, names = setting.options, setting.mesh.mesh_dim_names or ()
     if options.tp > 1:
-        _silence_remarks(unit for unit in (*units, model) if unit is model or _is_divided(unit))
+        _silence_remarks(unit for unit in (*units, model) if unit is model or _is_tensor_parallel(unit))
     mesh = setting.mesh["replicate", "shard"] if "replicate" in names else setting.mesh["data"]
     check_even(model, mesh.size(mesh.ndim - 1))
     arguments: dict[str, Any] = {
@@ -254,18 +254,18 @@ def _shard(model: nn.Module, units: Iterable[nn.Module], setting: Setting, *, is
     fully_shard(model, **arguments, mp_policy=precision.policy(options.precision, is_root=True, is_last=is_last))
 
 
-def _is_divided(layer: nn.Module) -> bool:
+def _is_tensor_parallel(layer: nn.Module) -> bool:
     """Whether the layer itself is tensor parallel, and not only what is in it."""
     return any(hasattr(parameter, "placements") for parameter in layer.parameters(recurse=False))
 
 
 def _silence_remarks(units: Iterable[nn.Module]) -> None:
-    """Silence what torch says about any model that has divided layers in shards, and that its user cannot change (2.14).
+    """Silence what torch says about any model that has tensor-parallel layers under fully_shard, and that its user cannot change (2.14).
 
     Args:
-        units: divided layers, and the model, which returns the output of one.
+        units: tensor-parallel layers, and the model, which returns the output of one.
     """
-    # The output of a divided layer is a view; changed in place it would lose a hook of fully_shard's. Autograd refuses that.
+    # The output of a tensor-parallel layer is a view; changed in place it would lose a hook of fully_shard's. Autograd refuses that.
     names = "|".join({re.escape(type(unit).__name__) for unit in units})
     remark = rf"FSDP2-wrapped module \(FSDP({names})\) returned a view tensor"
     warnings.filterwarnings("ignore", remark, UserWarning)
@@ -296,7 +296,7 @@ def _shares_parameters(unit: nn.Module, model: nn.Module) -> bool:
 
 @contextmanager
 def _no_sync(parts: Iterable[nn.Module], mesh: DeviceMesh) -> Iterator[None]:
-    """The context of a backward pass whose gradients are not exchanged yet; of shards they are, as whole ones would take more memory.
+    """The context of a backward pass whose gradients are not exchanged yet; of shards they are, as full ones would take more memory.
 
     (To sum shards at once and replicas at last, torch has ``set_requires_all_reduce``. It adds wrong gradients up where a unit does
     not compute the same parameters' in each micro-batch.)
