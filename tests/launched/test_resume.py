@@ -92,7 +92,7 @@ def test_an_outer_optimizer_goes_on_with_its_momentum(trained: Trained, tmp_path
     local += ["--save-every", "4steps"]
     ok(trained(2, tmp_path / "whole", *local))
     ok(trained(2, tmp_path / "parts", *local, "--max-steps", "4"))
-    tensors = checkpoint_folder.read_whole(tmp_path / "parts" / "step-4")
+    tensors = checkpoint_folder.read_full(tmp_path / "parts" / "step-4")
     momenta = [tensor for name, tensor in tensors.items() if name.startswith("outer.")]
     assert momenta
     assert all(momentum.abs().max() > 0 for momentum in momenta)
@@ -225,7 +225,7 @@ def test_a_checkpoint_that_is_written_during_the_next_steps_is_that_of_its_step(
     for step in ("step-2", "step-4"):
         (there, _), (here, _) = (checkpoint_folder.unseal(tmp_path / name / step) for name in ("at-once", "meanwhile"))
         assert replace(there, path=here.path) == here
-        expected, found = (checkpoint_folder.read_whole(tmp_path / name / step) for name in ("at-once", "meanwhile"))
+        expected, found = (checkpoint_folder.read_full(tmp_path / name / step) for name in ("at-once", "meanwhile"))
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
@@ -348,7 +348,7 @@ def test_a_training_that_diverges_ends_and_keeps_its_last_good_checkpoint(
     assert steps_of(tmp_path) == [since - 1, lines[-1]["step"] - 1]
     for step in steps_of(tmp_path):
         assert all(
-            tensor.isfinite().all() for tensor in checkpoint_folder.read_whole(tmp_path / f"step-{step}").values()
+            tensor.isfinite().all() for tensor in checkpoint_folder.read_full(tmp_path / f"step-{step}").values()
         )
 
 

@@ -4,8 +4,8 @@
         model-00001-of-00001.safetensors     tensors; if they are sharded, one file per rank: shard-00001-model-…
         checkpoint.json                      position of the training, its settings, sizes and SHA-256 sums of the files
 
-torch.distributed.checkpoint decides which parts a rank writes and reads (``shard_storage``), for any number of ranks. It is
-not imported for whole tensors, because it also imports DTensor and sympy: 0.8 s at every start of a job that needs neither.
+torch.distributed.checkpoint decides which shards a rank writes and reads (``shard_storage``), for any number of ranks. It is
+not imported for full tensors, because it also imports DTensor and sympy: 0.8 s at every start of a job that needs neither.
 
 Nothing is pickled, so reading a checkpoint runs no code from it. A folder is written under another name and renamed once it is
 on the disk, so a folder named ``step-N`` that has its ``checkpoint.json`` is complete.
@@ -90,27 +90,27 @@ def is_named(path: Path) -> bool:
     return re.fullmatch(r"step-\d+", path.name) is not None and path.is_dir()
 
 
-def write_whole(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_full(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write all tensors. Called on one rank.
 
     Raises:
         OSError: they cannot be written.
         UsageError: safetensors has no such type.
     """
-    shards.write(folder / shards.WHOLE, tensors)
+    shards.write(folder / shards.FULL, tensors)
 
 
-def read_whole(folder: Path) -> dict[str, Tensor]:
+def read_full(folder: Path) -> dict[str, Tensor]:
     """All tensors, in host memory, also if several ranks wrote them. Called on one rank.
 
     Raises:
-        UsageError: a part is missing, or this torch lacks a type.
+        UsageError: a shard is missing, or this torch lacks a type.
     """
-    return shards.read_whole(folder)
+    return shards.read_full(folder)
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: Any = None) -> None:
-    """Write this rank's parts of the tensors (DTensors). Collective, in a group of all ranks.
+    """Write this rank's shards of the tensors (DTensors). Collective, in a group of all ranks.
 
     Raises:
         OSError: a rank cannot write.
@@ -126,10 +126,10 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: Any = None)
 
 @raised_on_all_ranks()
 def read_shards(folder: Path, into: dict[str, Tensor]) -> None:
-    """Fill this rank's parts of the tensors, also if they were sharded differently. Collective.
+    """Fill this rank's shards of the tensors, also if they were sharded differently. Collective.
 
     Raises:
-        UsageError: a part is missing, or this torch lacks a type.
+        UsageError: a shard is missing, or this torch lacks a type.
     """
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -145,15 +145,15 @@ def shards_of(folder: Path, rank: int) -> list[Path]:
 
 
 def is_sharded(folder: Path) -> bool:
-    """Whether the checkpoint was written in parts, one per rank."""
-    return folder.is_dir() and not (folder / shards.WHOLE).is_file()
+    """Whether the checkpoint was written in shards, one file per rank."""
+    return folder.is_dir() and not (folder / shards.FULL).is_file()
 
 
 def shapes_of_shards(folder: Path) -> shards.Shapes:
     """The tensors of a sharded checkpoint, by name: the full shape and the dtype of each.
 
     Raises:
-        UsageError: a part is missing, or this torch lacks a type.
+        UsageError: a shard is missing, or this torch lacks a type.
     """
     return shards.shapes_in(folder)
 

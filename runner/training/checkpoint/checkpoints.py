@@ -223,7 +223,7 @@ class Checkpoints:
         self._begin(draft)
         try:
             with self._writing(saved.path):
-                checkpoint_folder.write_whole(draft, tensors)
+                checkpoint_folder.write_full(draft, tensors)
                 sums = checkpoint_folder.sums_of(draft.iterdir())
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
@@ -231,7 +231,7 @@ class Checkpoints:
         self._end(draft, saved, sums)
 
     def _write_by_all(self, saved: Saved, tensors: Mapping[str, Tensor]) -> None:
-        """Write this rank's part next to those of the others. Collective."""
+        """Write this rank's shard next to those of the others. Collective."""
         run, group, draft, sums = self._run, self._group, _draft_of(saved), Sums()
         problem: RunnerError | None = None
         run.on_main(lambda: self._begin(draft), group)

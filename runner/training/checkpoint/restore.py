@@ -57,9 +57,9 @@ def _load(
     run: Run, trainer: Trainer, path: Path, settings: dict[str, Any], *, goes_on: bool
 ) -> tuple[Saved, list[str]]:
     """Load a checkpoint; nothing of it if it is damaged. Collective."""
-    whole: dict[str, Tensor] = {}  # filled on rank 0
+    full: dict[str, Tensor] = {}  # filled on rank 0
     here = trainer.shapes()
-    saved, sums = run.on_main(lambda: _open(path, trainer, whole))
+    saved, sums = run.on_main(lambda: _open(path, trainer, full))
     if sums:
         names = sorted(sums)[run.rank :: run.size]
         try:
@@ -67,15 +67,15 @@ def _load(
         except DamagedError as error:
             error.fix = INSTEAD
             raise
-    shapes = run.on_main(lambda: _shapes_of(saved, sums, whole, here, run.workload))
+    shapes = run.on_main(lambda: _shapes_of(saved, sums, full, here, run.workload))
     own = trainer.state().groups
     changes = resume.check_settings(saved, settings, trainer.optimizer, own) if goes_on else []
     room = room_for(trainer.model, shapes, here, trainer.copies)
-    if sums:  # sharded: every rank reads its part
+    if sums:  # sharded: every rank reads its shard
         checkpoint_folder.read_shards(path, room)
     else:
         for name, (shape, dtype) in shapes.items():
-            _send(run, whole.get(name), shape, dtype, room.get(name))
+            _send(run, full.get(name), shape, dtype, room.get(name))
     trainer.load(StateDict(room, saved.groups, saved.values))
     if goes_on:
         resume.obey_changes(saved, settings, trainer.optimizer)
@@ -93,7 +93,7 @@ def model_weights(path: Path) -> dict[str, Tensor]:
         raise UsageError(f"there is no checkpoint in {path}", fix="train first, or name another --checkpoint-dir")
     _, sums = checkpoint_folder.unseal(newest)
     checkpoint_folder.check_files(newest, sums)
-    tensors = checkpoint_folder.read_whole(newest)
+    tensors = checkpoint_folder.read_full(newest)
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
 
 
@@ -132,28 +132,28 @@ def _find_in(path: Path, *, is_named: bool) -> Path | None:
     raise UsageError(f"--resume: {problem}{hint}")
 
 
-def _open(path: Path, trainer: Trainer, whole: dict[str, Tensor]) -> tuple[Saved, Sums]:
+def _open(path: Path, trainer: Trainer, full: dict[str, Tensor]) -> tuple[Saved, Sums]:
     """Read a checkpoint: its content, and sums of files. Called on rank 0.
 
-    The tensors are read into ``whole``, unless both checkpoint and trainer are sharded: then all ranks read them later,
+    The tensors are read into ``full``, unless both checkpoint and trainer are sharded: then all ranks read them later,
     and before that check the files by the sums that are returned. Otherwise there are no sums.
     """
     saved, sums = checkpoint_folder.unseal(path)
     if trainer.is_sharded and checkpoint_folder.is_sharded(path):
         return saved, sums
     checkpoint_folder.check_files(path, sums)
-    whole.update(checkpoint_folder.read_whole(path))
+    full.update(checkpoint_folder.read_full(path))
     return saved, {}
 
 
 def _shapes_of(
-    saved: Saved, sums: Sums, whole: dict[str, Tensor], here: dict[str, tuple[int, ...]], workload: str
+    saved: Saved, sums: Sums, full: dict[str, Tensor], here: dict[str, tuple[int, ...]], workload: str
 ) -> Shapes:
     """The shapes of a checkpoint's tensors, which fit the model. Called on rank 0, when the files are known to be intact."""
     if sums:
         shapes = checkpoint_folder.shapes_of_shards(saved.path)
     else:
-        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in whole.items()}
+        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in full.items()}
     resume.check_model(saved, shapes, workload, here)
     return shapes
 
@@ -167,9 +167,9 @@ def _problem_of(path: Path, sums: Sums) -> str | None:
 
 
 def _send(run: Run, own: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, into: Tensor | None) -> None:
-    """Copy rank 0's tensor, or its part, into ``into`` on every rank that has a place for it. Collective."""
-    whole = torch.empty(shape, dtype=dtype, device=run.device) if own is None else own.to(run.device).contiguous()
-    if run.size > 1 and whole.numel():
-        dist.broadcast(whole.reshape(-1).view(torch.uint8), src=0)  # as bytes: gloo does not support all dtypes
+    """Copy rank 0's tensor, or its shard, into ``into`` on every rank that has a place for it. Collective."""
+    full = torch.empty(shape, dtype=dtype, device=run.device) if own is None else own.to(run.device).contiguous()
+    if run.size > 1 and full.numel():
+        dist.broadcast(full.reshape(-1).view(torch.uint8), src=0)  # as bytes: gloo does not support all dtypes
     if into is not None:
-        copy_shard(whole, into)
+        copy_shard(full, into)

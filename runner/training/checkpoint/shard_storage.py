@@ -24,7 +24,7 @@ from torch.futures import Future
 
 from runner.training.checkpoint import shards
 from runner.training.checkpoint.damage import damaged
-from runner.training.checkpoint.shards import Part
+from runner.training.checkpoint.shards import Shard
 
 
 class ShardStorage(StorageReader, StorageWriter):
@@ -34,7 +34,7 @@ class ShardStorage(StorageReader, StorageWriter):
         """``wanted``: what is to be read, with its full shapes."""
         self._folder = folder
         self._wanted = {name: tuple(tensor.shape) for name, tensor in wanted.items()}
-        self._parts: dict[str, list[Part]] = {}
+        self._shards: dict[str, list[Shard]] = {}
         self._problem: Exception | None = None
 
     def prepare_local_plan(self, plan: Any) -> Any:
@@ -46,13 +46,13 @@ class ShardStorage(StorageReader, StorageWriter):
         return [replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's parts. What several ranks have is written by one of them, so there may be none."""
+        """Write this rank's shards. What several ranks have is written by one of them, so there may be none."""
         tensors: dict[str, Any] = {}
         offsets: dict[str, Any] = {}
         for item in plan.items:
             assert item.tensor_data is not None  # there are only tensors
             name = item.index.fqn
-            assert name not in tensors  # of each a rank has one part
+            assert name not in tensors  # of each a rank has one shard
             tensors[name], offsets[name] = planner.resolve_data(item), item.tensor_data.chunk.offsets
         if tensors:
             shards.write(shards.path_of(self._folder, plan.storage_data), tensors, offsets)
@@ -61,17 +61,20 @@ class ShardStorage(StorageReader, StorageWriter):
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """What is there."""
         try:
-            self._parts = shards.parts_in(self._folder)
+            self._shards = shards.shards_in(self._folder)
         except Exception as error:  # torch would log it and continue: the next that it calls raises it
             self._problem = error
         return Metadata(
             {
                 name: TensorStorageMetadata(
-                    TensorProperties(dtype=parts[0].dtype),
-                    torch.Size(shards.shape_of(parts)),
-                    [ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.shape)) for part in _full(parts)],
+                    TensorProperties(dtype=own[0].dtype),
+                    torch.Size(shards.shape_of(own)),
+                    [
+                        ChunkStorageMetadata(torch.Size(shard.offsets), torch.Size(shard.shape))
+                        for shard in _nonempty(own)
+                    ],
                 )
-                for name, parts in self._parts.items()
+                for name, own in self._shards.items()
             }
         )
 
@@ -84,13 +87,13 @@ class ShardStorage(StorageReader, StorageWriter):
         if self._problem is not None:
             raise self._problem
         for name, shape in self._wanted.items():
-            found = shards.shape_of(self._parts[name]) if name in self._parts else None
+            found = shards.shape_of(self._shards[name]) if name in self._shards else None
             if found != shape:  # as where the last file is missing
                 raise damaged(self._folder, f"of {name} there is {found}, and not {shape}")
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what this rank has, of each file only that."""
-        where = {(part.name, part.offsets): part for parts in self._parts.values() for part in _full(parts)}
+        where = {(shard.name, shard.offsets): shard for own in self._shards.values() for shard in _nonempty(own)}
         items = ((where[item.storage_index.fqn, tuple(item.storage_index.offset or ())], item) for item in plan.items)
         for path, own in shards.by_file(items).items():
             with shards.opened(path) as file:
@@ -115,9 +118,9 @@ class ShardStorage(StorageReader, StorageWriter):
         return True
 
 
-def _full(parts: list[Part]) -> list[Part]:
+def _nonempty(own: list[Shard]) -> list[Shard]:
     """Those with anything in them: a rank beyond the end of a tensor has an empty one, which begins where another may."""
-    return [part for part in parts if 0 not in part.shape]
+    return [shard for shard in own if 0 not in shard.shape]
 
 
 def _done(result: Any) -> Future[Any]:

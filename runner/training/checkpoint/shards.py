@@ -1,6 +1,6 @@
-"""The tensors of a checkpoint: whole in one safetensors file, or in parts, one file per rank.
+"""The tensors of a checkpoint: full in one safetensors file, or sharded, one file per rank.
 
-A file of parts says in its metadata where each begins in its tensor. Names and metadata are those of torch's
+A file of shards says in its metadata where each begins in its tensor. Names and metadata are those of torch's
 ``torch.distributed.checkpoint.hf_storage``, which wrote earlier checkpoints. That module is in torch 2.9 and newer only and
 changes between versions, so nothing here needs it: what one torch has written, any other reads.
 """
@@ -23,7 +23,7 @@ from torch import Tensor
 from runner.base.errors import UsageError
 from runner.training.checkpoint.damage import damaged
 
-WHOLE = "model-00001-of-00001.safetensors"
+FULL = "model-00001-of-00001.safetensors"
 _WHERE, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 # What safetensors calls torch's types. Older torches lack some; torch 2.4 lacks float8_e8m0fnu.
@@ -53,8 +53,8 @@ Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of a tensor in a file: where it begins in the tensor, and its shape."""
+class Shard:
+    """A shard of a tensor in a file: where it begins in the tensor, and its shape."""
 
     path: Path
     name: str
@@ -69,15 +69,15 @@ class Part:
 
 
 def path_of(folder: Path, rank: int) -> Path:
-    """The file of a rank's parts."""
-    return folder / f"shard-{rank + 1:05d}-{WHOLE}"
+    """The file of a rank's shards."""
+    return folder / f"shard-{rank + 1:05d}-{FULL}"
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], offsets: Mapping[str, Sequence[int]] | None = None) -> None:
     """Write a file, and flush it to disk.
 
     Args:
-        offsets: where each begins in its tensor, if they are parts.
+        offsets: where each begins in its tensor, if they are shards.
 
     Raises:
         OSError: it cannot be written.
@@ -106,46 +106,46 @@ def write(path: Path, tensors: Mapping[str, Tensor], offsets: Mapping[str, Seque
         os.fsync(file.fileno())
 
 
-def read_whole(folder: Path) -> dict[str, Tensor]:
+def read_full(folder: Path) -> dict[str, Tensor]:
     """All tensors, in host memory, also if several ranks wrote them.
 
     Raises:
-        UsageError: as in ``parts_in``.
+        UsageError: as in ``shards_in``.
     """
-    parts = parts_in(folder)
-    whole: dict[str, Tensor] = {}
-    for path, own in by_file((part, part) for same in parts.values() for part in same).items():
+    shards = shards_in(folder)
+    full: dict[str, Tensor] = {}
+    for path, own in by_file((shard, shard) for same in shards.values() for shard in same).items():
         with opened(path) as file:
-            for part in own:
-                tensor, shape = file.get_tensor(part.name), shape_of(parts[part.name])
-                if part.shape == shape:
-                    whole[part.name] = tensor
+            for shard in own:
+                tensor, shape = file.get_tensor(shard.name), shape_of(shards[shard.name])
+                if shard.shape == shape:
+                    full[shard.name] = tensor
                     continue
-                if part.name not in whole:
-                    whole[part.name] = torch.empty(shape, dtype=part.dtype)  # which the parts fill
-                whole[part.name][part.place].copy_(tensor)
-    return whole
+                if shard.name not in full:
+                    full[shard.name] = torch.empty(shape, dtype=shard.dtype)  # which the shards fill
+                full[shard.name][shard.place].copy_(tensor)
+    return full
 
 
 def shapes_in(folder: Path) -> Shapes:
     """The full shape and the type of each tensor, by name.
 
     Raises:
-        UsageError: as in ``parts_in``.
+        UsageError: as in ``shards_in``.
     """
-    return {name: (shape_of(parts), parts[0].dtype) for name, parts in parts_in(folder).items()}
+    return {name: (shape_of(shards), shards[0].dtype) for name, shards in shards_in(folder).items()}
 
 
-def parts_in(folder: Path) -> dict[str, list[Part]]:
-    """The parts of each tensor, by name, which are all of it.
+def shards_in(folder: Path) -> dict[str, list[Shard]]:
+    """The shards of each tensor, by name, which are all of it.
 
     Raises:
         DamagedError: a file is damaged, or one is missing in between.
         UsageError: this torch lacks a type.
     """
-    whole = folder / WHOLE
-    parts = defaultdict(list)
-    for path in [whole] if whole.is_file() else sorted(folder.glob(f"shard-*-{WHOLE}")):
+    full = folder / FULL
+    shards = defaultdict(list)
+    for path in [full] if full.is_file() else sorted(folder.glob(f"shard-*-{FULL}")):
         with opened(path) as file:
             where = json.loads((file.metadata() or {}).get(_WHERE, "{}"))
             for name in file.keys():  # noqa: SIM118 - a safetensors file, which cannot be iterated over
@@ -154,23 +154,23 @@ def parts_in(folder: Path) -> dict[str, list[Part]]:
                 offsets = tuple(where[name][_OFFSETS]) if where else (0,) * len(shape)
                 if len(offsets) != len(shape):
                     raise ValueError(f"{name} of shape {shape} is at {offsets}")
-                parts[name].append(Part(path, name, offsets, shape, _type_of(found.get_dtype(), name, path)))
-    for name, own in parts.items():
-        if len({(len(part.shape), part.dtype) for part in own}) > 1 or not _fill(own):
-            raise damaged(folder, f"the parts of {name} are not the whole of it")
-    return dict(parts)
+                shards[name].append(Shard(path, name, offsets, shape, _type_of(found.get_dtype(), name, path)))
+    for name, own in shards.items():
+        if len({(len(shard.shape), shard.dtype) for shard in own}) > 1 or not _are_complete(own):
+            raise damaged(folder, f"the shards of {name} do not fit together")
+    return dict(shards)
 
 
-def shape_of(parts: Sequence[Part]) -> tuple[int, ...]:
-    """The shape of the tensor that has these parts."""
-    return tuple(max(place.stop for place in places) for places in zip(*(part.place for part in parts), strict=True))
+def shape_of(shards: Sequence[Shard]) -> tuple[int, ...]:
+    """The shape of the tensor that has these shards."""
+    return tuple(max(place.stop for place in places) for places in zip(*(shard.place for shard in shards), strict=True))
 
 
-def by_file(items: Iterable[tuple[Part, Any]]) -> dict[Path, list[Any]]:
-    """What belongs to parts, by the files that have these, so that each is opened once."""
+def by_file(items: Iterable[tuple[Shard, Any]]) -> dict[Path, list[Any]]:
+    """What belongs to shards, by the files that have these, so that each is opened once."""
     files = defaultdict(list)
-    for part, item in items:
-        files[part.path].append(item)
+    for shard, item in items:
+        files[shard.path].append(item)
     return files
 
 
@@ -190,14 +190,14 @@ def opened(path: Path) -> Iterator[Any]:
         raise damaged(path.parent, f"{path.name}: {error}") from None
 
 
-def _fill(parts: Sequence[Part]) -> bool:
+def _are_complete(shards: Sequence[Shard]) -> bool:
     """Whether they are all of a tensor, and nothing twice: it is cut along all their edges, and what each has is counted."""
-    axes = zip(*(part.place for part in parts), strict=True)
+    axes = zip(*(shard.place for shard in shards), strict=True)
     cuts = [sorted({0, *(edge for span in axis for edge in (span.start, span.stop))}) for axis in axes]
     cells = [{edge: number for number, edge in enumerate(cut)} for cut in cuts]
     counts = torch.zeros([len(cut) - 1 for cut in cuts], dtype=torch.int32)
-    for part in parts:
-        spans = zip(cells, part.place, strict=True)
+    for shard in shards:
+        spans = zip(cells, shard.place, strict=True)
         counts[tuple(slice(cell[span.start], cell[span.stop]) for cell, span in spans)] += 1
     return bool((counts == 1).all())
 

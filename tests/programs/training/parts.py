@@ -89,7 +89,7 @@ def main(run: Run, argv: list[str]) -> None:
             found = room(read)
             checkpoint_folder.read_shards(folders[written], found)
             see_all(found)
-        see_all(checkpoint_folder.read_whole(folders["both"]))
+        see_all(checkpoint_folder.read_full(folders["both"]))
         return
     where = folders["rows"]
     if run.is_main:

@@ -84,8 +84,8 @@ def main(run: Run, options: Options) -> None:
         test_data=TensorDataset(inputs[64:], targets[64:]),
         is_classification=False,
     )
-    writes = checkpoint_folder.write_whole, checkpoint_folder.write_shards
-    checkpoint_folder.write_whole, checkpoint_folder.write_shards = (
+    writes = checkpoint_folder.write_full, checkpoint_folder.write_shards
+    checkpoint_folder.write_full, checkpoint_folder.write_shards = (
         after(options.slow_writing, write) for write in writes
     )
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -94,4 +94,4 @@ def main(run: Run, options: Options) -> None:
         fit(run, task, options, on_step=[lambda _: os.chdir(options.then_in or ".")])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)  # for the next turn
-        checkpoint_folder.write_whole, checkpoint_folder.write_shards = writes
+        checkpoint_folder.write_full, checkpoint_folder.write_shards = writes

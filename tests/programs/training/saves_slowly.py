@@ -25,7 +25,7 @@ class Options(Settings):
 
 
 def main(run: Run, options: Options) -> None:
-    write = checkpoint_folder.write_whole
+    write = checkpoint_folder.write_full
 
     def write_slowly(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         time.sleep(SECONDS)
@@ -35,7 +35,7 @@ def main(run: Run, options: Options) -> None:
         (options.checkpoint_dir / "in-step").touch()
         time.sleep(options.step_seconds)
 
-    vars(checkpoint_folder)["write_whole"] = write_slowly
+    vars(checkpoint_folder)["write_full"] = write_slowly
     torch.manual_seed(0)
     task = Task(
         model=nn.Linear(4, 1),

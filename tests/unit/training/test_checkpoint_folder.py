@@ -37,7 +37,7 @@ def written(folder: Path, step: int, tensors: dict[str, Tensor] = TENSORS) -> Pa
     path = folder / checkpoint_folder.name_of(step)
     draft = folder / f".{path.name}.new"
     draft.mkdir()
-    checkpoint_folder.write_whole(draft, tensors)
+    checkpoint_folder.write_full(draft, tensors)
     saved = Saved(
         path=path,
         workload="workloads.test",
@@ -54,7 +54,7 @@ def written(folder: Path, step: int, tensors: dict[str, Tensor] = TENSORS) -> Pa
 def read(path: Path) -> tuple[Saved, dict[str, Tensor]]:
     saved, sums = checkpoint_folder.unseal(path)
     checkpoint_folder.check_files(path, sums)
-    return saved, checkpoint_folder.read_whole(path)
+    return saved, checkpoint_folder.read_full(path)
 
 
 def test_everything_comes_back(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ for folder, of in ((small, {"model.steps": torch.tensor(7)}), (large, tensors)):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     checkpoint_folder.write_shards(folder, of)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-assert checkpoint_folder.read_whole(large)["model.weight"].equal(tensors["model.weight"])
+assert checkpoint_folder.read_full(large)["model.weight"].equal(tensors["model.weight"])
 """
 
 

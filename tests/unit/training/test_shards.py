@@ -31,7 +31,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 
 
 def write(folder: Path, *parts: dict[str, tuple[list[int], Tensor]]) -> None:
-    """The parts that each rank has of tensors, and where they begin."""
+    """The shards that each rank has of tensors, and where they begin."""
     for rank, own in enumerate(parts):
         tensors, offsets = ({name: both[place] for name, both in own.items()} for place in (1, 0))
         shards.write(shards.path_of(folder, rank), tensors, offsets)  # type: ignore[arg-type]
@@ -43,7 +43,7 @@ def test_what_another_torch_has_written_is_read(folder: Path) -> None:
     saved, sums = checkpoint_folder.unseal(folder)
     checkpoint_folder.check_files(folder, sums)
     expected = exact.tensors_after(saved.position.step)
-    assert same(checkpoint_folder.read_whole(folder), expected)
+    assert same(checkpoint_folder.read_full(folder), expected)
     shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in expected.items()}
     assert checkpoint_folder.shapes_of_shards(folder) == shapes
     if checkpoint_folder.is_sharded(folder):
@@ -85,7 +85,7 @@ RELEASE = tuple(map(int, version("safetensors").split(".")[:2]))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if hasattr(torch, kind)])
-def test_every_type_comes_back_from_two_parts_or_is_refused(kind: str, tmp_path: Path) -> None:
+def test_every_type_comes_back_from_two_shards_or_is_refused(kind: str, tmp_path: Path) -> None:
     dtype = getattr(torch, kind)
     content = torch.arange(12, dtype=torch.uint8)
     content = content.bool() if kind == "bool" else content.repeat_interleave(dtype.itemsize).view(dtype)
@@ -98,7 +98,7 @@ def test_every_type_comes_back_from_two_parts_or_is_refused(kind: str, tmp_path:
     write(tmp_path, *parts)
     room = {"weight": torch.empty_like(tensor), "one": torch.empty_like(tensor[0, 0])}
     checkpoint_folder.read_shards(tmp_path, room)
-    for found in (room, shards.read_whole(tmp_path)):
+    for found in (room, shards.read_full(tmp_path)):
         assert found["weight"].dtype == found["one"].dtype == tensor.dtype
         assert found["weight"].view(torch.uint8).equal(tensor.view(torch.uint8))
         assert found["one"].reshape(1).view(torch.uint8).equal(tensor[0, 1].reshape(1).view(torch.uint8))
@@ -106,18 +106,18 @@ def test_every_type_comes_back_from_two_parts_or_is_refused(kind: str, tmp_path:
 
 @pytest.mark.parametrize("is_sharded", [False, True])
 def test_a_type_that_cannot_be_written_is_told(is_sharded: bool, tmp_path: Path) -> None:
-    write_it = checkpoint_folder.write_shards if is_sharded else checkpoint_folder.write_whole
+    write_it = checkpoint_folder.write_shards if is_sharded else checkpoint_folder.write_full
     tensors = {"fits": torch.ones(2), "weight": torch.ones(2, dtype=torch.complex128)}
     with pytest.raises(UsageError, match=r"^weight is of torch\.complex128, which safetensors cannot hold; have the"):
         write_it(tmp_path, tensors)
 
 
-@pytest.mark.parametrize("name", [shards.WHOLE, "shard-00001-" + shards.WHOLE])
+@pytest.mark.parametrize("name", [shards.FULL, "shard-00001-" + shards.FULL])
 def test_a_type_that_this_torch_lacks_is_told(name: str, tmp_path: Path) -> None:
     header = json.dumps({"weight": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}).encode()
     (tmp_path / name).write_bytes(struct.pack("<Q", len(header)) + header + bytes(3))
     told = f"{name}: weight is of F6_E2M3, which torch {torch.__version__} lacks; take a newer torch"
-    for read in (shards.read_whole, shards.shapes_in, lambda folder: checkpoint_folder.read_shards(folder, {})):
+    for read in (shards.read_full, shards.shapes_in, lambda folder: checkpoint_folder.read_shards(folder, {})):
         with pytest.raises(UsageError) as caught:
             read(tmp_path)
         assert str(caught.value) == f"{tmp_path}/{told}"
@@ -138,12 +138,14 @@ LEFT = torch.arange(6.0).reshape(3, 2)
     ],
     ids=["gap", "begins later", "overlap", "corners", "types", "dimensions"],
 )
-def test_what_is_not_whole_is_told(parts: list[dict[str, tuple[list[int], Tensor]]], tmp_path: Path) -> None:
+def test_shards_that_do_not_fit_together_are_reported(
+    parts: list[dict[str, tuple[list[int], Tensor]]], tmp_path: Path
+) -> None:
     write(tmp_path, *parts)
     room = {"weight": torch.ones(7, 2)}
-    for read in (shards.read_whole, shards.shapes_in, lambda folder: checkpoint_folder.read_shards(folder, room)):
+    for read in (shards.read_full, shards.shapes_in, lambda folder: checkpoint_folder.read_shards(folder, room)):
         with pytest.raises(
-            DamagedError, match=r"is damaged, or no checkpoint \(the parts of weight are not the whole of it\)"
+            DamagedError, match=r"is damaged, or no checkpoint \(the shards of weight do not fit together\)"
         ):
             read(tmp_path)
     assert room["weight"].equal(torch.ones(7, 2))
@@ -162,14 +164,14 @@ def test_what_is_read_has_the_shape_that_is_wanted(tmp_path: Path) -> None:
 def test_what_begins_nowhere_is_told(tmp_path: Path) -> None:
     write(tmp_path, {"weight": ([0], LEFT)})
     with pytest.raises(DamagedError, match=r"\(shard-00001-.*: weight of shape \(3, 2\) is at \(0,\)\)"):
-        shards.read_whole(tmp_path)
+        shards.read_full(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"no tensors", struct.pack("<Q", 1 << 60)])
 def test_what_is_no_such_file_is_told(content: bytes, tmp_path: Path) -> None:
     path = shards.path_of(tmp_path, 0)
     path.write_bytes(content)
-    for read in (shards.read_whole, shards.shapes_in):
+    for read in (shards.read_full, shards.shapes_in):
         with pytest.raises(DamagedError, match=rf"is damaged, or no checkpoint \({path.name}: "):
             read(tmp_path)
 
@@ -177,7 +179,7 @@ def test_what_is_no_such_file_is_told(content: bytes, tmp_path: Path) -> None:
 def test_other_files_beside_it_are_not_read(tmp_path: Path) -> None:
     write(tmp_path, {"weight": ([0, 0], LEFT)})
     shards.write(tmp_path / "exported.safetensors", {"weight": torch.ones(1)})
-    assert same(shards.read_whole(tmp_path), {"weight": LEFT})
+    assert same(shards.read_full(tmp_path), {"weight": LEFT})
 
 
 @given(
@@ -185,24 +187,26 @@ def test_other_files_beside_it_are_not_read(tmp_path: Path) -> None:
     columns=st.lists(st.integers(0, 3), min_size=1, max_size=3),
     data=st.data(),
 )
-def test_a_grid_of_parts_is_whole_and_nothing_less_is(rows: list[int], columns: list[int], data: st.DataObject) -> None:
-    """Empty parts are not missed."""
+def test_a_grid_of_shards_is_complete_and_nothing_less_is(
+    rows: list[int], columns: list[int], data: st.DataObject
+) -> None:
+    """Empty shards are not missed."""
     tensor = torch.arange(float(sum(rows) * sum(columns))).reshape(sum(rows), sum(columns))
     parts = []
     for row, below in enumerate(rows):
         for column, right in enumerate(columns):
             at = sum(rows[:row]), sum(columns[:column])
             place = slice(at[0], at[0] + below), slice(at[1], at[1] + right)
-            parts.append(shards.Part(Path(), "weight", at, tuple(tensor[place].shape), tensor.dtype))
+            parts.append(shards.Shard(Path(), "weight", at, tuple(tensor[place].shape), tensor.dtype))
     parts = data.draw(st.permutations(parts))
     if not parts:
         return
     assert shards.shape_of(parts) == tuple(tensor.shape)
-    assert shards._fill(parts)
+    assert shards._are_complete(parts)
     full = [part for part in parts if 0 not in part.shape]
     for lost in full[:-1]:
         rest = [part for part in parts if part is not lost]
-        assert not shards._fill(rest) or shards.shape_of(rest) != tuple(tensor.shape)
+        assert not shards._are_complete(rest) or shards.shape_of(rest) != tuple(tensor.shape)
 
 
 def test_each_file_is_opened_once_for_what_it_has_and_once_for_all_of_it(
