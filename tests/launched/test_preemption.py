@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from runner.guard.rank_state import read_states
-from runner.training.checkpoint.checkpoint_folder import unseal
+from runner.training.checkpoint.checkpoint_folder import read_manifest
 from tests.launching import PROGRAMS, RUNNER, clean_environment, mpirun_path, ok, path_of, run, runner
 from tests.polling import LIMIT, poll_until
 from tests.results import metrics, refused
@@ -35,7 +35,7 @@ def started(folder: Path, *arguments: str, of_runner: Sequence[str] = ()) -> sub
 def saved_step(folder: Path) -> int:
     """The step of the only checkpoint, up to which there are metrics."""
     (path,) = folder.glob("step-*")
-    step = unseal(path)[0].position.step
+    step = read_manifest(path)[0].position.step
     assert [line["step"] for line in metrics(folder)] == list(range(1, step + 1))
     return step
 

@@ -223,7 +223,9 @@ def test_a_checkpoint_that_is_written_during_the_next_steps_is_that_of_its_step(
     ok(trained(2, tmp_path / "meanwhile", *options, "--save-async", "--slow-writing", "0.3"))
     assert steps_of(tmp_path / "meanwhile") == [2, 4]
     for step in ("step-2", "step-4"):
-        (there, _), (here, _) = (checkpoint_folder.unseal(tmp_path / name / step) for name in ("at-once", "meanwhile"))
+        (there, _), (here, _) = (
+            checkpoint_folder.read_manifest(tmp_path / name / step) for name in ("at-once", "meanwhile")
+        )
         assert replace(there, path=here.path) == here
         expected, found = (checkpoint_folder.read_full(tmp_path / name / step) for name in ("at-once", "meanwhile"))
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
@@ -246,8 +248,8 @@ def test_what_is_not_complete_is_passed_over(trained: Trained, tmp_path: Path) -
         "step-9 is not complete; there is ",
         "step-8",
     )
-    seal = tmp_path / "step-8" / "checkpoint.json"
-    refused(trained(1, tmp_path, *SHORT, "--resume", str(seal)), f"{seal} is a file; a checkpoint is a folder")
+    manifest = tmp_path / "step-8" / "checkpoint.json"
+    refused(trained(1, tmp_path, *SHORT, "--resume", str(manifest)), f"{manifest} is a file; a checkpoint is a folder")
     done = ok(trained(1, tmp_path, *SHORT, "--epochs", "3", "--keep", "1", "--resume"))
     assert f"continuing from {tmp_path}/step-8, step 8" in done.stdout
     assert steps_of(tmp_path) == [12]
@@ -296,8 +298,8 @@ def test_the_newest_that_is_intact_is_taken(strategy: str, trained: Trained, tmp
     content[-3] ^= 16
     flipped.write_bytes(content)
     done = ok(trained(2, tmp_path, *options, "--resume", "auto"))
-    unsealed = f"skipped: {tmp_path}/step-12 is damaged, or no checkpoint (checkpoint.json: [Errno 2] No such file"
-    assert done.stdout.splitlines()[0].startswith(unsealed)
+    no_manifest = f"skipped: {tmp_path}/step-12 is damaged, or no checkpoint (checkpoint.json: [Errno 2] No such file"
+    assert done.stdout.splitlines()[0].startswith(no_manifest)
     assert done.stdout.splitlines()[1:6] == [
         f"skipped: {changed.parent} is damaged, or no checkpoint (the checksum of {changed.name} is wrong)",
         f"skipped: {lost.parent} is damaged, or no checkpoint ({lost.name} is missing)",

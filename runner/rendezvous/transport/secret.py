@@ -81,15 +81,15 @@ def _read(path: Path) -> bytes:
 def _make(path: Path) -> bytes:
     """Make the file, unless another rank is faster. It appears complete, also on a network file system."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f".secret-{os.urandom(8).hex()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    temporary = path.with_name(f".secret-{os.urandom(8).hex()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "wb") as file:
             file.write(os.urandom(_BYTES).hex().encode())
             file.flush()
             os.fsync(file.fileno())
         with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
+            os.link(temporary, path)
     finally:
-        os.unlink(draft)
+        os.unlink(temporary)
     return _read(path)

@@ -51,12 +51,12 @@ def checkpoint(job: Job, argv: list[str]) -> None:
 
 
 def _list(given: argparse.Namespace) -> None:
-    from runner.training.checkpoint.checkpoint_folder import unseal
+    from runner.training.checkpoint.checkpoint_folder import read_manifest
 
     rows = []
     for path in _found(given.folder, also_damaged=True):
         try:
-            saved, sums = unseal(path)
+            saved, sums = read_manifest(path)
         except UsageError as error:
             rows.append(Row(path.name, "fail", error.message))
             continue
@@ -116,9 +116,9 @@ def _checked(path: Path) -> int:
     Raises:
         UsageError: one is not.
     """
-    from runner.training.checkpoint.checkpoint_folder import check_files, unseal
+    from runner.training.checkpoint.checkpoint_folder import check_files, read_manifest
 
-    _, sums = unseal(path)
+    _, sums = read_manifest(path)
     check_files(path, sums)
     return len(sums)
 
@@ -132,10 +132,10 @@ def _found(folder: Path, *, also_damaged: bool = False) -> list[Path]:
     Raises:
         UsageError: there is none.
     """
-    from runner.training.checkpoint.checkpoint_folder import SEAL, is_named, named_in, steps_in
+    from runner.training.checkpoint.checkpoint_folder import MANIFEST, is_named, named_in, steps_in
 
     # A training's own folder may have a checkpoint's name.
-    is_one = (folder / SEAL).is_file() or (also_damaged and is_named(folder) and not named_in(folder))
+    is_one = (folder / MANIFEST).is_file() or (also_damaged and is_named(folder) and not named_in(folder))
     found = [folder] if is_one else [path for _, path in (named_in if also_damaged else steps_in)(folder)]
     if not found:
         raise UsageError(f"there is no complete checkpoint in {folder}", fix="name the --checkpoint-dir of a training")

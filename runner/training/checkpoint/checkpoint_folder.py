@@ -1,4 +1,4 @@
-"""A checkpoint on disk: a folder ``step-N`` with tensors, and ``checkpoint.json``, which is written last and seals it.
+"""A checkpoint on disk: a folder ``step-N`` with tensors, and a manifest, ``checkpoint.json``, which is written last.
 
     step-660/
         model-00001-of-00001.safetensors     tensors; if they are sharded, one file per rank: shard-00001-model-…
@@ -32,7 +32,7 @@ from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.training.checkpoint import shards
 from runner.training.checkpoint.damage import INSTEAD, DamagedError, damaged
 
-SEAL = "checkpoint.json"
+MANIFEST = "checkpoint.json"
 _FORMAT = 2
 _PIECE = 1 << 22
 _NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.ENOSYS)
@@ -76,7 +76,7 @@ def name_of(step: int) -> str:
 
 def steps_in(folder: Path) -> list[tuple[int, Path]]:
     """(step, path) of each complete checkpoint in a folder, newest first."""
-    return [(step, path) for step, path in named_in(folder) if (path / SEAL).is_file()]
+    return [(step, path) for step, path in named_in(folder) if (path / MANIFEST).is_file()]
 
 
 def named_in(folder: Path) -> list[tuple[int, Path]]:
@@ -163,7 +163,7 @@ def sums_of(paths: Iterable[Path]) -> Sums:
     return {path.name: [path.stat().st_size, _sha256(path)] for path in paths}
 
 
-def seal(folder: Path, saved: Saved, sums: Sums) -> None:
+def write_manifest(folder: Path, saved: Saved, sums: Sums) -> None:
     """Write ``checkpoint.json``, and flush the folder to disk."""
     content = {
         "workload": saved.workload,
@@ -174,17 +174,17 @@ def seal(folder: Path, saved: Saved, sums: Sums) -> None:
         "finite": saved.is_finite,
         "files": sums,
     }
-    with open(folder / SEAL, "w", encoding="utf-8") as file:
+    with open(folder / MANIFEST, "w", encoding="utf-8") as file:
         json.dump({"format": _FORMAT, "sha256": _digest(content), "content": content}, file)
         file.flush()
         os.fsync(file.fileno())
     _sync(folder)
 
 
-def put_in_place(draft: Path, folder: Path) -> None:
+def put_in_place(staging_folder: Path, folder: Path) -> None:
     """Rename a complete checkpoint to its final name. An older one of the same step is deleted after that."""
     old = _set_aside(folder)
-    os.rename(draft, folder)
+    os.rename(staging_folder, folder)
     _sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
@@ -203,21 +203,21 @@ def _set_aside(folder: Path) -> Path:
     return old
 
 
-def unseal(folder: Path) -> tuple[Saved, Sums]:
+def read_manifest(folder: Path) -> tuple[Saved, Sums]:
     """Read ``checkpoint.json``: its content, and the sums of the other files.
 
     Raises:
         DamagedError: it is damaged, or a later runner has written it.
     """
     try:
-        outer = json.loads((folder / SEAL).read_text(encoding="utf-8"))
+        outer = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise damaged(folder, f"{SEAL}: {error}") from None
+        raise damaged(folder, f"{MANIFEST}: {error}") from None
     if not isinstance(outer, dict) or not {"format", "sha256", "content"} <= outer.keys():
-        raise damaged(folder, f"{SEAL} lacks entries")
+        raise damaged(folder, f"{MANIFEST} lacks entries")
     content = outer["content"]
     if outer["sha256"] != _digest(content):
-        raise damaged(folder, f"the checksum of {SEAL} is wrong")
+        raise damaged(folder, f"the checksum of {MANIFEST} is wrong")
     if outer["format"] != _FORMAT:
         raise DamagedError(
             f"{folder} is of format {outer['format']}, and this runner reads {_FORMAT}", fix="update the runner"

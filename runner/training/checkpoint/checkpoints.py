@@ -219,38 +219,38 @@ class Checkpoints:
 
     def _write(self, saved: Saved, tensors: Mapping[str, Tensor]) -> None:
         """Write all tensors. Called on rank 0."""
-        draft = _draft_of(saved)
-        self._begin(draft)
+        staging_folder = _staging_folder_of(saved)
+        self._begin(staging_folder)
         try:
             with self._writing(saved.path):
-                checkpoint_folder.write_full(draft, tensors)
-                sums = checkpoint_folder.sums_of(draft.iterdir())
+                checkpoint_folder.write_full(staging_folder, tensors)
+                sums = checkpoint_folder.sums_of(staging_folder.iterdir())
         except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
+            shutil.rmtree(staging_folder, ignore_errors=True)
             raise
-        self._end(draft, saved, sums)
+        self._end(staging_folder, saved, sums)
 
     def _write_by_all(self, saved: Saved, tensors: Mapping[str, Tensor]) -> None:
         """Write this rank's shard next to those of the others. Collective."""
-        run, group, draft, sums = self._run, self._group, _draft_of(saved), Sums()
+        run, group, staging_folder, sums = self._run, self._group, _staging_folder_of(saved), Sums()
         problem: RunnerError | None = None
-        run.on_main(lambda: self._begin(draft), group)
+        run.on_main(lambda: self._begin(staging_folder), group)
         try:
-            with self._writing(draft.parent):
-                checkpoint_folder.write_shards(draft, tensors, group)
-                sums = checkpoint_folder.sums_of(checkpoint_folder.shards_of(draft, run.rank))
+            with self._writing(staging_folder.parent):
+                checkpoint_folder.write_shards(staging_folder, tensors, group)
+                sums = checkpoint_folder.sums_of(checkpoint_folder.shards_of(staging_folder, run.rank))
         except RunnerError as error:
             problem = error
         try:
             run.agree(problem, RunnerError, group)
         except RunnerError:
             if run.is_main:
-                shutil.rmtree(draft, ignore_errors=True)
+                shutil.rmtree(staging_folder, ignore_errors=True)
             raise
         everyone: list[Any] = [None] * run.size
         dist.all_gather_object(everyone, sums, group=group)
         of_all = {name: values for own in everyone for name, values in own.items()}
-        run.on_main(lambda: self._end(draft, saved, of_all), group)
+        run.on_main(lambda: self._end(staging_folder, saved, of_all), group)
 
     def _check_shared_folder(self) -> None:
         """See that all ranks write to the same folder.
@@ -268,25 +268,25 @@ class Checkpoints:
         if run.is_main:
             marker.unlink()
 
-    def _begin(self, draft: Path) -> None:
-        """Make the draft's folder. Called on rank 0."""
+    def _begin(self, staging_folder: Path) -> None:
+        """Make the staging folder. Called on rank 0."""
         self._see_that_own()
-        with self._writing(draft.parent):
+        with self._writing(staging_folder.parent):
             if not self._has_saved:
-                for left in draft.parent.glob(".step-*"):  # drafts of a run that was killed
-                    shutil.rmtree(left, ignore_errors=True)
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir()
+                for stale in staging_folder.parent.glob(".step-*"):  # staging folders of a run that was killed
+                    shutil.rmtree(stale, ignore_errors=True)
+            shutil.rmtree(staging_folder, ignore_errors=True)
+            staging_folder.mkdir()
         self._has_saved = True
 
-    def _end(self, draft: Path, saved: Saved, sums: Sums) -> None:
+    def _end(self, staging_folder: Path, saved: Saved, sums: Sums) -> None:
         try:
             with self._writing(saved.path):
-                checkpoint_folder.seal(draft, saved, sums)
+                checkpoint_folder.write_manifest(staging_folder, saved, sums)
                 self._move_aside()  # only now: another run's checkpoint stays where it is until this run has one
-                checkpoint_folder.put_in_place(draft, saved.path)
+                checkpoint_folder.put_in_place(staging_folder, saved.path)
         except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
+            shutil.rmtree(staging_folder, ignore_errors=True)
             raise
         with self._writing(saved.path.parent):
             there = [path for _, path in checkpoint_folder.steps_in(saved.path.parent)]
@@ -311,7 +311,7 @@ class Checkpoints:
             self._aside = None
 
 
-def _draft_of(saved: Saved) -> Path:
+def _staging_folder_of(saved: Saved) -> Path:
     return saved.path.with_name(f".{saved.path.name}.new")
 
 
@@ -336,6 +336,6 @@ def _in_background(work: Callable[[], None], device: torch.device) -> Future[Non
 def _was_finite(path: Path) -> bool:
     """Whether the loss was, when a checkpoint was written; one that cannot be read counts as good, and is kept as such."""
     try:
-        return checkpoint_folder.unseal(path)[0].is_finite
+        return checkpoint_folder.read_manifest(path)[0].is_finite
     except RunnerError:
         return True

@@ -14,7 +14,7 @@ from runner.base.errors import UsageError
 from runner.parallel.state import StateDict, copy_shard, room_for
 from runner.parallel.trainer import Trainer
 from runner.training.checkpoint import checkpoint_folder, resume
-from runner.training.checkpoint.checkpoint_folder import SEAL, Saved, Sums
+from runner.training.checkpoint.checkpoint_folder import MANIFEST, Saved, Sums
 from runner.training.checkpoint.damage import INSTEAD, DamagedError
 from runner.training.checkpoint.shards import Shapes
 from runner.training.run import Run
@@ -88,10 +88,12 @@ def model_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         UsageError: there is none, or it is damaged.
     """
-    newest = path if (path / SEAL).is_file() else next((found for _, found in checkpoint_folder.steps_in(path)), None)
+    newest = (
+        path if (path / MANIFEST).is_file() else next((found for _, found in checkpoint_folder.steps_in(path)), None)
+    )
     if newest is None:
         raise UsageError(f"there is no checkpoint in {path}", fix="train first, or name another --checkpoint-dir")
-    _, sums = checkpoint_folder.unseal(newest)
+    _, sums = checkpoint_folder.read_manifest(newest)
     checkpoint_folder.check_files(newest, sums)
     tensors = checkpoint_folder.read_full(newest)
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
@@ -117,7 +119,7 @@ def _candidates(options: Settings) -> Iterator[Path]:
 
 
 def _find_in(path: Path, *, is_named: bool) -> Path | None:
-    if (path / SEAL).is_file():
+    if (path / MANIFEST).is_file():
         return path
     for _, newest in checkpoint_folder.steps_in(path):
         return newest
@@ -138,7 +140,7 @@ def _open(path: Path, trainer: Trainer, full: dict[str, Tensor]) -> tuple[Saved,
     The tensors are read into ``full``, unless both checkpoint and trainer are sharded: then all ranks read them later,
     and before that check the files by the sums that are returned. Otherwise there are no sums.
     """
-    saved, sums = checkpoint_folder.unseal(path)
+    saved, sums = checkpoint_folder.read_manifest(path)
     if trainer.is_sharded and checkpoint_folder.is_sharded(path):
         return saved, sums
     checkpoint_folder.check_files(path, sums)

@@ -41,10 +41,10 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
 
     if path.exists():
         raise UsageError(f"{path} exists already", fix="name another file, or remove it")
-    draft = path.with_name(f".{path.name}.new")
+    temporary = path.with_name(f".{path.name}.new")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, draft, metadata={"format": "pt"})
-        os.rename(draft, path)
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary, metadata={"format": "pt"})
+        os.rename(temporary, path)
     finally:
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

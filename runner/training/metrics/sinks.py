@@ -50,10 +50,10 @@ class MetricsFile:
     def __init__(self, path: Path, stack: ExitStack, kept: Sequence[str] = ()) -> None:
         self.path = path
         if kept:
-            draft = path.with_name(f".{path.name}.new")
+            temporary = path.with_name(f".{path.name}.new")
             with writing(path):
-                draft.write_text("".join(kept), encoding="utf-8")
-                os.replace(draft, path)
+                temporary.write_text("".join(kept), encoding="utf-8")
+                os.replace(temporary, path)
         # Unbuffered: data that a full disk refused must not be written again when the file is closed.
         self._file = stack.enter_context(open(path, "ab", buffering=0))
 

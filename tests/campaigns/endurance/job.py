@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from runner.base.errors import UsageError
 from runner.guard.rank_state import read_states
-from runner.training.checkpoint.checkpoint_folder import check_files, name_of, steps_in, unseal
+from runner.training.checkpoint.checkpoint_folder import check_files, name_of, read_manifest, steps_in
 from tests.launching import ROOT, RUNNER, clean_environment, folder_of, ok, run
 from tests.polling import poll_until
 from tests.processes import is_worker, left_of
@@ -90,7 +90,7 @@ class Job:
         """The step of the newest complete checkpoint, whose files are as they were written; 0 if there is none."""
         for step, path in steps_in(self.checkpoints):
             try:
-                _, sums = unseal(path)
+                _, sums = read_manifest(path)
                 check_files(path, sums)
             except (UsageError, OSError):
                 if path.exists():  # not removed meanwhile, as --keep says

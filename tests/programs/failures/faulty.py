@@ -116,9 +116,9 @@ def main(run: Run, options: Options) -> None:
                 return
             options.once.touch()
         if options.stamp is not None:
-            draft = options.stamp.with_suffix(".new")
-            draft.write_text(str(time.time()))
-            draft.rename(options.stamp)
+            temporary = options.stamp.with_suffix(".new")
+            temporary.write_text(str(time.time()))
+            temporary.rename(options.stamp)
         if options.fault in HANGS:
             faults.append(FAULTS[options.fault])
         elif options.fault in FAULTS:

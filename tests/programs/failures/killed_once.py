@@ -25,9 +25,9 @@ for step in range(first, 10):
     if killed.exists() and not went_on.exists() and rank == 0:
         went_on.write_text(str(time.time()))
     if rank == 0:
-        draft = saved.with_suffix(".new")
-        torch.save({"model": model.module.state_dict(), "step": step + 1}, draft)
-        draft.rename(saved)
+        temporary = saved.with_suffix(".new")
+        torch.save({"model": model.module.state_dict(), "step": step + 1}, temporary)
+        temporary.rename(saved)
     dist.barrier()
     if step == 4 and rank == dist.get_world_size() - 1 and not killed.exists():
         time.sleep(float(sys.argv[2]) if len(sys.argv) > 2 else 0)  # as if it had trained for a while

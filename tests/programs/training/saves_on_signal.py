@@ -11,9 +11,9 @@ signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 folder, rank = Path(sys.argv[1]), os.environ["RANK"]
-draft = folder / f"{rank}.draft"
-draft.write_text(str(os.getpid()))
-draft.rename(folder / f"{rank}.started")
+temporary = folder / f"{rank}.new"
+temporary.write_text(str(os.getpid()))
+temporary.rename(folder / f"{rank}.started")
 for _ in range(1200):
     time.sleep(0.1)
     if received:

@@ -35,9 +35,9 @@ TENSORS = {
 
 def written(folder: Path, step: int, tensors: dict[str, Tensor] = TENSORS) -> Path:
     path = folder / checkpoint_folder.name_of(step)
-    draft = folder / f".{path.name}.new"
-    draft.mkdir()
-    checkpoint_folder.write_full(draft, tensors)
+    staging_folder = folder / f".{path.name}.new"
+    staging_folder.mkdir()
+    checkpoint_folder.write_full(staging_folder, tensors)
     saved = Saved(
         path=path,
         workload="workloads.test",
@@ -46,13 +46,13 @@ def written(folder: Path, step: int, tensors: dict[str, Tensor] = TENSORS) -> Pa
         groups=[{"lr": 0.1, "betas": [0.9, 0.999], "params": ["weight"]}],
         values={"weight": {"exp_avg": {"tensor": "optimizer.weight.exp_avg"}}},
     )
-    checkpoint_folder.seal(draft, saved, checkpoint_folder.sums_of(draft.iterdir()))
-    checkpoint_folder.put_in_place(draft, path)
+    checkpoint_folder.write_manifest(staging_folder, saved, checkpoint_folder.sums_of(staging_folder.iterdir()))
+    checkpoint_folder.put_in_place(staging_folder, path)
     return path
 
 
 def read(path: Path) -> tuple[Saved, dict[str, Tensor]]:
-    saved, sums = checkpoint_folder.unseal(path)
+    saved, sums = checkpoint_folder.read_manifest(path)
     checkpoint_folder.check_files(path, sums)
     return saved, checkpoint_folder.read_full(path)
 

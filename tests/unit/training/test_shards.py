@@ -40,7 +40,7 @@ def write(folder: Path, *parts: dict[str, tuple[list[int], Tensor]]) -> None:
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_what_another_torch_has_written_is_read(folder: Path) -> None:
     """Whole, by zero1, by fsdp; the one of 2.14.0 by torch's own module."""
-    saved, sums = checkpoint_folder.unseal(folder)
+    saved, sums = checkpoint_folder.read_manifest(folder)
     checkpoint_folder.check_files(folder, sums)
     expected = exact.tensors_after(saved.position.step)
     assert same(checkpoint_folder.read_full(folder), expected)
