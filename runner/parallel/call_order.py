@@ -53,12 +53,12 @@ class CallOrder:
         """
         if dist.get_world_size(self._group) == 1:
             return
-        self.settle()
+        self.compare_pending()
         own = [name for name, parameter in parameters if parameter.grad is not None]
         self._note(f"gradients of {len(own)} parameters, the last of them {own[-1]}" if own else "no gradient", own)
         self._send()
 
-    def settle(self) -> None:
+    def compare_pending(self) -> None:
         """Compare what has been exchanged, and not been compared yet. Collective.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runner.parallel import Setting
 from runner.parallel.mesh import degree
-from runner.parallel.sharded import ShardedTrainer, outline, parallelize, settle
+from runner.parallel.sharded import ShardedTrainer, materialize_sharded, on_meta, parallelize
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 
@@ -19,7 +19,7 @@ def compose(task: Task, setting: Setting, *, shard: bool) -> Trainer:
         from runner.parallel.pipeline.pipeline import pipeline  # imports torch's schedules
 
         return pipeline(task, setting, shard=shard)
-    model = outline(task, setting)
+    model = on_meta(task, setting)
     parallelize(model, task, setting, shard=shard)
-    settle(model, task, setting)
+    materialize_sharded(model, task, setting)
     return ShardedTrainer(task, model, setting, [model])

@@ -23,7 +23,7 @@ _MIXER = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def begin_alike(model: nn.Module | Callable[[], nn.Module], device: torch.device) -> None:
-    """Give all ranks rank 0's parameters and buffers; to a factory rank 0's seed, from which ``fill`` draws. Collective.
+    """Give all ranks rank 0's parameters and buffers; to a factory rank 0's seed, from which ``materialize`` draws. Collective.
 
     Only what differs is sent and written: weights that all ranks have read from the same file stay where they are.
 
@@ -38,7 +38,7 @@ def begin_alike(model: nn.Module | Callable[[], nn.Module], device: torch.device
     if not _has_others():
         return
     if isinstance(model, nn.Module):
-        check_outline(model)
+        check_structure(model)
         _check_dense(model)
         broadcast(_differing([*model.parameters(), *model.buffers()]), device)
         return
@@ -72,7 +72,7 @@ def _differing(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 @raised_on_all_ranks()
-def check_outline(model: nn.Module) -> None:
+def check_structure(model: nn.Module) -> None:
     """Compare names, shapes, dtypes and layouts of parameters and buffers on all ranks. Collective.
 
     Raises:

@@ -29,7 +29,7 @@ from runner.parallel.settings import ParallelSettings
 from runner.parallel.state import StateDict
 from runner.parallel.streams import RandomStreams, draws
 from runner.parallel.support import check_divisible, check_even, check_steps, kinds_of, supported_by
-from runner.parallel.task import Task, fill
+from runner.parallel.task import Task, materialize
 from runner.parallel.tied import shared_parameters, tie_sharded
 from runner.parallel.trainer import Trainer
 from runner.versions.features import need
@@ -68,7 +68,7 @@ class ShardedTrainer(Trainer):
         # fully_shard takes no parameters without dimensions: each rank has them in full.
         self._numbers = [one for one in model.parameters() if not one.dim() and one.requires_grad]
 
-    def settle_gradients(self) -> None:
+    def finish_gradients(self) -> None:
         """As in the base class."""
         self._order.check(self.model.named_parameters())
         if self._numbers and dist.get_world_size(self.replicas) > 1:
@@ -91,18 +91,18 @@ class ShardedTrainer(Trainer):
 
     def state(self) -> StateDict:
         """As in the base class; not of a model that has got wrong gradients."""
-        self._order.settle()
+        self._order.compare_pending()
         return super().state()
 
     def outputs(self, inputs: Tensor, *more: Any) -> Tensor:
         """As in the base class."""
         outputs = super().outputs(inputs, *more)
-        self._order.settle()
+        self._order.compare_pending()
         return outputs
 
     def outputs_are_over(self) -> None:
         """As in the base class. What is gathered for a forward pass stays so until the backward pass, or here."""
-        self._order.settle()  # what was exchanged last, also where nothing was evaluated
+        self._order.compare_pending()  # what was exchanged last, also where nothing was evaluated
         for part in self._parts:
             for unit in part.modules():
                 if isinstance(unit, FSDPModule):
@@ -159,16 +159,16 @@ def _parallelize(model: nn.Module, task: Task, setting: Setting, *, shard: bool,
             _apply_fsdp(model, units, setting, is_last=is_last)
 
 
-def outline(task: Task, setting: Setting) -> nn.Module:
+def on_meta(task: Task, setting: Setting) -> nn.Module:
     """The full model: where it will be, or on ``meta`` if a factory makes it."""
-    model = task.outline(setting.dtype)
+    model = task.on_meta(setting.dtype)
     return model.to(_home(setting)) if isinstance(task.model, nn.Module) else model
 
 
-def settle(model: nn.Module, task: Task, setting: Setting) -> None:
+def materialize_sharded(model: nn.Module, task: Task, setting: Setting) -> None:
     """Give a sharded model its memory and its weights, if it is on ``meta``."""
     if not isinstance(task.model, nn.Module):
-        fill(model, task.model, _home(setting))
+        materialize(model, task.model, _home(setting))
         for buffer in model.buffers():  # fully_shard offloads parameters only
             buffer.data = buffer.to(setting.device)
 

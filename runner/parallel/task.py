@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from runner.backends.gpu import is_gpu
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.pipeline.stages import PassThrough
-from runner.parallel.same_start import check_digests, check_outline, digest_of
+from runner.parallel.same_start import check_digests, check_structure, digest_of
 from runner.parallel.state import copy_shard
 from runner.parallel.support import check_shapes
 from runner.parallel.tied import shared_parameters
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from runner.parallel.settings import ParallelSettings
 
-_OR_NO_FACTORY = "give it one that fills its parameters and buffers, as torch's modules have, or give the task a model in place of a function"
+_OR_NO_FACTORY = "give it one that initialises its parameters and buffers, as torch's modules have, or give the task a model in place of a function"
 _ALIKE = "draw them by torch, random or numpy.random, which are seeded alike on all ranks"
-_UNSET, _HEAD = 0xA5, 64  # a byte, and how many of them a tensor begins with that was not filled
+_UNSET, _HEAD = 0xA5, 64  # a byte, and how many of them a tensor begins with that was not initialised
 
 _LONGEST, _SHOWN = 200, 8  # characters of a described form, and parts of each of its parts
 
@@ -130,14 +130,14 @@ class Task:
 
     def build(self, device: torch.device, dtype: torch.dtype) -> nn.Module:
         """The full model on a device, with its weights."""
-        model = self.outline(dtype)
+        model = self.on_meta(dtype)
         if isinstance(self.model, nn.Module):
             return model.to(device)
-        fill(model, self.model, device)
+        materialize(model, self.model, device)
         return model
 
-    def outline(self, dtype: torch.dtype) -> nn.Module:
-        """The model where it is, or a factory's on ``meta``, where it takes no memory: shard it, then ``fill`` it."""
+    def on_meta(self, dtype: torch.dtype) -> nn.Module:
+        """The model where it is, or a factory's on ``meta``, where it takes no memory: shard it, then ``materialize`` it."""
         if isinstance(self.model, nn.Module):
             check_shapes(self.model)
             return _cast(self.model, dtype)
@@ -226,7 +226,7 @@ def _matching(model: nn.Module, patterns: Iterable[str]) -> list[str]:
 
 
 @torch.no_grad()
-def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.device) -> None:
+def materialize(model: nn.Module, factory: Callable[[], nn.Module], device: torch.device) -> None:
     """Allocate a model that is on ``meta``, and initialise its weights (``reset_parameters``).
 
     The model may be sharded: each module is initialised in full, on every rank that has a shard of it, from a seed of its name
@@ -238,14 +238,14 @@ def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.devic
 
     Raises:
         UsageError: a module with parameters or buffers of its own has no ``reset_parameters``, or one that leaves some as
-            they were, or fills them differently on other ranks.
+            they were, or initialises them differently on other ranks.
     """
     _allocate(model, device)
     digests: dict[str, Tensor | None] = {}
     places = dict(model.named_modules())
     with torch.device("meta"):
         full = factory()
-    check_outline(full)
+    check_structure(full)
     names = [_joined(name, key) for name, module in full.named_modules() for key in _own_tensors(module)]
     where: dict[int, list[tuple[str, str]]] = {}  # the modules that have a tensor, of which the first initialises it
     for name, module in full.named_modules():
@@ -264,8 +264,8 @@ def fill(model: nn.Module, factory: Callable[[], nn.Module], device: torch.devic
                 raise UsageError(f"{label} has no reset_parameters()", fix=_OR_NO_FACTORY)
         if not any(wanted.values()):  # it is in other stages
             continue
-        if unfilled := _initialise(module, name, device):
-            error = UsageError(f"{label}: reset_parameters() does not fill {unfilled}", fix=_OR_NO_FACTORY)
+        if uninitialised := _initialise(module, name, device):
+            error = UsageError(f"{label}: reset_parameters() does not initialise {uninitialised}", fix=_OR_NO_FACTORY)
             error.on_all_ranks = not any(isinstance(place, PassThrough) for place in places.values())
             raise error
         for key, shards in wanted.items():
@@ -281,7 +281,7 @@ def _joined(name: str, key: str) -> str:
 
 
 def _initialise(module: Any, name: str, device: torch.device) -> str | None:
-    """Allocate the module's own tensors, and fill them. Returns the name of one that is not filled."""
+    """Allocate the module's own tensors, and initialise them. Returns the name of one that is left uninitialised."""
     module.to_empty(device=device, recurse=False)
     for tensor in _own_tensors(module).values():
         _head_of(tensor).fill_(_UNSET)

@@ -84,7 +84,7 @@ class Trainer:
         """
         self.optimizer.zero_grad()
         loss = self.backward(inputs, targets)
-        self.settle_gradients()
+        self.finish_gradients()
         if check is not None:
             check(loss)
         self.update()
@@ -105,7 +105,7 @@ class Trainer:
             self.go_on()
         return torch.stack(losses).sum()
 
-    def settle_gradients(self) -> None:
+    def finish_gradients(self) -> None:
         """Check that the gradients are those of all ranks, after the last backward pass of a step. Collective.
 
         Raises:

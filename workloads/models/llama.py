@@ -250,7 +250,7 @@ class LlamaModel(nn.Module):
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        # No buffers: the model is made and sharded on the meta device, and these are whole and never filled.
+        # No buffers: the model is made and sharded on the meta device, and these are unsharded and never materialized.
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def forward(self, tokens: Tensor, caches: Sequence[KeyValueCache] | None = None) -> Tensor:

@@ -21,7 +21,7 @@ from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel import Setting
 from runner.parallel.pipeline.stages import balanced, segments, submodel
 from runner.parallel.settings import SCHEDULES
-from runner.parallel.sharded import ShardedTrainer, outline, parallelize, settle
+from runner.parallel.sharded import ShardedTrainer, materialize_sharded, on_meta, parallelize
 from runner.parallel.state import StateDict, full_tensor, merged, restricted
 from runner.parallel.task import Task, parts_of, to_device
 from runner.parallel.tied import NOT_ALIKE, Tied, placements_of, untie
@@ -191,7 +191,7 @@ class PipelineTrainer(ShardedTrainer):
                     values = full_tensor(self._stages[number](values, *more))
             if after is not None and after != owner:
                 values = self._hand_on(values, owner, after)
-        self._order.settle()
+        self._order.compare_pending()
         return self._from(values, self._owners[-1])
 
     def _hand_on(self, values: Tensor, owner: int, receiver: int) -> Tensor:
@@ -238,7 +238,7 @@ def pipeline(task: Task, setting: Setting, *, shard: bool) -> Trainer:
         UsageError: the model cannot be cut into so many stages.
     """
     options = setting.options
-    model = outline(task, setting)
+    model = on_meta(task, setting)
     pieces = segments(model, task.plan.cuts(model))
     owners = options.stage_owners
     cuts = balanced(_costs(task, model, pieces, setting), len(owners))
@@ -254,7 +254,7 @@ def pipeline(task: Task, setting: Setting, *, shard: bool) -> Trainer:
     whole = submodel(model, names, set().union(*(of_stages[number] for number in stages)))
     for number, stage in stages.items():
         parallelize(stage, task, setting, shard=shard, stage=number, is_last=number == len(owners) - 1)
-        settle(stage, task, setting)
+        materialize_sharded(stage, task, setting)
     return PipelineTrainer(task, whole, setting, stages, owners, tied)
 
 

@@ -42,7 +42,7 @@ class Engine:
         step: trains on a batch; returns the rank's loss, detached.
         exchange: averages as many bytes as the gradients have, and does nothing else; None if a step does something else.
         turn: context of each of its turns.
-        settle: makes the weights those that an evaluation would take. Collective.
+        prepare_evaluation: brings the weights to what an evaluation uses. Collective.
         period: the number of steps after which what is sent repeats.
         sent_by_library: bytes per step that a rank sends without torch.distributed.
         is_counted: whether what is sent can be counted.
@@ -53,7 +53,7 @@ class Engine:
     step: Callable[[Tensor, Tensor], Tensor]
     exchange: Callable[[], object] | None = None
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
-    settle: Callable[[], None] = lambda: None
+    prepare_evaluation: Callable[[], None] = lambda: None
     period: int = 1
     sent_by_library: float = 0.0
     is_counted: bool = True
@@ -87,13 +87,13 @@ def build(choice: Choice, run: Run, task: Task, options: StepSettings) -> Engine
     trainer = make_trainer(task, Setting(device=device, dtype=dtype, mesh=mesh, options=options))
     is_library = choice.kind in LIBRARIES
     has_own_calls = options.comm_hook == "powersgd"  # its hook runs in other threads
-    averages_all = is_library or (traits_of(choice.kind).averages and _is_whole(mesh) and not has_own_calls)
+    averages_all = is_library or (traits_of(choice.kind).averages and _has_full_model(mesh) and not has_own_calls)
     return Engine(
         model=trainer.model,
         step=trainer.step,
         exchange=_exchange(trainer.model, run, connection, options) if averages_all else None,
         turn=connection.turn,
-        settle=trainer.share_buffers,
+        prepare_evaluation=trainer.share_buffers,
         period=trainer.period,
         sent_by_library=all_reduce(_gradient_bytes(trainer.model, options), run.size) if is_library else 0.0,
         is_counted=not has_own_calls,
@@ -111,8 +111,8 @@ def _copied(task: Task) -> Task:
     return replace(task, model=model)
 
 
-def _is_whole(mesh: DeviceMesh) -> bool:
-    """Whether every rank has the whole model."""
+def _has_full_model(mesh: DeviceMesh) -> bool:
+    """Whether every rank has the full model."""
     return mesh.mesh_dim_names == ("data",)
 
 

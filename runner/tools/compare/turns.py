@@ -223,7 +223,7 @@ class Turns:
         for entrant in self._trained():
             engine, _ = self._built[entrant.choice.name]
             with engine.turn():
-                engine.settle()
+                engine.prepare_evaluation()
                 weights, entrant.agree = _weights(engine, places)
             reference = weights if reference is None else reference
             entrant.distance = float((weights - reference).norm() / reference.norm())

@@ -143,7 +143,7 @@ class _Planner:
         self._wanted = dict(wanted)
         if "precision" not in wanted and own.precision == "fp32" and dtype == torch.float32:
             self._wanted["precision"] = "bf16"
-        units = self._task.plan.units(self._task.outline(dtype)) if self._task.plan.shard else []
+        units = self._task.plan.units(self._task.on_meta(dtype)) if self._task.plan.shard else []
         is_free = "activation_checkpointing" not in wanted and own.activation_checkpointing == "none"
         self._may_recompute = is_free and bool(units)
         self._global_batch = self._options.global_batch_size

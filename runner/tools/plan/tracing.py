@@ -123,7 +123,7 @@ class Tracer:
             UsageError: a parameter belongs to a module that is cut.
         """
         self.task, self._options, self._dtype = task, options, dtype
-        whole = task.outline(dtype)
+        whole = task.on_meta(dtype)
         self.model = _copied(whole, torch.device("meta"))
         self.pieces = segments(self.model, task.plan.cuts(self.model))
         self._names = [name for piece in self.pieces for name in piece]

@@ -20,7 +20,7 @@ from tests.turns import Turns
 
 EXACT = ("--dtype", "float64", "--batch-size", "8")
 
-# What covers the parts of runner/parallel. Those with a factory's model are filled after division.
+# What covers the parts of runner/parallel. Those with a factory's model are materialized after sharding.
 COVERING = (
     case(2, "--strategy fsdp --meta --tied"),
     case(2, "--strategy fsdp --frozen --clip-norm 0.1 --micro-batches 2"),
@@ -181,9 +181,15 @@ def test_what_a_plan_does_not_say_is_refused(workload: str, options: str, told: 
 @needing((2, "--pp=2"), (2, "--strategy=fsdp"))
 def test_a_module_that_cannot_be_filled_is_refused_also_where_it_is_in_one_stage_only(turns: Turns) -> None:
     for layout in ("--pp=2", "--strategy=fsdp"):
-        refused(turns(2, "unfillable", layout), "runner: 1 (Scaled) has no reset_parameters(); give it one that fills")
-    refused(turns(2, "unfillable", "--buffer", "--strategy=fsdp"), "1 (Masked): reset_parameters() does not fill mask")
-    refused(turns(2, "unfillable", "--buffer", "--pp=2"), "rank 1 of 2", "does not fill mask")
+        refused(
+            turns(2, "uninitialised", layout),
+            "runner: 1 (Scaled) has no reset_parameters(); give it one that initialises",
+        )
+    refused(
+        turns(2, "uninitialised", "--buffer", "--strategy=fsdp"),
+        "1 (Masked): reset_parameters() does not initialise mask",
+    )
+    refused(turns(2, "uninitialised", "--buffer", "--pp=2"), "rank 1 of 2", "does not initialise mask")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Tasks: models and what makes them, and a model that is filled after it was made without memory."""
+"""Tasks: models and what makes them, and a model that is materialized after it was made on meta."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runner.parallel import Setting
 from runner.parallel.pipeline.stages import submodel
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.support import supported_by
-from runner.parallel.task import Plan, Task, fill, to_device
+from runner.parallel.task import Plan, Task, materialize, to_device
 from runner.parallel.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -72,19 +72,19 @@ def test_what_a_factory_refuses_on_a_rank_is_told_by_that_rank() -> None:
     assert not caught.value.on_all_ranks
 
 
-def test_a_part_of_a_model_is_filled_as_the_whole_is() -> None:
+def test_a_stage_is_materialized_as_the_full_model_is() -> None:
     whole = task(net).build(CPU, torch.float32)
-    empty = task(net).outline(torch.float32)
+    empty = task(net).on_meta(torch.float32)
     assert all(parameter.is_meta for parameter in empty.parameters())
     part = submodel(empty, ["0", "1", "2"], ["1", "2"])
-    fill(part, net, CPU)
+    materialize(part, net, CPU)
     assert {name for name, _ in part.named_parameters()} == {"1.weight", "1.bias", "2.weight", "2.bias"}
     for name, tensor in part.state_dict().items():
         assert torch.equal(tensor, whole.state_dict()[name]), name
 
 
 class Scaled(nn.Module):
-    """Cannot be filled."""
+    """Cannot be initialised."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,10 +103,10 @@ class Masked(nn.Linear):
     ("module", "problem"),
     [
         (Scaled, r"1 \(Scaled\) has no reset_parameters\(\)"),
-        (Masked, r"1 \(Masked\): reset_parameters\(\) does not fill mask"),
+        (Masked, r"1 \(Masked\): reset_parameters\(\) does not initialise mask"),
     ],
 )
-def test_a_module_that_cannot_be_filled_is_refused(module: type[nn.Module], problem: str) -> None:
+def test_a_module_that_cannot_be_initialised_is_refused(module: type[nn.Module], problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         task(lambda: nn.Sequential(nn.Linear(1, 1), module())).build(CPU, torch.float32)
 
@@ -157,7 +157,7 @@ def test_only_real_floating_point_tensors_get_the_dtype(dtype: torch.dtype, from
             self.register_buffer("mask", torch.zeros(2, dtype=torch.bool))
             self.register_buffer("mean", torch.zeros(2, dtype=torch.bfloat16))
 
-    model = task(Mixed if from_factory else Mixed()).outline(dtype)
+    model = task(Mixed if from_factory else Mixed()).on_meta(dtype)
     kinds = {name: tensor.dtype for name, tensor in model.state_dict().items()}
     assert kinds == {
         "weight": dtype,

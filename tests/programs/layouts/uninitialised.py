@@ -1,4 +1,4 @@
-"""A workload whose model is a function, and whose last module cannot be filled: ``unfillable [--buffer] [OPTIONS]``."""
+"""A workload whose model is a function, and whose last module cannot be initialised: ``uninitialised [--buffer] [OPTIONS]``."""
 
 from dataclasses import dataclass
 
