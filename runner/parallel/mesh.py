@@ -32,8 +32,8 @@ class Degrees:
     """The degree of each kind of parallelism.
 
     Attributes:
-        replicate: copies of the model (each on one rank or on a group of ranks).
-        shard: ranks among which the parameters of a copy are sharded (FSDP, ZeRO).
+        replicate: replicas of the model (each on one rank or on a group of ranks).
+        shard: ranks among which the parameters of a replica are sharded (FSDP, ZeRO).
         pipeline: pipeline stages.
         tensor: ranks among which each layer is sharded.
     """

@@ -194,7 +194,7 @@ class ParallelSettings:
         """Which other rows it uses where ranks are laid out so."""
         is_model_parallel = self.tp > 1 or self.pp > 1
         used = {
-            "copies": is_model_parallel
+            "replicas": is_model_parallel
             and not self.is_sharded
             and (layout.degrees.data > 1 or self.precision != "fp32"),
             "order": not layout.is_ascending,
@@ -213,7 +213,7 @@ class ParallelSettings:
         if self.replicate == ranks > 1:
             raise UsageError(
                 f"--replicate {ranks} is a whole model on each of the {ranks} ranks, so that nothing is sharded",
-                fix="take fewer copies, or --strategy ddp",
+                fix="take fewer replicas, or --strategy ddp",
             )
         return degrees
 

@@ -154,7 +154,7 @@ def _parallelize(model: nn.Module, task: Task, setting: Setting, *, shard: bool,
         _wait_outside_of(units, model)
     prepare(model, units, options, _streams(model, styles, setting, stage))
     if wraps:
-        need("fsdp" if shard else "copies", device=setting.device.type)
+        need("fsdp" if shard else "replicas", device=setting.device.type)
         with supported_by(f"--strategy {options.strategy}"):
             _apply_fsdp(model, units, setting, is_last=is_last)
 

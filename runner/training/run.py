@@ -56,7 +56,7 @@ class Run:
 
     @property
     def data_rank(self) -> int:
-        """The index of this rank's share of the samples, from 0. Ranks that share one model copy have the same."""
+        """The index of this rank's share of the samples, from 0. Ranks that share one model replica have the same."""
         return self.layout.data_rank(self.rank)
 
     @property

@@ -83,7 +83,7 @@ FEATURES = {
         instead="take --strategy zero1",
         on_gpus=(2, 8),
     ),
-    "copies": Feature(
+    "replicas": Feature(
         name="--tp or --pp with data parallelism or a smaller --precision",
         floor=(2, 9),
         reason="fully_shard does that, which does not run on CPUs",

@@ -63,7 +63,7 @@ def facts_of(job: Job, layout: Layout, options: ParallelSettings) -> dict[str, A
 
 
 def _place(layout: Layout, stage_owners: list[int], rank: int) -> dict[str, Any]:
-    """A rank's place in the mesh: its stages of the pipeline, copy of the model, shard of it, part of each layer."""
+    """A rank's place in the mesh: its stages of the pipeline, replica of the model, shard of it, shard of each layer."""
     place = layout.place(rank)
     stages = [stage for stage, owner in enumerate(stage_owners) if owner == place["pipeline"]]
     return place | {"stages": stages, "data": layout.data_rank(rank)}

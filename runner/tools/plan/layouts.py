@@ -148,12 +148,12 @@ def _choices(cluster: Cluster, plan: Plan, given: Mapping[str, Any]) -> Iterator
         traits = traits_of(strategy)
         if rest or (tp * pp > 1 and not traits.is_divisible):
             continue
-        copies: list[int | None] = [None]
+        replicas: list[int | None] = [None]
         if "replicate" in given:
-            copies = [given["replicate"]]
+            replicas = [given["replicate"]]
         elif traits.shards:
-            copies += [number for number in _divisors(data) if 1 < number < data]
-        for replicate in copies:
+            replicas += [number for number in _divisors(data) if 1 < number < data]
+        for replicate in replicas:
             is_empty = False
             yield {"strategy": strategy, "tp": tp, "pp": pp, "replicate": replicate}
     if is_empty:

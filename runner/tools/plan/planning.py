@@ -185,8 +185,8 @@ def _traffic(
         gathers, scatters = (1, 1) if options.pp > 1 else (2 * micro_batches, micro_batches)
         number = sharded(gradients, narrow * weights, degrees.shard, gathers, scatters)
         traffic.add(options.strategy, number, links=links(dimension))
-        copies = scatters * replicated(gradients / degrees.shard, degrees.replicate)
-        traffic.add("replicas", copies, links=links("replicate" if degrees.shard > 1 else "data"))
+        between_replicas = scatters * replicated(gradients / degrees.shard, degrees.replicate)
+        traffic.add("replicas", between_replicas, links=links("replicate" if degrees.shard > 1 else "data"))
     else:
         traits = traits_of(options.strategy)
         # powerSGD's first steps exchange all; what it sends later depends on the shapes.

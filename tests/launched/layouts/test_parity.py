@@ -125,7 +125,7 @@ def test_a_step_that_overflows_on_one_rank_is_left_out_by_all(ranks: int, option
         assert found[1:] == [[scale, True], [scale / 2, False], [scale / 2, True]]
 
 
-@pytest.mark.needs("pp", "copies", "idle stage")
+@pytest.mark.needs("pp", "replicas", "idle stage")
 def test_a_stage_without_gradients_leaves_out_the_same_steps(turns: Turns) -> None:
     done = ok(turns(2, "overflows", "--precision", "fp16", "--pp", "2", "--micro-batches", "2", "--only-head"))
     first, last = json.loads(done.stdout.partition("found ")[2])

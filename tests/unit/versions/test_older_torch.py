@@ -31,8 +31,8 @@ def of_release(version: str) -> pytest.MarkDecorator:
     ("options", "layout", "features"),
     [
         (ParallelSettings(tp=2), Layout(Degrees(tensor=2), (0, 1)), []),
-        (ParallelSettings(tp=2, precision="bf16"), Layout(Degrees(tensor=2), (0, 1)), ["copies"]),
-        (ParallelSettings(tp=2), Layout(Degrees(replicate=2, tensor=2), (0, 1, 2, 3)), ["copies"]),
+        (ParallelSettings(tp=2, precision="bf16"), Layout(Degrees(tensor=2), (0, 1)), ["replicas"]),
+        (ParallelSettings(tp=2), Layout(Degrees(replicate=2, tensor=2), (0, 1, 2, 3)), ["replicas"]),
         (ParallelSettings(tp=2, strategy="fsdp"), ASCENDING, []),
         (ParallelSettings(tp=2, strategy="fsdp"), CROSSED, ["order"]),
         (ParallelSettings(precision="bf16"), Layout(Degrees(replicate=2), (0, 1)), []),
