@@ -103,7 +103,7 @@ def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple
         target = find_target(request.target, form=request.form, tools=tool_names())
         refuse_idle_options(request, target)
         if target.kind != EXECUTABLE and not any(
-            tells(request.tool) for tells in (works_alone, examines, shows_training)
+            predicate(request.tool) for predicate in (works_alone, examines, shows_training)
         ):
             need(RUNNER)
         if target.kind == WORKLOAD:

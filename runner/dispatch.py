@@ -60,22 +60,22 @@ def dispatch(target: Target, request: Request, job: Job) -> None:
         put_program_on_path(target)
         hide_own_modules()
         as_python_has_them()
-        _run_and_tell(target, request.arguments, job)
+        _run_and_report(target, request.arguments, job)
 
 
-def _run_and_tell(target: Target, arguments: Sequence[str], job: Job) -> None:
-    """Run a program; if it was meant for one process, and so has run once per rank, one line says so at its end."""
+def _run_and_report(target: Target, arguments: Sequence[str], job: Job) -> None:
+    """Run a program; if it was meant for one process, and so has run once per rank, one line reports so at its end."""
     try:
         run_program(target, arguments)
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
             raise
-        _tell_if_alone(target, job)
+        _report_if_alone(target, job)
         raise
-    _tell_if_alone(target, job)
+    _report_if_alone(target, job)
 
 
-def _tell_if_alone(target: Target, job: Job) -> None:
+def _report_if_alone(target: Target, job: Job) -> None:
     if ran_alone(job, target.source):
         print(
             f"runner: no rank has made a process group: {job.size} copies of {target.name} ran alone, each as if there were no "
@@ -85,7 +85,7 @@ def _tell_if_alone(target: Target, job: Job) -> None:
 
 
 def _check_torch(job: Job, *features: str) -> None:
-    """See that torch is new enough for these features. Rank 0 says which of them nobody has tried on such GPUs."""
+    """See that torch is new enough for these features. Rank 0 prints which of them nobody has tried on such GPUs."""
     version, device = job.topology.records[0].torch, job.placement.device
     need(*features, version=version, device=device)
     for feature in untried(*features, version=version, device=device) if job.rank == 0 else ():

@@ -49,7 +49,7 @@ SUCCESS = Outcome(code=EXIT_OK, is_collective=True)
 
 def refuse_launch(error: RunnerError) -> NoReturn:
     """Print why a process cannot start, and end it; its rank is not known yet."""
-    _say_once(error, is_reporting(os.environ), "")
+    _print_once(error, is_reporting(os.environ), "")
     end_other_ranks(os.environ, error.exit_code)
     sys.exit(error.exit_code)
 
@@ -80,9 +80,9 @@ def outcome_of(error: BaseException, context: LaunchContext, job: Job | None) ->
     error = missing_here(error) or error
     if isinstance(error, RunnerError):
         is_one_ranks = not error.on_all_ranks and context.size.value > 1
-        _say_once(error, context.rank.value == 0, f"{context.label}: " if is_one_ranks else "")
+        _print_once(error, context.rank.value == 0, f"{context.label}: " if is_one_ranks else "")
         return Outcome(code=error.exit_code, is_collective=error.on_all_ranks, why=str(error), signal=error.signal)
-    cause = _tell_failure(error, context, job)
+    cause = _report_failure(error, context, job)
     trace = "".join(traceback.format_exception(error))
     return Outcome(code=EXIT_FAILURE, is_collective=False, why=cause, traceback=trace)
 
@@ -109,7 +109,7 @@ def end_worker(outcome: Outcome, lifeline: Lifeline, job: Job | None) -> NoRetur
     shutdown(outcome.code, collective=outcome.is_collective, before_leaving=lambda: lifeline.tell(Leaves(outcome.code)))
 
 
-def _say_once(error: RunnerError, first: bool, label: str) -> None:
+def _print_once(error: RunnerError, first: bool, label: str) -> None:
     """Print one line, on the first rank at once, on others later; an error of all ranks only on the first rank."""
     if not first:
         if error.on_all_ranks:  # with its own exit code, also where the launcher ends it for the first rank's
@@ -132,7 +132,7 @@ def _exit_code_of(leaving: SystemExit) -> int:
     return EXIT_FAILURE
 
 
-def _tell_failure(error: BaseException, context: LaunchContext, job: Job | None) -> str:
+def _report_failure(error: BaseException, context: LaunchContext, job: Job | None) -> str:
     """Print one line with rank, host and cause, then the program's own part of the traceback. Returns the cause."""
     cause = _cause_of(error)
     own = _skip_runner(error.__traceback__)

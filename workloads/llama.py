@@ -101,7 +101,7 @@ def main(run: Run, options: Options) -> None:
     if options.export is not None:
         folder = options.export
         run.on_main(lambda: _export(options, folder))
-        run.say(f"exported to {folder}")
+        run.print(f"exported to {folder}")
         return
     torch.manual_seed(options.seed)
     task = _task(run, options)
@@ -264,7 +264,7 @@ def _generate(run: Run, task: Task, options: Options, prompt: str) -> None:
     for token in new:
         if run.is_main:
             print(decoder.decode(bytes(token.tolist())), end="", flush=True)
-    run.say(decoder.decode(b"", final=True))
+    run.print(decoder.decode(b"", final=True))
 
 
 def _problem_of(text: bytes, new: int, config: LlamaConfig) -> str | None:

@@ -32,7 +32,7 @@ _ENDING = 3.0  # seconds that a process on this host gets to end: its launcher m
 # Seconds that another run gets to end, by whether this one is a later start of its job: then it may still save.
 _ENDING_WITHIN = {False: _ENDING, None: _ABANDONED, True: 600.0}
 _LOOKS = 0.25  # seconds between two looks
-_SAYS_SO = 2.0  # seconds after which a run says that it waits
+_REPORTED_AFTER = 2.0  # seconds after which a run reports that it waits
 _SIZE = 1024  # bytes of a lock: its renewal is one write in place
 
 
@@ -137,12 +137,12 @@ class Lock:
 
 
 @contextlib.contextmanager
-def held(paths: Sequence[tuple[Path, str]], own: Holder, say: Callable[[str], None]) -> Iterator[list[Lock]]:
+def held(paths: Sequence[tuple[Path, str]], own: Holder, report: Callable[[str], None]) -> Iterator[list[Lock]]:
     """Hold the locks of folders, which exist, and of files; a thread renews them, whatever the program does.
 
     Args:
         paths: each with the option that names it.
-        say: called with a line where this process waits.
+        report: called with a line where this process waits.
 
     Raises:
         UsageError: another run holds one, or it cannot be made.
@@ -153,7 +153,7 @@ def held(paths: Sequence[tuple[Path, str]], own: Holder, say: Callable[[str], No
     with contextlib.ExitStack() as stack:
         locks: list[Lock] = []
         for path, option in options.items():
-            locks.append(_acquire(path, option, replace(own, token=os.urandom(8).hex()), say))
+            locks.append(_acquire(path, option, replace(own, token=os.urandom(8).hex()), report))
             stack.callback(locks[-1].release)
         ends = threading.Event()
 
@@ -183,11 +183,11 @@ def remove_left(locks: Sequence[Path], process: int, within: float = 0.0) -> Non
             _remove(path, left.token)
 
 
-def _acquire(what: Path, option: str, own: Holder, say: Callable[[str], None]) -> Lock:
+def _acquire(what: Path, option: str, own: Holder, report: Callable[[str], None]) -> Lock:
     path = what / _NAME if what.is_dir() else what.with_name(f".{what.name}{_NAME}")
     began = time.monotonic()
     seen: Holder | None = None
-    since, is_told = began, False
+    since, is_reported = began, False
     try:
         while not _create(path, own):
             waited, now = time.monotonic() - began, _read(path)
@@ -208,9 +208,9 @@ def _acquire(what: Path, option: str, own: Holder, say: Callable[[str], None]) -
             is_alive = is_renewed or now.runs_here
             if is_alive and waited > patience:
                 raise UsageError(f"{option}: {now} writes to {what}", fix="wait for its end, or name another place")
-            if waited > _SAYS_SO and not is_told:
-                is_told = True
-                say(f"waiting to see whether {now} still writes to {what}")
+            if waited > _REPORTED_AFTER and not is_reported:
+                is_reported = True
+                report(f"waiting to see whether {now} still writes to {what}")
             time.sleep(_LOOKS)
         return Lock(path, own, what)
     except OSError as error:

@@ -59,7 +59,7 @@ class ShardedTrainer(Trainer):
         own = [*model.parameters()]
         mesh = next((one.device_mesh for one in own if isinstance(one, DTensor)), None)
         if mesh is not None:
-            with _told_by(setting):
+            with _raised_by_stage(setting):
                 check_steps(task.optimizer, kinds_of(own), mesh)
         super().__init__(task, model, optimizer, setting.options, no_sync=lambda: _no_sync(parts, setting.mesh))
         self._parts = parts
@@ -131,12 +131,12 @@ def parallelize(
     model: nn.Module, task: Task, setting: Setting, *, shard: bool, stage: int = 0, is_last: bool = True
 ) -> None:
     """Parallelize a model, or a stage of one, in place: tensor parallelism, checkpointing, compilation, shards; in this order."""
-    with _told_by(setting):
+    with _raised_by_stage(setting):
         _parallelize(model, task, setting, shard=shard, stage=stage, is_last=is_last)
 
 
-def _told_by(setting: Setting) -> AbstractContextManager[None]:
-    """The context in which a stage of a pipeline is made ready: the ranks that have it tell what is wrong with it."""
+def _raised_by_stage(setting: Setting) -> AbstractContextManager[None]:
+    """The context in which a stage of a pipeline is made ready: the ranks that have it report what is wrong with it."""
     return raised_by_some_ranks() if degree(setting.mesh, "pipeline") > 1 else nullcontext()
 
 
@@ -260,7 +260,7 @@ def _is_tensor_parallel(layer: nn.Module) -> bool:
 
 
 def _silence_remarks(units: Iterable[nn.Module]) -> None:
-    """Silence what torch says about any model that has tensor-parallel layers under fully_shard, and that its user cannot change (2.14).
+    """Silence what torch warns about any model that has tensor-parallel layers under fully_shard, and that its user cannot change (2.14).
 
     Args:
         units: tensor-parallel layers, and the model, which returns the output of one.
@@ -269,10 +269,10 @@ def _silence_remarks(units: Iterable[nn.Module]) -> None:
     names = "|".join({re.escape(type(unit).__name__) for unit in units})
     remark = rf"FSDP2-wrapped module \(FSDP({names})\) returned a view tensor"
     warnings.filterwarnings("ignore", remark, UserWarning)
-    logging.getLogger(REDISTRIBUTION).addFilter(_is_worth_saying)
+    logging.getLogger(REDISTRIBUTION).addFilter(_is_worth_logging)
 
 
-def _is_worth_saying(record: logging.LogRecord) -> bool:
+def _is_worth_logging(record: logging.LogRecord) -> bool:
     """False for DTensor's warning about redistributing a norm in several steps: norms are single numbers."""
     return not (str(record.msg).startswith("While redistributing") and NORM_PLACEMENT in record.getMessage())
 

@@ -35,14 +35,14 @@ class Trainer:
             have the same state, and rank 0 does.
         period: steps from one average of the replicas to the next; between them they differ, if it is more than one.
         copies: the names of copies of parameters that another pipeline stage has, with the names there; of the full model.
-        go_on: called when a micro-batch is done, or a part of it.
+        on_progress: called when a micro-batch is done, or a part of it.
         ready: when this rank had done of the last step what needs no other one (time.perf_counter()); None if it is not known.
     """
 
     is_sharded = False
     period = 1
     copies: Mapping[str, str] = NO_COPIES
-    go_on: Callable[[], None] = staticmethod(lambda: None)
+    on_progress: Callable[[], None] = staticmethod(lambda: None)
     ready: float | None = None
     pipeline: dist.ProcessGroup | None = None  # the ranks that have the model's other stages, if any
     replicas: dist.ProcessGroup | None = None  # the ranks that have the same buffers; None: all
@@ -102,7 +102,7 @@ class Trainer:
                 self.ready = time.perf_counter()
                 torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
             losses.append(full_tensor(loss.detach()))
-            self.go_on()
+            self.on_progress()
         return torch.stack(losses).sum()
 
     def finish_gradients(self) -> None:
@@ -122,7 +122,7 @@ class Trainer:
         if self.options.clip_norm is not None:
             copies = [parameter for name, parameter in self.model.named_parameters() if name in self.copies]
             clip_gradients(self.model.parameters(), self.options.clip_norm, self.pipeline, copies)
-        with self._first_step_told(), closures_refused(self.optimizer):
+        with self._first_step_errors(), closures_refused(self.optimizer):
             if self.scaler is None:
                 self.optimizer.step()
             else:
@@ -132,7 +132,7 @@ class Trainer:
         self._has_stepped = True
 
     @contextmanager
-    def _first_step_told(self) -> Iterator[None]:
+    def _first_step_errors(self) -> Iterator[None]:
         """A step of the optimizer, which refuses in its first one what it cannot train.
 
         Raises:

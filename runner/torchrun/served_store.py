@@ -60,7 +60,7 @@ def serve_own_endpoint_only(job: Job) -> None:
 def join_only(served: Served) -> None:
     """The same for a process of the program, and for those that it starts by multiprocessing."""
     when_imported(_MODULE, lambda: _wrap_handlers(torch_private.rendezvous_handlers(), served))
-    when_imported(_SPAWNING, lambda: _tell_spawned(sys.modules[_SPAWNING], served))
+    when_imported(_SPAWNING, lambda: _prepare_spawned(sys.modules[_SPAWNING], served))
 
 
 def _wrap_handlers(handlers: dict[str, Callable[..., Iterator[Any]]], served: Served) -> None:
@@ -111,7 +111,7 @@ class _InSpawned:
         return runpy.run_path, (_IN_SPAWNED, {"SERVED": asdict(self._served)})
 
 
-def _tell_spawned(module: Any, served: Served) -> None:
+def _prepare_spawned(module: Any, served: Served) -> None:
     """Let the processes that multiprocessing starts anew, which inherit none of this one's modules, do as this one does."""
     from multiprocessing import active_children
 

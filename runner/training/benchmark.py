@@ -60,15 +60,15 @@ def benchmark(run: Run, task: Task, options: StepSettings, protocol: Protocol) -
         board.step(next(number), batches, 1, 1)
 
     one = "rank" if run.data_size == run.size else "data-parallel rank"
-    run.say(f"batch size: {options.batch_size} per {one}, {run.size} ranks on {device.type}")
+    run.print(f"batch size: {options.batch_size} per {one}, {run.size} ranks on {device.type}")
     with board.training():
         own_seconds_per_call(step, protocol.warmup_batches, device)
         speeds = []
         for iteration in range(protocol.iterations):
             speeds.append(options.batch_size / own_seconds_per_call(step, protocol.batches_per_iteration, device))
-            run.say(f"iteration {iteration + 1}: {speeds[-1]:.1f} {task.unit}/s per {one}")
+            run.print(f"iteration {iteration + 1}: {speeds[-1]:.1f} {task.unit}/s per {one}")
     mean, interval = statistics.fmean(speeds), 1.96 * statistics.pstdev(speeds)
     total, spread = run.sum(mean, interval)
-    run.say(f"{task.unit}/s per {one}: {mean:.1f} ± {interval:.1f}")
-    run.say(f"total {task.unit}/s on {run.size} rank(s): {total:.1f} ± {spread:.1f}")
+    run.print(f"{task.unit}/s per {one}: {mean:.1f} ± {interval:.1f}")
+    run.print(f"total {task.unit}/s on {run.size} rank(s): {total:.1f} ± {spread:.1f}")
     return Speed(mean, interval, total)

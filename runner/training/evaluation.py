@@ -118,7 +118,7 @@ def try_evaluation(run: Run, trainer: Trainer, options: Settings, batch: tuple[T
         task.mean_loss(outputs, targets)
     trainer.outputs_are_over()
     if task.is_classification and hits(outputs, targets) is None:
-        run.say(
+        run.print(
             f"accuracy n/a: the outputs are {form_of(outputs)} and the targets {form_of(targets)}; it needs outputs "
             "[batch, classes, …] and class numbers [batch, …]"
         )

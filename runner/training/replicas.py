@@ -61,7 +61,7 @@ class Replicas:
             for place, shard in enumerate(shards, start=rank * self._most):
                 self._first[place] = first.setdefault(shard, place)
         if run.size > 1 and len(first) == sum(map(len, self._shards)):
-            run.say("--check-replicas: no two ranks have the same part of the model here, so nothing is compared")
+            run.print("--check-replicas: no two ranks have the same part of the model here, so nothing is compared")
 
     @raised_on_all_ranks()
     @torch.no_grad()

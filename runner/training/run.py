@@ -80,7 +80,7 @@ class Run:
         """This rank's process group along a dimension of the mesh."""
         return self.mesh.get_group(dimension)
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print a line, on rank 0."""
         if self.is_main:
             print(text, flush=True)

@@ -1,4 +1,4 @@
-"""What a workload is told: how to train, on which data, and what to write. Imports no torch."""
+"""The settings of a workload: how to train, on which data, and what to write. Imports no torch."""
 
 from __future__ import annotations
 

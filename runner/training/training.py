@@ -98,11 +98,11 @@ class Training:
         """
         run, options, trainer, checkpoints = self._run, self._options, self._trainer, self._checkpoints
         if self.saved:
-            run.say(resumed_text(self.saved, options, self._changes))
+            run.print(resumed_text(self.saved, options, self._changes))
         checkpoints.begin(self.saved, see_that_own)
         replicas = Replicas(run, trainer) if options.check_replicas else None
         state = State(trainer.model, trainer.optimizer, self.position)
-        trainer.go_on = run.job.board.go_on
+        trainer.on_progress = run.job.board.go_on
         with ExitStack() as stack:
             # On a GPU a step is only launched: the metrics wait for the device.
             stack.enter_context(run.job.board.training(1 if run.device.type == "cpu" else sys.maxsize))
@@ -168,7 +168,7 @@ class Training:
         step = self.position.step
         result = Result(step, self._meter.overall(), *(self.evaluation or (None, None)))
         checkpoint = self._options.checkpoint_dir / name_of(step)
-        self._run.say(summary(self._run, result, self._task, self._options, checkpoint))
+        self._run.print(summary(self._run, result, self._task, self._options, checkpoint))
         return result
 
     def nothing_left(self) -> Result:
@@ -187,7 +187,7 @@ class Training:
         at, option = f"epoch {position.epoch} of {options.epochs}", "--epochs"
         if position.epoch < options.epochs:
             at, option = f"step {position.step} of {options.max_steps}", "--max-steps"
-        run.say(
+        run.print(
             f"nothing left to do: {self.saved.path} is at {at}{f' ({texts})' if texts else ''}; to continue, give a larger {option}"
         )
         return result

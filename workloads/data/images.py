@@ -55,7 +55,7 @@ def _load(run: Run, options: Settings, name: str, others: dict[str, Callable[[],
     except UsageError as error:
         if options.data != "auto":
             raise
-        run.say(f"{error}: {otherwise}")
+        run.print(f"{error}: {otherwise}")
     return next(iter(others.values()))()
 
 
@@ -111,7 +111,7 @@ def _torchvision(run: Run, options: Settings, name: str) -> Split:
             raise UsageError(f"{name} is not in {folder} and cannot be downloaded ({reason})") from None
 
     if run.sum(0 if there() else 1)[0]:
-        run.say(f"looking for {name} in {folder}, else downloading it")
+        run.print(f"looking for {name} in {folder}, else downloading it")
         once_per_file_system(run, folder, "--data-dir", download)
     return _in_memory(kind(str(folder), train=True)), _in_memory(kind(str(folder), train=False))
 

@@ -49,23 +49,23 @@ _DTYPES = (
 
 
 class _Stage(PipelineStage):
-    """Torch's, which tells when a micro-batch has gone through it."""
+    """Torch's, which also calls the trainer when a micro-batch has gone through it."""
 
     def __init__(self, *arguments: Any, trainer: Trainer, **more: Any) -> None:
-        """``trainer``: whose ``go_on()`` is called."""
+        """``trainer``: whose ``on_progress()`` is called."""
         super().__init__(*arguments, **more)
         self._trainer = trainer
 
     def forward_one_chunk(self, *arguments: Any, **more: Any) -> Any:
         """As in the base class."""
         outputs = super().forward_one_chunk(*arguments, **more)
-        self._trainer.go_on()
+        self._trainer.on_progress()
         return outputs
 
     def backward_one_chunk(self, *arguments: Any, **more: Any) -> None:
         """As in the base class."""
         super().backward_one_chunk(*arguments, **more)
-        self._trainer.go_on()
+        self._trainer.on_progress()
 
 
 class PipelineTrainer(ShardedTrainer):

@@ -42,31 +42,31 @@ def exchange_by_mpi(context: LaunchContext, own: RankRecord) -> tuple[Records, E
     """
     world = load_mpi(context).COMM_WORLD
     listener: socket.socket | None = None
-    told: dict[str, Any] | None = None
+    answer: dict[str, Any] | None = None
     gathered = _exchanged(lambda: world.gather(flat(own)))
     if world.rank == 0:
         others = [rank for rank, record in enumerate(gathered) if not _is_record(record, rank, world.size)]
         if others:
-            told = {"mark": _MARK, "others": others}  # the rest is not told
+            answer = {"mark": _MARK, "others": others}  # the rest is not sent
         else:
             is_one_network = len({record["host_key"] for record in gathered}) == 1
             listener = listen(loopback=is_one_network)
             addresses = [] if is_one_network else own_addresses(context.environment)
             host, port = listener.getsockname()[:2]
-            told = {"mark": _MARK, "others": [], "host": host, "port": port, "addresses": addresses}
-            told |= {"key": os.urandom(32), "records": packed(gathered)}
-    told = _exchanged(lambda: world.bcast(told))
-    if not isinstance(told, dict) or told.get("mark") != _MARK:
-        told = {"others": [0]}
-    if told["others"]:
+            answer = {"mark": _MARK, "others": [], "host": host, "port": port, "addresses": addresses}
+            answer |= {"key": os.urandom(32), "records": packed(gathered)}
+    answer = _exchanged(lambda: world.bcast(answer))
+    if not isinstance(answer, dict) or answer.get("mark") != _MARK:
+        answer = {"others": [0]}
+    if answer["others"]:
         # (Not raised on all ranks: the other program's would not finalise MPI with these.)
-        named = ranks_text(told["others"])
+        named = ranks_text(answer["others"])
         raise UsageError(f"another program, or another version of the runner, runs as {named}", fix=HOW_TO_START)
-    records, host, port, key = Records.received(told["records"]), told["host"], told["port"], told["key"]
+    records, host, port, key = Records.received(answer["records"]), answer["host"], answer["port"], answer["key"]
     networks = records.by_value("host_key")
     if len(networks) > 1:
         leaders = {ranks[0] for _, ranks in networks}
-        host = _reachable_by_all(world, listener, port, told["addresses"], key, leaders, records)
+        host = _reachable_by_all(world, listener, port, answer["addresses"], key, leaders, records)
     interface = interface_towards(host)
     return records, Endpoint(host=host, port=port, interface=interface, way="mpi", key=key, listener=listener)
 

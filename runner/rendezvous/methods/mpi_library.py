@@ -139,14 +139,14 @@ def threads_may_call() -> bool:
     return MPI is None or bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
-# The functions by which MPIs say whether they accept addresses of GPU memory (mpi-ext.h of Open MPI and of MPICH).
+# The functions by which MPIs report whether they accept addresses of GPU memory (mpi-ext.h of Open MPI and of MPICH).
 _QUESTIONS = ("MPIX_Query_cuda_support", "MPIX_Query_rocm_support", "MPIX_Query_hip_support")
 
 
 def takes_gpu_memory() -> bool:
-    """Whether the loaded MPI says that it accepts GPU memory; False if it has none of these functions."""
+    """Whether the loaded MPI reports that it accepts GPU memory; False if it has none of these functions."""
     MPI = sys.modules.get("mpi4py.MPI")
-    return MPI is not None and _says_yes(MPI.__file__)
+    return MPI is not None and _accepts_gpu_memory(MPI.__file__)
 
 
 # MPIs whose non-blocking reductions take GPU memory, as they say. Open MPI's crash on it (its documentation lists them among
@@ -160,7 +160,7 @@ def reduces_gpu_memory() -> bool:
 
 
 @functools.cache
-def _says_yes(module: str) -> bool:
+def _accepts_gpu_memory(module: str) -> bool:
     library = ctypes.CDLL(module)  # finds symbols also in the libraries it is linked to: MPI's
     return any(hasattr(library, question) and getattr(library, question)() for question in _QUESTIONS)
 

@@ -71,7 +71,7 @@ def serve_records(
                         fix="look at those ranks' own messages, or allow more time with --timeout",
                     )
                 if now > notice:
-                    _say_absent(absent, size, now - start, timeout, _strangers(server))
+                    _report_absent(absent, size, now - start, timeout, _strangers(server))
                     notice = now + _NEXT_NOTICES
                 for peer, record in server.receive(0.2):
                     _enter(peer, record, records)
@@ -206,7 +206,7 @@ def _exchanged(answer: dict[str, Any]) -> Exchanged:
     return Exchanged(Records.received(answer["records"]), answer["reached_by"])
 
 
-def _say_absent(absent: set[int], size: int, waited: float, timeout: float, strangers: str) -> None:
+def _report_absent(absent: set[int], size: int, waited: float, timeout: float, strangers: str) -> None:
     print(
         f"runner: waiting for {len(absent)} of {size} ranks ({_listed(absent)}) since {waited:.0f} s, "
         f"until {timeout:.0f} s{strangers}",

@@ -12,7 +12,7 @@ from runner.tools.plan.layouts import Candidate, Cluster
 from runner.tools.plan.memory import PER_PARAMETER_ACTIVATIONS, Memory, is_wrapped, memory_of
 from runner.tools.plan.optimizers import StateRule
 from runner.tools.plan.schedules import timeline
-from runner.tools.plan.support import check_supported, told_in_one_line
+from runner.tools.plan.support import check_supported, reported_in_one_line
 from runner.tools.plan.tracing import Parameter, Pass, Traced, Tracer
 from runner.tools.plan.traffic import Traffic, handed_on, optimizer_sharded, replicated, sharded, total
 from runner.versions.features import need
@@ -77,7 +77,7 @@ class Planned:
         return self.step.seconds / (self.candidate.batch * self.candidate.degrees.data)
 
 
-@told_in_one_line()
+@reported_in_one_line()
 def plan_layout(
     candidate: Candidate, cluster: Cluster, tracer: Tracer, rule: StateRule, costs: Sequence[float]
 ) -> Planned:

@@ -17,7 +17,7 @@ from runner.tools.plan.tracing import Tracer
 
 
 @contextmanager
-def told_in_one_line() -> Iterator[None]:
+def reported_in_one_line() -> Iterator[None]:
     """The context in which a layout is planned: what goes wrong, in the model or in torch, is why that layout is left out.
 
     Raises:

@@ -46,7 +46,7 @@ class Standby:
         if process is None or process.poll() is not None or self._left_out != list(left_out) or self._has_lost_ranks():
             self.end()
             return None
-        _tell(process, START)
+        _send(process, START)
         self._process = None
         return process
 
@@ -55,7 +55,7 @@ class Standby:
         process, self._process = self._process, None
         if process is None:
             return
-        _tell(process, END)
+        _send(process, END)
         for stop in (process.terminate, process.kill):
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_ENDING)
@@ -69,7 +69,7 @@ class Standby:
         return any(state.has_ended or state.lost is not None for state in read_states(self._folder))
 
 
-def _tell(process: subprocess.Popen[bytes], line: str) -> None:
+def _send(process: subprocess.Popen[bytes], line: str) -> None:
     assert process.stdin
     with suppress(OSError):  # it has ended
         process.stdin.write(line.encode())

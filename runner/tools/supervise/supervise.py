@@ -76,7 +76,7 @@ def supervise(job: Job, argv: list[str]) -> None:
         _check_standby(given, place, request)
     is_workload = request is not None and request.may_be_workload  # whose steps are known
     if request is not None and is_workload and shared_in(request.given, "resume").get("resume") is None:
-        _say("the command has no --resume auto, so each restart begins with step 0")
+        _print("the command has no --resume auto, so each restart begins with step 0")
     hosts = _hosts(given, place - 2)
     unset_variables(places_of_step(os.environ))
     if given.standby:
@@ -123,7 +123,7 @@ def _start_until_done(
         is_last = number - earlier > given.max_restarts
         ready = None if signals.unsent else standby.take(left_out)
         if signals.unsent and ready is None:
-            _say(f"{_name_of(signals.unsent)}: not started")
+            _print(f"{_name_of(signals.unsent)}: not started")
             return _code_of(signals.unsent)
         command = [] if ready is not None else command_of(folder)
         prepare = partial(prepare_after, number) if given.standby and not is_last else _nothing
@@ -133,18 +133,18 @@ def _start_until_done(
         if hosts is not None and not reason and (host := _host_to_leave(attempt, last, hosts)):
             left_out.append(host)
             reason, how = _without(hosts, left_out, given.min_ranks)
-        is_told = bool(signals.unsent) and attempt.job_code not in (EXIT_OK, EXIT_USAGE, EXIT_REQUEUE)
-        if is_told:
+        is_asked_to_end = bool(signals.unsent) and attempt.job_code not in (EXIT_OK, EXIT_USAGE, EXIT_REQUEUE)
+        if is_asked_to_end:
             reason = f"{_name_of(signals.unsent)} came, so it is not started again"
         attempt = replace(attempt, next=reason or how)
         _note(log, attempt)
         if attempt.code == EXIT_OK:
             return EXIT_OK
-        _say(
+        _print(
             f"attempt {number} ended with code {attempt.code} after {attempt.seconds:.0f} s{_cause(attempt)}: {attempt.next}"
         )
         if reason:
-            return _code_of(signals.unsent) if is_told else attempt.job_code
+            return _code_of(signals.unsent) if is_asked_to_end else attempt.job_code
         last = attempt
     raise AssertionError  # count() does not end
 
@@ -223,7 +223,7 @@ def _note(log: Path, attempt: Attempt) -> None:
         with open(log, "a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(attempt)) + "\n")
     except OSError as error:
-        _say_once(f"cannot write {log}: {error.strerror}; continuing without it")
+        _print_once(f"cannot write {log}: {error.strerror}; continuing without it")
 
 
 def _name_of(signals: list[int]) -> str:
@@ -371,10 +371,10 @@ def _cause(attempt: Attempt) -> str:
     return f" (rank {attempt.rank} on {attempt.host}, step {attempt.step}: {attempt.what or 'no cause was left'})"
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"supervise: {text}", file=sys.stderr, flush=True)
 
 
 @cache
-def _say_once(text: str) -> None:
-    _say(text)
+def _print_once(text: str) -> None:
+    _print(text)

@@ -159,7 +159,7 @@ def _missing(state: RankState, now: float) -> RankVerdict | None:
     if silent <= max(_SILENT_SECONDS, _SILENT_INTERVALS * (state.interval or 0.0)):
         return None
     idle = None if state.progress is None else max(silent, now - state.progress)
-    why = f"it has not written its state for {duration_text(silent)}{_said(state)}"
+    why = f"it has not written its state for {duration_text(silent)}{_reported(state)}"
     return RankVerdict(status="missing", state=state, why=why, idle=idle)
 
 
@@ -168,7 +168,11 @@ def _stuck(state: RankState, median: float | None) -> RankVerdict | None:
     if idle is None or idle <= max(_STUCK_SECONDS, _STUCK_STEPS * (median or 0.0)):
         return None
     where = "".join(
-        [", " + state.phase if state.phase else "", "" if state.step is None else f", step {state.step}", _said(state)]
+        [
+            ", " + state.phase if state.phase else "",
+            "" if state.step is None else f", step {state.step}",
+            _reported(state),
+        ]
     )
     # The others may be waiting for the one that is behind.
     urgency = -math.inf if state.step is None else -state.step
@@ -181,11 +185,11 @@ def _slow(state: RankState, median: float | None, own: float | None) -> RankVerd
     """Slow in its steps, or where the ranks wait for one another in each of them in its own part of a step."""
     ratio = state.step_seconds / median if state.step_seconds and median else 0.0
     if ratio > _SLOW:
-        why = f"a step takes {ratio:.1f} times the median{_said(state)}"
+        why = f"a step takes {ratio:.1f} times the median{_reported(state)}"
         return RankVerdict(status="slow", state=state, why=why, idle=_idle(state), urgency=ratio)
     ratio = state.own_seconds / own if state.own_seconds and own else 0.0
     if ratio > _SLOW_ITSELF and median and (state.own_seconds or 0.0) - (own or 0.0) > _SHARE * median:
-        why = f"it takes {ratio:.1f} times the median before it exchanges anything{_said(state)}"
+        why = f"it takes {ratio:.1f} times the median before it exchanges anything{_reported(state)}"
         return RankVerdict(status="slow", state=state, why=why, idle=_idle(state), urgency=ratio)
     return None
 
@@ -194,7 +198,7 @@ def _running(state: RankState) -> RankVerdict:
     return RankVerdict(status="running", state=state, why=state.what or "", idle=_idle(state))
 
 
-def _said(state: RankState) -> str:
+def _reported(state: RankState) -> str:
     return f": {state.what}" if state.what else ""
 
 

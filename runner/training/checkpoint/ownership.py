@@ -26,7 +26,7 @@ def owning(run: Run, options: Settings) -> Iterator[Callable[[], None]]:
     with ExitStack() as stack:
 
         def hold() -> None:
-            locks.extend(stack.enter_context(held(_written(options), _holder(run), run.say)))
+            locks.extend(stack.enter_context(held(_written(options), _holder(run), run.print)))
             run.job.board.hold([str(lock.path) for lock in locks])
 
         def check() -> None:

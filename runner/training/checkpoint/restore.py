@@ -41,7 +41,7 @@ def restore(
     candidates = _candidates(options)  # asked on rank 0 only
     path = run.on_main(lambda: next(candidates, None))
     if path is None:
-        run.say(f"no checkpoint in {options.checkpoint_dir} yet: starting from the beginning")
+        run.print(f"no checkpoint in {options.checkpoint_dir} yet: starting from the beginning")
         return None, []
     while True:
         try:
@@ -50,7 +50,7 @@ def restore(
             path = run.on_main(lambda: next(candidates, None))
             if path is None:
                 raise
-            run.say(f"skipped: {error.message}")
+            run.print(f"skipped: {error.message}")
 
 
 def _load(

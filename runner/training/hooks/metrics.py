@@ -99,7 +99,7 @@ class Log:
 
     def __init__(self, sinks: Sequence[Sink], show: ProgressDisplay, pace: Pace, checkpoints: Checkpoints) -> None:
         self._sinks, self._show, self._pace, self._checkpoints = sinks, show, pace, checkpoints
-        self._told = False
+        self._has_reported_odd_loss = False
 
     def write(self, records: list[StepRecord]) -> list[StepRecord]:
         """Write the records, and return them. Collective.
@@ -110,8 +110,8 @@ class Log:
         for sink in self._sinks:
             sink.write(records)
         odd = next((record for record in records if not math.isfinite(record.loss)), None)
-        if odd and not self._told:
-            self._told = True
+        if odd and not self._has_reported_odd_loss:
+            self._has_reported_odd_loss = True
             self._show.line(
                 f"the loss is {odd.loss} at step {odd.step}, in epoch {odd.epoch} (--check-finite ends the job there)"
             )

@@ -45,7 +45,7 @@ def open_output(
                 os.rename(folder / SETTINGS, settings_aside)
             if names:
                 hint = f" (to continue from it: --resume {aside})" if earlier else ""
-                run.say(f"an earlier run is kept as {' and '.join(map(str, names))}{hint}")
+                run.print(f"an earlier run is kept as {' and '.join(map(str, names))}{hint}")
             sinks.append(MetricsFile(metrics, stack, kept))
             _leave_settings(folder / SETTINGS, run, options)
             if options.tensorboard is not None:
@@ -68,7 +68,7 @@ def _leave_settings(path: Path, run: Run, options: Settings) -> None:
     try:
         path.write_text(as_toml(options, {"resume"}), encoding="utf-8", errors="surrogateescape")
     except OSError as error:
-        run.say(f"cannot write {path}: {error.strerror}; continuing without it")
+        run.print(f"cannot write {path}: {error.strerror}; continuing without it")
 
 
 def _goes_on(checkpoint: Path, folder: Path) -> bool:

@@ -100,10 +100,10 @@ class _Recorder:
         by_rank = torch.zeros(run.size, 3, dtype=torch.float64, device=run.device)
         by_rank[run.rank] = torch.tensor([found.compute, found.exposed, found.idle])
         dist.all_reduce(by_rank)
-        run.say(_table([Shares(*row) for row in by_rank.tolist()], self._chosen))
+        run.print(_table([Shares(*row) for row in by_rank.tolist()], self._chosen))
         if not ALL_THREADS and not is_gpu(run.device):
-            run.say("torch before 2.7 records the thread that trains only: what gloo does in its own counts as idle")
-        run.say(f"traces      {folder}")
+            run.print("torch before 2.7 records the thread that trains only: what gloo does in its own counts as idle")
+        run.print(f"traces      {folder}")
 
 
 def _activities(device: torch.device) -> list[torch.profiler.ProfilerActivity]:

@@ -33,7 +33,7 @@ class Pace:
         self._began = 0.0
         self.newest: float | None = None  # seconds of the last step that were this rank's own, if they are known
         self._of_all: list[float] = []  # each data-parallel rank's seconds, as they were last gathered
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
     def begin(self) -> None:
         """A step begins."""
@@ -59,12 +59,12 @@ class Pace:
         self._of_all = sums
 
     def line(self) -> str | None:
-        """What is to be said of the times that were gathered, once about each rank."""
+        """The line to print about the times that were gathered, once about each rank."""
         times = self._of_all
         slow = straggler(times, statistics.median(self._whole)) if self._whole else None
-        if slow is None or (rank := self._ranks[slow]) in self._told:
+        if slow is None or (rank := self._ranks[slow]) in self._reported:
             return None
-        self._told.add(rank)
+        self._reported.add(rank)
         host = self._run.job.topology.records[rank].host
         others = statistics.median_low([*times[:slow], *times[slow + 1 :]])
         return (

@@ -80,11 +80,11 @@ def _measure(run: Run, task: Task, options: Settings, folder: Path, rounds: int)
 
 def _report(run: Run, stops: dict[str, list[float]], takes: dict[str, list[float]]) -> None:
     bare = statistics.median(takes["none"])
-    run.say(f"{STEPS} steps take {1e3 * bare:.1f} ms")
+    run.print(f"{STEPS} steps take {1e3 * bare:.1f} ms")
     for name in ("at once", "in the background"):
         cost = statistics.median(takes[name]) - bare
-        run.say(f"{name:18} stops {1e3 * statistics.median(stops[name]):7.2f} ms  costs {1e3 * cost:7.2f} ms")
+        run.print(f"{name:18} stops {1e3 * statistics.median(stops[name]):7.2f} ms  costs {1e3 * cost:7.2f} ms")
     ratios = [new / old for new, old in zip(stops["in the background"], stops["at once"], strict=True)]
-    run.say(
+    run.print(
         f"stops, in the background ÷ at once: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
     )

@@ -35,7 +35,7 @@ def main(run: Run, argv: list[str]) -> None:
     groups = {name: dist.new_group(backend=name) for name in BACKENDS}
     found = {name: waited(run, group, given.late) for name, group in groups.items()}
     for name, one in found.items():
-        run.say(
+        run.print(
             f"{name:6} waited {one['wall']:.2f} s: the waiting rank used {one['waiting']:.2f} s of CPU time, the late one "
             f"{one['late']:.2f} s; the late one's call took {1e3 * one['call']:.1f} ms"
         )

@@ -59,7 +59,7 @@ def main(run: Run, argv: list[str]) -> None:
 
         if given.fabric and options.strategy != "ddp":
             run.agree("--fabric is by DDP", fix="leave it out, or take --strategy ddp")
-        run.say(f"{options.strategy}, {run.size} ranks, {options.batch_size} samples per rank:")
+        run.print(f"{options.strategy}, {run.size} ranks, {options.batch_size} samples per rank:")
         loops = {"runner": runner, "by hand": lambda: by_hand(run, task, options, clock)}
         if given.fabric:
             loops["fabric"] = lambda: by_fabric(run, task, options, clock)

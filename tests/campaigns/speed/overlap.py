@@ -48,7 +48,7 @@ def main(run: Run, argv: list[str]) -> None:
         start()()  # the first makes connections
         alone = seconds_per_call(lambda start=start: start()(), _TRIALS, run.device)
         found[name] = overlap(start, alone, given.rounds, run.device)
-        run.say(
+        run.print(
             f"{name:6} {found[name]:4.0%} of an allreduce of {given.mebibytes} MiB hidden ({1e3 * alone:.1f} ms alone)"
         )
     if run.is_main and given.json:

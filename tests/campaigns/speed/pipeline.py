@@ -88,7 +88,7 @@ def main(run: Run, argv: list[str]) -> None:
     given = parser.parse_args(argv)
     seconds = given.milliseconds / 1000
     spend = _products(run, seconds) if given.compute else lambda: time.sleep(seconds)
-    run.say("  p   m  schedule                 speed-up  formula  ratio (smallest to largest)")
+    run.print("  p   m  schedule                 speed-up  formula  ratio (smallest to largest)")
     for micro_batches in given.micro_batches:
         formula = micro_batches * run.size / (micro_batches + run.size - 1)
         for name, schedule in SCHEDULES.items():
@@ -101,7 +101,7 @@ def main(run: Run, argv: list[str]) -> None:
             )
             found = [_speed_up(run, options, spend, None if given.compute else seconds) for _ in range(given.rounds)]
             ratios = [one / formula for one in found]
-            run.say(
+            run.print(
                 f"{run.size:3} {micro_batches:3}  {name:24} {statistics.median(found):8.3f} {formula:8.3f}  "
                 f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
             )

@@ -85,7 +85,7 @@ def main(run: Run, argv: list[str]) -> None:
         ratios = [gloo / mpi for gloo, mpi in zip(seconds["gloo"], seconds["mpi4py"], strict=True)]
         medians = {name: statistics.median(times) for name, times in seconds.items()}
         found[what] = {"seconds": medians, "ratio": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
-        run.say(
+        run.print(
             f"{what:16} gloo {1e3 * medians['gloo']:.1f} ms, mpi4py {1e3 * medians['mpi4py']:.1f} ms per step, "
             f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         )

@@ -108,10 +108,12 @@ def compare_loops(run: Run, loops: dict[str, Callable[[], float]], rounds: int, 
                 seconds[name].append(took)
         names.append(names.pop(0))  # another goes first
     for name, times in seconds.items():
-        run.say(
+        run.print(
             f"{name:10} {1e3 * statistics.median(times):.3f} ms per step ({1e3 * min(times):.3f} to {1e3 * max(times):.3f})"
         )
     for name in others:
         ratios = [own / other for own, other in zip(seconds[first], seconds[name], strict=True)]
         wanted = f", wanted: at most {limit}" if name == others[0] else ""
-        run.say(f"{first} / {name:10} {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}){wanted}")
+        run.print(
+            f"{first} / {name:10} {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}){wanted}"
+        )

@@ -33,7 +33,7 @@ def main(run: Run, argv: list[str]) -> None:
     for name in given.only:
         for strategy in given.strategies:
             what, detail = outcome(run, CASES[name], strategy)
-            run.say("case " + json.dumps({"case": name, "where": strategy, "what": what, "detail": detail}))
+            run.print("case " + json.dumps({"case": name, "where": strategy, "what": what, "detail": detail}))
 
 
 def outcome(run: Run, case: Case, strategy: str) -> tuple[str, str]:

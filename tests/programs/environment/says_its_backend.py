@@ -6,4 +6,4 @@ from runner.training.run import Run
 
 
 def main(run: Run, argv: list[str]) -> None:
-    run.say(dist.get_backend())
+    run.print(dist.get_backend())

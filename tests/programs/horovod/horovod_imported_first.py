@@ -8,4 +8,4 @@ import horovod.torch as hvd  # noqa: E402 - after the look for it, as programs d
 
 def main(run, argv):
     hvd.init()
-    run.say(f"{hvd.size()} ranks")
+    run.print(f"{hvd.size()} ranks")

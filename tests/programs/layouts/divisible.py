@@ -25,7 +25,7 @@ class Options(Settings):
 
 
 def main(run: Run, options: Options) -> None:
-    run.say("began")
+    run.print("began")
     torch.manual_seed(options.seed)
     task = Task(
         model=lambda: nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16), nn.Linear(16, 8), nn.Linear(8, 2)),

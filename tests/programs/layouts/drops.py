@@ -85,4 +85,4 @@ def main(run: Run, options: Settings) -> None:
     fit(run, task, options, on_step=[note])
     everyone: list[Any] = [None] * run.size
     torch.distributed.all_gather_object(everyone, masks)
-    run.say("masks " + json.dumps(everyone))
+    run.print("masks " + json.dumps(everyone))

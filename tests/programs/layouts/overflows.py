@@ -60,7 +60,7 @@ def main(run: Run, options: Options) -> None:
         found.append((trainer.scaler.get_scale(), not own(weight).equal(before)))
     everyone: list[Any] = [None] * run.size
     dist.all_gather_object(everyone, found)
-    run.say("found " + json.dumps(everyone))
+    run.print("found " + json.dumps(everyone))
 
 
 def own(tensor: Any) -> torch.Tensor:

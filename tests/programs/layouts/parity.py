@@ -160,7 +160,7 @@ def main(run: Run, options: Options) -> None:
     torch.distributed.all_gather_object(everyone, found)
     worst = {key: max(one[key] for one in everyone) for key in found}
     worst["parameters_of_all"] = sum(one["parameters"] for one in everyone)
-    run.say("parity " + json.dumps({"arguments": " ".join(as_words(Options, options.given)), **worst}))
+    run.print("parity " + json.dumps({"arguments": " ".join(as_words(Options, options.given)), **worst}))
 
 
 def _nth(order: list[int], number: int, size: int) -> list[int]:

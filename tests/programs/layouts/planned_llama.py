@@ -101,7 +101,7 @@ def _measure(run: Run, task: Task, options: StepSettings, name: str) -> None:
     }
     everyone: list[Any] = [None] * run.size
     torch.distributed.all_gather_object(everyone, found)
-    run.say("measured " + json.dumps({"arguments": name, "ranks": everyone}))
+    run.print("measured " + json.dumps({"arguments": name, "ranks": everyone}))
 
 
 def _bytes(tensors: Iterable[Tensor | nn.Parameter]) -> int:

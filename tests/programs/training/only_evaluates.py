@@ -32,4 +32,4 @@ def main(run: Run, options: Options) -> None:
     if options.no_epoch:
         fit(run, task, replace(options, epochs=0))
     else:
-        run.say(f"evaluated: {evaluate(run, trained(run, task, options), options)}")
+        run.print(f"evaluated: {evaluate(run, trained(run, task, options), options)}")

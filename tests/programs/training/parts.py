@@ -97,4 +97,4 @@ def main(run: Run, argv: list[str]) -> None:
     dist.barrier()
     with pytest.raises(DamagedError) as damage:
         checkpoint_folder.read_shards(where, room("columns"))
-    run.say(damage.value.message.removeprefix(str(where)))
+    run.print(damage.value.message.removeprefix(str(where)))

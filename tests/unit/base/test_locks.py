@@ -32,7 +32,7 @@ with held([(Path(sys.argv[1]), "--checkpoint-dir")], Holder.here(job=sys.argv[2]
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits as short as a test can take."""
-    for name, seconds in {"_ABANDONED": 1.0, "_ENDING": 0.2, "_LOOKS": 0.02, "_SAYS_SO": 0.1}.items():
+    for name, seconds in {"_ABANDONED": 1.0, "_ENDING": 0.2, "_LOOKS": 0.02, "_REPORTED_AFTER": 0.1}.items():
         monkeypatch.setattr(locks, name, seconds)
 
 
@@ -49,9 +49,9 @@ def another_process(folder: Path, job: str = "") -> Iterator[subprocess.Popen[st
             process.kill()
 
 
-def taken(folder: Path, own: Holder | None = None, say: Callable[[str], None] = lambda _: None) -> Holder:
+def taken(folder: Path, own: Holder | None = None, report: Callable[[str], None] = lambda _: None) -> Holder:
     """Take a folder's lock, and give it back. Returns what it said meanwhile."""
-    with held([(folder, "--checkpoint-dir")], own or Holder.here(), say):
+    with held([(folder, "--checkpoint-dir")], own or Holder.here(), report):
         found = locks._read(folder / ".in-use")
     assert found is not None
     assert [path.name for path in folder.iterdir() if "in-use" in path.name] == []
@@ -87,7 +87,7 @@ def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path: Path) -
     with another_process(tmp_path, job="12_3") as first:
         told: list[str] = []
         with pytest.raises(UsageError) as caught:
-            taken(tmp_path, say=told.append)
+            taken(tmp_path, report=told.append)
         named = f"job 12_3, process {first.pid} on host {os.uname().nodename}"
         assert caught.value.message == f"--checkpoint-dir: {named} writes to {tmp_path}"
         assert told == [f"waiting to see whether {named} still writes to {tmp_path}"]

@@ -9,4 +9,4 @@ from runner.training.run import Run
 def main(run: Run, argv: list[str]) -> None:
     total = torch.ones(1)
     dist.all_reduce(total)
-    run.say(f"{dist.get_backend()} {total.item()}")
+    run.print(f"{dist.get_backend()} {total.item()}")
