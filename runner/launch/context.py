@@ -71,7 +71,7 @@ class LaunchContext:
         """Whether the launcher serves a store that this start of the ranks may use.
 
         torchrun's store outlives its workers (torch 2.14: the agents' own is shared): ranks that it has started again would find
-        the addresses of those that are gone, and gloo's connections be refused. torch 2.4's serves one only where its
+        the addresses of those that are lost, and gloo's connections be refused. torch 2.4's serves one only where its
         agents meet by a fixed address (--rdzv-backend static): otherwise MASTER_PORT is a free port of rank 0's.
         """
         if not self.launcher.has_store or self.environment.get(_IS_SERVED) == "False":

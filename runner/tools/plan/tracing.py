@@ -376,10 +376,10 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         if key in self._storages:
             return
 
-        def gone(_: Any) -> None:
+        def dropped(_: Any) -> None:
             del self._storages[key]
             self.now -= number
 
-        self._storages[key] = weakref.ref(storage, gone)
+        self._storages[key] = weakref.ref(storage, dropped)
         self.now += number
         self.peak = max(self.peak, self.now)

@@ -24,7 +24,7 @@ _SETTLING = 5.0  # seconds of an attempt until the next is prepared: importing t
 _LEAVING = 120.0  # seconds that ranks without their launcher get to save and to end
 _IDLE = 6  # rounds in which a launcher whose ranks have all ended may do something else, such as a wrapper's copying of results
 _NO_SIGNAL = 255  # Intel MPI's mpirun gives it for most codes of its ranks, and ssh where the connection is lost
-_SILENT = 3  # intervals without a new state after which a rank counts as gone
+_SILENT = 3  # intervals without a new state after which a rank counts as lost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Attempt:
     step: int | None = None
     what: str = ""
     ended_by: str | None = None  # the signal that has ended this rank, or by which it was asked to save
-    is_lost: bool = False  # the rank is gone with its guard, as with its host
+    is_lost: bool = False  # the rank is lost with its guard, as with its host
     is_told: bool = False  # a signal to supervise was to end it
     is_broken_off: bool = False  # the launcher was killed, or has ended its ranks: what they saved then is to continue
     left: str = ""  # ranks that still run
@@ -127,14 +127,14 @@ def run_attempt(
     code = _run(command, folder, signals, ready, prepare)
     seconds = time.monotonic() - start
     is_killed = _is_killed(code, read_states(folder))
-    left = wait_for_ranks(folder, everywhere=is_killed, is_told=lambda: bool(signals.unsent))
+    running = wait_for_ranks(folder, everywhere=is_killed, is_last=lambda: bool(signals.unsent))
     ended = Attempt(
         number=number,
         began=began,
         seconds=seconds,
         code=code if code >= 0 else 128 - code,
         is_told=bool(signals.passed_on - {signal.SIGUSR1}),  # at which a script may only save
-        left=", ".join(f"rank {one.rank} on {one.host}" for one in left),
+        left=", ".join(f"rank {one.rank} on {one.host}" for one in running),
     )
     ended = _with_cause(ended, read_states(folder), _read_failure(folder))
     by_signal = is_killed and code != _NO_SIGNAL
@@ -157,8 +157,8 @@ def _with_cause(attempt: Attempt, states: list[RankState], failure: Mapping[str,
     first, is_lost = _first(states) if failure is None else _named(failure, states)
     if first is None:
         return attempt
-    # A rank that hangs leaves no word, and rank 0's guard tells of it.
-    told = failure["what"] if failure is not None and first.exit_code == EXIT_HANG else ""
+    # A rank that hangs leaves no word, and rank 0's guard reports it.
+    reported = failure["what"] if failure is not None and first.exit_code == EXIT_HANG else ""
     return replace(
         attempt,
         rank=first.rank,
@@ -166,14 +166,14 @@ def _with_cause(attempt: Attempt, states: list[RankState], failure: Mapping[str,
         host=first.host,
         addresses=first.addresses,
         step=max((one.step for one in states if one.step is not None), default=None),
-        what="gone with its guard" if is_lost else first.what or told,
+        what="lost with its guard" if is_lost else first.what or reported,
         ended_by=first.ended_by,
         is_lost=is_lost,
     )
 
 
 def _first(states: list[RankState]) -> tuple[RankState | None, bool]:
-    """The rank that failed first by what the ranks have left, and whether it is gone with its guard."""
+    """The rank that failed first by what the ranks have left, and whether it is lost with its guard."""
     # The first that rank 0's guard has lost, which knows all others; it may have been ended before it could write its own end.
     lost = next((one.lost for one in states if one.lost is not None), None)
     failed = [one for one in states if (one.exit_code if lost is None else one.rank == lost)]
@@ -181,7 +181,7 @@ def _first(states: list[RankState]) -> tuple[RankState | None, bool]:
 
 
 def _named(failure: Mapping[str, Any], states: list[RankState]) -> tuple[RankState, bool]:
-    """The same by what the guards say. A hang is blamed on the rank that the others wait for, and is told by rank 0's guard."""
+    """The same by what the guards say. A hang is blamed on the rank that the others wait for, and is reported by rank 0's guard."""
     rank, code = failure["rank"], failure["exit_code"]
     own = next((one for one in states if one.rank == rank), RankState(rank=rank, host=failure["host"]))
     return replace(own, exit_code=code if own.exit_code is None else own.exit_code), code is None
@@ -245,14 +245,14 @@ def _codes_of_all(states: list[RankState]) -> list[int]:
 
 
 def wait_for_ranks(
-    folder: Path, *, everywhere: bool, within: float = _LEAVING, is_told: Callable[[], bool] = lambda: False
+    folder: Path, *, everywhere: bool, within: float = _LEAVING, is_last: Callable[[], bool] = lambda: False
 ) -> list[RankState]:
     """Wait until no rank of an attempt runs any more: two jobs would write the same checkpoints and take the same port.
 
     Args:
-        everywhere: also on other hosts, where their guards tell; a launcher that has ended by itself has ended them.
+        everywhere: also on other hosts, by the states that their guards write; a launcher that has ended by itself has ended them.
         within: seconds.
-        is_told: whether no other attempt is to follow.
+        is_last: whether no other attempt is to follow.
 
     Returns:
         Those that still run then.
@@ -264,19 +264,19 @@ def wait_for_ranks(
         for one in states:
             if one.rank not in written or written[one.rank][0] != one.time:
                 written[one.rank] = one.time, now
-        gone = {one.lost for one in states} | {one.rank for one in states if one.has_ended}
-        left = [
+        ended = {one.lost for one in states} | {one.rank for one in states if one.has_ended}
+        running = [
             one
             for one in states
-            if one.rank not in gone
+            if one.rank not in ended
             and (
                 _runs_here(one.pid)
                 if one.host == socket.gethostname()
                 else everywhere and now - written[one.rank][1] < _SILENT * (one.interval or 0.0)
             )
         ]
-        if not left or now > end or is_told():
-            return left
+        if not running or now > end or is_last():
+            return running
         time.sleep(0.1)
 
 
