@@ -148,9 +148,9 @@ def find_or_build(mpicxx: str, wheels: Path, rebuild: bool) -> Path:
         wheel = build(sources, scratch, environment, wheels)
         folder.mkdir(parents=True, exist_ok=True)
         kept = folder / wheel.name
-        draft = folder / f".{wheel.name}.{os.getpid()}"  # another build may be at it
-        shutil.copy(wheel, draft)
-        os.replace(draft, kept)
+        temporary = folder / f".{wheel.name}.{os.getpid()}"  # another build may be at it
+        shutil.copy(wheel, temporary)
+        os.replace(temporary, kept)
     return kept
 
 

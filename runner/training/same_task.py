@@ -23,7 +23,7 @@ from runner.training.settings import StepSettings
 _OWN = {"workers", "checkpoint_dir", "data_dir", "metrics", "tensorboard", "weights", "resume", "given"}
 _FIX = "give all ranks the same; the runner divides the data among them"
 _SEEDED = "torch.manual_seed(options.seed) before data is drawn or split makes it the same"
-_LONGEST, _VALUES, _DIFFERENCES = 60, 4, 3  # characters of a value, and how many are told
+_LONGEST, _VALUES, _DIFFERENCES = 60, 4, 3  # characters of a value, and how many are shown
 
 Facts = dict[str, str]
 Sketches = dict[str, tuple[Sketch, ...] | None]

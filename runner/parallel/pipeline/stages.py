@@ -57,7 +57,7 @@ def _has_parameters(model: nn.Module, names: Sequence[str]) -> bool:
 
 @raised_on_all_ranks()
 def balanced(costs: Sequence[float], count: int) -> list[range]:
-    """The division of a sequence into ``count`` runs whose largest cost is smallest.
+    """The partition of a sequence into ``count`` runs whose largest cost is smallest.
 
     Raises:
         UsageError: there are fewer than ``count``.

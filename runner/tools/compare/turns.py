@@ -39,7 +39,7 @@ from runner.versions.torch_private import REDISTRIBUTION
 
 _WARM_UP = 3  # steps of an engine that are not timed
 _EXCHANGES = 5  # of which the median is taken, in each round
-_PATIENCE = timedelta(seconds=60)  # until the other ranks come to tell what went wrong
+_PATIENCE = timedelta(seconds=60)  # until the other ranks come to report what went wrong
 _RECORDED = 3  # steps of a pipeline, of which the shortest is shown
 
 
@@ -106,7 +106,7 @@ class Turns:
             UsageError: no engine can be trained.
         """
         alone = self.entrants[-1]
-        # So that no engine's time includes torch's first step; and what no engine can train is told as such.
+        # So that no engine's time includes torch's first step; and what no engine can train is reported as such.
         problem = self._tried(functools.partial(self._warm, alone))
         if problem is None:
             # All first, so that what each engine's model takes is there before the others train.
@@ -145,7 +145,7 @@ class Turns:
         """What goes wrong on any rank, in a line; None if nothing does. Collective.
 
         Raises:
-            Exception: this rank's, if the others do not come to tell theirs: they wait for this rank.
+            Exception: this rank's, if the others do not come to report theirs: they wait for this rank.
         """
         raised: Exception | None = None
         try:

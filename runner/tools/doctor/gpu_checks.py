@@ -106,8 +106,8 @@ def _problem_of(records: Sequence[Resources], ranks: Sequence[int]) -> str:
 
 
 def _driver(seen: Sequence[str]) -> dict[str, Any]:
-    """What NVML tells: the driver's version, whether GPUs are in MIG mode, and whether their order is uncertain."""
-    # GPUs of another maker, a container without the driver's library, or a driver that does not tell it of these GPUs.
+    """What NVML reports: the driver's version, whether GPUs are in MIG mode, and whether their order is uncertain."""
+    # GPUs of another maker, a container without the driver's library, or a driver that does not show it these GPUs.
     with contextlib.suppress(Exception), nvml.started() as library:
         models = {str(library.nvmlDeviceGetName(handle)) for handle in _handles(library)}
         is_ordered = len(models) < 2 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"

@@ -26,7 +26,9 @@ def launcher(job: Job, team: Team) -> Verdict:
     is_refused = no_mpi is not None and no_mpi.reason is NoMpi.WRONG_LIBRARY
     if MPI is not None and not is_refused:
         library = " ".join(MPI.Get_library_version().rstrip("\0").split(",")[0].split("\n")[0].split())
-    refusals = [told for told in team.gather([no_mpi.message, no_mpi.fix] if no_mpi and is_refused else []) if told]
+    refusals = [
+        refusal for refusal in team.gather([no_mpi.message, no_mpi.fix] if no_mpi and is_refused else []) if refusal
+    ]
     found = f"{job.context.launcher.title} ({job.context.why})"
     if refusals:
         detail, fix = refusals[0]

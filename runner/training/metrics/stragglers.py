@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from runner.training.run import Run
 
-_STEPS = 20  # before anything is said; the median counts, so a pause now and then does not
+_STEPS = 20  # before anything is printed; the median counts, so a pause now and then does not
 _NEWEST = 200
 # A straggler takes so many times as long as the others, and the difference is so large a share of a step, and so many seconds.
 _RATIO, _SHARE, _LEAST = 1.5, 0.1, 0.005
