@@ -19,9 +19,9 @@ from typing import NoReturn
 from runner.base.early_signals import EARLY
 from runner.base.errors import EXIT_REQUEUE, RunnerError, raised_on_all_ranks
 from runner.launch.time_limit import margin, time_left
-from runner.training import slurm
 from runner.training.checkpoint.checkpoint_folder import Position, name_of
 from runner.training.checkpoint.checkpoints import Checkpoints, SaveTimes
+from runner.training.requeue import requeue
 from runner.training.run import Run
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -157,9 +157,7 @@ class Preemption:
 def listening(run: Run, checkpoints: Checkpoints) -> Iterator[Preemption]:
     """Listen to the signals that a launcher or scheduler sends before it ends a job, unless the program does so itself."""
     passed = time.monotonic() - run.job.board.began
-    left = time_left(os.environ, run.job.time_limit, passed)
-    if left is None and run.is_main:
-        left = slurm.time_left(os.environ)
+    left = time_left(os.environ, run.job.time_limit, passed, may_ask=run.is_main)
     least = 0.0 if left is None else margin(left, run.job.time_to_save)
     preemption = Preemption(run, left, checkpoints.time_is_due, least=least, saves=checkpoints.times)
     free = [number for number in _SIGNALS if signal.getsignal(number) in (signal.SIG_DFL, EARLY.receive)]
@@ -190,7 +188,7 @@ def end_early(run: Run, checkpoints: Checkpoints, position: Position, reason: st
     checkpoints.finish()
     where = f"saved {checkpoints.options.checkpoint_dir / name_of(position.step)}"
     if checkpoints.options.requeue:
-        run.on_main(lambda: slurm.requeue(where))
+        run.on_main(lambda: requeue(where))
         where += ", back in Slurm's queue"
     with raised_on_all_ranks():
         raise Preempted(reason, where)

@@ -16,9 +16,9 @@ from runner.command import Given, add_config, given_in
 from runner.job_settings import JobSettings
 from runner.parallel.settings import LAYOUT, ParallelSettings
 from runner.parsing import ALL, Parser, add_full_help, wants
+from runner.training.requeue import check_requeue
 from runner.training.run import Run
 from runner.training.settings import Settings, StepSettings
-from runner.training.slurm import check_requeue
 
 Main = Callable[..., Any]
 _RESERVED = {"config", "help", "help_all"}
