@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from runner.launch.commands import MPIRUNS, calls_torchrun
+
 if TYPE_CHECKING:
     import psutil
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 # mpiexec and proxies, Slurm's step daemon, PALS, jsrun, Flux.
 LAUNCHER_PROCESSES = frozenset(
     {
-        *("mpirun", "mpiexec", "orterun", "prterun", "orted", "prted", "prte"),
+        *(*MPIRUNS, "orted", "prted", "prte"),
         *("mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_proxy", "mpiexec.gforker", "mpispawn"),
         *("slurmstepd", "srun", "palsd", "jsrun", "jsmd", "flux-shell"),
     }
@@ -51,7 +53,7 @@ def rank_starter(environment: Mapping[str, str]) -> tuple[psutil.Process, str] |
         if is_one_of(process, RANK_STARTERS):
             return process, process.name()
         words = _command_line(process)
-        if any(os.path.basename(word) == "torchrun" or word == "torch.distributed.run" for word in words[:4]):
+        if calls_torchrun(words[:4]):
             return process, "torchrun"
         # A job step's title is "slurmstepd: [4711.0]"; a batch script's ends in "batch". All variables are gone, or it is known.
         if re.fullmatch(r"slurmstepd: \[\d+\.\d+\].*", " ".join(words)) and "SLURM_JOB_ID" not in environment:

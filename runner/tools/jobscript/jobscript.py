@@ -25,12 +25,12 @@ from runner.base.errors import RunnerError, UsageError
 from runner.base.quantities import full_duration, positive, size_with_unit
 from runner.command import given_in
 from runner.job import Job
+from runner.launch.commands import MPI_SCRIPTS, MPIS, find_mpirun
 from runner.launch.detect import is_reporting
 from runner.launch.outer_job import for_a_new_job
 from runner.launch.target import AS_MODULE, find_target
 from runner.parsing import Parser
-from runner.tools.jobscript.schedulers import MPIS, SCHEDULERS, Scheduler, Shape
-from runner.tools.mpirun import MPI_SCRIPTS, find_mpirun
+from runner.tools.jobscript.schedulers import SCHEDULERS, STARTERS, Scheduler, Shape
 from runner.tools.registry import tool_names, works_alone
 from runner.training.settings import AUTO, shared_in
 
@@ -87,7 +87,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--mpi",
-        choices=MPIS,
+        choices=STARTERS,
         help="what starts the ranks: srun (Slurm's default: needs no MPI), or this MPI's mpirun (PBS's default: "
         "openmpi); LSF has its own jsrun",
     )
@@ -165,7 +165,7 @@ def _text(options: argparse.Namespace) -> str:
         account=options.account or "",
     )
     settings = {"PYTHON": sys.executable} | scheduler.settings(shape)
-    if "mpirun" in scheduler.scripts[mpi]:
+    if mpi in MPIS:
         settings |= _mpirun(mpi, has_modules=bool(options.module))
     requeue = scheduler.requeue(shape) if scheduler.requeue and options.requeue else None
     if requeue and kind == "tool":

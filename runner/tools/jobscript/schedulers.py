@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from runner.base.errors import EXIT_REQUEUE
 from runner.base.quantities import clock_text, exact_size_text
+from runner.launch.commands import MPIS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,19 +109,18 @@ def _lsf_settings(shape: Shape) -> dict[str, str]:
     return {"RANKS_PER_HOST": str(shape.ranks_per_node)} | gpus
 
 
-MPIS = ("openmpi", "intelmpi", "mpich", "srun", "jsrun")
 SCHEDULERS = {
     "slurm": Scheduler(
         mark="#SBATCH",
         submit="sbatch",
-        scripts={"srun": "slurm_srun.sh", **dict.fromkeys(("openmpi", "intelmpi", "mpich"), "slurm_mpirun.sh")},
+        scripts={"srun": "slurm_srun.sh", **dict.fromkeys(MPIS, "slurm_mpirun.sh")},
         request=_slurm,
         requeue=lambda shape: Requeue(line="--requeue", option=("--requeue",)),
     ),
     "pbs": Scheduler(
         mark="#PBS",
         submit="qsub",
-        scripts=dict.fromkeys(("openmpi", "intelmpi", "mpich"), "pbs_mpirun.sh"),
+        scripts=dict.fromkeys(MPIS, "pbs_mpirun.sh"),
         request=_pbs,
         lacks={
             "a GPU's type": "every site names it in its own way; leave it out, and choose by --queue, or write the script "
@@ -145,3 +145,5 @@ SCHEDULERS = {
         },
     ),
 }
+# What starts the ranks (--mpi), in one of these scripts or more.
+STARTERS = tuple(dict.fromkeys(name for one in SCHEDULERS.values() for name in one.scripts))

@@ -22,9 +22,9 @@ from runner.base.quantities import seconds
 from runner.hardware.devices import DEVICES
 from runner.hardware.resources import resources
 from runner.job import Job
+from runner.launch.commands import MPI_SCRIPTS, find_mpirun
 from runner.launch.launcher_processes import RANK_STARTERS, launcher_process
 from runner.parsing import Parser
-from runner.tools.mpirun import MPI_SCRIPTS, find_mpirun
 
 _ALLOCATIONS = {"SLURM_JOB_ID": "slurm_srun.sh", "PBS_NODEFILE": "pbs_mpirun.sh", "LSB_JOBID": "lsf_jsrun.sh"}
 _TRAINING = ["workloads.mnist", "--data", "digits", "--max-steps", "20", "--checkpoint-dir"]

@@ -18,41 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.base.errors import UsageError
+from runner.launch.commands import LaunchCommand, command_of
 from runner.launch.slurm_lists import expand_counts, expand_hosts
-from runner.tools.mpirun import mpi_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a launcher calls its options, without dashes. Where a command has none of them the first one is added."""
-
-    lists: tuple[str, ...]  # of hosts, with commas
-    files: tuple[str, ...]  # of hosts, one per line
-    ranks: tuple[str, ...]
-    nodes: tuple[str, ...] = ()  # if the launcher has to be told
-    others: tuple[str, ...] = ()  # that choose hosts, too, and are refused
-    added: str  # the option that names a job's hosts
-    entry: str = "{host}:{slots}"  # and how it names one
-
-
-_HYDRA = Options(
-    lists=("hosts", "host"), files=("machinefile", "machine", "f", "hostfile"), ranks=("n", "np"), added="-machinefile"
-)
-LAUNCHERS = {
-    "openmpi": Options(lists=("host", "H"), files=("hostfile", "machinefile"), ranks=("np", "n", "c"), added="--host"),
-    "mpich": _HYDRA,
-    "intelmpi": _HYDRA,
-    "srun": Options(
-        lists=("nodelist", "w"),
-        files=("nodefile", "F"),
-        ranks=("ntasks", "n"),
-        nodes=("nodes", "N"),
-        others=("exclude", "x"),
-        added="--nodelist",
-        entry="{host}",
-    ),
-}
-_MPIRUNS = ("mpirun", "mpiexec", "orterun", "prterun")  # or their names begin so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +36,7 @@ class CommandHosts:
     """A launcher with its options, and the hosts it may use."""
 
     words: Sequence[str]
-    launcher: Options
+    launcher: LaunchCommand
     option: str  # that names the hosts, with its dashes
     hosts: Sequence[CommandHost]  # all, the spare ones last
     working: int  # how many the first start takes
@@ -98,17 +65,16 @@ class CommandHosts:
     def command(self, hosts: Sequence[CommandHost], file: Path) -> list[str]:
         """The launcher's words for these hosts. ``file`` is written where they are named in a file."""
         entries = [entry for host in hosts for entry in host.entries]
-        names = (*self.launcher.lists, *self.launcher.files)
-        value = ",".join(entries)
-        if self.option.lstrip("-") in self.launcher.files:
+        launcher, value = self.launcher, ",".join(entries)
+        if self.option.lstrip("-") in launcher.files:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("".join(f"{entry}\n" for entry in entries), encoding="utf-8")
             value = str(file)
-        words = _replaced(self.words, names, self.option, value)
+        words = _replaced(self.words, launcher, (*launcher.lists, *launcher.files), self.option, value)
         if (ranks := self.ranks_on(hosts)) is not None:
-            words = _replaced(words, self.launcher.ranks, _dashed(self.launcher.ranks[0]), str(ranks))
-        if self.launcher.nodes:
-            words = _replaced(words, self.launcher.nodes, _dashed(self.launcher.nodes[0]), str(len(hosts)))
+            words = _replaced(words, launcher, launcher.ranks, _dashed(launcher.ranks[0]), str(ranks))
+        if launcher.nodes:
+            words = _replaced(words, launcher, launcher.nodes, _dashed(launcher.nodes[0]), str(len(hosts)))
         return words
 
 
@@ -123,7 +89,7 @@ def read_hosts(words: Sequence[str], environment: Mapping[str, str], spares: int
         UsageError: the launcher is not known, its hosts are not, or there are not more than ``spares``.
     """
     launcher = _launcher_of(words)
-    if other := _find(words, launcher.others):
+    if other := _find(words, launcher, launcher.others):
         raise UsageError(
             f"supervise: --spares and --min-ranks do not go with {words[0]} {other.option}",
             fix="name the hosts that may be used",
@@ -133,7 +99,7 @@ def read_hosts(words: Sequence[str], environment: Mapping[str, str], spares: int
             "supervise: --spares and --min-ranks take one program, and the command has several, with a colon",
             fix="start one program, or leave them out",
         )
-    named = _find(words, (*launcher.lists, *launcher.files))
+    named = _find(words, launcher, (*launcher.lists, *launcher.files))
     if named is None:
         option, hosts = launcher.added, _hosts_of_job(environment, launcher.entry)
     elif named.option.lstrip("-") in launcher.files:
@@ -156,22 +122,26 @@ def read_hosts(words: Sequence[str], environment: Mapping[str, str], spares: int
     )
 
 
-def _launcher_of(words: Sequence[str]) -> Options:
-    name = os.path.basename(words[0]) if words else ""
-    kind = name if name in LAUNCHERS else mpi_of(words[0]) if name.startswith(_MPIRUNS) else ""
-    if kind not in LAUNCHERS:
+def _launcher_of(words: Sequence[str]) -> LaunchCommand:
+    launcher = command_of(words[0]) if words else None
+    if launcher is None:
+        name = os.path.basename(words[0]) if words else "no launcher"
         raise UsageError(
-            f"supervise: --spares and --min-ranks cannot choose the hosts of {name or 'no launcher'}",
+            f"supervise: --spares and --min-ranks cannot choose the hosts of {name}",
             fix="begin the command with mpirun, mpiexec or srun, or leave them out",
         )
-    return LAUNCHERS[kind]
+    return launcher
 
 
 def _ranks(
-    words: Sequence[str], launcher: Options, hosts: Sequence[CommandHost], working: int, environment: Mapping[str, str]
+    words: Sequence[str],
+    launcher: LaunchCommand,
+    hosts: Sequence[CommandHost],
+    working: int,
+    environment: Mapping[str, str],
 ) -> int | None:
     """The ranks of the first start."""
-    if found := _find(words, launcher.ranks):
+    if found := _find(words, launcher, launcher.ranks):
         if not found.value.isdecimal():
             raise UsageError(f"supervise: {found.option} {found.value} is no number of ranks")
         return int(found.value)
@@ -243,21 +213,20 @@ class _Found:
     value: str
 
 
-def _find(words: Sequence[str], names: Sequence[str]) -> _Found | None:
+def _find(words: Sequence[str], launcher: LaunchCommand, names: Sequence[str]) -> _Found | None:
     """The option of one of these names.
 
     Raises:
         UsageError: there are two.
     """
     found = []
-    is_srun = os.path.basename(words[0]) == "srun"
     for place, word in enumerate(words[1:], 1):
         option, equals, value = word.partition("=")
         if _is_one_of(word, names) and place + 1 < len(words):
             found.append(_Found(place, place + 2, word, words[place + 1]))
         elif equals and option.startswith("--") and _is_one_of(option, names):
             found.append(_Found(place, place + 1, option, value))
-        elif is_srun and _is_one_of(word[:2], names) and not word.startswith("--"):  # -n4
+        elif launcher.has_joined_values and _is_one_of(word[:2], names) and not word.startswith("--"):
             found.append(_Found(place, place + 1, word[:2], word[2:]))
     if len(found) > 1:
         both = " and ".join(one.option for one in found[:2])
@@ -265,9 +234,11 @@ def _find(words: Sequence[str], names: Sequence[str]) -> _Found | None:
     return found[0] if found else None
 
 
-def _replaced(words: Sequence[str], names: Sequence[str], option: str, value: str) -> list[str]:
+def _replaced(
+    words: Sequence[str], launcher: LaunchCommand, names: Sequence[str], option: str, value: str
+) -> list[str]:
     """The words with this option in the place of the one of these names, or after the launcher."""
-    found = _find(words, names) or _Found(1, 1, option, value)
+    found = _find(words, launcher, names) or _Found(1, 1, option, value)
     return [*words[: found.start], option, value, *words[found.stop :]]
 
 

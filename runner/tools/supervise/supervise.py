@@ -40,6 +40,7 @@ from runner.base.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, 
 from runner.base.quantities import not_negative, positive, positive_float
 from runner.command import Request, parse
 from runner.job import Job
+from runner.launch.commands import calls_torchrun
 from runner.launch.outer_job import places_of_step
 from runner.parsing import Parser
 from runner.tools.registry import summaries, tool_names
@@ -168,7 +169,7 @@ def _check_standby(given: argparse.Namespace, place: int, request: Request) -> N
             f"--standby: two starts would share {request.job.on_preempt}, by which the script is told to save",
             fix="take --on-preempt usr1",
         )
-    if {"torchrun", "torch.distributed.run"}.intersection(os.path.basename(word) for word in given.command[:place]):
+    if calls_torchrun(given.command[:place]):
         raise UsageError("--standby: torchrun's ranks have no standard input of their own", fix="take mpirun or srun")
 
 

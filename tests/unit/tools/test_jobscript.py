@@ -147,7 +147,7 @@ def test_it_can_be_written_to_a_file(tmp_path: Path) -> None:
 
 
 def test_bad_requests_are_refused_in_a_line(tmp_path: Path) -> None:
-    refused(jobscript("--mpi", "lam", "workloads.mnist"), "'openmpi', 'intelmpi', 'mpich', 'srun'")
+    refused(jobscript("--mpi", "lam", "workloads.mnist"), "'srun', 'openmpi', 'intelmpi', 'mpich'")
     refused(jobscript("--scheduler", "pbs", "--mpi", "srun", "workloads.mnist"), "ranks are started by openmpi or")
     refused(jobscript("--scheduler", "lsf", "--mpi", "openmpi", "workloads.mnist"), "started by jsrun")
     refused(jobscript("--scheduler", "lsf", "--submit", "workloads.mnist"), "bsub is not on PATH")
