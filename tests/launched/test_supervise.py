@@ -76,6 +76,16 @@ def test_a_workload_that_would_begin_again_is_named(tmp_path: Path) -> None:
     assert "no --resume auto" not in supervised(tmp_path, "--epochs", "none").stderr
 
 
+def test_options_that_only_the_ranks_can_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("epochs = 0\n")
+    job = ["env", "-C", str(tmp_path), *RUNNER, "--config", "own.toml", "workloads.linear"]
+    done = run(*RUNNER, "supervise", "--log-dir", str(tmp_path / "log"), "--", *job)
+    told = "the command's options are not checked, nor whether it resumes: --config own.toml: No such file or directory"
+    assert f"supervise: {told}; name a file that all ranks can read\n" in done.stderr
+    assert "own.toml: epochs: " in done.stderr
+    assert done.returncode == 2
+
+
 def test_the_time_limit_counts_from_the_first_attempt(tmp_path: Path) -> None:
     endless = ["--max-steps", "100000", "--milliseconds", "5", "--save-every", "2steps"]
     once = ["--fault", "SIGKILL", "--at", "5", "--once", str(tmp_path / "once")]

@@ -296,11 +296,17 @@ def _place_of_options(command: list[str]) -> int:
 
 
 def _request(arguments: list[str]) -> Request | None:
-    """The runner's own arguments; None if it says itself what is wrong with them, or shows its help."""
+    """The runner's own arguments; None if they cannot be read here, or ask for its help.
+
+    The ranks may read them yet, as in another folder, with the file of --config in it, or in a container.
+    """
     try:
         return parse(arguments, summaries())
-    except (UsageError, SystemExit):
-        return None
+    except UsageError as error:
+        _say(f"the command's options are not checked, nor whether it resumes: {error}")
+    except SystemExit:
+        pass
+    return None
 
 
 def _hosts(given: argparse.Namespace, end: int) -> CommandHosts | None:
