@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -82,6 +82,7 @@ class Training:
         self._meter = Meter(run, task, options.batch_size * run.data_size)
         self._last_step = _last_step(self.position, sampler.length, self._meter.global_batch, options)
         self._hooks: Hooks
+        self._steps: Callable[[Iterable[int]], Iterable[int]]
 
     @property
     def is_at_its_end(self) -> bool:
@@ -103,6 +104,7 @@ class Training:
         replicas = Replicas(run, trainer) if options.check_replicas else None
         state = State(trainer.model, trainer.optimizer, self.position)
         trainer.on_progress = run.job.board.go_on
+        self._steps = profiled(run, options, self._last_step - self.position.step, self._meter.leave_out)
         with ExitStack() as stack:
             # On a GPU a step is only launched: the metrics wait for the device.
             stack.enter_context(run.job.board.training(1 if run.device.type == "cpu" else sys.maxsize))
@@ -135,14 +137,13 @@ class Training:
         """This rank's batches of all steps that are left, on its device. The step is done when the next one is asked for."""
         run, options, position, sampler, hooks = self._run, self._options, self.position, self._sampler, self._hooks
         device, dtype, global_batch = run.device, getattr(torch, options.dtype), self._meter.global_batch
-        steps = profiled(run, options, self._last_step - position.step, self._meter.leave_out)
         self._trainer.model.train()
         while position.epoch < options.epochs and position.step < self._last_step:
             sampler.epoch, sampler.skip = position.epoch, position.samples
             hooks.metrics.begin_epoch()
             seed_random_numbers(options.seed, position.step, run.data_rank, device)  # for the loader's processes
             batches = iter(self._loader)
-            for left in steps(reversed(range(min(len(self._loader), self._last_step - position.step)))):
+            for left in self._steps(reversed(range(min(len(self._loader), self._last_step - position.step)))):
                 seed_random_numbers(options.seed, position.step, run.data_rank, device)
                 run.common_random.seed(f"{options.seed} {position.step}")
                 hooks.metrics.begin_step()

@@ -191,6 +191,10 @@ def test_chosen_steps_are_profiled(turns: Turns, tmp_path: Path) -> None:
         assert sum(shares[::2]) == pytest.approx(step, abs=0.03)
         assert sum(shares[1::2]) == pytest.approx(100, abs=0.3)
         assert shares[0] > 0
+    before = sorted(folder.iterdir())
+    asked = turns(2, *arguments, "33", cwd=tmp_path)
+    refused(asked, "--profile: this run makes 32 steps, and step 33 is asked for")
+    assert sorted(folder.iterdir()) == before, "nothing is moved"
 
 
 def on_a_terminal(command: list[str], folder: Path) -> bytes:

@@ -303,7 +303,7 @@ def _request(arguments: list[str]) -> Request | None:
     try:
         return parse(arguments, summaries())
     except UsageError as error:
-        _say(f"the command's options are not checked, nor whether it resumes: {error}")
+        _print(f"the command's options are not checked, nor whether it resumes: {error}")
     except SystemExit:
         pass
     return None
