@@ -23,14 +23,11 @@ from runner.training.data.batches import ShardSampler
 from runner.training.data.random_numbers import seed_random_numbers
 from runner.training.evaluation import Evaluation, evaluate
 from runner.training.hooks.hooks import Hooks
-from runner.training.hooks.metrics import Log, MetricsHook
+from runner.training.hooks.metrics import MetricsHook
 from runner.training.hooks.saving import SavingHook
 from runner.training.hooks.state import Hook, State
 from runner.training.metrics.meter import Meter
-from runner.training.metrics.output import open_output
 from runner.training.metrics.profile import profiled
-from runner.training.metrics.progress import show_progress
-from runner.training.metrics.stragglers import Pace
 from runner.training.preemption import listening
 from runner.training.replicas import Replicas
 from runner.training.run import Run
@@ -104,19 +101,12 @@ class Training:
         replicas = Replicas(run, trainer) if options.check_replicas else None
         state = State(trainer.model, trainer.optimizer, self.position)
         trainer.on_progress = run.job.board.go_on
+        metrics = MetricsHook(run, options, trainer, state, self._meter, self._last_step)
         self._steps = profiled(run, options, self._last_step - self.position.step, self._meter.leave_out)
         with ExitStack() as stack:
             # On a GPU a step is only launched: the metrics wait for the device.
             stack.enter_context(run.job.board.training(1 if run.device.type == "cpu" else sys.maxsize))
-            sinks = open_output(run, options, self.saved, checkpoints, stack)
-            show = stack.enter_context(
-                show_progress(
-                    visible=run.is_main, epochs=options.epochs, steps=self._last_step, done=self.position.step
-                )
-            )
-            pace = Pace(run)
-            log = Log(sinks, show, pace, checkpoints)
-            metrics = MetricsHook(run, options, trainer, state, self._meter, pace, show, log, self._last_step)
+            metrics.open(self.saved, checkpoints, stack)
             preemption = stack.enter_context(listening(run, checkpoints))
             self._hooks = Hooks(
                 run=run,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from torch import Tensor
 
 from runner.parallel.trainer import Trainer
+from runner.training.checkpoint.checkpoint_folder import Saved
 from runner.training.checkpoint.checkpoints import Checkpoints
 from runner.training.hooks.state import State
 from runner.training.metrics.meter import Meter, Summed
-from runner.training.metrics.output import Sink
-from runner.training.metrics.progress import ProgressDisplay
+from runner.training.metrics.output import Sink, open_output
+from runner.training.metrics.progress import ProgressDisplay, show_progress
 from runner.training.metrics.sinks import StepRecord
 from runner.training.metrics.stragglers import Pace
 from runner.training.run import Run
@@ -23,23 +25,31 @@ class MetricsHook:
     """Called at each step: it times the rank's part, and gathers the losses of ``--log-every`` steps."""
 
     def __init__(
-        self,
-        run: Run,
-        options: Settings,
-        trainer: Trainer,
-        state: State,
-        meter: Meter,
-        pace: Pace,
-        show: ProgressDisplay,
-        log: Log,
-        last_step: int,
+        self, run: Run, options: Settings, trainer: Trainer, state: State, meter: Meter, last_step: int
     ) -> None:
-        self._options, self._trainer, self._state, self._last_step = options, trainer, state, last_step
-        self._meter, self._pace, self._board, self._log = meter, pace, run.job.board, log
-        self.show = show
+        self._run, self._options, self._trainer, self._state, self._last_step = run, options, trainer, state, last_step
+        self._meter, self._pace, self._board = meter, Pace(run), run.job.board
+        self.show: ProgressDisplay
+        self._log: Log
         self._known: float | None = None  # the newest loss that has been gathered
         # Of the batches since the last evaluation: what is new to a compiled model is compiled.
         self._shapes: set[object] = set()
+
+    def open(self, saved: Saved | None, checkpoints: Checkpoints, stack: ExitStack) -> None:
+        """Open the files and what the screen shows, before the first step. Collective.
+
+        Args:
+            saved: the checkpoint that this run resumes from.
+
+        Raises:
+            UsageError: a file cannot be written.
+        """
+        epochs, done = self._options.epochs, self._state.position.step
+        sinks = open_output(self._run, self._options, saved, checkpoints, stack)
+        self.show = stack.enter_context(
+            show_progress(visible=self._run.is_main, epochs=epochs, steps=self._last_step, done=done)
+        )
+        self._log = Log(sinks, self.show, self._pace, checkpoints)
 
     def begin_epoch(self) -> None:
         """Reading data begins."""
