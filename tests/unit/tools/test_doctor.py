@@ -72,7 +72,7 @@ def resources(gpus: Sequence[str] = (), **more: Any) -> Resources:
             "warn",
             "HIP_VISIBLE_DEVICES=0 on rank 3 (host1), but no GPU is to be seen",
         ),
-        ({"gpu_problem": "GPU 0 does not answer"}, "warn", "GPU 0 does not answer on rank 3 (host1)"),
+        ({"gpu_problem": "GPU 0 is lost"}, "warn", "GPU 0 is lost on rank 3 (host1)"),
         (
             {"gpus_allotted": "SLURM_JOB_GPUS=0", "gpu_problem": "torch is for CPUs"},
             "fail",
@@ -91,11 +91,11 @@ def test_why_there_are_no_gpus(last: dict[str, Any], status: str, text: str) -> 
 
 
 def test_a_broken_gpu_among_others_is_told_of() -> None:
-    problem = {"gpu_problem": "GPU 1 does not answer: GPU is lost"}
+    problem = {"gpu_problem": "GPU 1 is lost"}
     alone = judge_gpus(job(1, 1), [resources(["a"]), resources(["b"], **problem)], [FINE] * 2)
-    assert (alone.status, alone.detail) == ("warn", "GPU 1 does not answer: GPU is lost on rank 1 (host1)")
+    assert (alone.status, alone.detail) == ("warn", "GPU 1 is lost on rank 1 (host1)")
     needed = judge_gpus(job(2), [resources(["a"], **problem)] * 2, [FINE] * 2)
-    assert (needed.status, needed.detail.endswith("(GPU 1 does not answer: GPU is lost)")) == ("fail", True)
+    assert (needed.status, needed.detail.endswith("(GPU 1 is lost)")) == ("fail", True)
 
 
 def test_gpus_that_are_not_to_be_used_are_not_judged() -> None:
@@ -119,7 +119,9 @@ def ring(size: int, slow: set[tuple[int, int]]) -> dict[tuple[int, int], float]:
 def test_a_slow_link_and_a_slow_rank_are_told_apart() -> None:
     assert judge_links(job(2, 2), ring(4, set())).status == "ok"
     assert judge_links(job(2, 2), ring(4, {(1, 2)})).detail.startswith("rank 1 (host0) – rank 2 (host1): 0.01 GB/s")
-    assert judge_links(job(2, 2), ring(4, {(1, 2), (2, 3)})).detail.startswith("rank 2 (host1): slow with every")
+    assert judge_links(job(2, 2), ring(4, {(1, 2), (2, 3)})).detail.startswith(
+        "rank 2 (host1): slow with every neighbour"
+    )
     all_of_them = judge_links(job(1, 1, 1), ring(3, {(0, 1), (1, 2), (0, 2)}))
     assert all_of_them.detail.startswith("rank 0 (host0) – rank 1 (host1), rank 0 (host0) – rank 2 (host2)")
 

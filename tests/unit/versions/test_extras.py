@@ -96,9 +96,7 @@ def test_a_torchvision_that_does_not_load(tmp_path: Path, version: str, command:
 def test_a_torchvision_that_lacks_a_package_of_its_own(tmp_path: Path) -> None:
     install(tmp_path, "torch", "2.6.0")
     install(tmp_path, "torchvision", "0.21.0", "import pillow_is_missing")
-    assert "does not load beside torch 2.6.0 (ModuleNotFoundError: No module named 'pillow_is_missing')" in said(
-        tmp_path
-    )
+    assert "(ModuleNotFoundError: No module named 'pillow_is_missing')" in said(tmp_path)
 
 
 def test_one_that_loads_is_no_problem(tmp_path: Path) -> None:
