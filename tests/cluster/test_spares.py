@@ -125,7 +125,7 @@ def test_a_spare_host_takes_the_place_of_one_that_has_failed(vc: Cluster, launch
     ok(done)
     first, second = (json.loads(line) for line in (tmp_path / "log" / "attempts.jsonl").read_text().splitlines())
     assert (first["host"], first["is_lost"]) == ("node1", True)
-    assert first["next"].startswith("started again without node1, on node2")
+    assert "on node2" in first["next"]
     assert (second["code"], second["next"]) == (0, "done")
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 61))
 
@@ -133,4 +133,4 @@ def test_a_spare_host_takes_the_place_of_one_that_has_failed(vc: Cluster, launch
 def test_hosts_that_are_not_known_are_refused(vc: Cluster, tmp_path: Path) -> None:
     done = supervised(vc, tmp_path, "--spares", "1").run("node1", ["srun", *RUNNER, "explain"])
     assert done.returncode == 2
-    assert "the command names no hosts, and this is no Slurm or PBS job; name the hosts" in own_lines(done)[0]
+    assert "--spares" in own_lines(done)[0]
