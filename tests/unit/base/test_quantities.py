@@ -58,7 +58,7 @@ def test_quantities_are_read(read: Callable[[str], float], text: str, number: fl
     ("read", "texts", "why"),
     [
         (size, ["", "GB", "80XB", "80iB", "-1G", "0G", "80 G B", "8O GB", "1e3", "9" * 400], "is not a size such as"),
-        (size_with_unit, ["64", "1.5"], "without its unit"),
+        (size_with_unit, ["64", "1.5"], "is a size without its unit"),
         (size_with_unit, ["0G", "64X"], "is not a size such as"),
         (seconds, ["", "0", "-1", "nan", "inf", "1:30", "32000000", "1e300"], "is not a positive number of seconds"),
         (duration, ["", "1:", "-1", "1:2:3:4", "1.5", "UNLIMITED"], "is not a time such as"),

@@ -106,5 +106,7 @@ def test_steps_are_chosen_by_their_numbers(text: str, steps: tuple[int, int]) ->
 
 @pytest.mark.parametrize("text", ["0", "0-3", "12-10", "3-", "1-2-3", "1.5", "x", "", "-"])
 def test_what_is_not_a_range_of_steps_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--profile: .* is neither a step"):
+    with pytest.raises(
+        UsageError, match=r"--profile: .* is neither a step \(10\) nor the first and the last of several"
+    ):
         chosen(text)
