@@ -12,7 +12,7 @@ from tests.layouts import FSDP
 from tests.results import losses, metrics, refused
 from tests.turns import Turns
 
-CLOSURE = "LBFGS.step() needs closure, and is called here without"
+CLOSURE = "LBFGS.step()"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_samples_that_are_random_on_each_rank_are_no_reason_to_refuse(turns: Tur
 @pytest.mark.parametrize(
     ("case", "texts"),
     [
-        ("many losses", ["the loss of a batch is float32 [8]", "reduction='mean'"]),
+        ("many losses", ["float32 [8]"]),
         ("asks for a closure", ["Asking.step() needs a closure", "such as torch.optim.AdamW"]),
     ],
 )

@@ -70,7 +70,7 @@ def programs(*commands: list[str]) -> list[str]:
 def test_ranks_with_other_arguments() -> None:
     script = path_of("only_computes")
     done = run(*programs([*RUNNER, script, "--lr", "1"], [*RUNNER, script, "--lr", "2"]))
-    refused(done, "the ranks differ in the arguments: --lr 1 on rank 0", "--lr 2 on rank 1")
+    refused(done, "--lr 1 on rank 0", "--lr 2 on rank 1")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -106,17 +106,12 @@ def test_ranks_with_another_target() -> None:
     refused(done, "exits.py on rank 0", "spawns.py on rank 1")
 
 
-@pytest.mark.parametrize(
-    ("other", "texts"), [("print('b')\n", ["the target's content"]), (None, ["train.py", "on rank 1"])]
-)
-def test_a_target_that_one_rank_has_with_another_text_or_not(
-    other: str | None, texts: list[str], tmp_path: Path
-) -> None:
-    for name, text in (("a", "print('a')\n"), ("b", other)):
+def test_a_target_that_one_rank_does_not_have(tmp_path: Path) -> None:
+    for name in "ab":
         (tmp_path / name).mkdir()
-        if text is not None:
-            (tmp_path / name / "train.py").write_text(text)
-    refused(run(*programs(*(["--wdir", str(tmp_path / name), *RUNNER, "train.py"] for name in "ab"))), *texts)
+    (tmp_path / "a" / "train.py").write_text("")
+    done = run(*programs(*(["--wdir", str(tmp_path / name), *RUNNER, "train.py"] for name in "ab")))
+    refused(done, "train.py", "on rank 1")
 
 
 def test_ranks_with_another_torch(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 
 from tests.launching import RUNNER, clean_environment, ok, run
-from tests.results import refused
 from tests.terminal import on_terminal
 
 RANKS = 64
@@ -116,7 +115,6 @@ def test_it_is_printed_once_where_no_key_can_be_pressed(folder: Path) -> None:
     found = json.loads(ok(run(*RUNNER, "top", "--json", str(folder))).stdout)
     assert (found["size"], found["counts"]) == (RANKS, {"failed": 1, "running": 63})
     assert [rank["rank"] for rank in found["ranks"]] == ranks
-    refused(run(*RUNNER, "top", cwd=folder / "state"), "no job has left a folder state/ here or in runs/*/; name")
 
 
 def test_it_scrolls_follows_the_job_and_the_terminals_size(folder: Path, terminal: Terminal) -> None:

@@ -102,8 +102,8 @@ class Masked(nn.Linear):
 @pytest.mark.parametrize(
     ("module", "problem"),
     [
-        (Scaled, r"1 \(Scaled\) has no reset_parameters\(\)"),
-        (Masked, r"1 \(Masked\): reset_parameters\(\) does not initialise mask"),
+        (Scaled, r"1 \(Scaled\) has no reset_parameters\(\); give it one that fills"),
+        (Masked, r"1 \(Masked\): reset_parameters\(\) does not fill mask"),
     ],
 )
 def test_a_module_that_cannot_be_initialised_is_refused(module: type[nn.Module], problem: str) -> None:
@@ -198,7 +198,7 @@ def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:
             of_kind = replace(task(net()), optimizer=kind)
             if kind is torch.optim.LBFGS:
-                with pytest.raises(UsageError, match=r"LBFGS.step\(\) needs closure"):
+                with pytest.raises(UsageError, match=r"LBFGS.step\(\) needs closure, and is called here without"):
                     of_kind.make_optimizer([nn.Parameter(torch.zeros(2, 2))])
             else:
                 assert type(of_kind.make_optimizer([nn.Parameter(torch.zeros(2, 2))])) is kind

@@ -33,7 +33,10 @@ def test_ranks_that_fit_give_the_topology() -> None:
         ({"torch": "2.6.0"}, r"torch: \S+ on ranks 0-1 .*; 2.6.0 on rank 2"),
         ({"runner": "0.0.1"}, r"the runner: .*0.0.1 on rank 2"),
         ({"digest": "ffff"}, r"the target's content: ab12 on ranks 0-1 .*; ffff on rank 2"),
-        ({"arguments": ["--lr", "0.2"]}, r"the arguments: --lr 0.1 on ranks 0-1 .*; --lr 0.2 on rank 2"),
+        (
+            {"arguments": ["--lr", "0.2"]},
+            r"the ranks differ in the arguments: --lr 0.1 on ranks 0-1 .*; --lr 0.2 on rank 2",
+        ),
         ({"size": 4}, r"the number of ranks: 3 on .*; 4 on rank 2"),
         ({"rank": 0}, r"the ranks say they are \[0, 1, 0\]"),
         ({"problem": "no script train.py"}, r"^no script train.py \(on rank 2 \(node2\) only\)$"),

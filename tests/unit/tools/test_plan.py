@@ -315,17 +315,14 @@ def test_an_optimizer_is_tried_once_for_all_layouts() -> None:
     layouts = candidates(Cluster(gpus=8, hosts=1), Plan(), ParallelSettings(), {"strategy": "fsdp"}, batch=8)[0]
     assert len(layouts) > 1
     for one in layouts:
-        with pytest.raises(UsageError, match="cannot step parameters that are sharded"):
+        with pytest.raises(UsageError, match="the optimizer cannot step parameters that are divided among ranks"):
             check_supported(one, tracer)
     assert len(made) == 2  # with unsharded and with sharded parameters
 
 
 @pytest.mark.parametrize(
     ("hosts", "plan", "given", "expected"),
-    [
-        (1, PLAN, {"tp": 3}, r"tensor\(3\) = 3 does not divide 8 ranks"),
-        (1, Plan(), {"tp": 2}, "it does not say how its layers are sharded"),
-    ],
+    [(1, PLAN, {"tp": 3}, r"tensor\(3\)"), (1, Plan(), {"tp": 2}, "Plan.tensor")],
 )
 def test_where_no_layout_is_possible_the_first_reason_is_said(
     hosts: int, plan: Plan, given: dict[str, Any], expected: str
