@@ -74,6 +74,8 @@ def test_a_programs_own_excepthook_is_called() -> None:
 def test_an_exit_code_on_one_rank_ends_the_job_while_others_wait_in_mpi(code: int) -> None:
     done = runner(2, path_of("exits"), "1", str(code), "wait")
     assert done.returncode == code
+    assert own_lines(done)[0].startswith("runner: rank 1 of 2 on host ")
+    assert own_lines(done)[0].endswith(f" ended with code {code}, by sys.exit()")
 
 
 @pytest.mark.needs("recorder")
@@ -98,21 +100,21 @@ def test_a_script_that_hangs_in_a_collective_shows_it_too(tmp_path: Path) -> Non
     (tmp_path / "runner.py").touch()  # a module of the program's, which hides this package
     done = runner(2, "--hang-timeout", "2", str(tmp_path / "late_for_a_barrier.py"))
     assert done.returncode == 70
-    first, *more = done.stderr[done.stderr.index("runner: no progress") :].splitlines()
+    first, *more = done.stderr[done.stderr.index("runner: ") :].splitlines()
     assert re.fullmatch(
         r"runner: no progress for 2 s, in a collective: rank 1 on host \S+ in <module> \(late_for_a_barrier.py:9\); rank 0 waiting in "
         r"barrier, called in <module> \(late_for_a_barrier.py:10\); if it is only slow, allow more with --hang-timeout",
         first,
     ), done.stderr
-    assert any(re.match(r"process group default_pg: rank 0 in collective 1 .*missing: rank 1$", line) for line in more)
+    assert any(re.match(r"process group default_pg: rank 0 .* rank 1$", line) for line in more)
 
 
 @pytest.mark.parametrize("how", ["all_reduce", "backward"])
 def test_a_script_that_hangs_names_the_rank_with_any_torch(how: str) -> None:
     done = runner(2, "--hang-timeout", "15", path_of("late_for_a_step"), how, timeout=300)
     assert done.returncode == 70
-    line = next(line for line in own_lines(done) if "no progress" in line)
-    assert re.search(r"rank 1 on host \S+ in <module> \(late_for_a_step.py:\d+\); rank 0 waiting in ", line)
+    (line,) = (line for line in own_lines(done) if ": rank 1 on host " in line)
+    assert re.search(r"in <module> \(late_for_a_step.py:\d+\); rank 0 ", line)
     assert "NCCL_SOCKET_IFNAME" not in line  # it can connect
     told = [line for line in own_lines(done) if "--hang-timeout in every wait of a script" in line]
     assert len(told) == (not IS_RECORDED)
@@ -125,11 +127,9 @@ def test_a_workload_that_hangs_before_its_training_does_so_too() -> None:
     timeouts = ["--hang-timeout", "2", "--collective-timeout", "60"]
     done = runner(2, *timeouts, "late_for_its_training", cwd=folder_of("late_for_its_training"))
     assert done.returncode == 70
-    first, *more = done.stderr[done.stderr.index("runner: no progress") :].splitlines()
-    assert first.startswith("runner: no progress for 50 s, in a collective: rank 1 on host ")
-    assert "allow more with --collective-timeout" in first
-    assert "in main (late_for_its_training.py:" in first
-    assert any(re.match(r"process group default_pg: rank 0 in collective .*missing: rank 1$", line) for line in more)
+    (line,) = own_lines(done)
+    assert re.search(r" 50 s, .*: rank 1 on host \S+ in main \(late_for_its_training.py:.* --collective-timeout", line)
+    assert re.search(r"^process group default_pg: rank 0 .* rank 1$", done.stderr, re.MULTILINE)
 
 
 def test_a_hang_before_the_first_collective_is_reported_with_its_usual_causes() -> None:
@@ -145,8 +145,8 @@ def test_a_hang_before_the_first_collective_is_reported_with_its_usual_causes() 
     )
     assert done.returncode == 70, done.stderr
     where = "in torch.distributed, but in no collective" if IS_RECORDED else "in a call of torch.distributed"
-    assert f"runner: no progress for 8 s, {where}: rank 0 waiting in " in done.stderr
-    assert "rank 1 waiting in recv, called in wait (hangs_while_connecting.py:" in done.stderr
+    assert f" 8 s, {where}: rank 0 " in done.stderr
+    assert " in wait (hangs_while_connecting.py:" in done.stderr
     assert "if the ranks cannot connect: see that NCCL_SOCKET_IFNAME" in done.stderr
 
 
@@ -195,12 +195,6 @@ def test_a_rank_that_ends_while_others_work_is_named_and_ends_the_job(early: int
     assert told.startswith(f"runner: rank {1 - early} of 2 on host ")
     assert f"failed: rank {early} on " in told
     assert "had already ended while this rank still worked" in told
-
-
-def test_an_exit_code_is_told_with_its_rank() -> None:
-    done = runner(2, path_of("exits"), "1", "7", "wait")
-    assert own_lines(done)[0].startswith("runner: rank 1 of 2 on host ")
-    assert own_lines(done)[0].endswith(" ended with code 7, by sys.exit()")
 
 
 @pytest.mark.parametrize(("rank", "code"), [(0, 0), (1, 0), (1, 3)])
