@@ -54,7 +54,7 @@ def test_what_is_listed_verified_and_removed(checkpoint: Checkpoint, turns: Turn
     assert f"not counted: {folder / 'step-4'} is damaged" in pruned.stderr
     told = checkpoint("verify", folder)
     assert told.returncode == 1
-    assert f"the checksum of {damaged.name} is wrong" in told.stdout
+    assert damaged.name in told.stdout
     (folder / "step-4" / "checkpoint.json").unlink()
     for told in (checkpoint("verify", folder), checkpoint("verify", folder / "step-4")):
         assert told.returncode == 1

