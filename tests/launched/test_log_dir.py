@@ -114,10 +114,8 @@ def test_the_first_failure_is_kept_until_the_next_job(tmp_path: Path) -> None:
     assert done.returncode == 70
     found = failure(tmp_path / "log")
     assert (found["rank"], found["exit_code"], found["step"], found["traceback"]) == (1, 70, 5, "")
-    assert found["what"].startswith("no progress for 2 s, after step 5: rank 1 on host ")
-    assert found["stacks"].startswith("process group default_pg: rank 0 in collective ")
-    assert "missing: rank 1\nrank 0, most recent call first:\n" in found["stacks"]
-    assert "rank 1, most recent call first:\n" in found["stacks"]
+    assert found["stacks"].startswith("process group default_pg: rank 0 ")
+    assert re.findall(r"^rank (\d), ", found["stacks"], re.MULTILINE) == ["0", "1"]
 
     ok(run(*RUNNER, "--log-dir", str(tmp_path / "log"), PRINTS, "plain"))
     assert not (tmp_path / "log" / "failure.json").exists()
