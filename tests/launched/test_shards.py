@@ -26,7 +26,7 @@ def test_every_layout_reads_what_every_other_has_written(turns: Turns, tmp_path:
 
 @pytest.mark.needs("fsdp")
 @pytest.mark.parametrize(
-    ("what", "told"), [("lost", r"\(.* odd .*\(6, 6\).*\(7, 6\)\)"), ("torn", r"\(the parts of .*\)")]
+    ("what", "told"), [("lost", r"\(.* odd .*\(6, 6\).*\(7, 6\)\)"), ("torn", r"\(the shards of .*\)")]
 )
 def test_a_part_that_is_missing_is_told(what: str, told: str, turns: Turns, tmp_path: Path) -> None:
     """And never read as what happens to be in memory."""
@@ -53,5 +53,5 @@ def test_a_checkpoint_of_another_torch_is_gone_on_from(
     options = ["--resume", str(OLD / written), "--strategy", strategy, "--max-steps", "4"]
     done = ok(turns(2, "exact", "--checkpoint-dir", str(tmp_path), *options))
     assert f"{OLD / written}, step 2" in done.stdout
-    found = checkpoint_folder.read_whole(tmp_path / "step-4")
+    found = checkpoint_folder.read_full(tmp_path / "step-4")
     torch.testing.assert_close(found, exact.tensors_after(4), rtol=0, atol=0)

@@ -181,9 +181,9 @@ def test_what_a_plan_does_not_say_is_refused(workload: str, options: str, told: 
 @needing((2, "--pp=2"), (2, "--strategy=fsdp"))
 def test_a_module_that_cannot_be_filled_is_refused_also_where_it_is_in_one_stage_only(turns: Turns) -> None:
     for layout in ("--pp=2", "--strategy=fsdp"):
-        refused(turns(2, "unfillable", layout), "runner: 1 (Scaled) ")
-    refused(turns(2, "unfillable", "--buffer", "--strategy=fsdp"), "1 (Masked)", " mask")
-    refused(turns(2, "unfillable", "--buffer", "--pp=2"), "rank 1 of 2", " mask")
+        refused(turns(2, "uninitialised", layout), "runner: 1 (Scaled) ")
+    refused(turns(2, "uninitialised", "--buffer", "--strategy=fsdp"), "1 (Masked)", " mask")
+    refused(turns(2, "uninitialised", "--buffer", "--pp=2"), "rank 1 of 2", " mask")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ REFUSED = {
     ("integer", "zero1"): "--strategy zero1 takes parameters of one dtype, and ",
     ("lazy", "ddp"): LAZY,
     ("lazy", "fsdp"): LAZY,
-    ("Adafactor", "fsdp"): " divided among ranks",  # with torch 2.9 it steps otherwise
+    ("Adafactor", "fsdp"): " sharded among ranks",  # with torch 2.9 it steps otherwise
     ("Rprop", "fsdp"): "(RuntimeError: ",
     ("SparseAdam", "ddp"): "SparseAdam cannot step these parameters (RuntimeError: SparseAdam does not support dense",
     ("LBFGS", "fsdp"): "LBFGS.step()",

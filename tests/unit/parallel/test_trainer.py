@@ -102,8 +102,8 @@ class Masked(nn.Linear):
 @pytest.mark.parametrize(
     ("module", "problem"),
     [
-        (Scaled, r"1 \(Scaled\) has no reset_parameters\(\); give it one that fills"),
-        (Masked, r"1 \(Masked\): reset_parameters\(\) does not fill mask"),
+        (Scaled, r"1 \(Scaled\) has no reset_parameters\(\); give it one that initialises"),
+        (Masked, r"1 \(Masked\): reset_parameters\(\) does not initialise mask"),
     ],
 )
 def test_a_module_that_cannot_be_initialised_is_refused(module: type[nn.Module], problem: str) -> None:

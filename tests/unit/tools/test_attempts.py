@@ -156,8 +156,8 @@ def test_the_host_of_a_rank_that_hung_twice_is_left_out(hosts: str, tmp_path: Pa
 
 
 def test_a_lost_host_is_left_out_by_its_address(tmp_path: Path) -> None:
-    lost = ended(tmp_path / "1", 1, 5, {"phase": "training"}, "its host is gone", exit_code=None)
-    assert (lost.is_lost, lost.rank_code, lost.what) == (True, None, "gone with its guard")
+    lost = ended(tmp_path / "1", 1, 5, {"phase": "training"}, "its host has not answered for 30 s", exit_code=None)
+    assert (lost.is_lost, lost.rank_code, lost.what) == (True, None, "lost with its guard")
     known = read_hosts([mpirun_path(), "--host", "10.77.0.1:1,10.77.0.2:1,10.77.0.3:1", "-np", "2"], {}, 1)
     assert _host_to_leave(lost, None, known) == "10.77.0.2"
     _note(tmp_path / "log", lost)

@@ -315,7 +315,7 @@ def test_an_optimizer_is_tried_once_for_all_layouts() -> None:
     layouts = candidates(Cluster(gpus=8, hosts=1), Plan(), ParallelSettings(), {"strategy": "fsdp"}, batch=8)[0]
     assert len(layouts) > 1
     for one in layouts:
-        with pytest.raises(UsageError, match="the optimizer cannot step parameters that are divided among ranks"):
+        with pytest.raises(UsageError, match="the optimizer cannot step parameters that are sharded among ranks"):
             check_supported(one, tracer)
     assert len(made) == 2  # with unsharded and with sharded parameters
 

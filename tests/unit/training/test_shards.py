@@ -171,7 +171,7 @@ def test_what_begins_nowhere_is_told(tmp_path: Path) -> None:
 def test_what_is_no_such_file_is_told(content: bytes, tmp_path: Path) -> None:
     path = shards.path_of(tmp_path, 0)
     path.write_bytes(content)
-    for read in (shards.read_whole, shards.shapes_in):
+    for read in (shards.read_full, shards.shapes_in):
         with pytest.raises(DamagedError, match=rf"\({path.name}: "):
             read(tmp_path)
 
