@@ -20,6 +20,7 @@ from pathlib import Path
 
 from runner.parallel.settings import SCHEDULES
 from tests.pages import DOCS, RESULTS, put, rows_of, table
+from tests.programs.layouts.deviations import largest
 from tests.turns import Turns
 
 PAGE = RESULTS / "parity.md"
@@ -134,7 +135,7 @@ def main() -> None:
                         _note(given.results, case, known[case])
                     found = known[case]
                     key = ranks, layout, backend, dtype
-                    worst[key] = max(worst.get(key, 0.0), found)
+                    worst[key] = largest([worst.get(key, 0.0), found])
                     if not found < LIMITS[dtype]:
                         failed += 1
                         print(f"{ranks} ranks, {backend}, {dtype}, {options}: {found:.1e}", flush=True)
@@ -174,7 +175,7 @@ def _deviation(turns: Turns, ranks: int, options: str, dtype: str) -> float:
         print(done.stderr, file=sys.stderr)
         return float("inf")
     found = json.loads(done.stdout.partition("parity ")[2])
-    return float(max(found["loss"], found["weights"], found["outputs"]))
+    return largest([found["loss"], found["weights"], found["outputs"]])
 
 
 def page(cells: Cells) -> str:

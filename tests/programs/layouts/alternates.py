@@ -1,6 +1,7 @@
 """A workload: a model of which each of two micro-batches uses another half. Prints by how much its gradients differ from one process's."""
 
 import torch
+from deviations import largest
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -40,5 +41,5 @@ def main(run: Run, argv: list[str]) -> None:
     found = {name: one.grad.full_tensor() for name, one in trainer.model.named_parameters() if one.grad is not None}
     wanted = {name: one.grad for name, one in expected.named_parameters()}
     assert found.keys() == wanted.keys(), found.keys()
-    deviation = max((found[name] - one).abs().max().item() for name, one in wanted.items() if one is not None)
+    deviation = largest((found[name] - one).abs().max().item() for name, one in wanted.items() if one is not None)
     print(f"rank {run.rank}: {deviation < 1e-12}")

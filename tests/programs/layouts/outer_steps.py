@@ -5,6 +5,7 @@ Nesterov's method follows it: m = 0.9 m + g, weight = last - 0.7 (g + 0.9 m).
 """
 
 import torch
+from deviations import largest
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -39,5 +40,5 @@ def main(run: Run, argv: list[str]) -> None:
             last -= 0.7 * (gradient + 0.9 * momentum)
             weights = [last] * run.size
         (found,) = (weight.item() for weight in trainer.model.parameters())
-        deviation = max(deviation, abs(found - weights[run.rank]))
+        deviation = largest([deviation, abs(found - weights[run.rank])])
     print(f"rank {run.rank}: {deviation:.1e} of {last:.3f}")

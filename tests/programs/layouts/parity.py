@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from deviations import largest
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -147,18 +148,18 @@ def main(run: Run, options: Options) -> None:
         if options.clip_norm is not None:
             nn.utils.clip_grad_norm_(whole.parameters(), options.clip_norm)
         bare.step()
-        found["loss"] = max(found["loss"], abs(total / run.data_size / loss.item() - 1))
+        found["loss"] = largest([found["loss"], abs(total / run.data_size / loss.item() - 1)])
     weights = dict(whole.named_parameters())
     trainer.share_buffers()
     for name, parameter in trainer.model.named_parameters():
         of_first = weights[trainer.copies.get(name, name)]
-        found["weights"] = max(found["weights"], _difference(full_tensor(parameter.detach()), of_first))
+        found["weights"] = largest([found["weights"], _difference(full_tensor(parameter.detach()), of_first)])
     with torch.no_grad():
         found["outputs"] = _difference(trainer.outputs(inputs[:7]), whole(inputs[:7]))
     found["parameters"] = sum(_own(parameter).numel() for parameter in trainer.model.parameters())
     everyone: list[Any] = [None] * run.size
     torch.distributed.all_gather_object(everyone, found)
-    worst = {key: max(one[key] for one in everyone) for key in found}
+    worst = {key: largest(one[key] for one in everyone) for key in found}
     worst["parameters_of_all"] = sum(one["parameters"] for one in everyone)
     run.print("parity " + json.dumps({"arguments": " ".join(as_words(Options, options.given)), **worst}))
 
@@ -168,7 +169,8 @@ def _nth(order: list[int], number: int, size: int) -> list[int]:
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
-    return ((one - other).abs().max() / other.abs().max()).item()
+    scale = other.abs().max().clamp(min=1e-12)  # a frozen bias is zero
+    return ((one - other).abs().max() / scale).item()
 
 
 def _own(parameter: Tensor) -> Tensor:
