@@ -16,6 +16,7 @@ from runner.base.errors import UsageError
 from runner.tools.plan.layouts import Cluster
 from runner.tools.plan.plan import plan
 from tests.campaigns.sweep.cases import CASES
+from tests.campaigns.sweep.train import described
 
 JOB: Any = SimpleNamespace(
     topology=Cluster(gpus=1, hosts=1).topology(), placement=SimpleNamespace(torch_device="cpu"), rank=0, size=1
@@ -32,7 +33,7 @@ def outcome(name: str) -> tuple[str, str]:
     except UsageError as error:
         return "refused", str(error)
     except Exception as error:
-        return "FAILS", f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+        return "FAILS", described(error)
     remarks = [line for line in shown.getvalue().splitlines() if line.startswith(("left out", "activations are"))]
     return "planned", "; ".join(remarks)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from runner.parallel.state import full_tensor
 from runner.parallel.task import Task
 from runner.training.run import Run
 from tests.campaigns.sweep.cases import CASES, SAMPLES, Case, task_of
+from tests.programs.layouts.deviations import largest
 
 STEPS, TRAINS, REFUSED, FAILS = 3, "trains", "refused", "FAILS"
 
@@ -37,19 +39,39 @@ def main(run: Run, argv: list[str]) -> None:
 
 
 def outcome(run: Run, case: Case, strategy: str) -> tuple[str, str]:
-    """What comes of a case: trained as one process trains it, refused in one line, or neither."""
+    """What comes of a case on all ranks: trained as one process trains it, refused in one line, or neither. Collective."""
+    own: tuple[str, str | float]
     try:
-        deviation = _deviation(run, case, ParallelSettings(strategy=strategy))
+        own = TRAINS, _deviation(run, case, ParallelSettings(strategy=strategy))
     except RunnerError as error:
-        return REFUSED, str(error)
+        own = REFUSED, str(error)
     except Exception as error:
-        return FAILS, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-    limit = 0.05 if case.optimizer == "Muon" else 1e-6  # Muon computes in bfloat16
-    return (TRAINS if deviation < limit else FAILS), f"{deviation:.0e} off"
+        own = FAILS, described(error)
+    everyone: list[Any] = [None] * run.size
+    torch.distributed.all_gather_object(
+        everyone, own
+    )  # also from a rank that failed: the next case's would meet the others
+    return judged(everyone, 0.05 if case.optimizer == "Muon" else 1e-6)  # Muon computes in bfloat16
+
+
+def judged(everyone: Sequence[tuple[str, Any]], limit: float) -> tuple[str, str]:
+    """What comes of a case by what each rank has found: its deviation, or why there is none."""
+    kinds = {what for what, _ in everyone}
+    if kinds == {TRAINS}:
+        deviation = largest(found for _, found in everyone)
+        return (TRAINS if deviation < limit else FAILS), f"{deviation:.0e} off"
+    worst = FAILS if FAILS in kinds else REFUSED
+    rank, why = next((rank, why) for rank, (what, why) in enumerate(everyone) if what == worst)
+    return (worst, why) if len(kinds) == 1 else (FAILS, f"on rank {rank}, not on all: {worst}: {why}")
+
+
+def described(error: Exception) -> str:
+    """In one line."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 
 
 def _deviation(run: Run, case: Case, options: ParallelSettings) -> float:
-    """The largest relative difference of the weights from those that one process trains."""
+    """The largest relative difference of this rank's weights from those that one process trains."""
     task = task_of(case)
     alone = replace(task_of(case), train_data=task.train_data)
     trainer = make_trainer(task, run.setting("float64", options))
@@ -59,11 +81,8 @@ def _deviation(run: Run, case: Case, options: ParallelSettings) -> float:
         trainer.step(inputs[own], targets[own])
     expected = _trained_alone(alone)
     state = {name: full_tensor(one.detach()) for name, one in trainer.model.named_parameters()}
-    differences = [_difference(state[name], one) for name, one in expected.items() if one.numel()]
     trainer.load(copy.deepcopy(trainer.state()))
-    everyone: list[Any] = [None] * run.size
-    torch.distributed.all_gather_object(everyone, max(differences))
-    return max(everyone)
+    return largest(_difference(state[name], one) for name, one in expected.items() if one.numel())
 
 
 def _trained_alone(task: Task) -> dict[str, Tensor]:
