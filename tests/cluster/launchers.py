@@ -118,7 +118,8 @@ def torchrun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subpr
             )
         output = "".join(process.communicate(timeout=LIMIT)[0] for process in processes)
         errors.seek(0)
-        return subprocess.CompletedProcess([], max(process.returncode for process in processes), output, errors.read())
+        code = max((process.returncode for process in processes), key=abs)  # a signal's is negative
+        return subprocess.CompletedProcess([], code, output, errors.read())
 
 
 def srun_torchrun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
