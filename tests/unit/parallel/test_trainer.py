@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +17,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import TensorDataset
 
 from runner.base.errors import UsageError
-from runner.parallel import Setting
-from runner.parallel.pipeline.stages import submodel
+from runner.parallel import Setting, support
+from runner.parallel.pipeline.stages import part_of
 from runner.parallel.settings import ParallelSettings
-from runner.parallel.support import supported_by
-from runner.parallel.task import Plan, Task, materialize, to_device
+from runner.parallel.support import ParameterKind, supported_by
+from runner.parallel.task import Plan, Task, fill, to_device
 from runner.parallel.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -240,6 +242,21 @@ def test_what_befalls_a_rank_in_the_first_step_is_not_told_as_a_wrong_request(
         trainer.step(torch.ones(4, 2), torch.ones(4, 1))
     with pytest.raises(UsageError if is_refused else type(error)), supported_by("--strategy ddp"):
         raise error
+
+
+@pytest.mark.parametrize(
+    ("whole", "divided", "is_refused"),
+    [(1.0, 1.0, False), (1.0, 9.0, True), (1.0, math.nan, True), (math.nan, math.nan, False)],
+)
+def test_an_optimizer_that_steps_divided_parameters_otherwise_is_refused(
+    whole: float, divided: float, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stepped(_factory: Any, kinds: list[ParameterKind], mesh: object) -> list[torch.Tensor]:
+        return [support._values(kind, 0) + (whole if mesh is None else divided) for kind in kinds]
+
+    monkeypatch.setattr(support, "_stepped", stepped)
+    with pytest.raises(UsageError, match="steps otherwise") if is_refused else nullcontext():
+        support.check_steps(None, [ParameterKind(2, True, "float32")], MagicMock())
 
 
 @pytest.mark.needs("tp")
