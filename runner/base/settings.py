@@ -20,7 +20,8 @@ import functools
 import inspect
 import json
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from types import UnionType
@@ -48,8 +49,8 @@ class Option:
 
     Attributes:
         help: without the default, which is shown after it.
-        parse: makes the value of a text, or raises argparse.ArgumentTypeError; None: by the default's type.
-        choices: the values that there are, or a function that knows them once other packages are loaded.
+        parse: makes the value of a text, or raises argparse.ArgumentTypeError or ValueError; None: by the field's type.
+        choices: the values that there are, or their texts; or a function that knows them once other packages are loaded.
         metavar: what stands for the value in the help.
         group: one of ``GROUPS``, or a workload's own.
         advanced: shown by ``--help-all`` only.
@@ -62,7 +63,7 @@ class Option:
 
     help: str = ""
     parse: Callable[[str], Any] | None = None
-    choices: Sequence[str] | Callable[[], Sequence[str]] | None = None
+    choices: Collection[Any] | Callable[[], Collection[Any]] | None = None
     metavar: str | None = None
     group: str = OWN
     advanced: bool = False
@@ -99,9 +100,11 @@ class DeclaredSetting:
         return f"--{self.name.replace('_', '-')}"
 
     @property
-    def choices(self) -> Sequence[str]:
+    def choices(self) -> list[str]:
+        """The texts of the values that there are."""
         choices = self.about.choices or ()
-        return choices() if callable(choices) else choices
+        found = choices() if callable(choices) else choices
+        return [one if isinstance(one, str) else self.text_of(one) for one in found]
 
     @property
     def metavar(self) -> str:
@@ -125,12 +128,25 @@ class DeclaredSetting:
         Raises:
             argparse.ArgumentTypeError: it stands for none.
         """
-        about = self.about
-        if about.choices is not None and text not in self.choices:
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(self.choices)}")
-        if about.parse is not None:
-            return about.parse(text)
-        return _BY_TYPE[self.type](text)
+        if self.about.choices is None or text in self.choices:
+            return self._parsed(text)
+        with suppress(argparse.ArgumentTypeError):  # another text may stand for one of the choices, such as 1.0 for 1
+            value = self._parsed(text)
+            if self.text_of(value) in self.choices:
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(self.choices)}")
+
+    def _parsed(self, text: str) -> Any:
+        try:
+            return (self.about.parse or _BY_TYPE[self.type])(text)
+        except (
+            ValueError,
+            TypeError,
+            ArithmeticError,
+            LookupError,
+        ) as error:  # a workload's own function may raise any
+            why = " ".join(str(error).split())
+            raise argparse.ArgumentTypeError(f"{text!r} cannot be read ({type(error).__name__}: {why})") from None
 
     def text_of(self, value: Any) -> str:
         """A value as the command line has it."""
@@ -198,9 +214,29 @@ def _declared(kind: type, one: Field[Any], declared: Any) -> DeclaredSetting:
             f"{kind.__name__}.{one.name}: no text is read as {declared}",
             fix="take str, int, float, bool or a Path, or give option() a parse=function",
         )
-    return DeclaredSetting(
-        one.name, default, about, found, default is None or (is_union and type(None) in get_args(declared))
-    )
+    is_optional = default is None or (is_union and type(None) in get_args(declared))
+    setting = DeclaredSetting(one.name, default, about, found, is_optional)
+    if not _is_written(setting, named):
+        raise UsageError(
+            f"{kind.__name__}.{one.name}: parse= does not read what str() writes",
+            fix="give option() a text= that makes a text of a value, which parse= reads again",
+        )
+    return setting
+
+
+def _is_written(one: DeclaredSetting, kinds: Sequence[Any]) -> bool:
+    """Whether a value can be written as a text that gives it again, as far as it can be told without one."""
+    text: object = one.about.text
+    if one.about.parse is None or text is not str:
+        return True
+    if any(isinstance(kind, type) and kind.__str__ is object.__str__ and kind not in (int, float) for kind in kinds):
+        return False  # as of a tuple or a list
+    if one.default is None:
+        return True
+    try:
+        return bool(one.about.parse(one.text_of(one.default)) == one.default)
+    except (argparse.ArgumentTypeError, ValueError, TypeError, ArithmeticError, LookupError):
+        return False
 
 
 def _is_option(one: Field[Any]) -> bool:
@@ -390,7 +426,9 @@ def as_toml(settings: Any, leave_out: Container[str] = ()) -> str:
 def _toml(one: DeclaredSetting, value: Any) -> str:
     if value is None:
         return "false"
-    if isinstance(value, bool | int):
+    if value == one.about.bare is not None:
+        return "true"
+    if isinstance(value, bool) or (isinstance(value, int) and one.about.text is str):
         return json.dumps(value)
     if isinstance(value, float) and one.about.text is str:
         return repr(value)

@@ -103,9 +103,12 @@ def _settings(kind: type[StepSettings], main: Main, run: Run, given: Given) -> S
     add_options(parser, kind, JobSettings, show="all" if wants(given.rest, ALL) else "some")
     add_config(parser)
     typed = dict(given.values) | vars(parser.parse_args(given.rest))
-    for name, value in typed.items():  # a class may allow fewer than ParallelSettings, by which they were read
-        if name in known and known[name].about.choices is not None and value not in (None, *known[name].choices):
-            parser.error(f"argument {known[name].flag}: {value!r} is none of {', '.join(known[name].choices)}")
+    for name in (
+        known.keys() & given.values.keys()
+    ):  # a class may allow fewer than ParallelSettings, by which they were read
+        one, value = known[name], given.values[name]
+        if one.about.choices is not None and value is not None and one.text_of(value) not in one.choices:
+            parser.error(f"argument {one.flag}: {one.text_of(value)!r} is none of {', '.join(one.choices)}")
     found = made_of(kind, *_one_batch(given.of_file(JobSettings, kind, is_all=True)), *_one_batch(typed))
     if isinstance(found, Settings):
         found = found.in_folder(run.workload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 import sys
 from dataclasses import dataclass, field
@@ -264,6 +265,81 @@ def test_a_class_may_allow_fewer_values() -> None:
 
     with pytest.raises(UsageError, match="--precision: 'bf16' is none of fp32"):
         read("--precision", "bf16", kind=Full)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen(Settings):
+    """Options of which there are few values, which are no texts."""
+
+    depth: int = option(18, "layers", choices=(18, 34))
+    rate: float = option(1.0, "of dropout", choices=(0.5, 1.0))
+    kind: int = option(
+        1,
+        "by name",
+        choices=("one", "two"),
+        parse={"one": 1, "two": 2}.__getitem__,
+        text=["", "one", "two"].__getitem__,
+    )
+
+
+def test_values_to_choose_from_may_be_numbers(tmp_path: Path) -> None:
+    assert read(kind=Chosen).depth == 18
+    found = read("--depth", "34", "--rate", "1.0", "--kind", "two", kind=Chosen)
+    assert (found.depth, found.rate, found.kind) == (34, 1.0, 2)
+    file = tmp_path / "mine.toml"
+    file.write_text(as_toml(found))
+    assert read("--config", str(file), kind=Chosen) == found
+    assert settings_in(Chosen)["depth"].metavar == "{18,34}"
+    for words in (("--depth", "50"), ("--depth", "many"), ("--kind", "three")):
+        with pytest.raises(UsageError, match=rf"argument {words[0]}: '{words[1]}' is none of "):
+            read(*words, kind=Chosen)
+
+
+def test_an_option_of_parallelism_may_have_fewer_numbers() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Few(Settings):
+        sync_every: int = option(8, choices=(8, 16))
+
+    with pytest.raises(UsageError, match="--sync-every: '4' is none of 8, 16"):
+        read("--sync-every", "4", kind=Few)
+    assert read("--sync-every", "16", "--strategy", "local-sgd", kind=Few).sync_every == 16
+
+
+def test_what_a_workloads_own_function_does_not_read_is_told_in_one_line(tmp_path: Path) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Own(Settings):
+        date: str = option("2024-01-01", parse=lambda text: str(datetime.date.fromisoformat(text)))
+        name: str = option("a", parse={"a": "a"}.__getitem__)
+
+    file = tmp_path / "mine.toml"
+    for name, text, told in (("date", "never", r"ValueError: Invalid isoformat"), ("name", "b", "KeyError: 'b'")):
+        with pytest.raises(UsageError, match=rf"argument --{name}: '{text}' cannot be read \({told}"):
+            read(f"--{name}", text, kind=Own)
+        file.write_text(f"{name} = '{text}'\n")
+        with pytest.raises(UsageError, match=rf"mine.toml: {name}: '{text}' cannot be read \({told}"):
+            read("--config", str(file), kind=Own)
+
+
+def test_what_settings_toml_could_not_say_needs_a_text() -> None:
+    def numbers(text: str) -> tuple[int, ...]:
+        return tuple(map(int, text.split(",")))
+
+    @dataclass(frozen=True, kw_only=True)
+    class Wrong(Settings):
+        layers: tuple[int, ...] = option((1, 2), parse=numbers)
+
+    @dataclass(frozen=True, kw_only=True)
+    class WrongIfGiven(Settings):
+        layers: list | None = option(None, parse=str.split)  # type: ignore[type-arg]
+
+    @dataclass(frozen=True, kw_only=True)
+    class Right(Settings):
+        layers: tuple[int, ...] = option((1, 2), parse=numbers, text=lambda layers: ",".join(map(str, layers)))
+
+    for kind in (Wrong, WrongIfGiven):
+        with pytest.raises(UsageError, match=rf"{kind.__name__}.layers: parse= does not .*; give option\(\) a text="):
+            read(kind=kind)
+    assert 'layers = "1,2"' in as_toml(read("--layers", "1,2", kind=Right))
 
 
 def test_a_workload_that_reads_its_words_itself_may_have_options_of_the_same_names() -> None:
