@@ -185,7 +185,7 @@ def check_steps(factory: Any, kinds: Sequence[ParameterKind], mesh: DeviceMesh, 
         step = (other - _values(kind, 0)).abs().max()
         off = (full_tensor(one).cpu() - other).abs().max()
         if other.isfinite().all() and not off <= _FAR * step:  # off may be NaN
-            raise UsageError("the optimizer steps otherwise where parameters are divided among ranks", fix=_OTHERWISE)
+            raise UsageError("the optimizer steps otherwise where parameters are sharded among ranks", fix=_OTHERWISE)
 
 
 def _stepped(factory: Any, kinds: Sequence[ParameterKind], mesh: DeviceMesh | None) -> list[Tensor]:

@@ -18,10 +18,10 @@ from torch.utils.data import TensorDataset
 
 from runner.base.errors import UsageError
 from runner.parallel import Setting, support
-from runner.parallel.pipeline.stages import part_of
+from runner.parallel.pipeline.stages import submodel
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.support import ParameterKind, supported_by
-from runner.parallel.task import Plan, Task, fill, to_device
+from runner.parallel.task import Plan, Task, materialize, to_device
 from runner.parallel.trainer import Trainer
 
 CPU = torch.device("cpu")
