@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from runner.base.command_name import AS_MODULE, COMMAND
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.launch.detect import is_reporting
 
@@ -29,12 +30,14 @@ class _Formatter(argparse.HelpFormatter):
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, and whose help is printed by one rank.
 
+    Texts say ``python -m runner``; what is printed has the command in its place by which the runner was started.
     Options cannot be abbreviated: a workload's own option must not match the beginning of one of the runner's.
     """
 
     def __init__(self, **options: Any) -> None:
         ours: dict[str, Any] = {"formatter_class": _Formatter, "allow_abbrev": False}
         super().__init__(**(ours | options))
+        self.prog = self.prog.replace(AS_MODULE, COMMAND)
 
     def error(self, message: str) -> NoReturn:
         with raised_on_all_ranks():  # all ranks have the same arguments
@@ -53,7 +56,7 @@ class Parser(argparse.ArgumentParser):
         if self.usage is None:  # argparse's own names every option
             names = [one.metavar or one.dest for one in self._actions if not one.option_strings]
             self.usage = " ".join(["%(prog)s [options]", *map(str, names)])
-        return super().format_help()
+        return super().format_help().replace(AS_MODULE, COMMAND)
 
     def print_help(self, file: object = None) -> None:
         if is_reporting(os.environ):

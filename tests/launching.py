@@ -27,6 +27,7 @@ _OTHERS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OM
 _OTHERS |= {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
 
 RUNNER = [sys.executable, "-m", "runner"]
+CONSOLE = [str(Path(sys.executable).with_name("torch-mpi-runner"))]  # the console script
 
 
 # What tests/programs/rendezvous/ways_to_initialise.py knows: those with a store of their own, which one process may take one after the

@@ -28,6 +28,8 @@ Written by `make reference`.
     python -m runner --help             the tools and workloads
     python -m runner TARGET --help      the options that most people need; --help-all: all
 
+The console script `torch-mpi-runner` does what `python -m runner` does, also where the working folder has a `runner.py` of its own.
+
 The options of the job stand before the target, for a workload also after its name. All of them, and a workload's, may stand in a TOML
 file (`--config FILE`), by their names without dashes in front (`epochs = 3`); the command line overrides the file, and the file a
 workload's own defaults. `--no-NAME` switches off what a file switches on. Options in *italics* are shown by `--help-all` only; those

@@ -7,6 +7,7 @@ from datetime import timedelta
 from types import FunctionType
 
 from runner.backends.registry import backends
+from runner.base.command_name import COMMAND
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
 from runner.torchrun.import_hooks import when_imported
@@ -68,7 +69,7 @@ def start_process_group(job: Job) -> None:
         except (RuntimeError, AssertionError) as error:
             raise UsageError(
                 f"torch cannot use the GPU {device} of host {job.context.host}: {' '.join(str(error).split())[:200]}",
-                fix="python -m runner doctor says more; --device cpu does without",
+                fix=f"{COMMAND} doctor says more; --device cpu does without",
             ) from error
     timeout = timedelta(seconds=job.collective_timeout)
     client = torch_private.TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=timeout)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from runner.base.command_name import MODULES, SCRIPT
 from runner.base.process_stat import process_stat
 from runner.guard.launcher import catches
 
@@ -33,6 +34,7 @@ _BELOW = (
     "<frozen runpy>",
     f"{os.sep}runpy.py",  # Python 3.10
 )
+_STARTED = (SCRIPT, f"{MODULES[1]}.py")  # the console script, and its module
 # A rank whose innermost frames are of these waits for other ranks: torch's collectives, the runner's, DDP's in backward().
 _COLLECTIVES = (
     "/torch/distributed/",
@@ -151,7 +153,7 @@ def place_in_kernel(worker: int) -> str:
 def of_program(frames: Sequence[Frame]) -> list[Frame]:
     """The frames without the runner's own below the program."""
     own = len(frames)
-    while own and _is_of(frames[own - 1], _BELOW):
+    while own and (_is_of(frames[own - 1], _BELOW) or os.path.basename(frames[own - 1].file) in _STARTED):
         own -= 1
     return list(frames[:own])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from runner.base.command_name import COMMAND
 from runner.base.errors import RefusedError, UsageError
 from runner.hardware.resources import Resources
 from runner.launch.launchers import Launcher
@@ -42,7 +43,7 @@ def common_device(hosts: Sequence[tuple[str, Sequence[Resources]]], device: str)
         shown = [f"{seen} on {_listed(names[seen])}" for seen in sorted(names, key="cpu".__eq__)]
         raise RefusedError(
             f"the ranks would compute on {', but '.join(shown)}, where no GPU is visible{reason}",
-            fix="look at those hosts (python -m runner doctor), leave them out, or say --device cpu",
+            fix=f"look at those hosts ({COMMAND} doctor), leave them out, or say --device cpu",
         )
     (used,) = names
     if used == "cpu":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from runner.base.command_name import COMMAND
 from runner.base.errors import EXIT_USAGE, LaunchError, raised_on_all_ranks
 from runner.launch.context import LaunchContext
 from runner.launch.copies import starter_of_copies
@@ -42,7 +43,7 @@ def idle_tasks(context: LaunchContext) -> str:
         return ""
     start = "srun or mpirun" if "SLURM_JOB_ID" in context.environment else "mpirun"
     return (
-        f"this job has {tasks} tasks and one process runs; start with {start} python -m runner …, "
+        f"this job has {tasks} tasks and one process runs; start with {start} {COMMAND} …, "
         "or say --launcher single if one is meant"
     )
 
@@ -79,8 +80,8 @@ def _refuse_shell_of_srun(context: LaunchContext) -> None:
     if context.size.value > 1 and context.launcher.pty in context.environment and typed_in_a_shell():
         raise LaunchError(
             f"this shell is task {context.rank.value} of the {context.size.value} of srun --pty, and the other tasks run "
-            "nothing: start the ranks from here with srun --overlap python -m runner …, or take salloc in srun --pty's "
-            "place and then srun python -m runner …",
+            f"nothing: start the ranks from here with srun --overlap {COMMAND} …, or take salloc in srun --pty's "
+            f"place and then srun {COMMAND} …",
             fix="--launcher single runs one process",
         )
 
@@ -108,7 +109,7 @@ def _refuse_torchruns_alone(context: LaunchContext) -> None:
     if size.value > 1:
         raise LaunchError(
             f"{row.title} started {size.value} torchruns ({size.source}) and each is alone (GROUP_WORLD_SIZE=1), so "
-            f"{size.value} trainings would run: leave torchrun out ({row.ranks_per_host.partition(' -')[0]} … python -m "
-            f"runner …), or let one per node meet (torchrun --nnodes={size.value} --rdzv-backend=c10d "
+            f"{size.value} trainings would run: leave torchrun out ({row.ranks_per_host.partition(' -')[0]} … {COMMAND} "
+            f"…), or let one per node meet (torchrun --nnodes={size.value} --rdzv-backend=c10d "
             "--rdzv-endpoint=HOST:PORT …)"
         )

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runner.base.command_name import COMMAND
 from runner.launch.context import LaunchContext
 from runner.launch.launcher_processes import launcher_process
 
 if TYPE_CHECKING:
     import psutil
 
-HOW_TO_START = "start all ranks as python -m runner …, and another program by a launch of its own"
+HOW_TO_START = f"start all ranks as {COMMAND} …, and another program by a launch of its own"
 _OURS = "runner"  # in a word of the command line of every process of a rank of the runner
 _SHOWN = 80  # characters of a command line
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from runner.base.command_name import COMMAND
 from runner.base.errors import UsageError
 
 # The kinds of targets. All but the first two are programs.
@@ -78,7 +79,7 @@ def find_target(name: str, *, form: str = "", tools: Iterable[str]) -> Target:
             raise UsageError(
                 f"no module named {name}{_near(name, _workloads())}", fix=f"it is looked for in {_places()}"
             )
-        _refuse_idle(name, path, lambda: f"{name} without -m: python -m runner {name}")
+        _refuse_idle(name, path, lambda: f"{name} without -m: {COMMAND} {name}")
         return Target(MODULE, name, path, _digest(path))
     if name in tools:
         return Target(TOOL, name)
@@ -152,8 +153,8 @@ def _workload_of(path: Path) -> str:
         dotted = ".".join(path.resolve().relative_to(Path.cwd()).with_suffix("").parts)
         found = _module_file(dotted, run_as_main=False)
         if found is not None and found.samefile(path):
-            return f"{dotted}: python -m runner {dotted}"
-    return f"{path.stem}, in its folder: cd {path.resolve().parent}; python -m runner {path.stem}"
+            return f"{dotted}: {COMMAND} {dotted}"
+    return f"{path.stem}, in its folder: cd {path.resolve().parent}; {COMMAND} {path.stem}"
 
 
 def _refuse_programs(name: str, path: Path) -> None:

@@ -24,6 +24,11 @@ def test_a_wheel_installs_and_runs_outside_the_checkout(tmp_path: Path) -> None:
     assert Path(where).is_relative_to(site)
     done = ok(run(sys.executable, "-m", "runner", "explain", cwd=tmp_path, PYTHONPATH=str(site)))
     assert "single process" in done.stdout
+    (tmp_path / "runner.py").write_text("raise SystemExit('it was imported')\n")
+    console = str(site / "bin" / "torch-mpi-runner")
+    done = ok(run(sys.executable, console, "explain", cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{site}"))
+    assert "single process" in done.stdout
+    (tmp_path / "runner.py").unlink()
     script = ok(
         run(
             sys.executable,

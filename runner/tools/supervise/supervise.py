@@ -35,6 +35,7 @@ from functools import cache, partial
 from pathlib import Path
 from signal import SIGUSR1, Signals
 
+from runner.base.command_name import MODULES, SCRIPT
 from runner.base.environment import set_variables, unset_variables
 from runner.base.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.base.quantities import not_negative, positive, positive_float
@@ -69,7 +70,7 @@ def supervise(job: Job, argv: list[str]) -> None:
         print_report(given.report / _LOG)
         return
     given.log_dir = given.log_dir.resolve()  # the launcher may start the ranks in another folder
-    place = _place_of_options(given.command)
+    end, place = _places_in(given.command)
     request = _request(given.command[place:])
     if request is not None and request.job.log_dir is not None:
         raise UsageError("supervise: --log-dir is given to the command", fix="give it to supervise, before the --")
@@ -77,15 +78,15 @@ def supervise(job: Job, argv: list[str]) -> None:
         _check_standby(given, place, request)
     is_workload = request is not None and request.may_be_workload  # whose steps are known
     if request is not None and is_workload and shared_in(request.given, "resume").get("resume") is None:
-        _print("the command has no --resume auto, so each restart begins with step 0")
-    hosts = _hosts(given, place - 2)
+        _say("the command has no --resume auto, so each restart begins with step 0")
+    hosts = _hosts(given, end)
     unset_variables(places_of_step(os.environ))
     if given.standby:
         set_variables(_OVERLAP)
     standby = Standby()
     with _only_one_in(given.log_dir), passing_signals_on() as signals:
         try:
-            code = _start_until_done(given, place, hosts, signals, standby, is_workload=is_workload)
+            code = _start_until_done(given, end, place, hosts, signals, standby, is_workload=is_workload)
         finally:
             standby.end()
     sys.exit(code)
@@ -93,6 +94,7 @@ def supervise(job: Job, argv: list[str]) -> None:
 
 def _start_until_done(
     given: argparse.Namespace,
+    end: int,
     place: int,
     hosts: CommandHosts | None,
     signals: SignalRelay,
@@ -111,7 +113,7 @@ def _start_until_done(
         options = ["--log-dir", str(folder), "--began", f"{began:.0f}", *more]
         command = [*given.command[:place], *options, *given.command[place:]]
         if hosts is not None:
-            command[: place - 2] = hosts.command(hosts.without(left_out), folder / "hosts")
+            command[:end] = hosts.command(hosts.without(left_out), folder / "hosts")
         return command
 
     def prepare_after(number: int) -> None:
@@ -278,17 +280,19 @@ def _parser() -> Parser:
     return parser
 
 
-def _place_of_options(command: list[str]) -> int:
-    """Where the runner's options stand in a command. Removes the ``--`` before it.
+def _places_in(command: list[str]) -> tuple[int, int]:
+    """Where a command's launcher ends, and where the runner's options begin. Removes the ``--`` before it.
 
     Raises:
         UsageError: it starts no runner.
     """
     if command[:1] == ["--"]:
         del command[0]
-    for place, pair in enumerate(itertools.pairwise(command), 2):
-        if pair == ("-m", "runner"):
-            return place
+    for place, (word, following) in enumerate(itertools.pairwise([*command, ""])):
+        if os.path.basename(word) == SCRIPT:
+            return place, place + 1
+        if word == "-m" and following in MODULES:
+            return place, place + 2
     raise UsageError(
         "supervise: the command does not start a runner",
         fix="for example: supervise -- mpirun -np 4 python -m runner workloads.mnist --resume auto",
