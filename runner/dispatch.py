@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -15,13 +14,14 @@ from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.streams import as_python_has_them
 from runner.command import Given, Request
 from runner.job import Job
+from runner.launch.modules import import_workload
 from runner.launch.program import put_first_on_path, put_program_on_path, run_program
 from runner.launch.target import Target
 from runner.parallel.mesh import lay_out
 from runner.tools.registry import load_tool, works_alone
 from runner.torchrun.alone import ran_alone
 from runner.torchrun.import_hooks import import_without_collector, when_imported
-from runner.torchrun.own_modules import hide_own_modules
+from runner.torchrun.own_modules import find_first_workloads, hide_own_modules
 from runner.torchrun.served_store import serve_own_endpoint_only
 from runner.torchrun.standby import wait_until_needed
 from runner.torchrun.store import serve_when_needed
@@ -49,6 +49,7 @@ def dispatch(target: Target, request: Request, job: Job) -> None:
         load_tool(target.name)(job, list(request.arguments))
     elif target.kind == "workload":
         put_first_on_path(os.getcwd())
+        find_first_workloads()
         _run_workload(target.name, request.given, job)
     else:
         set_variables(torchrun_variables(job))
@@ -108,7 +109,7 @@ def _run_workload(name: str, given: Given, job: Job) -> None:
     _check_torch(job, name, *options.features)
     layout = lay_out(job.topology, options.degrees(job.size))
     _check_torch(job, *options.features_in(layout))
-    main = getattr(importlib.import_module(name), "main", None)
+    main = getattr(import_workload(name), "main", None)
     if not callable(main):
         with raised_on_all_ranks():
             raise UsageError(f"module {name} has no main(run, argv), so it is no workload")

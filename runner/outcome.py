@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import NoReturn
 
 import runner.dispatch
+import runner.launch.modules
 import runner.launch.program
 from runner.base.errors import EXIT_FAILURE, EXIT_OK, RunnerError, is_echo
 from runner.guard.advice import EVERY_STEP, after_error
@@ -169,7 +170,7 @@ def _who_has_ended(job: Job | None) -> str:
 def _skip_runner(trace: TracebackType | None) -> TracebackType | None:
     """The traceback without the runner's own frames above the target."""
     # Its first frame is the command line's main().
-    way = {runner.dispatch.__file__, runner.launch.program.__file__}
+    way = {module.__file__ for module in (runner.dispatch, runner.launch.modules, runner.launch.program)}
     if trace is not None:
         way.add(trace.tb_frame.f_code.co_filename)
     start = trace

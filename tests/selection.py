@@ -17,6 +17,7 @@ FIRST = (
     "launched/test_scripts.py::test_ddp_with_a_distributed_sampler",
     "launched/test_scripts.py::test_exit_codes_pass_through",
     "launched/test_programs.py::test_a_program_is_run_as_python_does",
+    "launched/test_console_script.py::test_a_workload_is_the_users_where_both_have_it",
     # workloads, metrics
     "launched/test_workloads.py::test_linear_saves_and_resumes",
     "launched/test_workloads.py::test_mnist_on_digits_reaches_97_percent",

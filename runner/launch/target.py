@@ -10,8 +10,6 @@ import ast
 import contextlib
 import difflib
 import hashlib
-import importlib.machinery
-import importlib.util
 import os
 import pkgutil
 import re
@@ -24,6 +22,7 @@ from pathlib import Path
 
 from runner.base.command_name import COMMAND
 from runner.base.errors import UsageError
+from runner.launch.modules import module_file, workload_names
 
 # The kinds of targets. All but the first two are programs.
 TOOL, WORKLOAD = "tool", "workload"
@@ -74,10 +73,10 @@ def find_target(name: str, *, form: str = "", tools: Iterable[str]) -> Target:
             raise UsageError(f"no program {name} to execute")
         return Target(EXECUTABLE, name, Path(program), _digest(Path(program)))
     if form == AS_MODULE:
-        path = _module_file(name, run_as_main=True)
+        path = module_file(name, run_as_main=True)
         if path is None:
             raise UsageError(
-                f"no module named {name}{_near(name, _workloads())}", fix=f"it is looked for in {_places()}"
+                f"no module named {name}{_near(name, workload_names())}", fix=f"it is looked for in {_places()}"
             )
         _refuse_idle(name, path, lambda: f"{name} without -m: {COMMAND} {name}")
         return Target(MODULE, name, path, _digest(path))
@@ -98,14 +97,14 @@ def find_target(name: str, *, form: str = "", tools: Iterable[str]) -> Target:
         if not has_main_of_its_own(name):
             _refuse_idle(name, script, lambda: _workload_of(script))
         return Target(SCRIPT, name, script, _digest(script))
-    path = _module_file(name, run_as_main=False)
+    path = module_file(name, run_as_main=False)
     if path is None:
         scripts = [p.name for p in Path.cwd().glob("*.py")]
-        known = [*tools, *_workloads(), *scripts]
+        known = [*tools, *workload_names(), *scripts]
         raise UsageError(
             f"unknown target {name!r}{_near(name, known)}",
             fix=f"a target is a tool ({', '.join(tools)}), a script (train.py), -m package.module, or a workload "
-            f"({', '.join(_workloads())})",
+            f"({', '.join(workload_names())})",
         )
     _refuse_programs(name, path)
     return Target(WORKLOAD, name, path, _digest(path))
@@ -116,7 +115,7 @@ def is_path(name: str) -> bool:
     if name == "-" or name.endswith(".py") or os.sep in name:
         return True
     is_there = os.path.isfile(name) or os.path.isfile(os.path.join(name, "__main__.py"))
-    return is_there and _module_file(name, run_as_main=False) is None
+    return is_there and module_file(name, run_as_main=False) is None
 
 
 def has_main_of_its_own(path: str) -> bool:
@@ -151,7 +150,7 @@ def _workload_of(path: Path) -> str:
     """How a file is started as a workload."""
     with contextlib.suppress(ValueError):
         dotted = ".".join(path.resolve().relative_to(Path.cwd()).with_suffix("").parts)
-        found = _module_file(dotted, run_as_main=False)
+        found = module_file(dotted, run_as_main=False)
         if found is not None and found.samefile(path):
             return f"{dotted}: {COMMAND} {dotted}"
     return f"{path.stem}, in its folder: cd {path.resolve().parent}; {COMMAND} {path.stem}"
@@ -175,35 +174,6 @@ def _refuse_programs(name: str, path: Path) -> None:
     is_script = path.parent == Path.cwd() and path.stem == name
     instead = f"did you mean {path.name}?" if is_script else f"to run it as a program: -m {name}"
     raise UsageError(f"module {name} {has} no main(run, argv), so it is no workload", fix=instead)
-
-
-def _module_file(name: str, *, run_as_main: bool) -> Path | None:
-    """The source of a module, or of its package's ``__main__``; None where there is none."""
-    search: Iterable[str] | None = None
-    spec: importlib.machinery.ModuleSpec | None = None
-    for part in name.split("."):
-        try:
-            # Only the last part of the name: with a dotted name, a package without __init__ imports its parent.
-            spec = importlib.machinery.PathFinder.find_spec(part, list(search) if search is not None else None)
-        except (ImportError, ValueError):
-            return None
-        if spec is None:
-            spec = _editable(part) if search is None else None
-        if spec is None:
-            return None
-        search = spec.submodule_search_locations or ()
-    if spec is not None and spec.submodule_search_locations and run_as_main:
-        return _module_file(f"{name}.__main__", run_as_main=False)
-    return Path(spec.origin) if spec is not None and spec.origin and os.path.isfile(spec.origin) else None
-
-
-def _editable(name: str) -> importlib.machinery.ModuleSpec | None:
-    """A top-level package that an editable installation's finder knows and no folder on the path holds."""
-    for finder in sys.meta_path:
-        spec = finder.find_spec(name, None)
-        if spec is not None:
-            return spec
-    return None
 
 
 def _parse(path: Path) -> ast.Module:
@@ -248,23 +218,16 @@ def _unreadable(path: Path, error: OSError) -> UsageError:
 
 def workload_summaries() -> dict[str, str]:
     """The first phrase of each workload's docstring, by name. No workload is imported."""
-    return {name: _first_phrase(name) for name in _workloads()}
+    return {name: _first_phrase(name) for name in workload_names()}
 
 
 def _first_phrase(module: str) -> str:
     try:
-        spec = importlib.util.find_spec(module)  # of a package without imports
-        text = ast.get_docstring(ast.parse(Path(spec.origin).read_bytes())) if spec and spec.origin else None
-    except (ImportError, OSError, SyntaxError, ValueError):
+        file = module_file(module, run_as_main=False)
+        text = ast.get_docstring(ast.parse(file.read_bytes())) if file else None
+    except (OSError, SyntaxError, ValueError):
         return ""
     return re.split(r"[:,.]|\n", text or "")[0]
-
-
-def _workloads() -> list[str]:
-    spec = importlib.machinery.PathFinder.find_spec("workloads", None) or _editable("workloads")
-    if spec is None or not spec.submodule_search_locations:
-        return []
-    return [f"workloads.{m.name}" for m in pkgutil.iter_modules(spec.submodule_search_locations) if not m.ispkg]
 
 
 def _near(name: str, known: Iterable[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.command import Given
+from runner.launch.modules import import_workload
 from runner.launch.target import find_target
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def load_workload(name: str, tool: str) -> ModuleType:
             raise UsageError(
                 f"no workload {name}: {tool} takes a module with main(run, argv), for example workloads.mnist"
             )
-    return importlib.import_module(name)
+    return import_workload(name)
 
 
 def training_of(module: ModuleType, run: Run, given: Given) -> tuple[Task, StepSettings] | None:

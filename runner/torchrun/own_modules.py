@@ -1,7 +1,7 @@
-"""Let a program have a module ``runner`` of its own, as thousands do, beside this package.
+"""Let a program have modules ``runner`` and ``workloads`` of its own, as thousands do, beside this project's.
 
 Before a program starts, this package's modules leave ``sys.modules``. If the program imports ``runner``, it gets the one that is
-on its path; if there is no other, it gets these modules, and they are back for good.
+on its path; if there is no other, it gets these modules, and they are back for good. Of ``workloads`` it gets the first on its path.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 _NAME = __name__.partition(".")[0]
+_WORKLOADS = "workloads"
 _LANDMARK = Path(
     "rendezvous", "methods", "mpi_library.py"
 )  # in every copy of this package, and in no other of its name
@@ -29,6 +30,12 @@ def hide_own_modules() -> None:
     if not _hidden:
         _hidden.update(_taken_out())
         sys.meta_path.insert(0, _ProgramsFinder())
+        find_first_workloads()
+
+
+def find_first_workloads() -> None:
+    """Let imports find the first ``workloads`` on the path: Python itself takes an installed package before a folder of modules."""
+    sys.meta_path.insert(0, _WorkloadsFinder())
 
 
 @contextmanager
@@ -68,6 +75,18 @@ class _ProgramsFinder(importlib.abc.MetaPathFinder):
         if theirs is not None and _has_source(theirs):
             return theirs
         return importlib.util.spec_from_loader(name, _Loaded(), is_package=True)
+
+
+class _WorkloadsFinder(importlib.abc.MetaPathFinder):
+    """Finds the first ``workloads`` on the path, be it a package, a module or a folder of modules."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != _WORKLOADS:
+            return None
+        found = (importlib.machinery.PathFinder.find_spec(name, [entry]) for entry in sys.path)
+        return next((spec for spec in found if spec is not None and _has_source(spec)), None)
 
 
 class _Loaded(importlib.abc.Loader):

@@ -1,0 +1,109 @@
+"""torch-mpi-runner beside python -m runner, where a user's folder has modules of this project's names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launching import CONSOLE, RUNNER, mpirun, mpirun_path, ok, own_lines, path_of, run
+
+WAYS = pytest.mark.parametrize("way", [RUNNER, CONSOLE], ids=["module", "console"])
+
+
+def job(way: list[str], *arguments: str, folder: Path) -> list[str]:
+    """What two ranks print."""
+    return sorted(ok(mpirun(2, *way, *arguments, cwd=folder)).stdout.splitlines())
+
+
+@WAYS
+@pytest.mark.parametrize("form", ["runner.py", "runner/__init__.py", "workloads.py", "workloads/__init__.py"])
+def test_a_script_finds_its_own(way: list[str], form: str, tmp_path: Path) -> None:
+    name = form.partition("/")[0].removesuffix(".py")
+    file = tmp_path / "project" / form
+    file.parent.mkdir(parents=True)
+    file.write_text("whose = 'the script has it'\n")
+    (tmp_path / "project" / "train.py").write_text(f"import {name}\nprint({name}.whose)\n")
+    is_hidden = way is RUNNER and name == "runner"  # in the script's folder python -m runner would be the script's
+    folder, script = (tmp_path, "project/train.py") if is_hidden else (tmp_path / "project", "train.py")
+    assert job(way, script, folder=folder) == ["the script has it"] * 2
+
+
+OURS = """\
+import runner
+from runner import __version__
+import runner.cli
+import workloads.mnist
+print(runner.cli.main.__module__, workloads.mnist.main.__module__)
+"""
+
+
+@WAYS
+def test_a_script_without_one_finds_ours(way: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OURS)
+    assert job(way, "train.py", folder=tmp_path) == ["runner.cli workloads.mnist"] * 2
+
+
+def test_a_runner_in_the_working_folder_runs_under_python_m_only(tmp_path: Path) -> None:
+    (tmp_path / "runner.py").write_text("print('the one of the folder')\n")
+    (tmp_path / "train.py").write_text("print('the script')\n")
+    assert job(RUNNER, "train.py", folder=tmp_path) == ["the one of the folder"] * 2
+    assert job(CONSOLE, "train.py", folder=tmp_path) == ["the script"] * 2
+    on_path = run(mpirun_path(), "-np", "2", *CONSOLE, "train.py", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert ok(on_path).stdout == "the script\nthe script\n"
+
+
+TRAINING = ("workloads.linear", "--max-steps", "2", "--checkpoint-dir", "run")
+
+
+@WAYS
+def test_a_workload_is_the_users_where_both_have_it(way: list[str], tmp_path: Path) -> None:
+    (tmp_path / "workloads").mkdir()
+    (tmp_path / "workloads" / "mnist.py").write_text(
+        "from workloads.data import name\ndef main(run, argv):\n    print(name)\n"
+    )
+    (tmp_path / "workloads" / "data.py").write_text("name = 'the user has it'\n")
+    done = ok(mpirun(2, *way, "workloads.mnist", cwd=tmp_path))
+    assert done.stdout.splitlines() == ["the user has it"] * 2
+    assert own_lines(done) == [
+        "runner: ./workloads hides the runner's own workloads: workloads.mnist is ./workloads/mnist.py"
+    ]
+    done = ok(mpirun(2, *way, *TRAINING, cwd=tmp_path))
+    assert "done: 2 steps" in done.stdout
+    assert not any("hides" in line for line in own_lines(done))
+
+
+@WAYS
+def test_a_workload_is_ours_where_the_users_has_none_of_the_name(way: list[str], tmp_path: Path) -> None:
+    (tmp_path / "workloads.py").write_text("raise SystemExit('it was imported')\n")
+    assert "done: 2 steps" in ok(mpirun(2, *way, *TRAINING, cwd=tmp_path)).stdout
+
+
+@pytest.mark.parametrize(
+    "starts_again", [["--restart-in-place", "1"], ["supervise", "--log-dir", "log", "--"]], ids=["guard", "supervise"]
+)
+def test_ranks_start_again(starts_again: list[str], tmp_path: Path) -> None:
+    (tmp_path / "runner.py").write_text("raise SystemExit('it was imported')\n")
+    ranks = [mpirun_path(), "-np", "2", *CONSOLE]
+    command = [*CONSOLE, *starts_again, *ranks] if "supervise" in starts_again else [*ranks, *starts_again]
+    ok(run(*command, path_of("killed_once"), str(tmp_path), cwd=tmp_path))
+    assert (tmp_path / "went-on").exists()
+
+
+def test_messages_name_the_command(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    other = [
+        "-np",
+        "1",
+        *CONSOLE,
+        "train.py",
+        ":",
+        "-np",
+        "1",
+        RUNNER[0],
+        "-c",
+        "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()",
+    ]
+    done = run(mpirun_path(), *other, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "start all ranks as torch-mpi-runner …" in done.stderr
