@@ -78,7 +78,7 @@ def supervise(job: Job, argv: list[str]) -> None:
         _check_standby(given, place, request)
     is_workload = request is not None and request.may_be_workload  # whose steps are known
     if request is not None and is_workload and shared_in(request.given, "resume").get("resume") is None:
-        _say("the command has no --resume auto, so each restart begins with step 0")
+        _print("the command has no --resume auto, so each restart begins with step 0")
     hosts = _hosts(given, end)
     unset_variables(places_of_step(os.environ))
     if given.standby:
