@@ -24,13 +24,14 @@ endif
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 
-.PHONY: help setup run sweep test test-rest test-all test-faults test-kills test-versions test-version lint format reference speed compare parity conformance horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
+.PHONY: help setup run sweep test test-rest test-all test-faults test-kills test-versions test-version lint format reference docs speed compare parity conformance horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
 	@echo "make test-versions  tests on torch 2.4, 2.9 and the newest, with Python 3.10, 3.12, 3.13 (an hour; 6 GB each); ONLY=2.9"
 	@echo "make lint     ruff and mypy            make format   let ruff format"
-	@echo "make reference  writes docs/command-line.md from the settings"
+	@echo "make reference  writes docs/reference/command-line.md from the settings"
+	@echo "make docs     the documentation as a site, in docs/_build (installs Sphinx into .venv; needs Python 3.11)"
 	@echo "make speed    ratios of start-up and step times, taken in turn"
 	@echo "make compare  collectives and training by every engine, in turn; writes docs/results/performance.md (15 minutes)"
 	@echo "make parity   every strategy and combination against one process; writes docs/results/parity.md (an hour)"
@@ -99,6 +100,15 @@ lint: setup
 reference: setup
 	$(BIN)/python -m tests.reference
 
+# -n: a reference to something that is not there is a warning, and -W makes an error of it.
+docs: $(VENV)/docs
+	$(BIN)/python -m sphinx -b html -W --keep-going -n -q docs docs/_build
+	@echo "docs/_build/index.html"
+
+$(VENV)/docs: $(VENV)/installed
+	@$(BIN)/pip install --quiet --disable-pip-version-check $(if $(VERSIONS),-c $(VERSIONS)) -e '.[docs]'
+	@touch $@
+
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -134,5 +144,5 @@ cluster-up cluster-down cluster-shell: cluster-%: setup
 	@$(BIN)/python -m tests.cluster.virtual $*
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
