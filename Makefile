@@ -35,7 +35,7 @@ help:
 	@echo "make speed    ratios of start-up and step times, taken in turn"
 	@echo "make compare  collectives and training by every engine, in turn; writes docs/results/performance.md (15 minutes)"
 	@echo "make parity   every strategy and combination against one process; writes docs/results/parity.md (an hour)"
-	@echo "make sweep    torch's layers and optimizers under each strategy; writes the table of docs/models.md (ten minutes)"
+	@echo "make sweep    torch's layers and optimizers under each strategy; writes the table of docs/results/models.md (ten minutes)"
 	@echo "make test-faults  what can go wrong, under every launcher; writes docs/results/faults.md (as root; an hour and a quarter)"
 	@echo "make test-kills   two hundred kills in the middle of training and saving, two hundred clean jobs (forty minutes)"
 	@echo "make conformance  PyTorch's own tests of a backend on mpi4py, by each MPI; MPI=mpich TEST=send_recv for some of them"

@@ -7,5 +7,5 @@ set -euo pipefail
 
 options=(-n "${RANKS:-2}" -bind-to none)
 if [ -n "${HOSTS:-}" ]; then options+=(-hosts "$HOSTS"); fi
-# exec: a signal to this script's process reaches the launcher, which hands it on (docs/signals.md).
+# exec: a signal to this script's process reaches the launcher, which hands it on (docs/train/preemption.md).
 exec "${MPIRUN:-mpiexec}" "${options[@]}" "${PYTHON:-python}" -m torch_mpi_runner "$@"

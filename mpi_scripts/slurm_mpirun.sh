@@ -12,7 +12,7 @@
 #   sbatch --requeue mpi_scripts/slurm_mpirun.sh workloads.mnist --resume auto --requeue      queued again at the time limit
 #
 # Open MPI, Intel MPI and MPICH; MPIRUN=/path/mpirun chooses one. Load its module before you submit, or here.
-# A checkpoint before the time limit: sbatch --signal=B:USR1@120 … and a target that saves on SIGUSR1 (docs/signals.md).
+# A checkpoint before the time limit: sbatch --signal=B:USR1@120 … and a target that saves on SIGUSR1 (docs/train/preemption.md).
 set -euo pipefail
 
 # Submitted from a step of another job, this one has got that step's places for its tasks (the one core that it was bound to).
@@ -33,5 +33,5 @@ case $("$mpirun" --version 2>&1) in
     options=(-bind-to none)
     ;;
 esac
-# exec: a signal to this script's process reaches the launcher, which hands it on (docs/signals.md).
+# exec: a signal to this script's process reaches the launcher, which hands it on (docs/train/preemption.md).
 exec "$mpirun" "${options[@]}" -np "$SLURM_NTASKS" "${PYTHON:-python}" -m torch_mpi_runner "$@"

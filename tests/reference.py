@@ -1,4 +1,4 @@
-"""The reference of the command line, from the settings themselves: docs/command-line.md.
+"""The reference of the command line, from the settings themselves: docs/reference/command-line.md.
 
 python -m tests.reference        (make reference)
 """
@@ -18,7 +18,7 @@ from runner.training.settings import Settings
 from runner.training.workload import settings_class
 from tests.pages import DOCS
 
-DOCUMENT = DOCS / "command-line.md"
+DOCUMENT = DOCS / "reference/command-line.md"
 HEAD = """\
 # Command line
 

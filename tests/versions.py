@@ -148,7 +148,7 @@ def main(names: list[str]) -> int:
         head = (
             f"# The tests on three torches\n\nWritten by `make test-versions` on {datetime.date.today()}: {os.cpu_count()} cores, no GPU, "
             "Open MPI 5. How many tests have passed; none has failed. The rows in italics are those of the tests above that need a "
-            "feature which not every torch has ([versions](../versions.md)).\n\n"
+            "feature which not every torch has ([versions](../site/versions.md)).\n\n"
         )
         DOCUMENT.parent.mkdir(exist_ok=True)
         DOCUMENT.write_text(head + table())

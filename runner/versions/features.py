@@ -1,7 +1,7 @@
 """Which torch each feature needs, and what an older one does instead. Imports no torch.
 
 The floors were found by running every feature with torch 2.4.1, 2.6.0, 2.9.1, 2.12.1 and newer ones, by gloo on CPUs
-(docs/versions.md has the table). A floor lies between the newest release that fails and the oldest that works.
+(docs/site/versions.md has the table). A floor lies between the newest release that fails and the oldest that works.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the runner uses of torch that is not public: all of it, and what could take its place. Imports no torch at load.
 
 With each new torch, read this file first. Unless an entry says otherwise, it has worked with torch 2.4.1 to 2.14, as far as those have
-the feature that needs it (``features.py``; docs/versions.md has what was run). A function has an underscored name of torch in its body.
+the feature that needs it (``features.py``; docs/site/versions.md has what was run). A function has an underscored name of torch in its body.
 """
 
 from __future__ import annotations

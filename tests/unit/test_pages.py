@@ -70,8 +70,8 @@ def test_a_page_of_deviations_can_be_read_again() -> None:
 @pytest.mark.parametrize(
     ("page", "of"),
     [
-        ("reliability", fault_page.summary(fault_page.read((RESULTS / "faults.md").read_text()))),
-        ("parallelism", parity.summary(parity.read((RESULTS / "parity.md").read_text()))),
+        ("run/failures", fault_page.summary(fault_page.read((RESULTS / "faults.md").read_text()))),
+        ("train/parallelism", parity.summary(parity.read((RESULTS / "parity.md").read_text()))),
     ],
 )
 def test_a_page_says_what_its_results_say(page: str, of: str) -> None:

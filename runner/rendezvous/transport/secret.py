@@ -2,7 +2,7 @@
 
 It is the value of ``RUNNER_SECRET``, or else a file that only its owner can read, made at first use in a home folder that
 the job's hosts share. Without either (the home folder cannot be written, or ``RUNNER_SECRET`` is empty), anybody who
-knows the job's name can pass for one of its ranks: docs/trust.md says whom one trusts then.
+knows the job's name can pass for one of its ranks: docs/site/trust.md says whom one trusts then.
 """
 
 from __future__ import annotations

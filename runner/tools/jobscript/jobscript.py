@@ -97,7 +97,7 @@ def _parser() -> Parser:
         action="store_true",
         help="at the time limit the job saves, goes back into the queue and then continues (Slurm, LSF): a workload gets "
         "the options for it; a script saves, then calls scontrol requeue $SLURM_JOB_ID itself (Slurm) or ends with 75 "
-        "(LSF; docs/signals.md)",
+        "(LSF; docs/train/preemption.md)",
     )
     parser.add_argument("--queue", "--partition", type=_word, metavar="NAME", help="default: the scheduler's own")
     parser.add_argument("--account", type=_word, metavar="NAME", help="the project that pays")

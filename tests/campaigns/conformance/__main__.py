@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     output: Path = RESULTS / "conformance.md" if is_whole else BUILD / "conformance.md"
     output.write_text(page(gloo, by_mpi, LEFT_OUT, RANKS, notes))
     if is_whole:
-        put(DOCS / "conformance.md", "make conformance", brief(gloo, by_mpi, LEFT_OUT, notes))
+        put(DOCS / "run/mpi-collectives.md", "make conformance", brief(gloo, by_mpi, LEFT_OUT, notes))
     wrong = complaints(gloo, by_mpi, LEFT_OUT, known)
     print("\n".join([*wrong, *notes, *summary(gloo, by_mpi, LEFT_OUT), f"wrote {output.relative_to(ROOT)}"]))
     return EXIT_FAILURE if wrong else EXIT_OK

@@ -62,7 +62,7 @@ def summary(gloo: Outcomes, by_mpi: dict[str, Outcomes], left_out: dict[str, str
 
 
 def brief(gloo: Outcomes, by_mpi: dict[str, Outcomes], left_out: dict[str, str], notes: list[str]) -> str:
-    """How many tests of each group pass, and what is left out: for docs/conformance.md."""
+    """How many tests of each group pass, and what is left out: for docs/run/mpi-collectives.md."""
     wanted = passed(gloo)
     groups = {group: [name for name in wanted if _group(name) == group] for group in (*GROUPS, OTHERS)}
     counts = [

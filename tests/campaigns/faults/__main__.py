@@ -2,7 +2,7 @@
 
     python -m tests.campaigns.faults [--launcher NAME …] [--case NUMBER …] [--write]      (make test-faults)
 
-Writes docs/results/faults.md (seconds from the fault to the end, exit code, first line) and the list of docs/reliability.md. With
+Writes docs/results/faults.md (seconds from the fault to the end, exit code, first line) and the list of docs/run/failures.md. With
 --launcher or --case it only prints, or with --write puts what it found in the place of the page's. Exit code 1 if a case has not
 ended as expected.
 """
@@ -170,7 +170,7 @@ def main() -> None:
     if is_whole or given.write:
         found = _merged({} if is_whole else read(PAGE.read_text()), found)
         PAGE.write_text(page(found, ALL))
-        put(DOCS / "reliability.md", "make test-faults", summary(found))
+        put(DOCS / "run/failures.md", "make test-faults", summary(found))
     sys.exit(any(one.problem for ends in found.values() for one in ends.values()))
 
 

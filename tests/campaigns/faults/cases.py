@@ -1,4 +1,4 @@
-"""The faults of docs/reliability.md: how each is brought about, and how a job ends by it."""
+"""The faults of docs/run/failures.md: how each is brought about, and how a job ends by it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Case:
     """A fault, and how a job ends by it.
 
     Attributes:
-        number: in the list of docs/reliability.md.
+        number: in the list of docs/run/failures.md.
         fault: of tests/programs/failures/faulty.py.
         before: what is done before the job starts.
         shell: bash, run by each rank before it starts.

@@ -1,4 +1,4 @@
-"""What ``make test-faults`` writes: docs/results/faults.md, which has all that was found, and the list in docs/reliability.md."""
+"""What ``make test-faults`` writes: docs/results/faults.md, which has all that was found, and the list in docs/run/failures.md."""
 
 from __future__ import annotations
 

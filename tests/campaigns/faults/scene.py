@@ -87,7 +87,7 @@ class Scene:
             time.sleep(0.1)
 
     def launcher_process(self) -> psutil.Process:
-        """The first that was started. Intel's mpirun is a shell script, which starts mpiexec.hydra (docs/signals.md)."""
+        """The first that was started. Intel's mpirun is a shell script, which starts mpiexec.hydra (docs/train/preemption.md)."""
         started = [process for process in self.processes() if process.info["cmdline"][0] not in _SHELLS]
         return min(started, key=lambda process: (process.create_time(), process.pid))
 

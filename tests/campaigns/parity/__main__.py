@@ -3,7 +3,7 @@
     python -m tests.campaigns.parity [--ranks N] [--backend NAME] [--dtype NAME] [--results FILE]
 
 Ten steps in float64 and in float32, by gloo and mpi4py. Writes docs/results/parity.md, or with --dtype these columns of it, and
-the largest of each kind into docs/parallelism.md; nothing if some ranks or a backend are left out. With a file for the results
+the largest of each kind into docs/train/parallelism.md; nothing if some ranks or a backend are left out. With a file for the results
 what was measured before is not measured again: the whole takes an hour or more.
 """
 
@@ -27,7 +27,7 @@ PAGE = RESULTS / "parity.md"
 HEAD = """# As one process trains: all combinations
 
 Written by `make parity`: by how much losses, weights and outputs differ at most from one process after ten steps (relative; the largest of all
-features that a combination is tried with). What is compared: [parallelism](../parallelism.md#as-one-process-trains).
+features that a combination is tried with). What is compared: [parallelism](../train/parallelism.md#as-one-process-trains).
 
 """
 BACKENDS = ("gloo", "mpi4py")
@@ -149,7 +149,7 @@ def main() -> None:
             key = str(ranks), layout
             cells.setdefault(key, old.get(key, {}))[f"{backend}, {dtype}"] = f"{deviation:.0e}"
         PAGE.write_text(page(cells))
-        put(DOCS / "parallelism.md", "make parity", summary(cells))
+        put(DOCS / "train/parallelism.md", "make parity", summary(cells))
     print(f"{len(worst)} combinations, {failed} above the limit")
     sys.exit(failed > 0)
 

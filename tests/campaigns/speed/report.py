@@ -2,7 +2,7 @@
 
     python -m tests.campaigns.speed.report [--output FILE] [--quick]
 
-The ratios that matter most also go to docs/performance.md. All that is compared is taken in turn within one launch. Two ranks on one host take some four minutes, the
+The ratios that matter most also go to docs/run/compare.md. All that is compared is taken in turn within one launch. Two ranks on one host take some four minutes, the
 other places longer.
 """
 
@@ -46,7 +46,7 @@ def main() -> None:
             output = given.output or RESULTS / "performance.md"
             output.write_text(page(in_order := dict(sorted(found.items(), key=lambda item: "virtual" in item[0]))))
             if not given.output:
-                put(DOCS / "performance.md", "make compare", summary(in_order))
+                put(DOCS / "run/compare.md", "make compare", summary(in_order))
             print(f"wrote {output}", flush=True)
 
 
@@ -118,7 +118,7 @@ def page(found: Mapping[str, Found]) -> str:
         "# Performance: what was measured",
         "",
         f"{_written()} The commands are what each rank runs, after `mpirun -np 2` or `-np 4`; on the virtual hosts with "
-        "OMP_NUM_THREADS=1. What the figures mean: [performance](../performance.md).",
+        "OMP_NUM_THREADS=1. What the figures mean: [performance](../run/compare.md).",
         "",
         *_table(("what", "against", "wanted"), _ratios(found), found),
         "",

@@ -1,4 +1,4 @@
-"""``make sweep``: all cases under each strategy, by plan and by compare; writes the table of docs/models.md.
+"""``make sweep``: all cases under each strategy, by plan and by compare; writes the table of docs/results/models.md.
 
 python -m tests.campaigns.sweep [--without-compare]
 """
@@ -34,7 +34,7 @@ def main() -> int:
         )
     rows = [["; ".join(names), *cells] for cells, names in alike.items()]
     notes = [f"{number}. `{reason}`" for number, reason in enumerate(reasons, 1)]
-    put(DOCS / "models.md", "make sweep", "\n".join([*table(("cases", *columns), rows), "", *notes]))
+    put(DOCS / "results/models.md", "make sweep", "\n".join([*table(("cases", *columns), rows), "", *notes]))
     return any("FAILS" in text for of_case in found.values() for text in of_case.values())
 
 

@@ -118,7 +118,7 @@ def main(run: Run, options: Options) -> None:
     def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         if options.sgd:
             return torch.optim.SGD(parameters, lr=1e-2)
-        # With torch's eps of 1e-8 the rounding of very small gradients counts as much as that of large ones: docs/parallelism.md.
+        # With torch's eps of 1e-8 the rounding of very small gradients counts as much as that of large ones: docs/train/parallelism.md.
         has_small_gradients = options.tp > 1 and options.clip_norm is not None
         return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-5 if has_small_gradients else 1e-8)
 
