@@ -102,6 +102,7 @@ reference: setup
 
 # -n: a reference to something that is not there is a warning, and -W makes an error of it.
 docs: $(VENV)/docs
+	@rm -rf docs/_build
 	$(BIN)/python -m sphinx -b html -W --keep-going -n -q docs docs/_build
 	@echo "docs/_build/index.html"
 

@@ -9,6 +9,7 @@ release = version = runner.__version__
 extensions = ["myst_parser"]
 exclude_patterns = ["_build"]
 nitpicky = True
+highlight_language = "text"  # of listings that name none: what a program prints
 
 myst_heading_anchors = 4  # as GitHub makes them; a link to one that is not there is a warning, and so an error
 myst_enable_extensions = ["deflist"]

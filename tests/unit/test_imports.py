@@ -14,7 +14,11 @@ import pytest
 from tests.launching import ROOT, clean_environment
 from tests.polling import LIMIT
 
-_ROWS = [line.split("|")[1:-1] for line in (ROOT / "docs" / "develop/design.md").read_text().splitlines() if "| `" in line]
+_ROWS = [
+    line.split("|")[1:-1]
+    for line in (ROOT / "docs" / "develop" / "design.md").read_text().splitlines()
+    if "| `" in line
+]
 # Package or module of runner/: what it imports of runner/, itself not counted. In this order each imports only those before it.
 TABLE = {part.strip(" `"): set(imports.replace(",", " ").split()) for part, _, imports in _ROWS}
 FILES = sorted((ROOT / "runner").rglob("*.py"))

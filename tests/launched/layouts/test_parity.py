@@ -1,6 +1,6 @@
 """Every strategy, and combinations of them, train as one process does. ``make parity`` tries all, by every backend.
 
-So does the model of docs/train/parallelism.md, which lies outside of this repository, with a plan of its own.
+So does the model of docs/train/your-model.md, which lies outside of this repository, with a plan of its own.
 """
 
 from __future__ import annotations
@@ -190,7 +190,8 @@ def test_a_module_that_cannot_be_filled_is_refused_also_where_it_is_in_one_stage
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the document's code is ``mymodel.py``."""
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "train/parallelism.md").read_text(), re.DOTALL)
+    page = (ROOT / "docs" / "train" / "your-model.md").read_text()
+    (code,) = re.findall(r'```python\n("""My model.*?)```', page, re.DOTALL)
     folder = tmp_path_factory.mktemp("own")
     (folder / "mymodel.py").write_text(code)
     return folder
