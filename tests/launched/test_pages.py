@@ -1,4 +1,4 @@
-"""The commands of docs/start and docs/courses do and print what the pages say."""
+"""The commands of docs/start, docs/train and docs/courses do and print what the pages say."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEEDS = {
 }
 PAGES = {
     page.relative_to(DOCS).with_suffix("").as_posix(): page
-    for folder in ("start", "courses")
+    for folder in ("start", "train", "courses")
     for page in sorted((DOCS / folder).glob("*.md"))
     if any(isinstance(one, Command) for one in listings(page))
 }
