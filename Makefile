@@ -107,6 +107,8 @@ docs: $(VENV)/docs
 	@echo "docs/_build/index.html"
 
 $(VENV)/docs: $(VENV)/installed
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: Sphinx needs Python 3.11 or newer; say make clean docs PYTHON=…"; exit 2; }
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(if $(VERSIONS),-c $(VERSIONS)) -e '.[docs]'
 	@touch $@
 
