@@ -8,4 +8,4 @@ set -euo pipefail
 options=(--gloo -np "${RANKS:-2}")
 if [ -n "${HOSTS:-}" ]; then options+=(-H "$HOSTS"); fi
 # exec: SIGTERM to this script's process reaches the launcher, which hands it on; SIGUSR1 would end it (docs/train/preemption.md).
-exec horovodrun "${options[@]}" "${PYTHON:-python}" -m torch_mpi_runner "$@"
+exec horovodrun "${options[@]}" "${PYTHON:-python}" -m mpi_scripts.console "$@"

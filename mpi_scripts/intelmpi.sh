@@ -12,4 +12,4 @@ if [ -n "${HOSTS:-}" ]; then options+=(-hosts "$HOSTS" -ppn "${PER_HOST:-1}"); f
 export I_MPI_PIN_DOMAIN=${I_MPI_PIN_DOMAIN:-auto} # each rank its share of the cores, not one
 # Intel's mpirun is a shell script: a signal would end it and leave the ranks running. mpiexec.hydra hands signals on.
 mpirun=${MPIRUN:-mpirun}
-exec "${mpirun/%mpirun/mpiexec.hydra}" "${options[@]}" "${PYTHON:-python}" -m torch_mpi_runner "$@"
+exec "${mpirun/%mpirun/mpiexec.hydra}" "${options[@]}" "${PYTHON:-python}" -m mpi_scripts.console "$@"

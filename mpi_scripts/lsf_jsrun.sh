@@ -14,4 +14,4 @@ set -euo pipefail
 options=(--rs_per_host 1 --tasks_per_rs "${RANKS_PER_HOST:-4}" --cpu_per_rs ALL_CPUS --bind none)
 if [ -n "${GPUS_PER_HOST:-}" ]; then options+=(--gpu_per_rs "$GPUS_PER_HOST"); fi
 # exec: a signal to this script's process reaches the launcher, which hands it on (docs/train/preemption.md).
-exec jsrun "${options[@]}" "${PYTHON:-python}" -m torch_mpi_runner "$@"
+exec jsrun "${options[@]}" "${PYTHON:-python}" -m mpi_scripts.console "$@"

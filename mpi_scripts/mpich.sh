@@ -8,4 +8,4 @@ set -euo pipefail
 options=(-n "${RANKS:-2}" -bind-to none)
 if [ -n "${HOSTS:-}" ]; then options+=(-hosts "$HOSTS"); fi
 # exec: a signal to this script's process reaches the launcher, which hands it on (docs/train/preemption.md).
-exec "${MPIRUN:-mpiexec}" "${options[@]}" "${PYTHON:-python}" -m torch_mpi_runner "$@"
+exec "${MPIRUN:-mpiexec}" "${options[@]}" "${PYTHON:-python}" -m mpi_scripts.console "$@"

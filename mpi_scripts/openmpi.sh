@@ -10,4 +10,4 @@ set -euo pipefail
 options=(-np "${RANKS:-2}" --bind-to none) # else each rank is bound to one core when there are few of them
 if [ -n "${HOSTS:-}" ]; then options+=(--host "$HOSTS"); fi
 # exec: a signal to this script's process reaches the launcher, which hands it on (docs/train/preemption.md).
-exec "${MPIRUN:-mpirun}" "${options[@]}" "${PYTHON:-python}" -m torch_mpi_runner "$@"
+exec "${MPIRUN:-mpirun}" "${options[@]}" "${PYTHON:-python}" -m mpi_scripts.console "$@"

@@ -26,4 +26,4 @@ case $("$mpirun" --version 2>&1) in
   *) options=(-machinefile "$PBS_NODEFILE") ;;
 esac
 # exec: a signal to this script's process reaches the launcher, which hands it on (docs/train/preemption.md).
-exec "$mpirun" "${options[@]}" -np "$ranks" "${PYTHON:-python}" -m torch_mpi_runner "$@"
+exec "$mpirun" "${options[@]}" -np "$ranks" "${PYTHON:-python}" -m mpi_scripts.console "$@"

@@ -34,4 +34,4 @@ case $("$mpirun" --version 2>&1) in
     ;;
 esac
 # exec: a signal to this script's process reaches the launcher, which hands it on (docs/train/preemption.md).
-exec "$mpirun" "${options[@]}" -np "$SLURM_NTASKS" "${PYTHON:-python}" -m torch_mpi_runner "$@"
+exec "$mpirun" "${options[@]}" -np "$SLURM_NTASKS" "${PYTHON:-python}" -m mpi_scripts.console "$@"

@@ -21,4 +21,4 @@ if [ -n "${SLURM_STEP_ID:-}" ]; then unset "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_@
 # exec: a signal to this script's process reaches the launcher, which hands it on (docs/train/preemption.md).
 # A rank that fails ends the job; without this the others run on. Since Slurm 22.05 srun gives its tasks one core
 # each unless it is told again.
-exec srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "${PYTHON:-python}" -m torch_mpi_runner "$@"
+exec srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "${PYTHON:-python}" -m mpi_scripts.console "$@"

@@ -26,4 +26,4 @@ port=$((15000 + SLURM_JOB_ID % 17000))
 # exec: SIGTERM to this script's process reaches the launcher, which hands it on; SIGUSR1 would end it (docs/train/preemption.md).
 exec srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
   "${TORCHRUN:-torchrun}" --nnodes="$SLURM_NNODES" --nproc-per-node="${ranks##*:}" \
-  --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$address:$port" -m torch_mpi_runner "$@"
+  --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$address:$port" -m mpi_scripts.console "$@"

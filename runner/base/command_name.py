@@ -7,6 +7,6 @@ import sys
 
 AS_MODULE = "python -m runner"
 SCRIPT = "torch-mpi-runner"  # the console script
-MODULES = ("runner", "torch_mpi_runner")  # for python -m; the second is the console script's
+MODULES = ("runner", "mpi_scripts.console")  # for python -m; the second is the console script's
 
-COMMAND = SCRIPT if os.path.basename(sys.argv[0]) in (SCRIPT, f"{MODULES[1]}.py") else AS_MODULE
+COMMAND = SCRIPT if os.path.basename(sys.argv[0]) in (SCRIPT, "console.py") else AS_MODULE

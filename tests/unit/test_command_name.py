@@ -13,7 +13,7 @@ from tests.launching import CONSOLE, RUNNER, ok, run
 
 
 @pytest.mark.parametrize(
-    "way", [CONSOLE, [sys.executable, "-m", "torch_mpi_runner"], RUNNER], ids=["script", "its module", "module"]
+    "way", [CONSOLE, [sys.executable, "-m", "mpi_scripts.console"], RUNNER], ids=["script", "its module", "module"]
 )
 def test_help_and_errors(way: list[str]) -> None:
     name, other = (AS_MODULE, SCRIPT) if way is RUNNER else (SCRIPT, AS_MODULE)
@@ -33,7 +33,7 @@ def test_help_and_errors(way: list[str]) -> None:
     ("line", "launcher", "options"),
     [
         ("mpirun -np 2 python -m runner --log-dir a x.py", "mpirun -np 2 python", "--log-dir a x.py"),
-        ("mpirun -np 2 python -m torch_mpi_runner x.py", "mpirun -np 2 python", "x.py"),
+        ("mpirun -np 2 python -m mpi_scripts.console x.py", "mpirun -np 2 python", "x.py"),
         ("-- mpirun -np 2 torch-mpi-runner x.py -m runner", "mpirun -np 2", "x.py -m runner"),
         ("srun -n2 python .venv/bin/torch-mpi-runner x.py", "srun -n2 python", "x.py"),
         ("torch-mpi-runner", "", ""),

@@ -22,17 +22,7 @@ WORDS = {
     r"drafts?": "staging folder, or temporary",
     r"outlines?": "on meta",
 }
-PARTS = (
-    "runner",
-    "torch_mpi_runner.py",
-    "workloads",
-    "tests",
-    "docs",
-    "README.md",
-    "CHANGELOG.md",
-    "mpi_scripts",
-    "envs",
-)
+PARTS = ("runner", "workloads", "tests", "docs", "README.md", "CHANGELOG.md", "mpi_scripts", "envs")
 LEFT_OUT = ("runner/guard/", "tests/unit/guard/", "tests/unit/test_words.py", "docs/results/", "tests/data/")
 
 

@@ -1,4 +1,4 @@
-"""The console script ``torch-mpi-runner``, also as ``python -m torch_mpi_runner``.
+"""The console script ``torch-mpi-runner``, also as ``python -m mpi_scripts.console``.
 
 It does what ``python -m runner`` does, also where a user's ``runner.py`` or ``runner/`` lies in the working folder or on PYTHONPATH:
 ``python -m runner`` would run that.
@@ -26,8 +26,8 @@ def main() -> NoReturn:
 
 
 def _import_package(name: str) -> ModuleType:
-    """The package beside this file, whatever is first on ``sys.path``."""
-    file = os.path.join(os.path.dirname(os.path.abspath(__file__)), name, "__init__.py")
+    """The package beside this folder, whatever is first on ``sys.path``."""
+    file = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), name, "__init__.py")
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
