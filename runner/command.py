@@ -11,6 +11,7 @@ from typing import Any
 
 import runner
 from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.base.quantities import nonempty_path
 from runner.base.settings import add_options, as_words, made_of, read_file, settings_in, values_in
 from runner.job_settings import JobSettings
 from runner.launch.target import AS_CODE, AS_MODULE, NO_PYTHON, SCRIPT, Target, is_path, workload_summaries
@@ -122,19 +123,17 @@ def given_in(words: Sequence[str], before: Mapping[str, Any] = {}, *, target: st
     add_options(parser, JobSettings, only=settings_in(JobSettings).keys() - _LATE)
     values, rest = known_in(parser, words)
     values = dict(before) | values
-    path = values.pop("config", None)
-    config = None if path is None else (path, read_file(path))
-    late = Parser(prog=prog, add_help=False)
-    add_options(late, JobSettings, only=_LATE)
-    add_config(late)
-    problem: UsageError | None = None
+    file = values.pop("config", None)
+    config = None if file is None else (file, read_file(file))
+    late, rest, problem = _late_in(rest, prog)
+    own = late.pop("config", None)
     try:
-        found, without = known_in(late, rest)
-        path = found.pop("config", None)
-        config = config if path is None else (path, read_file(path))
-        values, rest = values | found, without
+        if own is not None and file is not None:
+            raise UsageError(f"--config {file} and --config {own}: there is one file", fix="write all settings into it")
+        config = config if own is None else (own, read_file(own))
     except UsageError as error:
-        problem = error
+        problem = problem or error
+    values |= late
     (parallel, others), another = _parallel_in(rest, prog)
     return Given(
         words=tuple(words),
@@ -143,6 +142,26 @@ def given_in(words: Sequence[str], before: Mapping[str, Any] = {}, *, target: st
         config=config,
         problem=problem or another,
     )
+
+
+def _late_in(words: Sequence[str], prog: str) -> tuple[dict[str, Any], list[str], UsageError | None]:
+    """The values of ``_LATE`` and --config in some words, the other words, and why one of the options cannot be read.
+
+    Each is read by itself: one that is the workload's own, with another meaning, must not hide the others.
+    """
+    found: dict[str, Any] = {}
+    rest, problem = list(words), None
+    for name in (*sorted(_LATE), "config"):
+        parser = Parser(prog=prog, add_help=False)
+        add_options(parser, JobSettings, only={name})
+        if name == "config":
+            add_config(parser)
+        try:
+            values, rest = known_in(parser, rest)
+            found |= values
+        except UsageError as error:
+            problem = problem or error
+    return found, rest, problem
 
 
 def _parallel_in(words: Sequence[str], prog: str) -> tuple[tuple[dict[str, Any], list[str]], UsageError | None]:
@@ -157,11 +176,21 @@ def _parallel_in(words: Sequence[str], prog: str) -> tuple[tuple[dict[str, Any],
         return known_in(parser, words), error
 
 
+class _Once(argparse.Action):
+    """Stores a value, of which there may be one."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
+        if hasattr(namespace, self.dest):
+            parser.error(f"argument {self.option_strings[0]}: it is there twice; write all settings into one file")
+        setattr(namespace, self.dest, values)
+
+
 def add_config(parser: argparse.ArgumentParser, *, is_shown: bool = True) -> None:
     """Add ``--config FILE``."""
     parser.add_argument(
         "--config",
-        type=Path,
+        action=_Once,
+        type=nonempty_path,
         metavar="FILE",
         default=argparse.SUPPRESS,
         help="read settings from this TOML file (epochs = 3); the command line overrides them"

@@ -8,7 +8,7 @@ from pathlib import Path
 from signal import SIGUSR1, Signals
 
 from runner.backends.registry import process_groups
-from runner.base.quantities import clock_text, duration, not_negative, seconds
+from runner.base.quantities import clock_text, not_negative, seconds, time_limit
 from runner.base.settings import option
 from runner.hardware.devices import DEVICES
 from runner.launch.launchers import SINGLE, launchers
@@ -85,7 +85,6 @@ class JobSettings:
         None,
         "each rank leaves its state in DIR/state every two seconds, which `python -m runner top DIR` shows, and what it prints in "
         "DIR/output",
-        parse=Path,
         metavar="DIR",
         group="runner",
     )
@@ -121,7 +120,7 @@ class JobSettings:
         None,
         "save and end, with exit code 75, before the job has run for this long: minutes, H:M:S or D-H:M:S (default: as Slurm or TORQUE "
         "says); SIGTERM and SIGUSR1 do the same at once. A script needs --on-preempt",
-        parse=duration,
+        parse=time_limit,
         text=clock_text,
         metavar="TIME",
         group="runner",

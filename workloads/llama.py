@@ -76,11 +76,9 @@ class Options(Settings):
         group="training",
         advanced=True,
     )
-    pretrained: Path | None = option(
-        None, "start from a model in Hugging Face's layout", parse=Path, metavar="DIR", group="model"
-    )
+    pretrained: Path | None = option(None, "start from a model in Hugging Face's layout", metavar="DIR", group="model")
     export: Path | None = option(
-        None, "write the newest checkpoint in that layout, and end", parse=Path, metavar="DIR", group="model"
+        None, "write the newest checkpoint in that layout, and end", metavar="DIR", group="model"
     )
     generate: str | None = option(
         None, "continue this text with the newest checkpoint, and end", metavar="TEXT", group="model"

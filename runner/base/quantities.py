@@ -1,4 +1,4 @@
-"""Numbers, sizes and times: how options are read (argparse types), and how results are printed.
+"""Numbers, sizes, times and paths: how options are read (argparse types), and how results are printed.
 
 A size is read as GNU's tools read it, in upper or lower case: ``64G`` (as for Slurm) and ``64GiB`` are 64 × 2³⁰ bytes,
 ``64GB`` is 64 × 10⁹, likewise K, M and T; a bare number is bytes. A time is either a number of seconds (``seconds``) or
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 
 _LETTERS = "KMGT"
 _UNITS = {1000: ("B", "kB", "MB", "GB", "TB"), 1024: ("B", "KiB", "MiB", "GiB", "TiB")}
@@ -37,6 +38,13 @@ def positive_float(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return number
+
+
+def nonempty_path(text: str) -> Path:
+    """A path, not the empty text of a variable that is not set."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
 
 
 def size(text: str) -> int:
@@ -76,6 +84,13 @@ def duration(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90 (minutes), 1:30:00 or 2-12:00:00")
     units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
     return 86400.0 * int(days or 0) + sum(unit * int(part) for unit, part in zip(units, parts, strict=False))
+
+
+def time_limit(text: str) -> float:
+    """A ``duration`` above 0."""
+    if not (found := duration(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time to run for; leave the limit out if there is none")
+    return found
 
 
 def full_duration(text: str) -> int:

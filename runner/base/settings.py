@@ -28,6 +28,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from runner.base.errors import UsageError
+from runner.base.quantities import nonempty_path
 
 _KEY = "option"  # of a field's metadata
 
@@ -166,7 +167,7 @@ _BY_TYPE: dict[type, Callable[[str], Any]] = {
     str: str,
     int: functools.partial(_number, kind=int),
     float: functools.partial(_number, kind=float),
-    Path: Path,
+    Path: nonempty_path,
 }
 _LETTERS = {int: "N", float: "X", Path: "PATH"}
 
@@ -226,15 +227,15 @@ def _declared(kind: type, one: Field[Any], declared: Any) -> DeclaredSetting:
 
 def _is_written(one: DeclaredSetting, kinds: Sequence[Any]) -> bool:
     """Whether a value can be written as a text that gives it again, as far as it can be told without one."""
-    text: object = one.about.text
-    if one.about.parse is None or text is not str:
+    about: Any = one.about  # of which mypy takes a type for a function that differs from str
+    if about.parse is None or about.text is not str:
         return True
     if any(isinstance(kind, type) and kind.__str__ is object.__str__ and kind not in (int, float) for kind in kinds):
         return False  # as of a tuple or a list
     if one.default is None:
         return True
     try:
-        return bool(one.about.parse(one.text_of(one.default)) == one.default)
+        return bool(about.parse(one.text_of(one.default)) == one.default)
     except (argparse.ArgumentTypeError, ValueError, TypeError, ArithmeticError, LookupError):
         return False
 
@@ -298,8 +299,21 @@ def _add(group: argparse._ArgumentGroup, one: DeclaredSetting, *, is_shown: bool
         return
     if one.is_optional:
         group.add_argument(one.off, action="store_const", const=None, **hidden)
-    takes: dict[str, Any] = {"nargs": "?", "const": about.bare} if about.bare is not None else {}
+    takes: dict[str, Any] = (
+        {} if about.bare is None else {"nargs": "?", "action": functools.partial(_Bare, bare=about.bare)}
+    )
     group.add_argument(one.flag, type=one.value_of, metavar=one.metavar, **takes, **common)
+
+
+class _Bare(argparse.Action):
+    """Stores a value, or that of the option without one, which argparse would read as it reads a text."""
+
+    def __init__(self, *, bare: Any, **more: Any) -> None:
+        super().__init__(**more)
+        self.bare = bare
+
+    def __call__(self, _parser: object, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
+        setattr(namespace, self.dest, self.bare if values is None else values)
 
 
 def _help(one: DeclaredSetting) -> str:

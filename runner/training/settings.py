@@ -66,6 +66,13 @@ def steps(text: str) -> Steps:
     raise argparse.ArgumentTypeError(f"{text!r} is neither a step (10) nor the first and the last of several (10-12)")
 
 
+def _checkpoint(text: str) -> str:
+    """A checkpoint, a folder of some, or ``auto``."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty; the newest in --checkpoint-dir is --resume by itself")
+    return text
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepSettings(ParallelSettings):
     """How a step is computed: all that a workload needs which saves nothing."""
@@ -154,10 +161,11 @@ class Settings(StepSettings):
         group="training",
         advanced=True,
     )
-    checkpoint_dir: Path = option(None, "", parse=Path, metavar="DIR", shows="runs/WORKLOAD", group="checkpoints")
+    checkpoint_dir: Path = option(None, "", metavar="DIR", shows="runs/WORKLOAD", group="checkpoints")
     resume: str | None = option(
         None,
         "continue from a checkpoint: this one, or the newest in --checkpoint-dir if there is one; auto skips damaged ones",
+        parse=_checkpoint,
         metavar="CHECKPOINT",
         bare="",
         group="checkpoints",
@@ -174,7 +182,6 @@ class Settings(StepSettings):
     weights: Path | None = option(
         None,
         "start from these weights, which `checkpoint export` has written",
-        parse=Path,
         metavar="FILE",
         group="checkpoints",
         advanced=True,
@@ -195,16 +202,10 @@ class Settings(StepSettings):
     data_dir: Path = option(Path("data"), "where data is kept", metavar="DIR", group="data")
     workers: int = option(0, "data loader processes per rank", parse=not_negative, group="data")
     metrics: Path = option(
-        None,
-        "JSON lines",
-        parse=Path,
-        metavar="FILE",
-        shows="metrics.jsonl in --checkpoint-dir",
-        group="logging",
-        advanced=True,
+        None, "JSON lines", metavar="FILE", shows="metrics.jsonl in --checkpoint-dir", group="logging", advanced=True
     )
     log_every: int = option(20, "steps between lines written together", parse=positive, group="logging")
-    tensorboard: Path | None = option(None, "also write TensorBoard events", parse=Path, metavar="DIR", group="logging")
+    tensorboard: Path | None = option(None, "also write TensorBoard events", metavar="DIR", group="logging")
     profile: Steps | None = option(
         None,
         "record these steps of this run (10-12) by torch.profiler, in profile/ in --checkpoint-dir, on every rank, and print what "

@@ -352,6 +352,61 @@ def test_a_workload_that_reads_its_words_itself_may_have_options_of_the_same_nam
     assert bound(main, here, given_in(words))() == words
 
 
+@pytest.mark.parametrize("wrong", ["--config missing.toml", "--time-to-save never", "--config a.toml --config b.toml"])
+def test_a_wrong_word_of_a_workload_that_reads_its_words_hides_no_other(wrong: str) -> None:
+    for words in (f"--time-limit 5 {wrong}", f"{wrong} --time-limit 5"):
+        request = parse(["work", *words.split()], TOOLS)
+        assert request.job.time_limit == 300
+        assert request.given.problem is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--config {file} --config {file}", "argument --config: it is there twice; write all settings into one file"),
+        ("--time-limit 0", "argument --time-limit: '0' is no time to run for"),
+        ("--time-limit 0:00:00", "argument --time-limit: '0:00:00' is no time to run for"),
+        ("--log-dir=", "argument --log-dir: the path is empty"),
+        ("--config=", "argument --config: the path is empty"),
+        ("--checkpoint-dir=", "argument --checkpoint-dir: the path is empty"),
+        ("--metrics=", "argument --metrics: the path is empty"),
+        ("--data-dir=", "argument --data-dir: the path is empty"),
+        ("--resume=", "argument --resume: the path is empty; the newest in --checkpoint-dir is --resume by itself"),
+    ],
+)
+def test_what_says_too_much_or_nothing_is_refused(words: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("epochs = 3\n")
+    with pytest.raises(UsageError, match=re.escape(told)):
+        read(*words.format(file=file).split())
+
+
+def test_a_file_before_the_workload_and_another_after_it_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("epochs = 3\n")
+    words = ["--config", str(file), "work", "--config", str(file)]
+    assert "there is one file" in str(parse(words, TOOLS).given.problem)
+    with pytest.raises(UsageError, match="it is there twice"):
+        parse([*words[:2], *words], TOOLS)
+
+
+@pytest.mark.parametrize("text", ["log_dir = ''", "checkpoint_dir = ''", "resume = ''"])
+def test_an_empty_path_in_a_file_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match="the path is empty"):
+        read("--config", str(file))
+
+
+def test_resume_by_itself_is_the_newest(tmp_path: Path) -> None:
+    found = read("--resume")
+    assert found.resume == ""
+    file = tmp_path / "mine.toml"
+    file.write_text(as_toml(found))
+    assert "resume = true" in file.read_text()
+    assert read("--config", str(file)) == found
+
+
 def test_a_main_that_does_not_say_what_it_takes_is_told() -> None:
     def main(run: Any, options: Any) -> None: ...
 

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from runner.base.errors import UsageError
-from runner.base.quantities import positive
+from runner.base.quantities import nonempty_path, positive
 from runner.job import Job
 from runner.parsing import Parser
 from runner.tools.report.table import Row, print_rows
@@ -33,10 +33,10 @@ def checkpoint(job: Job, argv: list[str]) -> None:
         ("prune", _prune, "remove all but the newest that are intact"),
     ):
         command = commands.add_parser(name, help=title, description=title)
-        command.add_argument("folder", type=Path, metavar="DIR", help="of a training, or one checkpoint in it")
+        command.add_argument("folder", type=nonempty_path, metavar="DIR", help="of a training, or one checkpoint in it")
         command.set_defaults(work=work)
         if name == "export":
-            command.add_argument("file", type=Path, metavar="FILE", help="to write")
+            command.add_argument("file", type=nonempty_path, metavar="FILE", help="to write")
         if name == "prune":
             command.add_argument(
                 "--keep",

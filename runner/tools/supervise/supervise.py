@@ -38,7 +38,7 @@ from signal import SIGUSR1, Signals
 from runner.base.command_name import MODULES, SCRIPT
 from runner.base.environment import set_variables, unset_variables
 from runner.base.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
-from runner.base.quantities import not_negative, positive, positive_float
+from runner.base.quantities import nonempty_path, not_negative, positive, positive_float
 from runner.command import Request, parse
 from runner.job import Job
 from runner.launch.commands import calls_torchrun
@@ -273,9 +273,15 @@ def _parser() -> Parser:
         help="have the next start ready, with torch imported: faster, for some 400 MB per rank",
     )
     parser.add_argument(
-        "--log-dir", type=Path, default=Path("supervise"), metavar="DIR", help="on all hosts (default: supervise)"
+        "--log-dir",
+        type=nonempty_path,
+        default=Path("supervise"),
+        metavar="DIR",
+        help="on all hosts (default: supervise)",
     )
-    parser.add_argument("--report", type=Path, nargs="?", const=Path("supervise"), metavar="DIR", help="print a table")
+    parser.add_argument(
+        "--report", type=nonempty_path, nargs="?", const=Path("supervise"), metavar="DIR", help="print a table"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="with its launcher")
     return parser
 
