@@ -227,10 +227,10 @@ def _declared(kind: type, one: Field[Any], declared: Any) -> DeclaredSetting:
 
 def _is_written(one: DeclaredSetting, kinds: Sequence[Any]) -> bool:
     """Whether a value can be written as a text that gives it again, as far as it can be told without one."""
-    about: Any = one.about  # of which mypy takes a type for a function that differs from str
+    about, plain = one.about, vars(object)["__str__"]
     if about.parse is None or about.text is not str:
         return True
-    if any(isinstance(kind, type) and kind.__str__ is object.__str__ and kind not in (int, float) for kind in kinds):
+    if any(isinstance(kind, type) and kind.__str__ is plain and kind not in (int, float) for kind in kinds):
         return False  # as of a tuple or a list
     if one.default is None:
         return True
