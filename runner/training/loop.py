@@ -41,7 +41,7 @@ def fit(
 
     Args:
         on_step: called on every rank after each optimizer step.
-        on_epoch: called on every rank after each epoch and its evaluation.
+        on_epoch: called on every rank after each epoch and its evaluation, also one that was left as the training is to end early.
 
     Raises:
         UsageError: the data is too small for the batch, or has a form that cannot be trained on; the ranks' data, options or

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,18 +30,38 @@ def resumed_text(saved: Saved, options: Settings, changes: list[str]) -> str:
     return f"{text}; {', '.join(changes)}" if changes else text
 
 
-def epoch_line(epochs: int, records: list[StepRecord], task: Task) -> str:
-    """The line of an epoch. It fits 80 columns even if some numbers have six digits."""
-    last = records[-1]
-    mean = sum(record.loss for record in records) / len(records)
-    parts = [f"epoch {last.epoch}/{epochs}", f"step {last.step}", f"loss {mean:.4g}"]
+@dataclass
+class EpochMeans:
+    """The means of an epoch's steps, of those that this run has computed, in however many parts they are written."""
+
+    steps: int = 0
+    losses: float = 0.0
+    seconds: float = 0.0  # per sample
+
+    def add(self, records: Sequence[StepRecord]) -> None:
+        self.steps += len(records)
+        self.losses += sum(record.loss for record in records)
+        self.seconds += sum(1 / record.samples_per_s for record in records)
+
+    @property
+    def loss(self) -> float:
+        return self.losses / self.steps
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.steps / self.seconds
+
+
+def epoch_line(epochs: int, last: StepRecord, means: EpochMeans, task: Task) -> str:
+    """The line of an epoch, with its last step. It fits 80 columns even if some numbers have six digits."""
+    parts = [f"epoch {last.epoch}/{epochs}", f"step {last.step}", f"loss {means.loss:.4g}"]
     if last.val_loss is not None:
         accuracy = ""
         if task.is_classification:
             accuracy = " (accuracy n/a)" if last.val_accuracy is None else f" ({_accuracy_text(last.val_accuracy)})"
         other = f" ({_in_its_unit(last.val_loss, task)})" if task.loss_in else ""
         parts.append(f"test {last.val_loss:.4g}{other}{accuracy}")
-    return "  ".join([*parts, f"{last.samples_per_s * task.units_per_sample:.0f} {task.unit}/s"])
+    return "  ".join([*parts, f"{means.samples_per_s * task.units_per_sample:.0f} {task.unit}/s"])
 
 
 def evaluation_texts(result: Result, task: Task) -> list[str]:

@@ -128,7 +128,8 @@ class Training:
         run, options, position, sampler, hooks = self._run, self._options, self.position, self._sampler, self._hooks
         device, dtype, global_batch = run.device, getattr(torch, options.dtype), self._meter.global_batch
         self._trainer.model.train()
-        while position.epoch < options.epochs and position.step < self._last_step:
+        # An epoch of which no whole batch is left has no step, and ends as others do.
+        while position.epoch < options.epochs and position.step < (options.max_steps or math.inf):
             sampler.epoch, sampler.skip = position.epoch, position.samples
             hooks.metrics.begin_epoch()
             seed_random_numbers(options.seed, position.step, run.data_rank, device)  # for the loader's processes

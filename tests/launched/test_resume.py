@@ -131,6 +131,13 @@ def test_ranks_take_equally_many_steps_of_what_is_left_of_an_epoch(trained: Trai
     assert lines[-1]["val_loss"] is not None
 
 
+def test_an_epoch_of_which_no_whole_batch_is_left_is_evaluated(trained: Trained, tmp_path: Path) -> None:
+    options = ["--net", "linear", "--epochs", "2", "--lr", "1e-4"]
+    ok(trained(1, tmp_path, *options, "--batch-size", "8", "--max-steps", "14"))
+    done = ok(trained(1, tmp_path, *options, "--batch-size", "32", "--resume"))
+    assert "done: 14 steps, test loss " in done.stdout
+
+
 def test_what_is_evaluated_is_what_is_saved(trained: Trained, tmp_path: Path) -> None:
     """Running statistics differ between ranks in training."""
     ok(trained(2, tmp_path, *SHORT, "--net", "norm", "--epochs", "1"))

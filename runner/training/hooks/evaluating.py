@@ -27,5 +27,5 @@ def evaluate_epoch(
         records[-1].val_loss, records[-1].val_accuracy = evaluation
     metrics.write(records)
     if records:
-        metrics.show.line(epoch_line(options.epochs, records, trainer.task))
+        metrics.show.line(epoch_line(options.epochs, records[-1], metrics.of_epoch, trainer.task))
     return evaluation

@@ -19,6 +19,7 @@ from runner.training.metrics.sinks import StepRecord
 from runner.training.metrics.stragglers import Pace
 from runner.training.run import Run
 from runner.training.settings import Settings
+from runner.training.summary import EpochMeans
 
 
 class MetricsHook:
@@ -31,6 +32,7 @@ class MetricsHook:
         self._meter, self._pace, self._board = meter, Pace(run), run.job.board
         self.show: ProgressDisplay
         self._log: Log
+        self.of_epoch = EpochMeans()
         self._known: float | None = None  # the newest loss that has been gathered
         # Of the batches since the last evaluation: what is new to a compiled model is compiled.
         self._shapes: set[object] = set()
@@ -54,6 +56,7 @@ class MetricsHook:
     def begin_epoch(self) -> None:
         """Reading data begins."""
         self._meter.start()
+        self.of_epoch = EpochMeans()
         self._shapes.clear()
         self._board.enter("warm-up")
 
@@ -97,6 +100,7 @@ class MetricsHook:
 
     def write(self, records: list[StepRecord]) -> None:
         """Write records. Collective."""
+        self.of_epoch.add(records)
         self._state.records = self._log.write(records)
 
     def leave_out_saving(self) -> None:

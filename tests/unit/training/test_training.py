@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import itertools
 import json
 import math
 import os
@@ -11,16 +12,24 @@ import random
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import numpy
 import pytest
 import torch
 
 from runner.base.errors import RunnerError
+from runner.training.checkpoint.checkpoint_folder import Position
 from runner.training.checkpoint.writing import writing
 from runner.training.data.random_numbers import seed_random_numbers
+from runner.training.hooks.metrics import MetricsHook
+from runner.training.hooks.state import State
 from runner.training.metrics.progress import Lines
 from runner.training.metrics.sinks import MetricsFile, StepRecord, lines_until
+from runner.training.settings import Settings
+from runner.training.summary import epoch_line
 from tests.launching import ROOT
 from workloads.data.images import digits
 
@@ -151,3 +160,21 @@ def test_the_digits_are_those_of_uci_in_the_same_order() -> None:
     )
     assert images.double().sum().item() == pytest.approx(-439600.4589843154, rel=1e-6)
     assert images[0].double().sum().item() == pytest.approx(-333.8125102519989, rel=1e-6)
+
+
+@pytest.mark.parametrize("parts", [(6,), (1, 5), (2, 2, 2), (5, 1)])
+def test_an_epochs_line_has_the_means_of_all_its_steps(parts: tuple[int, ...]) -> None:
+    """However many are written together: --log-every, and checkpoints, decide that."""
+    log: Any = SimpleNamespace(write=lambda records: records)
+    state = State(MagicMock(), MagicMock(), Position())
+    metrics = MetricsHook(MagicMock(), Settings(), MagicMock(), state, MagicMock(), MagicMock(), MagicMock(), log, 12)
+    for first in (7.0, 1.0):  # the epoch before leaves nothing
+        records = [record(step, first + step) for step in range(6)]
+        records[0].samples_per_s = 2.0
+        metrics.begin_epoch()
+        for end, part in zip(itertools.accumulate(parts), parts, strict=True):
+            metrics.write(records[end - part : end])
+    assert metrics.of_epoch.loss == 3.5
+    assert metrics.of_epoch.samples_per_s == pytest.approx(6 / (1 / 2 + 5 / 10))
+    task: Any = SimpleNamespace(unit="samples", units_per_sample=1)
+    assert epoch_line(2, records[-1], metrics.of_epoch, task) == "epoch 1/2  step 5  loss 3.5  6 samples/s"
