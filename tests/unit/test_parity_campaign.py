@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,3 +28,10 @@ def test_parity_fails_where_a_part_is_no_number(deviations: tuple[float, ...]) -
     found = dict(zip(("loss", "weights", "outputs"), deviations, strict=True))
     turns: Any = lambda *_, **__: subprocess.CompletedProcess([], 0, f"parity {json.dumps(found)}", "")  # noqa: E731
     assert parity._deviation(turns, 2, "--strategy ddp", "float64") == math.inf
+
+
+def test_parity_tries_a_failed_case_again(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    for case, deviation in (("good", 1e-12), ("mended", math.inf), ("mended", 1e-13), ("bad", math.inf)):
+        parity._note(results, case, deviation)
+    assert parity._known(results) == {"good": 1e-12, "mended": 1e-13}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import re
 import sys
 import time
@@ -155,9 +156,9 @@ def main() -> None:
 
 
 def _known(results: Path | None) -> dict[str, float]:
-    """What was found before, by case."""
+    """What was found before, by case. One that failed is tried again."""
     lines = results.read_text().splitlines() if results is not None and results.exists() else []
-    return dict(map(json.loads, lines))
+    return {case: found for case, found in map(json.loads, lines) if math.isfinite(found)}
 
 
 def _note(results: Path | None, case: str, deviation: float) -> None:
