@@ -51,12 +51,11 @@ def _measure(run: Run, task: Task, options: Settings, folder: Path, rounds: int)
     inputs, targets = to_device(
         torch.stack([one[0] for one in batch]), torch.stack([one[1] for one in batch]), run.device, torch.float32
     )
-    at_once = replace(options, checkpoint_dir=folder, save_async=False)
-    checkpoints: dict[str, Any] = {
-        "none": None,
-        "at once": Checkpoints(run, trainer, at_once, {}),
-        "in the background": Checkpoints(run, trainer, replace(at_once, save_async=True), {}),
-    }
+    checkpoints: dict[str, Any] = {"none": None}
+    for name, save_async in (("at once", False), ("in the background", True)):
+        own = folder / name  # in one folder one of them would remove the other's older checkpoints, too
+        run.on_main(own.mkdir)
+        checkpoints[name] = Checkpoints(run, trainer, replace(options, checkpoint_dir=own, save_async=save_async), {})
     for writer in filter(None, checkpoints.values()):
         writer.begin(None, lambda: None)
     stops: dict[str, list[float]] = {name: [] for name in checkpoints}
