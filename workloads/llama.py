@@ -58,7 +58,7 @@ class Options(Settings):
     data: str = option("stdlib", choices=("stdlib", "synthetic"))
     size: str = option("debug", "", choices=tuple(SIZES), metavar="SIZE", group="model")
     length: int = option(256, "tokens per sample; a token is a byte", parse=positive, group="model", changes=True)
-    text: str | None = option(None, "train on a text file in the place of --data", metavar="FILE", group="data")
+    text: Path | None = option(None, "train on a text file in the place of --data", metavar="FILE", group="data")
     warmup: int = option(
         20,
         "in which the learning rate rises",
@@ -152,7 +152,7 @@ def _task(run: Run, options: Options) -> Task:
     config = _config(run, options)
     problem: UsageError | None = None
     try:
-        train_data, test_data = windows(options.text or options.data, options.length)
+        train_data, test_data = windows(str(options.text or options.data), options.length)
     except UsageError as error:  # on a host whose files differ
         problem = error
     run.agree(problem)

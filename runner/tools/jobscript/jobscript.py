@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 from runner.base.errors import RunnerError, UsageError
-from runner.base.quantities import full_duration, positive, size_with_unit
+from runner.base.quantities import full_duration, nonempty_path, positive, size_with_unit
 from runner.command import given_in
 from runner.job import Job
 from runner.launch.commands import MPI_SCRIPTS, MPIS, find_mpirun
@@ -50,7 +50,7 @@ def jobscript(job: Job, argv: list[str]) -> None:
         options.scheduler = _scheduler_here()
     text = _text(options)
     if options.output:
-        _write(Path(options.output), text)
+        _write(options.output, text)
     if options.submit:
         print(_submit(SCHEDULERS[options.scheduler], text))
     elif not options.output:
@@ -117,7 +117,9 @@ def _parser() -> Parser:
         metavar="LINE",
         help="one more for the scheduler, as it stands, e.g. --directive=--qos=high; may be repeated",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the script there instead of printing it")
+    parser.add_argument(
+        "-o", "--output", type=nonempty_path, metavar="FILE", help="write the script there instead of printing it"
+    )
     parser.add_argument("--submit", action="store_true", help="hand it to the scheduler, and print what that answers")
     parser.add_argument(
         AS_MODULE,

@@ -36,8 +36,11 @@ def check_output(json: str | None, plot: str | None) -> None:
     """Check that --json and --plot can be written.
 
     Raises:
-        UsageError: a folder does not exist or is not writable, matplotlib is missing, or the image format is unknown.
+        UsageError: a path is empty, a folder does not exist or is not writable, matplotlib is missing, or the image format is unknown.
     """
+    for option, path in (("--json", json), ("--plot", plot)):
+        if path == "":  # of a variable that is not set
+            raise UsageError(f"{option}: the path is empty", fix="name a file")
     if plot:
         require("matplotlib", needed_by="--plot")
     if plot and Path(plot).suffix not in _PICTURES:

@@ -16,6 +16,7 @@ from runner.parallel.settings import ParallelSettings
 from runner.parallel.task import Plan, Task
 from runner.tools.compare.choices import ALONE, BARE, Choice, chosen, supported
 from runner.tools.compare.engines import build
+from runner.tools.report.output import check_output
 from runner.training.settings import StepSettings
 from tests.unit.backends.test_choice import job
 
@@ -71,3 +72,9 @@ def test_alone_computes_activations_again_where_the_others_do(how: str, calls: i
     Unit.calls = 0
     engine.step(torch.ones(1, 2), torch.ones(1, 2))
     assert Unit.calls == calls
+
+
+@pytest.mark.parametrize("given", [{"json": "", "plot": None}, {"json": None, "plot": ""}])
+def test_a_file_without_a_name_is_refused(given: dict[str, str | None]) -> None:
+    with pytest.raises(UsageError, match="the path is empty; name a file"):
+        check_output(**given)

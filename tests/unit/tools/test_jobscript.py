@@ -158,6 +158,7 @@ def test_bad_requests_are_refused_in_a_line(tmp_path: Path) -> None:
     refused(jobscript("--directive", "a\nb", "workloads.mnist"), "'a\\nb' is not one line")
     refused(jobscript("--memory", "64", "workloads.mnist"), "--memory: '64'")
     refused(jobscript("--gpus-per-node", "h200:0", "workloads.mnist"), "'h200:0' is no number of GPUs")
+    refused(jobscript("--output=", "workloads.mnist"), "argument -o/--output: the path is empty")
     refused(jobscript("--log", "a b", "workloads.mnist"), "'a b' is not one word")
     typed = jobscript("--scheduler", "pbs", "--gpus-per-node", "h200:4", "workloads.mnist")
     refused(typed, "--scheduler pbs does not take a GPU's type")
