@@ -78,8 +78,8 @@ def supervise(job: Job, argv: list[str]) -> None:
         _check_standby(given, place, request)
     is_workload = request is not None and request.may_be_workload  # whose steps are known
     if request is not None and is_workload and shared_in(request.given, "resume").get("resume") is None:
-        _say("the command has no --resume auto; unless the workload's settings do, each restart begins with step 0")
-    hosts = _hosts(given, place - 2)
+        _print("the command has no --resume auto; unless the workload's settings do, each restart begins with step 0")
+    hosts = _hosts(given, end)
     unset_variables(places_of_step(os.environ))
     if given.standby:
         set_variables(_OVERLAP)
