@@ -53,7 +53,7 @@ def rows(settings: Iterable[DeclaredSetting]) -> str:
             about.shows
             if about.shows != ""
             else ""
-            if one.default is None or one.is_switch
+            if one.default in (None, ()) or one.is_switch
             else one.text_of(one.default)
         )
         mark = " •" if about.changes else ""

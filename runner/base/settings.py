@@ -22,7 +22,7 @@ import json
 import sys
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -94,6 +94,7 @@ class DeclaredSetting:
     about: Option
     type: type = str  # of its values
     is_optional: bool = False  # whether None is one
+    is_list: bool = False  # a tuple of such values: the option is given once for each
 
     @property
     def flag(self) -> str:
@@ -150,7 +151,7 @@ class DeclaredSetting:
             raise argparse.ArgumentTypeError(f"{text!r} cannot be read ({type(error).__name__}: {why})") from None
 
     def text_of(self, value: Any) -> str:
-        """A value as the command line has it."""
+        """A value as the command line has it, one of a list's."""
         text = self.about.text(value)
         return text.removesuffix(".0") if isinstance(value, float) else text
 
@@ -205,6 +206,8 @@ def _floor(kind: type, name: str) -> int:
 
 def _declared(kind: type, one: Field[Any], declared: Any) -> DeclaredSetting:
     default = one.default if one.default_factory is MISSING else one.default_factory()
+    if is_list := get_origin(declared) is tuple:  # tuple[str, ...]
+        declared = get_args(declared)[0]
     if default is MISSING:
         raise UsageError(f"{kind.__name__}.{one.name} has no default", fix="give it one; None if it may be left out")
     is_union = get_origin(declared) in (Union, UnionType)
@@ -216,8 +219,8 @@ def _declared(kind: type, one: Field[Any], declared: Any) -> DeclaredSetting:
             fix="take str, int, float, bool or a Path, or give option() a parse=function",
         )
     is_optional = default is None or (is_union and type(None) in get_args(declared))
-    setting = DeclaredSetting(one.name, default, about, found, is_optional)
-    if not _is_written(setting, named):
+    setting = DeclaredSetting(one.name, default, about, found, is_optional, is_list)
+    if not is_list and not _is_written(setting, named):
         raise UsageError(
             f"{kind.__name__}.{one.name}: parse= does not read what str() writes",
             fix="give option() a text= that makes a text of a value, which parse= reads again",
@@ -297,8 +300,10 @@ def _add(group: argparse._ArgumentGroup, one: DeclaredSetting, *, is_shown: bool
         group.add_argument(one.flag, action="store_const", const=True, **on)
         group.add_argument(one.off, action="store_const", const=False, **off)
         return
-    if one.is_optional:
-        group.add_argument(one.off, action="store_const", const=None, **hidden)
+    if one.is_optional or one.is_list:
+        group.add_argument(one.off, action="store_const", const=() if one.is_list else None, **hidden)
+    if one.is_list:
+        common["action"] = _Append
     takes: dict[str, Any] = (
         {} if about.bare is None else {"nargs": "?", "action": functools.partial(_Bare, bare=about.bare)}
     )
@@ -316,11 +321,18 @@ class _Bare(argparse.Action):
         setattr(namespace, self.dest, self.bare if values is None else values)
 
 
+class _Append(argparse.Action):
+    """Adds a value to those that were given before."""
+
+    def __call__(self, _: Any, namespace: argparse.Namespace, value: Any, option: str | None = None) -> None:
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), value))
+
+
 def _help(one: DeclaredSetting) -> str:
     about = one.about
     shown = about.shows
     if shown == "":
-        shown = None if one.default is None or one.is_switch else one.text_of(one.default)
+        shown = None if one.default in (None, ()) or one.is_switch else one.text_of(one.default)
     default = f"(default: {shown})" if shown else ""
     return " ".join(filter(None, (about.help, default))).replace("%", "%%")
 
@@ -343,7 +355,9 @@ def as_words(kind: type, given: Mapping[str, Any]) -> list[str]:
 
 
 def _words(one: DeclaredSetting, value: Any) -> list[str]:
-    if one.is_switch or value is None:
+    if one.is_list and value:
+        return [f"{one.flag}={one.text_of(each)}" for each in value]
+    if one.is_switch or value in (None, ()):
         return [one.flag if value else one.off]
     return [one.flag] if value == one.about.bare is not None else [f"{one.flag}={one.text_of(value)}"]
 
@@ -404,7 +418,11 @@ def _entries(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _value(path: Path, one: DeclaredSetting, value: Any) -> Any:
+    if one.is_list and isinstance(value, list):
+        return tuple(_value(path, replace(one, is_list=False), each) for each in value)
     where = f"--config {path}: {one.name} = {json.dumps(value, default=str)}"
+    if one.is_list:
+        raise UsageError(where, fix='say a list, such as ["one", "two"]')
     if one.is_switch or isinstance(value, bool):
         if one.is_switch and isinstance(value, bool):
             return value
@@ -440,6 +458,8 @@ def as_toml(settings: Any, leave_out: Container[str] = ()) -> str:
 def _toml(one: DeclaredSetting, value: Any) -> str:
     if value is None:
         return "false"
+    if one.is_list:
+        return f"[{', '.join(_toml(replace(one, is_list=False), each) for each in value)}]"
     if value == one.about.bare is not None:
         return "true"
     if isinstance(value, bool) or (isinstance(value, int) and one.about.text is str):

@@ -35,6 +35,7 @@ class Options(Settings):
     width: int = 64
     fast: bool = False
     note: str | None = option(None, "anything", changes=True)
+    tag: tuple[str, ...] = option((), "any number of them")
 
 
 def read(*words: str, kind: type[StepSettings] = Options, ranks: int = 1) -> Any:
@@ -62,6 +63,7 @@ VALUES = st.fixed_dictionaries(
         "compile": st.booleans(),
         "data": st.sampled_from(["one", "two"]),
         "note": st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
+        "tag": st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1)).map(tuple),
         "checkpoint_dir": st.builds(Path, st.text("abc/ é.", min_size=1)),
         "clip_norm": st.none() | st.floats(0.01, 100),
         "profile": st.builds(Steps, st.integers(1, 5), st.integers(5, 9)),
@@ -97,6 +99,15 @@ def test_the_command_line_is_before_the_file_and_the_file_before_the_defaults(tm
     assert (request.job.time_limit, request.job.timeout) == (3600.0, 5.0)
 
 
+def test_a_list_is_given_by_one_option_for_each_of_its_values(tmp_path: Path) -> None:
+    assert read("--tag", "a", "--tag=b").tag == ("a", "b")
+    assert read().tag == read("--tag", "a", "--no-tag").tag == ()
+    file = tmp_path / "mine.toml"
+    file.write_text('tag = ["a", "b"]')
+    assert read("--config", str(file)).tag == ("a", "b")
+    assert read("--config", str(file), "--tag", "c").tag == ("c",)
+
+
 def test_a_switch_of_the_file_is_switched_off() -> None:
     assert read("--compile").compile
     assert not read("--compile", "--no-compile").compile
@@ -112,6 +123,8 @@ def test_a_switch_of_the_file_is_switched_off() -> None:
         ('fast = "yes"', 'fast = "yes"; say true or false'),
         ('data = "three"', "data: 'three' is none of one, two"),
         ('strategy = "dpp"', "strategy: 'dpp' is none of ddp,"),
+        ('tag = "a"', 'tag = "a"; say a list, such as ["one", "two"]'),
+        ("tag = [[]]", "tag = []; say one number or text"),
         ("epochs 3", "write lines such as epochs = 3"),
         ("[a]\nlr = 1\n[b]\nlr = 2", "lr is there twice"),
     ],
