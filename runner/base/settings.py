@@ -28,8 +28,10 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from runner.base.errors import UsageError
+from runner.base.formats import check_format
 from runner.base.quantities import nonempty_path
 
+_FORMAT = 1  # of the files that runs leave; one without a number is a user's
 _KEY = "option"  # of a field's metadata
 
 # The groups in the order in which people need them, with what their title says beside the name.
@@ -369,7 +371,7 @@ def read_file(path: Path) -> dict[str, Any]:
     """The entries of a TOML file by the names of fields, as they stand there.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: it cannot be read, or a later runner has written it.
     """
     found: dict[str, Any] = {}
     for key, value in _entries(path):
@@ -377,6 +379,7 @@ def read_file(path: Path) -> dict[str, Any]:
         if name in found:
             raise UsageError(f"--config {path}: {name} is there twice", fix="keep one of them")
         found[name] = value
+    check_format(f"--config {path}", found.pop("format", None), _FORMAT)
     return found
 
 
@@ -441,7 +444,7 @@ def _value(path: Path, one: DeclaredSetting, value: Any) -> Any:
 
 def as_toml(settings: Any, leave_out: Container[str] = ()) -> str:
     """The values given as a file that ``--config`` reads, group by group; the defaults are comments in it."""
-    lines: list[str] = []
+    lines = [f"format = {_FORMAT}"]
     group = ""
     for one in settings_in(type(settings)).values():
         if one.about.hidden or one.name in leave_out:
@@ -452,7 +455,7 @@ def as_toml(settings: Any, leave_out: Container[str] = ()) -> str:
         value = settings.given.get(one.name, one.default)
         mark = "" if one.name in settings.given else "# "
         lines.append(f"{mark}{one.name} = {_toml(one, value)}")
-    return "\n".join(lines[1:]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _toml(one: DeclaredSetting, value: Any) -> str:

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from runner.guard.files import Files
 from runner.guard.settings import Watched, Words
 
+FORMAT = 1  # of the file
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
@@ -67,4 +69,6 @@ class Report:
         if self._files and self._path and first and (rank in (0, first.rank) or self._is_first_on_host):
             path = self._path.with_name(f"failure-{first.attempt + 1}.json") if is_mended else self._path
             more = {"size": self._size, "ended_with_it": sorted(self._ended_with_it), "command": sys.orig_argv}
-            self._files.put(path, json.dumps(asdict(first) | more, indent=1) + "\n", over=rank == 0)
+            self._files.put(
+                path, json.dumps({"format": FORMAT} | asdict(first) | more, indent=1) + "\n", over=rank == 0
+            )

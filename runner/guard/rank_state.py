@@ -10,12 +10,13 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from runner.guard.board import ENDED
 
+FORMAT = 1  # of the file
 FOLDER = "state"  # in the folder of a job
 _NAME = re.compile(r"rank-(\d+)\.json")
 
@@ -51,6 +52,10 @@ class RankState:
     ended_by: str | None = None  # the signal, or that by which it was asked to save; none where memory was lacking
     lost: int | None = None  # the rank whose guard went first
 
+    def content(self) -> dict[str, Any]:
+        """Of the file."""
+        return {"format": FORMAT} | asdict(self)
+
     @property
     def has_ended(self) -> bool:
         return self.phase == ENDED or self.exit_code is not None
@@ -81,11 +86,13 @@ def parse(rank: int, text: str) -> RankState:
     """A state from its file's text. What is missing, or not of its type, is unknown.
 
     Raises:
-        ValueError: it is not a JSON object.
+        ValueError: it is not a JSON object, or a later runner has written it.
     """
     fields = json.loads(text)
     if not isinstance(fields, dict):
         raise ValueError("it is not a JSON object")
+    if isinstance(written := fields.get("format"), int) and written > FORMAT:
+        raise ValueError(f"it is of format {written}, and this runner reads {FORMAT}; update the runner")
     return RankState(rank=rank, **{name: read(fields.get(name)) for name, read in _FIELDS.items()})
 
 

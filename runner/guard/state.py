@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ class StateFile:
         state = replace(state, **more)
         draft = self._path.with_suffix(".new")
         with contextlib.suppress(OSError):  # a folder that cannot be written is no reason to end a job
-            draft.write_text(json.dumps(asdict(state)))
+            draft.write_text(json.dumps(state.content()))
             os.replace(draft, self._path)
         if self._tell is not None and (time.monotonic() > self._look_at or self._end):
             self._send(self._tell, state)
@@ -116,7 +116,7 @@ class StateFile:
                 return
         interval = max(_INTERVAL, (self._facts.size or 1) / _PER_SECOND)
         self._look_at = time.monotonic() + interval - _INTERVAL / 2
-        tell(State(asdict(replace(state, interval=interval))))
+        tell(State(replace(state, interval=interval).content()))
 
     def _usage(self) -> dict[str, Any]:
         """The worker's share of a core in percent, its memory (Linux), and its GPU's use."""

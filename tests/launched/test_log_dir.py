@@ -102,6 +102,7 @@ def test_the_first_failure_is_kept_until_the_next_job(tmp_path: Path) -> None:
     done = runner(2, *job, "--fault", "raise", cwd=folder_of("faulty"))
     assert done.returncode == 1
     found = failure(tmp_path / "log")
+    assert found["format"] == 1
     assert (found["rank"], found["size"], found["ended_with_it"], found["host"]) == (1, 2, [0], socket.gethostname())
     assert (found["exit_code"], found["what"], found["step"], found["attempt"]) == (1, "ValueError: odd", 5, 0)
     assert found["traceback"].startswith("Traceback (most recent call last):\n")

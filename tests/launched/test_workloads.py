@@ -24,7 +24,7 @@ from tests.turns import Turns
 def test_mnist_on_digits_reaches_97_percent(turns: Turns, tmp_path: Path) -> None:
     done = ok(turns(2, "workloads.mnist", "--data", "digits", cwd=tmp_path, timeout=3 * LIMIT))
     lines = metrics(tmp_path / "runs" / "mnist")
-    known = ["step", "epoch", "loss", "lr", "samples_per_s"]
+    known = ["format", "step", "epoch", "loss", "lr", "samples_per_s"]
     assert list(lines[0]) == [*known, "val_loss", "val_accuracy"]
     used = [line for line in lines if "cpu" in line]
     assert used

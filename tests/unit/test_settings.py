@@ -139,6 +139,14 @@ def test_a_wrong_file_is_told_in_one_line(text: str, told: str, tmp_path: Path) 
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_that_a_later_runner_has_left_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "later.toml"
+    assert as_toml(made_of(Options)).startswith("format = 1\n")
+    file.write_text("format = 2\nepochs = 3\n")
+    with pytest.raises(UsageError, match=r"later.toml is of format 2, and this runner reads 1; update the runner$"):
+        read("--config", str(file))
+
+
 def test_a_file_that_is_not_there_is_told() -> None:
     with pytest.raises(UsageError, match=r"--config missing.toml: No such file"):
         read("--config", "missing.toml")

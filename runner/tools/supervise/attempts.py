@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +17,8 @@ from types import FrameType
 from typing import Any
 
 from runner.base.errors import EXIT_HANG, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
+from runner.base.formats import check_format
+from runner.guard.failure import FORMAT
 from runner.guard.rank_state import RankState, read_states
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -188,10 +191,16 @@ def _named(failure: Mapping[str, Any], states: list[RankState]) -> tuple[RankSta
 
 
 def _read_failure(folder: Path) -> dict[str, Any] | None:
-    """The job's first failure, if its guards have left one that can be read."""
+    """The job's first failure, if its guards have left one that can be read. Of a later runner's it is said that it cannot."""
+    path = folder / "failure.json"
     with suppress(OSError, ValueError):
-        failure = json.loads((folder / "failure.json").read_text(errors="replace"))
+        failure = json.loads(path.read_text(errors="replace"))
         if isinstance(failure, dict) and {"rank", "exit_code", "host", "what"} <= failure.keys():
+            try:
+                check_format(path, failure.get("format"), FORMAT)
+            except UsageError as error:
+                print(f"supervise: {error}", file=sys.stderr, flush=True)
+                return None
             return failure
     return None
 

@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runner.base.formats import check_format
 from runner.training.checkpoint.writing import writing
 from runner.versions.extras import require
+
+
+_FORMAT = 1  # of the lines
 
 
 @dataclass(kw_only=True)
@@ -59,7 +63,7 @@ class MetricsFile:
 
     def write(self, records: Sequence[StepRecord]) -> None:
         """Append records, and pass them to the operating system."""
-        rest = memoryview("".join(_line(vars(record)) for record in records).encode())
+        rest = memoryview("".join(_line({"format": _FORMAT, **vars(record)}) for record in records).encode())
         with writing(self.path):
             while rest:
                 rest = rest[self._file.write(rest) :]
@@ -90,7 +94,11 @@ class TensorBoard:
 
 
 def lines_until(path: Path, step: int) -> list[str]:
-    """The lines of a metrics file up to this step; lines that are no records, or were cut off, are skipped."""
+    """The lines of a metrics file up to this step; lines that are no records, or were cut off, are skipped.
+
+    Raises:
+        UsageError: a later runner has written one.
+    """
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
@@ -98,6 +106,7 @@ def lines_until(path: Path, step: int) -> list[str]:
         except ValueError:
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int) and record["step"] <= step:
+            check_format(path, record.get("format"), _FORMAT)
             kept.append(_line(record))
     return kept
 

@@ -31,7 +31,7 @@ def test_without_nvml_or_a_driver_nothing_is_said_of_a_gpu(
     state.gpu = gpu
     state.end(0, "")
     found = json.loads((tmp_path / "state" / "rank-00003.json").read_text())
-    assert (found["rank"], found["exit_code"]) == (3, 0)
+    assert (found["format"], found["rank"], found["exit_code"]) == (1, 3, 0)
     assert found["gpu"] is None
     assert found["gpu_memory"] is None
 

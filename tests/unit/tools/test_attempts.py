@@ -164,6 +164,15 @@ def test_a_lost_host_is_left_out_by_its_address(tmp_path: Path) -> None:
     assert read_attempts(tmp_path / "log")[0].addresses == ["10.77.0.2", "192.168.7.2"]
 
 
+def test_a_failure_that_a_later_runner_has_written_is_said_and_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newer = ended(tmp_path / "1", 1, 5, {"phase": "training"}, "lost", exit_code=None, format=2)
+    assert not newer.is_lost
+    path = tmp_path / "1" / "failure.json"
+    assert capsys.readouterr().err == f"supervise: {path} is of format 2, and this runner reads 1; update the runner\n"
+
+
 def test_a_log_that_cannot_be_written_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     for number in (1, 2):
         _note(Path("/dev/full"), Attempt(number=number, began=0.0, seconds=9.0, code=1))

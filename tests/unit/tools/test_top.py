@@ -193,6 +193,14 @@ def test_states_are_read_from_a_folder(tmp_path: Path) -> None:
     ]
 
 
+def test_a_state_that_a_later_runner_has_written_is_said_and_not_read(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "rank-00000.json").write_text('{"format": 2, "step": 7}')
+    (found,) = read_states(tmp_path)
+    told = "rank-00000.json cannot be read: it is of format 2, and this runner reads 1; update the runner"
+    assert (found.step, found.what) == (None, told)
+
+
 def test_the_newest_job_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"no job has left a folder state/ here or in runs/\*/; name"):

@@ -20,7 +20,7 @@ import numpy
 import pytest
 import torch
 
-from runner.base.errors import RunnerError
+from runner.base.errors import RunnerError, UsageError
 from runner.training.checkpoint.checkpoint_folder import Position
 from runner.training.checkpoint.writing import writing
 from runner.training.data.random_numbers import seed_random_numbers
@@ -72,6 +72,16 @@ def test_lines_that_are_no_records_are_left_out_and_the_last_is_completed(
     written(path, [record(9)], resumed_at=5)
     lines = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
     assert [line["step"] for line in lines] == steps
+
+
+def test_metrics_of_a_later_runner_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    written(path, [record(1)])
+    assert json.loads(path.read_text())["format"] == 1
+    with path.open("a") as file:
+        file.write('{"format": 2, "step": 2}\n')
+    with pytest.raises(UsageError, match=r"m.jsonl is of format 2, and this runner reads 1; update the runner$"):
+        lines_until(path, 2)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
