@@ -15,6 +15,7 @@ from runner.base.settings import add_options, not_an_option, option
 from runner.command import Given
 from runner.parallel.settings import ParallelSettings
 from runner.parsing import Parser, known_in
+from runner.training.loggers.registry import logger_text
 
 AUTO = "auto"  # --resume: the newest checkpoint that is intact
 
@@ -205,7 +206,13 @@ class Settings(StepSettings):
         None, "JSON lines", metavar="FILE", shows="metrics.jsonl in --checkpoint-dir", group="logging", advanced=True
     )
     log_every: int = option(20, "steps between lines written together", parse=positive, group="logging")
-    tensorboard: Path | None = option(None, "also write TensorBoard events", metavar="DIR", group="logging")
+    logger: tuple[str, ...] = option(
+        (),
+        "log to csv[:FILE], tensorboard[:DIR], mlflow[:URI] or wandb[:[ENTITY/]PROJECT], too, or by another package's logger; once for each",
+        parse=logger_text,
+        metavar="NAME[:TARGET]",
+        group="logging",
+    )
     profile: Steps | None = option(
         None,
         "record these steps of this run (10-12) by torch.profiler, in profile/ in --checkpoint-dir, on every rank, and print what "

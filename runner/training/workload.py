@@ -16,6 +16,7 @@ from runner.command import Given, add_config, given_in
 from runner.job_settings import JobSettings
 from runner.parallel.settings import LAYOUT, ParallelSettings
 from runner.parsing import ALL, Parser, add_full_help, wants
+from runner.training.loggers.registry import chosen_loggers
 from runner.training.requeue import check_requeue
 from runner.training.run import Run
 from runner.training.settings import Settings, StepSettings
@@ -132,12 +133,14 @@ def _check_output(run: Run, settings: Settings) -> None:
         run.on_main(lambda: check_requeue(os.environ))
     folders = {"--checkpoint-dir": settings.checkpoint_dir, "--metrics": settings.metrics.parent}
 
-    def check_folders() -> None:
+    def check() -> None:
         for option, folder in folders.items():
             make_writable(folder, option)
+        for chosen in chosen_loggers(settings.logger, settings.checkpoint_dir):
+            chosen.load()
 
     if run.train_by is None:  # a tool that trains the task itself writes none of it
-        run.on_main(check_folders)
+        run.on_main(check)
 
 
 def make_writable(folder: Path, option: str) -> None:

@@ -10,7 +10,7 @@ from tests.launching import BASE_PYTHON, mpirun, ok, packages_without, path_of, 
 from tests.results import refused
 
 RUNNER = (BASE_PYTHON, "-m", "runner")
-EXTRAS = "torchvision sklearn scikit_learn matplotlib tensorboard"
+EXTRAS = "torchvision sklearn scikit_learn matplotlib tensorboard mlflow wandb"
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,9 @@ def test_the_main_job_runs_on_its_own_digits(lean: str, tmp_path: Path) -> None:
         (["workloads.mnist", "--data", "mnist"], "MNIST", "torchvision"),
         (["workloads.resnet"], "workloads.resnet", "torchvision"),
         (["workloads.alexnet"], "workloads.alexnet", "torchvision"),
-        (["workloads.mnist", "--data", "digits", "--tensorboard", "events"], "--tensorboard", "tensorboard"),
+        (["workloads.mnist", "--data", "digits", "--logger", "tensorboard"], "--logger tensorboard", "tensorboard"),
+        (["workloads.linear", "--logger", "mlflow"], "--logger mlflow", "mlflow"),
+        (["workloads.linear", "--logger", "wandb:a"], "--logger wandb", "wandb"),
     ],
     ids=str,
 )

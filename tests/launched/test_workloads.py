@@ -154,17 +154,6 @@ def test_the_learning_rate_can_be_scaled(turns: Turns, tmp_path: Path) -> None:
     assert lines[0]["lr"] == pytest.approx(0.02)
 
 
-def test_tensorboard_gets_the_same_numbers(turns: Turns, tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    _, lines = fingerprints(turns, 2, tmp_path / "out", "--epochs", "1", "--tensorboard", str(tmp_path / "board"))
-    events = EventAccumulator(str(tmp_path / "board"))
-    events.Reload()
-    losses = [event.value for event in events.Scalars("loss")]
-    assert losses == pytest.approx([line["loss"] for line in lines], rel=1e-6)
-    assert len(events.Scalars("val_accuracy")) == 1
-
-
 def test_chosen_steps_are_profiled(turns: Turns, tmp_path: Path) -> None:
     """Across the end of an epoch, which has 16 steps; those of an earlier run are kept."""
     arguments = ["workloads.linear", "--epochs", "2", "--batch-size", "64", "--profile"]

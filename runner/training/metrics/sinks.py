@@ -1,4 +1,4 @@
-"""What is written about a training: one record per step, as JSON lines and as TensorBoard events."""
+"""What is known of each step of a training, and the file of it: JSON lines."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from typing import Any
 
 from runner.base.formats import check_format
 from runner.training.checkpoint.writing import writing
-from runner.versions.extras import require
-
 
 _FORMAT = 1  # of the lines
 
@@ -38,6 +36,10 @@ class StepRecord:
     gpu_memory: float | None = None  # bytes
     val_loss: float | None = None
     val_accuracy: float | None = None
+
+    def values(self) -> dict[str, float]:
+        """Those that are known, by name."""
+        return {name: value for name, value in vars(self).items() if name != "step" and value is not None}
 
 
 _LEFT_OUT = ("units_per_s", "tflops_per_rank", "mfu", "cpu", "memory", "gpu", "gpu_memory")  # where they are not known
@@ -67,30 +69,6 @@ class MetricsFile:
         with writing(self.path):
             while rest:
                 rest = rest[self._file.write(rest) :]
-
-
-class TensorBoard:
-    """TensorBoard events, named as in the JSON lines."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        require("tensorboard", needed_by="--tensorboard")
-        from torch.utils.tensorboard.writer import SummaryWriter
-
-        self.path = folder
-        self._writer: Any = SummaryWriter(str(folder))
-        stack.callback(self._close)
-
-    def write(self, records: Sequence[StepRecord]) -> None:
-        """Add every number of the records."""
-        with writing(self.path):
-            for record in records:
-                for name, value in vars(record).items():
-                    if name != "step" and value is not None:
-                        self._writer.add_scalar(name, value, record.step)
-
-    def _close(self) -> None:
-        with writing(self.path):
-            self._writer.close()
 
 
 def lines_until(path: Path, step: int) -> list[str]:

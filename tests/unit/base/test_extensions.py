@@ -11,6 +11,7 @@ from tests.launching import RUNNER, own_lines, run
 
 GROUPS = {"strategy": "strategies"}
 TRAINING = ("workloads.linear", "--strategy", "name")
+LOGGED = ("workloads.linear", "--logger", "name")
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,8 @@ TRAINING = ("workloads.linear", "--strategy", "name")
         ("backend", "added:Other", "TypeError: it is a Other, not a Backend", ("explain",)),
         ("strategy", "added:NONE", "AttributeError", TRAINING),
         ("strategy", "added:__name__", "TypeError: it is a str, not a function", TRAINING),
+        ("logger", "added:NONE", "AttributeError", LOGGED),
+        ("logger", "added:__name__", "TypeError: it is a str, not a function", LOGGED),
         ("tool", "added:NONE", "AttributeError", ("name",)),
         ("tool", "nothing:NONE", "ModuleNotFoundError", ("name",)),
     ],

@@ -211,7 +211,7 @@ def test_a_file_and_the_same_place_by_two_ways(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     paths = [
         (tmp_path / "link", "--checkpoint-dir"),
-        (tmp_path / "real", "--tensorboard"),
+        (tmp_path / "real", "--logger tensorboard"),
         (tmp_path / "m.jsonl", "--metrics"),
     ]
     with held(paths, Holder.here(), print) as found:

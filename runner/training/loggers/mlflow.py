@@ -1,0 +1,60 @@
+"""``--logger mlflow[:URI]``: a run on MLflow's tracking server, or in its database in a file.
+
+Without URI it is what MLflow takes by itself (``MLFLOW_TRACKING_URI``). The experiment is ``MLFLOW_EXPERIMENT_NAME``, or the workload's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from runner.training.loggers.logger import LoggedRun
+
+_AT_ONCE = 1000, 100  # values and settings in a request: MLflow's limits
+_EVERY = 5.0  # seconds
+
+
+class MLflow:
+    """Values are sent together, as a request may take longer than a step. A continued run is the same run there."""
+
+    def __init__(self, run: LoggedRun) -> None:
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=run.target or None)
+        self._run = run.identifier(lambda: self._create(run))
+        self._client.update_run(self._run, status="RUNNING")
+        self._values: list[tuple[str, float, int, int]] = []
+        self._sent = time.monotonic()
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Take values, and send them if there are enough, or the last were sent some seconds ago."""
+        now = int(time.time() * 1000)
+        self._values += [(name, value, now, step) for name, value in values.items()]
+        if len(self._values) >= _AT_ONCE[0] or time.monotonic() > self._sent + _EVERY:
+            self._send()
+
+    def close(self) -> None:
+        """Send the rest; the run is finished."""
+        self._send()
+        self._client.set_terminated(self._run)
+
+    def _create(self, run: LoggedRun) -> str:
+        from mlflow.entities import Param
+        from mlflow.environment_variables import MLFLOW_EXPERIMENT_NAME
+
+        name = MLFLOW_EXPERIMENT_NAME.get() or run.workload
+        experiment = self._client.get_experiment_by_name(name)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        made: str = self._client.create_run(number, run_name=run.name).info.run_id
+        settings = [Param(name, str(value)) for name, value in run.settings.items()]
+        for first in range(0, len(settings), _AT_ONCE[1]):
+            self._client.log_batch(made, params=settings[first : first + _AT_ONCE[1]])
+        return made
+
+    def _send(self) -> None:
+        from mlflow.entities import Metric
+
+        while self._values:
+            self._client.log_batch(self._run, metrics=[Metric(*one) for one in self._values[: _AT_ONCE[0]]])
+            del self._values[: _AT_ONCE[0]]
+        self._sent = time.monotonic()

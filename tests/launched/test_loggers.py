@@ -1,0 +1,86 @@
+"""Loggers of a training under mpirun: those that are there, and two of another package."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.launching import RUNNER, mpirun, ok
+from tests.results import metrics, refused
+
+TRAINING = ("workloads.linear", "--batch-size", "64", "--log-every", "4")
+
+PACKAGE = '''\
+import json
+
+class Lines:
+    """Logs lines to a file."""
+    def __init__(self, run):
+        self.file = open(run.target, "a")
+        self.file.write(json.dumps([run.step, run.workload, run.settings["epochs"], run.settings["ranks"]]) + "\\n")
+    def log(self, step, values):
+        self.file.write(json.dumps([step, values["loss"]]) + "\\n")
+    def close(self):
+        self.file.close()
+
+class Fails(Lines):
+    """Its service is gone after five steps."""
+    def log(self, step, values):
+        if step > 5:
+            raise ConnectionResetError("the service is gone")
+        super().log(step, values)
+'''
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> str:
+    """A PYTHONPATH with a package that has two loggers."""
+    folder = tmp_path / "packages"
+    information = folder / "others-1.0.dist-info"
+    information.mkdir(parents=True)
+    (folder / "others.py").write_text(PACKAGE)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
+    points = "[runner.loggers]\nlines = others:Lines\nfails = others:Fails\n"
+    (information / "entry_points.txt").write_text(points)
+    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+
+
+def test_loggers_get_the_same_numbers_and_one_that_fails_ends_nothing(others: str, tmp_path: Path) -> None:
+    loggers = ("--logger=csv", "--logger=tensorboard:board", "--logger=lines:mine.txt", "--logger=fails:lost.txt")
+    done = ok(mpirun(2, *RUNNER, *TRAINING, *loggers, "--epochs", "1", cwd=tmp_path, PYTHONPATH=others))
+    told = "--logger fails has failed (ConnectionResetError: the service is gone) at step 6; training continues"
+    assert (done.stdout + done.stderr).count(told) == 1
+    config = str(tmp_path / "runs" / "linear" / "settings.toml")
+    done = ok(
+        mpirun(2, *RUNNER, *TRAINING, "--config", config, "--epochs=2", "--resume", cwd=tmp_path, PYTHONPATH=others)
+    )
+    assert (done.stdout + done.stderr).count("--logger fails has failed") == 1
+    lines = metrics(tmp_path / "runs" / "linear")
+    losses = [line["loss"] for line in lines]
+    assert len(losses) == 32
+    with open(tmp_path / "runs" / "linear" / "metrics.csv") as file:
+        assert [float(row["loss"]) for row in csv.DictReader(file)] == losses
+    events = EventAccumulator(str(tmp_path / "board"))
+    events.Reload()
+    assert [event.value for event in events.Scalars("loss")] == pytest.approx(losses, rel=1e-6)
+    mine = [json.loads(line) for line in (tmp_path / "mine.txt").read_text().splitlines()]
+    assert (mine.pop(0), mine.pop(16)) == ([0, "linear", 1, 2], [16, "linear", 2, 2])
+    assert [loss for _, loss in mine] == losses
+    assert [json.loads(line)[0] for line in (tmp_path / "lost.txt").read_text().splitlines()] == [0, *range(1, 6), 16]
+
+
+def test_a_server_that_cannot_be_reached_is_told_before_the_training(tmp_path: Path) -> None:
+    uri = "http://127.0.0.1:9"
+    done = mpirun(2, *RUNNER, *TRAINING, "--logger", f"mlflow:{uri}", cwd=tmp_path, MLFLOW_HTTP_REQUEST_MAX_RETRIES="0")
+    refused(done, "--logger mlflow cannot be started: MlflowException: ", "see that what it writes to can be reached")
+    assert not metrics(tmp_path / "runs" / "linear")
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    done = mpirun(2, *RUNNER, *TRAINING, "--logger", "tensorboard:/proc/board", cwd=tmp_path)
+    refused(done, "--logger tensorboard: cannot write in /proc/board: ", "; name a folder that can be written")
