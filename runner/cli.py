@@ -9,21 +9,18 @@ from dataclasses import replace
 from typing import NoReturn
 
 from runner.backends.flight_recorder import answer_when_asked
-from runner.backends.registry import installed_packages
-from runner.backends.selection import with_backend, with_spare_cores
+from runner.backends.selection import with_spare_cores
 from runner.base.early_signals import EARLY
-from runner.base.errors import Policy, RunnerError, UsageError, raised_on_all_ranks
+from runner.base.errors import Policy, RunnerError, UsageError
 from runner.base.streams import replace_characters
 from runner.command import Request, parse, refuse_idle_options
 from runner.dispatch import dispatch
-from runner.guard.board import Board
 from runner.guard.nursery import Lifeline
 from runner.guard.start import start_worker
 from runner.guard.worker_messages import Computes, Met, Seeks
 from runner.guarding import guard_watched, guard_words, guards_address
-from runner.hardware.placement import Placement, place_all
-from runner.hardware.resources import as_record, of_record, resources
 from runner.job import Job
+from runner.joining import job_of, place, record_of
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect
 from runner.launch.launchers import SINGLE
@@ -31,11 +28,9 @@ from runner.launch.mislaunch import idle_tasks, refuse_mislaunch
 from runner.launch.target import EXECUTABLE, WORKLOAD, Target, find_target
 from runner.outcome import SUCCESS, end_worker, outcome_of, refuse_launch
 from runner.rendezvous.records.compatibility import compare_ranks
-from runner.rendezvous.records.record import RankRecord, own_record
-from runner.rendezvous.records.topology import Topology
-from runner.rendezvous.rendezvous import Rendezvous, choose_way, rendezvous
+from runner.rendezvous.records.record import RankRecord
+from runner.rendezvous.rendezvous import choose_way, rendezvous
 from runner.rendezvous.transport.endpoint import allow_open_files
-from runner.rendezvous.transport.interfaces import absent_interfaces, nccl_interface
 from runner.tools.registry import examines, shows_training, summaries, tool_names, works_alone
 from runner.versions.extras import OF_WORKLOADS, require
 from runner.versions.features import FEATURES, RUNNER, need
@@ -75,7 +70,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if context.size.value > 1:
             answer_when_asked(lifeline, placements[context.rank.value].torch_device)
         assert target is not None  # otherwise compare_ranks() has refused the records
-        job = _job(request, target, context, result, topology, placements, lifeline.board)
+        is_replaced = target.runs_in_python and request.job.backend is not None
+        job = job_of(request.job, context, result, topology, placements, lifeline.board, replaces_gloo=is_replaced)
+        if target.kind == WORKLOAD or shows_training(request.tool):
+            job = with_spare_cores(job)
         _warn_of_host(job, target)
         if request.job.hang_timeout and target.is_program:
             _warn_of_hangs(job)
@@ -110,67 +108,16 @@ def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple
             require(*OF_WORKLOADS)
     except UsageError as error:
         problem = error
-    asks_for_gpus = request.job.device != "cpu" or examines(request.tool)
-    record = own_record(
+    record = record_of(
         context,
-        problem=problem.message if problem else None,
-        fix=problem.fix if problem else "",
-        target=request.target,
-        digest=target.digest if target else "",
-        arguments=list(request.arguments),
-        packages=installed_packages(),
-        absent_interfaces=absent_interfaces(context.environment),
-        nccl_interface=nccl_interface(context.environment),
-        resources=as_record(resources(context.environment, asks_for_gpus=asks_for_gpus)),
+        request.target,
+        target.digest if target else "",
+        list(request.arguments),
+        problem=problem,
+        asks_for_gpus=request.job.device != "cpu" or examines(request.tool),
         guard_port=lifeline.port,
     )
     return target, record
-
-
-@raised_on_all_ranks()
-def place(context: LaunchContext, topology: Topology, device: str, policy: Policy) -> tuple[Placement, ...]:
-    """The placements of all ranks, in rank order. Hosts with equal resources share their ``Placement`` objects."""
-    kinds, index = topology.records.of_field("resources")
-    numbers = index or [0] * topology.size
-    hosts = [(host.name, [numbers[rank] for rank in host.ranks]) for host in topology.hosts]
-    placed = place_all(context.launcher, hosts, [of_record(kind) for kind in kinds], device, policy)
-    by_rank = {
-        rank: placement
-        for host, placements in zip(topology.hosts, placed, strict=True)
-        for rank, placement in zip(host.ranks, placements, strict=True)
-    }
-    return tuple(by_rank[rank] for rank in range(topology.size))
-
-
-def _job(
-    request: Request,
-    target: Target,
-    context: LaunchContext,
-    result: Rendezvous,
-    topology: Topology,
-    placements: tuple[Placement, ...],
-    board: Board,
-) -> Job:
-    asked = request.job
-    job = Job(
-        board=board,
-        context=context,
-        topology=topology,
-        endpoint=result.endpoint,
-        rendezvous_why=result.why,
-        placements=placements,
-        device=asked.device,
-        replaces_gloo=target.runs_in_python and asked.backend is not None,
-        collective_timeout=asked.collective_timeout or Job.collective_timeout,
-        is_standby=asked.standby,
-        supervised=f"{asked.log_dir.parent} {asked.began:.0f}" if asked.log_dir and asked.began else "",
-        attempt=asked.log_dir.name if asked.log_dir else "",
-        time_limit=asked.time_limit,
-        time_to_save=asked.time_to_save,
-        timeout_is_asked_for=asked.collective_timeout is not None,
-    )
-    job = with_backend(job, asked.backend or "auto")
-    return with_spare_cores(job) if target.kind == "workload" or shows_training(request.tool) else job
 
 
 def _warn_of_hangs(job: Job) -> None:

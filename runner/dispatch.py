@@ -13,7 +13,7 @@ from runner.base.environment import set_variables
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.streams import as_python_has_them
 from runner.command import Given, Request
-from runner.job import Job
+from runner.job import Job, hold
 from runner.launch.modules import import_workload
 from runner.launch.program import put_first_on_path, put_program_on_path, run_program
 from runner.launch.target import Target
@@ -61,6 +61,7 @@ def dispatch(target: Target, request: Request, job: Job) -> None:
         put_program_on_path(target)
         hide_own_modules()
         as_python_has_them()
+        hold(job)
         _run_and_report(target, request.arguments, job)
 
 
@@ -113,10 +114,10 @@ def _run_workload(name: str, given: Given, job: Job) -> None:
     if not callable(main):
         with raised_on_all_ranks():
             raise UsageError(f"module {name} has no main(run, argv), so it is no workload")
-    from runner.training.run import Run
+    from runner.training.training_run import TrainingRun
     from runner.training.workload import bound
 
-    train = bound(main, Run(job=job, workload=name, layout=layout), given)
+    train = bound(main, TrainingRun(job=job, workload=name, layout=layout), given)
     freeze()  # also what the workload has imported
     start_process_group(job)
     train()

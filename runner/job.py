@@ -48,3 +48,16 @@ class Job:
     @property
     def local_rank(self) -> int:
         return self.topology.local_rank(self.rank)
+
+
+_held: list[Job] = []
+
+
+def hold(job: Job) -> None:
+    """Keep this process's job for a script that asks for it, by ``runner.start()``."""
+    _held[:] = [job]
+
+
+def held() -> Job | None:
+    """The job that is kept."""
+    return _held[0] if _held else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -51,3 +51,14 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if value.keys() == {_PAIRS}:
         return {decode(key, tensors): decode(item, tensors) for key, item in value[_PAIRS]}
     return {key: decode(item, tensors) for key, item in value.items()}
+
+
+def renamed(value: Any, new: Callable[[str], str]) -> Any:
+    """An encoded value that refers to its tensors by new names."""
+    if isinstance(value, list):
+        return [renamed(item, new) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {_TENSOR}:
+        return {_TENSOR: new(value[_TENSOR])}
+    return {key: renamed(item, new) for key, item in value.items()}

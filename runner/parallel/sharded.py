@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -94,9 +94,9 @@ class ShardedTrainer(Trainer):
         self._order.compare_pending()
         return super().state()
 
-    def outputs(self, inputs: Tensor, *more: Any) -> Tensor:
+    def outputs(self, *inputs: Any, **named: Any) -> Any:
         """As in the base class."""
-        outputs = super().outputs(inputs, *more)
+        outputs = super().outputs(*inputs, **named)
         self._order.compare_pending()
         return outputs
 

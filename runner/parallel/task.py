@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 import torch
@@ -25,6 +25,7 @@ from runner.parallel.same_start import check_digests, check_structure, digest_of
 from runner.parallel.state import copy_shard
 from runner.parallel.support import check_shapes
 from runner.parallel.tied import shared_parameters
+from runner.parallel.trees import pieces
 from runner.versions.torch_private import change_tensors
 
 if TYPE_CHECKING:
@@ -109,11 +110,19 @@ class Task:
     """What is trained: model and loss, data, and optimizer."""
 
     model: nn.Module | Callable[[], nn.Module]  # or a factory, for a model too large to be made in full on every rank
-    loss: Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) → the mean over the batch, a scalar
     optimizer: OptimizerFactory
-    train_data: Dataset[Any]  # of (input, target), the same on all ranks
+    train_data: Dataset[Any]  # the same on all ranks; of (input, target), if there is a loss of outputs and targets
+    # One of the two. Either returns the mean over the batch, a scalar; or a pair (sum, weight), such as a sum over tokens and their
+    # number: then the loss of a step is the sum over all ranks and micro-batches by the weight of all.
+    loss: Callable[[Any, Any], Any] | None = None  # of (outputs, targets)
+    batch_loss: Callable[[Callable[..., Any], Any], Any] | None = (
+        None  # of (model, batch), of any form; it calls the model once
+    )
     test_data: Dataset[Any] | None = None
     is_classification: bool = True  # of outputs [batch, classes, …] by class numbers [batch, …]: accuracy is computed
+    # Of the evaluation, by name: functions of (outputs, targets), with batch_loss of (outputs, batch), to the mean over the batch or a
+    # pair (sum, weight), which are added up exactly over all ranks; or objects of torchmetrics.
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     unit: str = "samples"  # what printed lines count
     units_per_sample: int = 1  # a sequence has many tokens
     flops_per_sample: float | None = None  # of a training step, if known: floating-point operations
@@ -170,19 +179,80 @@ class Task:
             raise _needs(made, " and ".join(needed))
         return made
 
-    def mean_loss(self, outputs: Any, targets: Tensor) -> Tensor:
-        """The loss of a batch: one real number.
+    def loss_of(self, call: Callable[..., Any], batch: Any) -> WeightedLoss:
+        """The loss of a batch, computed by calling the model.
+
+        Args:
+            call: the model, or what calls it by the strategy.
 
         Raises:
-            UsageError: the task's loss is something else.
+            UsageError: the batch has a form that the task's loss does not take, or the loss is no number.
         """
-        loss: Any = self.loss(outputs, targets)
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        if self.batch_loss is not None:
+            return weighted(self.batch_loss(call, batch))
+        inputs, targets = parts_of(batch)
+        return self.loss_of_outputs(call(inputs), targets)
+
+    def loss_of_outputs(self, outputs: Any, targets: Any) -> WeightedLoss:
+        """The loss of a batch by the model's outputs for it.
+
+        Raises:
+            UsageError: it is no number, or the task's loss calls the model itself.
+        """
+        return weighted(self._loss_of_pairs(outputs, targets))
+
+    def mean_loss(self, outputs: Any, targets: Any) -> Tensor:
+        """The same as one real number, for one batch by itself: of a sum and its weight the mean."""
+        loss, weight = self.loss_of_outputs(outputs, targets)
+        return loss if weight is None else loss / weight
+
+    @property
+    @raised_on_all_ranks()
+    def _loss_of_pairs(self) -> Callable[[Any, Any], Any]:
+        if self.loss is None:
             raise UsageError(
-                f"the loss of a batch is {form_of(loss)}, and has to be one real number, as a tensor",
-                fix="make it the mean over the batch, for example by reduction='mean'",
+                "the task's loss calls the model itself (batch_loss), and here the outputs are computed by stages, or by a tool",
+                fix="give the task a loss of (outputs, targets)",
             )
-        return loss
+        return self.loss
+
+    @raised_on_all_ranks()
+    def __post_init__(self) -> None:
+        """Check that there is one loss."""
+        if (self.loss is None) == (self.batch_loss is None):
+            raise UsageError(
+                f"the task has {'no loss' if self.loss is None else 'two losses'}",
+                fix="give it loss, of (outputs, targets), or batch_loss, of (model, batch)",
+            )
+
+
+class WeightedLoss(NamedTuple):
+    """A batch's loss: the mean over its samples, if there is no weight; else a sum, of which the weight's number of parts is the mean."""
+
+    loss: Tensor
+    weight: Tensor | None = None
+
+
+def weighted(loss: Any) -> WeightedLoss:
+    """What a task's loss returns, checked: one real number, or a sum and its weight.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    total, weight = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
+    if not isinstance(total, Tensor) or total.numel() != 1 or not total.is_floating_point():
+        raise UsageError(
+            f"the loss of a batch is {form_of(loss)}, and has to be one real number, as a tensor",
+            fix="make it the mean over the batch, for example by reduction='mean', or a pair of their sum and their number",
+        )
+    if weight is None:
+        return WeightedLoss(total)
+    if not isinstance(weight, Tensor | int | float) or (isinstance(weight, Tensor) and weight.numel() != 1):
+        raise UsageError(
+            f"the weight of a batch's loss is {form_of(weight)}, and has to be one number",
+            fix="return (sum, weight), such as the number of tokens that count",
+        )
+    return WeightedLoss(total, torch.as_tensor(weight, dtype=torch.float64, device=total.device).detach().reshape(()))
 
 
 @contextmanager
@@ -330,8 +400,23 @@ def parts_of(batch: Any) -> tuple[Tensor, Tensor]:
             return inputs, targets
     raise UsageError(
         f"a batch of the data is {form_of(batch)}, and has to be two tensors, (inputs, targets), of the same length",
-        fix="make each sample a pair (input, target), without further parts; pack what belongs together into one tensor",
+        fix="make each sample a pair (input, target), or give the task batch_loss, of (model, batch), for batches of any form",
     )
+
+
+def micro_batches(batch: Any, count: int) -> list[tuple[Any, int]]:
+    """A batch in so many pieces, each with its number of samples.
+
+    Raises:
+        UsageError: its tensors have no common first dimension by which it could be divided.
+    """
+    try:
+        return pieces(batch, count)
+    except ValueError:
+        raise UsageError(
+            f"--micro-batches {count}: the batch {form_of(batch)} cannot be divided by the first dimension of its tensors",
+            fix="give all its tensors one entry per sample, or drop --micro-batches",
+        ) from None
 
 
 def form_of(value: Any) -> str:
@@ -351,14 +436,3 @@ def _form_of(value: Any) -> str:
         ends = "()" if isinstance(value, tuple) else "[]"
         return f"{ends[0]}{', '.join(map(_form_of, value[:_SHOWN]))}{ends[1]}"
     return f"of type {type(value).__name__}"
-
-
-def to_device(
-    inputs: Tensor, targets: Tensor, device: torch.device, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor]:
-    """A batch on a device. Real floating-point tensors get the dtype; others (tokens, masks, complex numbers) keep theirs."""
-
-    def moved(tensor: Tensor) -> Tensor:
-        return tensor.to(device, dtype if tensor.is_floating_point() else None, non_blocking=True)
-
-    return moved(inputs), moved(targets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -14,12 +14,23 @@ from torch.optim import Optimizer
 
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel import precision
-from runner.parallel.gradients import clip_gradients
+from runner.parallel.gradients import clip_gradients, own_gradients
 from runner.parallel.same_start import broadcast, check_digests, digest_of
 from runner.parallel.settings import ParallelSettings
-from runner.parallel.state import NO_COPIES, StateDict, copy_shard, full_tensor, load_state, shapes_of, state_of
+from runner.parallel.state import (
+    NO_COPIES,
+    StateDict,
+    copy_shard,
+    full_tensor,
+    load_state,
+    room_for,
+    shapes_of,
+    state_of,
+)
+from runner.parallel.step_loss import StepLoss
 from runner.parallel.support import described, is_about_the_model
-from runner.parallel.task import Task, closures_refused
+from runner.parallel.task import Task, closures_refused, micro_batches
+from runner.parallel.trees import map_tensors
 from runner.versions.torch_private import overflows
 
 _SAME_WEIGHTS = "let every rank read the same file"
@@ -33,6 +44,7 @@ class Trainer:
         optimizer: of this rank's parameters.
         is_sharded: whether each rank has a shard of the state, so that all ranks write and read a checkpoint. Otherwise all
             have the same state, and rank 0 does.
+        averages: whether the gradients are averaged over the data-parallel ranks in each step.
         period: steps from one average of the replicas to the next; between them they differ, if it is more than one.
         copies: the names of copies of parameters that another pipeline stage has, with the names there; of the full model.
         on_progress: called when a micro-batch is done, or a part of it.
@@ -40,6 +52,7 @@ class Trainer:
     """
 
     is_sharded = False
+    averages = True
     period = 1
     copies: Mapping[str, str] = NO_COPIES
     on_progress: Callable[[], None] = staticmethod(lambda: None)
@@ -71,39 +84,59 @@ class Trainer:
         precision.check(model, options.precision)
         self._device, self._has_stepped = next(model.parameters()).device.type, False
         self.scaler = precision.scaler(options.precision, self._device)
+        self._batch_size: int = getattr(options, "batch_size", 1)  # a rank's, which workloads' settings have
+        self._factor = 1.0  # of the gradients, up to the optimizer's step
 
-    def step(self, inputs: Tensor, targets: Tensor, check: Callable[[Tensor], None] | None = None) -> Tensor:
+    def step(self, batch: Any, check: Callable[[Tensor], None] | None = None, *, samples: int | None = None) -> Tensor:
         """One step of the optimizer. Collective.
 
         Args:
-            inputs: this rank's batch, computed in as many equal micro-batches as the options say.
+            batch: this rank's, as the task's loss takes it; computed in as many micro-batches as the options say.
             check: called with the loss before the optimizer steps; may raise.
+            samples: of a short last batch, on all ranks: how many of its samples count, 0 where a rank has none of its own.
 
         Returns:
-            The loss of this rank's batch, a detached scalar.
+            The loss, a detached scalar: of this rank's batch, or of all ranks' where the task's losses have weights.
         """
         self.optimizer.zero_grad()
-        loss = self.backward(inputs, targets)
+        loss = self.backward(batch, samples)
         self.finish_gradients()
         if check is not None:
             check(loss)
         self.update()
         return loss
 
-    def backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Compute the gradients of this rank's batch, averaged over the data-parallel ranks. Returns the loss."""
+    def backward(self, batch: Any, samples: int | None = None) -> Tensor:
+        """Compute the gradients of this rank's batch, averaged over the data-parallel ranks, up to ``update``. Returns the loss."""
         count = self.options.micro_batches
-        losses = []
-        batches = zip(inputs.chunk(count), targets.chunk(count), strict=True)
-        for number, (micro_inputs, micro_targets) in enumerate(batches, 1):
+        step = StepLoss(count, self._batch_size, by_samples=samples is not None)
+        for number, (micro_batch, length) in enumerate(micro_batches(batch, count), 1):
             with nullcontext() if number == count else self._no_sync(), self.loss_context():
                 with self.computing():
-                    loss = self.task.mean_loss(self._wrapped(micro_inputs), micro_targets) / count
+                    loss = step.add(self.task.loss_of(self._wrapped, micro_batch), length if samples != 0 else 0)
                 self.ready = time.perf_counter()
                 torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
-            losses.append(full_tensor(loss.detach()))
             self.on_progress()
-        return torch.stack(losses).sum()
+        return self._finish(step)
+
+    def _finish(self, step: StepLoss) -> Tensor:
+        """A step's loss. Collective where it has weights."""
+        loss, self._factor = step.finished(self.replicas, averages=self.averages)
+        return loss
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The model's outputs in a training step, by the strategy's wrapper and in its precision."""
+        with self.computing():
+            return self._wrapped(*inputs, **named)
+
+    def backward_from(self, loss: Tensor) -> None:
+        """Compute gradients from a loss of a loop of one's own; several calls add up."""
+        self.ready = time.perf_counter()
+        torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """The context of forward and backward passes whose gradients are not exchanged yet."""
+        return self._no_sync()
 
     def finish_gradients(self) -> None:
         """Check that the gradients are those of all ranks, after the last backward pass of a step. Collective.
@@ -119,6 +152,7 @@ class Trainer:
             self.scaler.unscale_(self.optimizer)
             if self.is_sharded:
                 self._agree_on_overflow(self.scaler)
+        self.weigh()
         if self.options.clip_norm is not None:
             copies = [parameter for name, parameter in self.model.named_parameters() if name in self.copies]
             clip_gradients(self.model.parameters(), self.options.clip_norm, self.pipeline, copies)
@@ -130,6 +164,13 @@ class Trainer:
         if self.scaler is not None:
             self.scaler.update()
         self._has_stepped = True
+
+    @torch.no_grad()
+    def weigh(self) -> None:
+        """Multiply the gradients by the factor that the weights of the step's losses give, if they have some."""
+        if self._factor != 1.0 and (gradients := [*own_gradients(self.model).values()]):
+            torch._foreach_mul_(gradients, self._factor)
+        self._factor = 1.0
 
     @contextmanager
     def _first_step_errors(self) -> Iterator[None]:
@@ -166,16 +207,17 @@ class Trainer:
         """The context of a forward and a backward pass."""
         return nullcontext()
 
-    def outputs(self, inputs: Tensor, *more: Any) -> Tensor:
+    def outputs(self, *inputs: Any, **named: Any) -> Any:
         """The model's outputs, for evaluation. All ranks make the same number of calls.
 
         The bare model is called, not DDP's wrapper, which would exchange buffers in each call.
 
         Args:
-            more: further arguments of the model, and of each stage of it.
+            inputs: the model's arguments. In a pipeline the first goes through the stages; each gets the others.
+            named: further ones, by name.
         """
         with self.computing():
-            return full_tensor(self.model(inputs, *more))
+            return map_tensors(full_tensor, self.model(*inputs, **named))
 
     def outputs_are_over(self) -> None:
         """Let the model's parameters be the optimizer's again, after calls of ``outputs``. Collective."""
@@ -233,6 +275,12 @@ class Trainer:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the full model's parameters and buffers, by name, wherever they are. Collective."""
         return shapes_of(self.model)
+
+    def room(
+        self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]], everywhere: Collection[str]
+    ) -> dict[str, Tensor]:
+        """Tensors to read a state into, with arguments as ``room_for`` has them."""
+        return room_for(self.model, shapes, everywhere, self.copies)
 
     def load(self, state: StateDict) -> None:
         """Load a state; its tensors are this rank's shards."""

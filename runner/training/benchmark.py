@@ -15,7 +15,8 @@ import torch
 
 from runner.backends.timing import own_seconds_per_call
 from runner.parallel import make_trainer
-from runner.parallel.task import Task, parts_of, to_device
+from runner.parallel.task import Task
+from runner.parallel.trees import to_device
 from runner.training.data.batches import ShardSampler, train_loader
 from runner.training.run import Run
 from runner.training.same_task import check_task
@@ -49,14 +50,13 @@ def benchmark(run: Run, task: Task, options: StepSettings, protocol: Protocol) -
     check_task(run, task, options)
     trainer = make_trainer(task, run.setting(options.dtype, options))
     sampler = ShardSampler.over(task.train_data, run.data_rank, run.data_size, options.seed)
-    batch: Any = next(iter(train_loader(task.train_data, sampler, options.batch_size, 0)))
-    inputs, targets = to_device(*parts_of(batch), device, dtype)
+    batch: Any = to_device(next(iter(train_loader(task.train_data, sampler, options.batch_size, 0))), device, dtype)
 
     board, number = run.job.board, itertools.count(1)
     batches = protocol.warmup_batches + protocol.iterations * protocol.batches_per_iteration
 
     def step() -> None:
-        trainer.step(inputs, targets)
+        trainer.step(batch)
         board.step(next(number), batches, 1, 1)
 
     one = "rank" if run.data_size == run.size else "data-parallel rank"

@@ -67,10 +67,10 @@ def fit(
             try_evaluation(run, trainer, options, test.batch)
         check = functools.partial(check_finite, run, trainer, training.position) if options.check_finite else None
         with training.begun(see_that_own):
-            for inputs, targets in training.batches():
+            for batch in training.batches():
                 if task.schedule is not None:
                     _set_rate(trainer.optimizer, task.schedule(training.position.step))
-                training.loss = trainer.step(inputs, targets, check)
+                training.loss = trainer.step(batch, check)
         return training.result()
 
 

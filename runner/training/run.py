@@ -32,6 +32,7 @@ class Run:
     job: Job
     workload: str  # the module's name
     layout: Layout  # which rank has which part of the model and the data
+    settings: Any = None  # a ``Settings``, where the workload takes one, or the script has said them
     # A tool that trains the task itself sets this; it is called with (run, task, options) instead of fit() or benchmark().
     train_by: Callable[[Run, Any, Any], Any] | None = None
     # For decisions that all ranks have to take alike, such as which layers a step leaves out: fit() seeds it by seed and step.

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.quantities import not_negative, positive, positive_float
-from runner.base.settings import add_options, not_an_option, option
-from runner.command import Given
+from runner.base.settings import add_options, made_of, not_an_option, option, read_file, values_in
+from runner.command import Given, add_config
 from runner.parallel.settings import ParallelSettings
-from runner.parsing import Parser, known_in
+from runner.parsing import ALL, Parser, add_full_help, known_in, wants
 from runner.training.loggers.registry import logger_text
 
 AUTO = "auto"  # --resume: the newest checkpoint that is intact
@@ -222,6 +223,31 @@ class Settings(StepSettings):
         group="logging",
         advanced=True,
     )
+
+    @classmethod
+    def from_args(cls: type[T], words: Sequence[str] | None = None) -> T:
+        """The settings that a command line gives, for a script: ``run = runner.start(Options.from_args())``.
+
+        ``--help`` shows the fields of this class, and ``--config FILE`` reads them, as for a workload.
+
+        Args:
+            words: ``sys.argv[1:]`` if they are not given.
+
+        Raises:
+            UsageError: one is unknown or wrong, or a file cannot be read.
+            SystemExit: help was asked for, and printed.
+        """
+        given = sys.argv[1:] if words is None else list(words)
+        script = sys.modules["__main__"]
+        parser = Parser(prog=Path(sys.argv[0]).name, description=script.__doc__)
+        add_full_help(parser)
+        add_options(parser, cls, show="all" if wants(given, ALL) else "some")
+        add_config(parser)
+        values = vars(parser.parse_args(given))
+        with raised_on_all_ranks():
+            file = values.pop("config", None)
+            entries = {} if file is None else values_in(file, read_file(file), cls, is_all=True)
+            return made_of(cls, entries, values)
 
     @property
     def resume_from(self) -> Path:

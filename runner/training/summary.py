@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.parallel.task import Task
@@ -22,6 +22,7 @@ class Result:
     samples_per_s: float
     val_loss: float | None
     val_accuracy: float | None
+    metrics: Mapping[str, float] = field(default_factory=dict)  # the task's, of the last evaluation
 
 
 def resumed_text(saved: Saved, options: Settings, changes: list[str]) -> str:
@@ -57,10 +58,11 @@ def epoch_line(epochs: int, last: StepRecord, means: EpochMeans, task: Task) -> 
     parts = [f"epoch {last.epoch}/{epochs}", f"step {last.step}", f"loss {means.loss:.4g}"]
     if last.val_loss is not None:
         accuracy = ""
-        if task.is_classification:
+        if task.is_classification and task.batch_loss is None:
             accuracy = " (accuracy n/a)" if last.val_accuracy is None else f" ({_accuracy_text(last.val_accuracy)})"
         other = f" ({_in_its_unit(last.val_loss, task)})" if task.loss_in else ""
         parts.append(f"test {last.val_loss:.4g}{other}{accuracy}")
+    parts += [f"{name.removeprefix('val_')} {last.more[name]:.4g}" for name in last.more if name.startswith("val_")]
     return "  ".join([*parts, f"{means.samples_per_s * task.units_per_sample:.0f} {task.unit}/s"])
 
 
@@ -68,7 +70,9 @@ def evaluation_texts(result: Result, task: Task) -> list[str]:
     if result.val_loss is None:
         return []
     texts = [f"test loss {result.val_loss:.4g}", *([_in_its_unit(result.val_loss, task)] if task.loss_in else [])]
-    return [*texts, f"test accuracy {_accuracy_text(result.val_accuracy)}"] if task.is_classification else texts
+    if task.is_classification and task.batch_loss is None:
+        texts.append(f"test accuracy {_accuracy_text(result.val_accuracy)}")
+    return [*texts, *(f"{name} {value:.4g}" for name, value in result.metrics.items())]
 
 
 def _accuracy_text(accuracy: float | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -13,15 +13,17 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from runner.base.errors import RunnerError, raised_on_all_ranks
-from runner.parallel.task import Task, parts_of, to_device
+from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
+from runner.parallel.trees import to_device
 from runner.training.checkpoint import resume
 from runner.training.checkpoint.checkpoint_folder import Position, Saved, name_of
 from runner.training.checkpoint.checkpoints import Checkpoints
 from runner.training.checkpoint.restore import restore
 from runner.training.data.batches import ShardSampler
 from runner.training.data.random_numbers import seed_random_numbers
-from runner.training.evaluation import Evaluation, evaluate
+from runner.training.evaluation import evaluate
+from runner.training.evaluation_sums import Evaluation
 from runner.training.hooks.hooks import Hooks
 from runner.training.hooks.metrics import MetricsHook
 from runner.training.hooks.saving import SavingHook
@@ -40,7 +42,8 @@ class Training:
 
     Attributes:
         position: how far the training is; whoever computes a step does not change it.
-        loss: of the step that was computed last, which whoever computes it sets: a detached scalar of this rank.
+        loss: of the step that is computed, which whoever computes it sets: a detached scalar of this rank.
+        is_last_of_epoch: whether the batch is the epoch's last, or the training's.
         evaluation: the last epoch's.
     """
 
@@ -80,6 +83,9 @@ class Training:
         self._last_step = _last_step(self.position, sampler.length, self._meter.global_batch, options)
         self._hooks: Hooks
         self._steps: Callable[[Iterable[int]], Iterable[int]]
+        self._is_done = True  # the step whose batch was given last
+        self._fresh = True  # it has no loss yet
+        self.is_last_of_epoch = False
 
     @property
     def is_at_its_end(self) -> bool:
@@ -123,10 +129,10 @@ class Training:
             yield
             checkpoints.end(self.position)
 
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self) -> Iterator[Any]:
         """This rank's batches of all steps that are left, on its device. The step is done when the next one is asked for."""
         run, options, position, sampler, hooks = self._run, self._options, self.position, self._sampler, self._hooks
-        device, dtype, global_batch = run.device, getattr(torch, options.dtype), self._meter.global_batch
+        device, dtype = run.device, getattr(torch, options.dtype)
         self._trainer.model.train()
         # An epoch of which no whole batch is left has no step, and ends as others do.
         while position.epoch < options.epochs and position.step < (options.max_steps or math.inf):
@@ -138,12 +144,19 @@ class Training:
                 seed_random_numbers(options.seed, position.step, run.data_rank, device)
                 run.common_random.seed(f"{options.seed} {position.step}")
                 hooks.metrics.begin_step()
-                inputs, targets = to_device(*parts_of(next(batches)), device, dtype)
-                hooks.metrics.see(inputs)
-                yield inputs, targets
-                position.step, position.samples = position.step + 1, position.samples + global_batch
-                hooks.after_step(self.loss, is_last=not left)
+                batch = to_device(next(batches), device, dtype)
+                hooks.metrics.see(batch)
+                self._is_done, self._fresh, self.is_last_of_epoch = False, True, not left
+                yield batch
+                self.finish_step()
             self._end_epoch()
+
+    def finish_step(self) -> None:
+        """The step is computed. Does nothing if it was called before in this step. Collective."""
+        if not self._is_done:
+            self._is_done, position = True, self.position
+            position.step, position.samples = position.step + 1, position.samples + self._meter.global_batch
+            self._hooks.after_step(self.loss, is_last=self.is_last_of_epoch)
 
     def _end_epoch(self) -> None:
         position, hooks = self.position, self._hooks
@@ -155,10 +168,25 @@ class Training:
         hooks.after_epoch(epoch_is_over=epoch_is_over, is_evaluated=is_evaluated)
         self._trainer.model.train()
 
+    def note_loss(self, loss: Tensor) -> None:
+        """A loss of this step: the first counts, until one is logged by its name."""
+        if self._fresh:
+            self.loss, self._fresh = loss, False
+
+    def log(self, values: Mapping[str, float | Tensor]) -> None:
+        """Numbers of this step, in the place of others of the same names."""
+        self._meter.note({name: value for name, value in values.items() if name != "loss"})
+        if "loss" in values:
+            self.loss, self._fresh = torch.as_tensor(values["loss"], device=self._run.device).detach(), False
+
+    def stop(self) -> None:
+        """This rank asks for the end of the training after this step, with a checkpoint."""
+        self._is_asked_to_stop = True
+
     def result(self) -> Result:
         """How the training has ended, which rank 0 prints."""
         step = self.position.step
-        result = Result(step, self._meter.overall(), *(self.evaluation or (None, None)))
+        result = Result(step, self._meter.overall(), *(self.evaluation or (None, None, {})))
         checkpoint = self._options.checkpoint_dir / name_of(step)
         self._run.print(summary(self._run, result, self._task, self._options, checkpoint))
         return result
@@ -174,7 +202,7 @@ class Training:
         run, options, position = self._run, self._options, self.position
         with run.job.board.training():
             self.evaluation = evaluate(run, self._trainer, options)
-        result = Result(position.step, 0.0, *(self.evaluation or (None, None)))
+        result = Result(position.step, 0.0, *(self.evaluation or (None, None, {})))
         texts = ", ".join(evaluation_texts(result, self._task))
         at, option = f"epoch {position.epoch} of {options.epochs}", "--epochs"
         if position.epoch < options.epochs:

@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def call(main: Main, run: Run, words: Sequence[str]) -> Any:
 
 def _call(main: Main, run: Run, settings: StepSettings) -> Any:
     if isinstance(settings, Settings):
-        _check_output(run, settings)
+        check_output(run, settings)
+    run = replace(run, settings=settings)
     return main(run, settings)
 
 
@@ -123,7 +125,7 @@ def _one_batch(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield values
 
 
-def _check_output(run: Run, settings: Settings) -> None:
+def check_output(run: Run, settings: Settings) -> None:
     """Check on rank 0 that what a training writes can be written. Collective.
 
     Raises:

@@ -23,9 +23,11 @@ from runner.parallel.pipeline.stages import balanced, segments, submodel
 from runner.parallel.settings import SCHEDULES
 from runner.parallel.sharded import ShardedTrainer, materialize_sharded, on_meta, parallelize
 from runner.parallel.state import StateDict, full_tensor, merged, restricted
-from runner.parallel.task import Task, parts_of, to_device
+from runner.parallel.step_loss import StepLoss
+from runner.parallel.task import Task, parts_of
 from runner.parallel.tied import NOT_ALIKE, Tied, placements_of, untie
 from runner.parallel.trainer import Trainer
+from runner.parallel.trees import to_device
 from runner.versions.features import need
 from runner.versions.torch_api import NO_OUTPUTS
 
@@ -107,9 +109,11 @@ class PipelineTrainer(ShardedTrainer):
         scheduled = self.pipeline_stages if is_multi else self.pipeline_stages[0]
         self._schedule = kind(scheduled, options.micro_batches, loss_fn=self._scaled_loss)
 
-    def backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """As in the base class. All stages get the batch; the first uses the inputs, the last the targets."""
-        losses: list[Tensor] = []
+    def backward(self, batch: Any, samples: int | None = None) -> Tensor:
+        """As in the base class. All stages get the batch, (inputs, targets); the first uses the inputs, the last the targets."""
+        assert samples is None, "stages agree on the shapes of a usual batch"
+        inputs, targets = parts_of(batch)
+        self._step = StepLoss(self.options.micro_batches, self._batch_size)
         last = len(self._owners) - 1
         if self.scaler is not None:
             self.scaler.scale(torch.zeros((), device=self._home))  # it has its scale on the stages without a loss, too
@@ -117,20 +121,22 @@ class PipelineTrainer(ShardedTrainer):
             self._schedule.step(
                 *([inputs] if 0 in self._stages else []),
                 target=targets if last in self._stages else None,
-                losses=losses if last in self._stages else None,
+                losses=[] if last in self._stages else None,
                 **NO_OUTPUTS,
             )
-        mean = torch.zeros((), dtype=torch.float64, device=self._home)
-        if losses:
-            scale = 1.0 if self.scaler is None else self.scaler.get_scale()
-            mean.copy_(torch.stack([full_tensor(loss.detach()) for loss in losses]).mean() / scale)
-        dist.broadcast(mean, group=self.pipeline, group_src=self._owners[last])
+        found = torch.zeros(2, dtype=torch.float64, device=self._home)
+        if last in self._stages:
+            loss = self._finish(self._step)
+            found.copy_(torch.stack([loss.double(), found.new_tensor(self._factor)]))
+        dist.broadcast(found, group=self.pipeline, group_src=self._owners[last])
+        self._factor = float(found[1])
         for parameter, having in self._shared:
             self._sum_gradient(parameter, having)
-        return mean
+        return found[0]
 
     def _scaled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        loss = self.task.mean_loss(outputs, targets)
+        # The schedule divides the gradients by the number of micro-batches, as step losses do.
+        loss = self._step.add(self.task.loss_of_outputs(outputs, targets), len(targets)) * self.options.micro_batches
         return loss if self.scaler is None else self.scaler.scale(loss)
 
     @raised_on_all_ranks()
@@ -182,13 +188,13 @@ class PipelineTrainer(ShardedTrainer):
             work.wait()
         part.copy_(torch.stack([found[rank] for rank in having]).sum(0))
 
-    def outputs(self, inputs: Tensor, *more: Any) -> Tensor:
-        """As in the base class. The batch goes through the stages one by one, and all ranks get the outputs."""
-        values = inputs
+    def outputs(self, *inputs: Any, **named: Any) -> Any:
+        """As in the base class, of one tensor and what all stages get beside it. The batch goes through the stages one by one, and all ranks get the outputs."""
+        values, *more = inputs
         for number, (owner, after) in enumerate(zip(self._owners, [*self._owners[1:], None], strict=True)):
             if number in self._stages:
                 with self.loss_context():
-                    values = full_tensor(self._stages[number](values, *more))
+                    values = full_tensor(self._stages[number](values, *more, **named))
             if after is not None and after != owner:
                 values = self._hand_on(values, owner, after)
         self._order.compare_pending()
@@ -268,7 +274,7 @@ def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], settin
     if dist.get_rank() == 0:
         device = next(model.parameters()).device
         batch = default_collate([task.train_data[index] for index in range(_SAMPLES)])
-        values, _ = to_device(*parts_of(batch), device, setting.dtype)
+        values, _ = parts_of(to_device(batch, device, setting.dtype))
         model.eval()
         with torch.no_grad():
             outputs = model(values)

@@ -15,16 +15,18 @@ from runner.parallel.trainer import Trainer
 
 
 class HorovodTrainer(Trainer):
-    """Horovod's optimizer waits for the averaged gradients in ``step()``; clipping needs them before."""
+    """Horovod's optimizer waits for the averaged gradients in ``step()``; clipping and weights need them before."""
 
     def update(self) -> None:
         """As in the base class."""
-        if self.options.clip_norm is None:
+        if self.options.clip_norm is None and self._factor == 1.0:
             self.optimizer.step()
             return
         optimizer: Any = self.optimizer
         optimizer.synchronize()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip_norm)
+        self.weigh()
+        if self.options.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip_norm)
         with optimizer.skip_synchronize():
             optimizer.step()
 

@@ -27,6 +27,8 @@ class LocalTrainer(Trainer):
     from which all ranks continue, whether they start again or not.
     """
 
+    averages = False
+
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer, setting: Setting) -> None:
         """Keep the weights of the last average, if an outer optimizer needs them."""
         super().__init__(task, model, optimizer, setting.options)

@@ -23,7 +23,7 @@ from runner.parallel.mesh import device_mesh
 from runner.parallel.registry import traits_of
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.support import results
-from runner.parallel.task import Task
+from runner.parallel.task import Task, parts_of
 from runner.parallel.trainer import Trainer
 from runner.tools.compare.choices import ALONE, BARE, LIBRARIES, Choice
 from runner.tools.costs.collectives import all_reduce
@@ -50,7 +50,7 @@ class Engine:
     """
 
     model: nn.Module
-    step: Callable[[Tensor, Tensor], Tensor]
+    step: Callable[[Any], Tensor]
     exchange: Callable[[], object] | None = None
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
     prepare_evaluation: Callable[[], None] = lambda: None
@@ -76,6 +76,7 @@ def build(choice: Choice, run: Run, task: Task, options: StepSettings) -> Engine
         # So that it differs from the others only in the exchange.
         prepare(model, task.plan.units(model), options)
         trainer = Trainer(task, model, task.make_optimizer(model.parameters()), options)
+        trainer.averages = False
         return Engine(model=model, step=trainer.step)
     connection = backends()[choice.backend or choice.kind].start(run.job)
     if choice.kind == BARE:
@@ -116,9 +117,7 @@ def _has_full_model(mesh: DeviceMesh) -> bool:
     return mesh.mesh_dim_names == ("data",)
 
 
-def _bare(
-    model: nn.Module, connection: Connection, task: Task, options: ParallelSettings
-) -> Callable[[Tensor, Tensor], Tensor]:
+def _bare(model: nn.Module, connection: Connection, task: Task, options: ParallelSettings) -> Callable[[Any], Tensor]:
     """A step of DDP as tutorials write it; with the options that ``choices.supported`` lets pass."""
     if options.compile:
         model.compile()
@@ -128,7 +127,8 @@ def _bare(
     optimizer = task.make_optimizer(wrapped.parameters())
     device = next(model.parameters()).device.type
 
-    def step(inputs: Tensor, targets: Tensor) -> Tensor:
+    def step(batch: Any) -> Tensor:
+        inputs, targets = parts_of(batch)
         with precision.autocast(options.precision, device):
             loss = task.mean_loss(wrapped(inputs), targets)
         optimizer.zero_grad()

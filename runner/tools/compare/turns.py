@@ -26,7 +26,8 @@ from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.launch.launcher_processes import on_terminal
 from runner.parallel.state import full_tensor
 from runner.parallel.support import described
-from runner.parallel.task import Task, parts_of, to_device
+from runner.parallel.task import Task, parts_of
+from runner.parallel.trees import to_device
 from runner.tools.compare.choices import ALONE, Choice
 from runner.tools.compare.engines import Engine, build
 from runner.tools.compare.observing import count_sent, record
@@ -139,7 +140,7 @@ class Turns:
         return [entrant for entrant in self.entrants if not entrant.problem]
 
     def _warm(self, alone: Entrant) -> None:
-        build(alone.choice, self._run, alone.task, alone.options).step(*next(self._batches(alone)))
+        build(alone.choice, self._run, alone.task, alone.options).step(next(self._batches(alone)))
 
     def _tried(self, work: Callable[[], None]) -> str | None:
         """What goes wrong on any rank, in a line; None if nothing does. Collective.
@@ -178,7 +179,7 @@ class Turns:
         batches = self._batches(entrant)
         self._built[name] = engine, batches
         for _ in range(_WARM_UP):
-            engine.step(*next(batches))
+            engine.step(next(batches))
         entrant.memory = _peak(device) - before
         self._random[name] = _random_numbers()
 
@@ -191,7 +192,7 @@ class Turns:
             dist.barrier()
             for _ in range(self._each):
                 start = time.perf_counter()
-                loss = engine.step(*next(batches))
+                loss = engine.step(next(batches))
                 synchronize(device)
                 own.append(time.perf_counter() - start)
             if engine.exchange is not None:
@@ -213,7 +214,7 @@ class Turns:
         dtype = getattr(torch, options.dtype)
         for sampler.epoch in itertools.count():
             for batch in loader:
-                yield to_device(*parts_of(batch), self._run.device, dtype)
+                yield parts_of(to_device(batch, self._run.device, dtype))
 
     def _compare_weights(self) -> None:
         """Find whether ranks agree, and how far each engine's weights are from the first one's."""
@@ -236,13 +237,13 @@ class Turns:
             if engine.is_counted:
                 with count_sent() as counter:
                     for _ in range(engine.period):
-                        engine.step(*next(batches))
+                        engine.step(next(batches))
                 own = counter.sent / engine.period + engine.sent_by_library
                 (entrant.sent,) = largest([own], run.device)
             if engine.stages:
                 recorded = [
                     record(
-                        lambda: engine.step(*next(batches)),
+                        lambda: engine.step(next(batches)),
                         engine.stages,
                         entrant.choice.layout,
                         run.job.topology,

@@ -29,7 +29,8 @@ from runner.parallel.pipeline.stages import segments, submodel
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.sharded import loss_context, shard_layers
 from runner.parallel.support import check_steps, described, kinds_of, results
-from runner.parallel.task import Task, parts_of, to_device
+from runner.parallel.task import Task, parts_of
+from runner.parallel.trees import to_device
 from runner.tools.costs.collectives import bytes_sent
 from runner.tools.plan.as_on_gpu import as_on_gpu
 from runner.versions.torch_private import (
@@ -298,8 +299,8 @@ def _contexts(options: ParallelSettings, *, casts: bool) -> Callable[[], Abstrac
 def _batch(task: Task, samples: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A batch as the data has them, of one sample's shape and zeros."""
     of_one = parts_of(default_collate([task.train_data[0]]))
-    inputs, targets = (torch.zeros((samples, *one.shape[1:]), dtype=one.dtype) for one in of_one)
-    return to_device(inputs, targets, torch.device("cpu"), dtype)
+    batch = tuple(torch.zeros((samples, *one.shape[1:]), dtype=one.dtype) for one in of_one)
+    return parts_of(to_device(batch, torch.device("cpu"), dtype))
 
 
 def _copied(

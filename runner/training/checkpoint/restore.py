@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runner.base.errors import UsageError
-from runner.parallel.state import StateDict, copy_shard, room_for
+from runner.parallel.state import StateDict, copy_shard
 from runner.parallel.trainer import Trainer
 from runner.training.checkpoint import checkpoint_folder, resume
 from runner.training.checkpoint.checkpoint_folder import MANIFEST, Saved, Sums
@@ -70,7 +70,7 @@ def _load(
     shapes = run.on_main(lambda: _shapes_of(saved, sums, full, here, run.workload))
     own = trainer.state().groups
     changes = resume.check_settings(saved, settings, trainer.optimizer, own) if goes_on else []
-    room = room_for(trainer.model, shapes, here, trainer.copies)
+    room = trainer.room(shapes, here)
     if sums:  # sharded: every rank reads its shard
         checkpoint_folder.read_shards(path, room)
     else:

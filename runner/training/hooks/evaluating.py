@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from runner.parallel.trainer import Trainer
-from runner.training.evaluation import Evaluation, evaluate
+from runner.training.evaluation import evaluate
+from runner.training.evaluation_sums import Evaluation
 from runner.training.hooks.metrics import MetricsHook
 from runner.training.preemption import Preemption
 from runner.training.run import Run
@@ -24,7 +25,8 @@ def evaluate_epoch(
     is_over = preemption.wish(now=True).reason is not None
     evaluation = None if is_over else evaluate(run, trainer, options, preemption.ends)
     if records and evaluation:
-        records[-1].val_loss, records[-1].val_accuracy = evaluation
+        records[-1].val_loss, records[-1].val_accuracy = evaluation.loss, evaluation.accuracy
+        records[-1].more |= {f"val_{name}": value for name, value in evaluation.metrics.items()}
     metrics.write(records)
     if records:
         metrics.show.line(epoch_line(options.epochs, records[-1], metrics.of_epoch, trainer.task))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from runner.parallel.trainer import Trainer
-from runner.training.evaluation import Evaluation
+from runner.training.evaluation_sums import Evaluation
 from runner.training.hooks.evaluating import evaluate_epoch
 from runner.training.hooks.metrics import MetricsHook
 from runner.training.hooks.saving import SavingHook

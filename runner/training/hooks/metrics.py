@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
+from typing import Any
 
 from torch import Tensor
 
 from runner.parallel.trainer import Trainer
+from runner.parallel.trees import tensors_in
 from runner.training.checkpoint.checkpoint_folder import Saved
 from runner.training.checkpoint.checkpoints import Checkpoints
 from runner.training.hooks.state import State
@@ -62,10 +64,11 @@ class MetricsHook:
     def begin_step(self) -> None:
         self._pace.begin()
 
-    def see(self, inputs: Tensor) -> None:
-        """The inputs of this step are read."""
-        if inputs.shape not in self._shapes:
-            self._shapes.add(inputs.shape)
+    def see(self, batch: Any) -> None:
+        """The batch of this step is read."""
+        shapes = tuple(tensor.shape for tensor in tensors_in(batch))
+        if shapes not in self._shapes:
+            self._shapes.add(shapes)
             self._board.enter("warm-up")
 
     def add(self, loss: Tensor) -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.task import Task
 from runner.training.checkpoint.checkpoint_folder import Position
 from runner.training.metrics.sinks import StepRecord
 from runner.training.metrics.speed import speeds
 from runner.training.metrics.usage import UsageReader
 from runner.training.run import Run
+
+_PRIME = 999_983  # of some 6 digits: squares of it, added up over 8,000 ranks, are exact in double precision
 
 
 class Summed(Protocol):
@@ -39,6 +45,8 @@ class Meter:
         self._seconds = 0.0
         self._steps = 0
         self._usage = UsageReader(run.device)
+        self._noted: dict[str, Tensor] = {}  # of this step, by name
+        self._more: list[dict[str, Tensor]] = []  # of the steps before
 
     def __len__(self) -> int:
         return len(self._losses)
@@ -51,8 +59,16 @@ class Meter:
         """Leave out a time that was not training."""
         self._started += seconds
 
+    def note(self, values: Mapping[str, float | Tensor]) -> None:
+        """More numbers of this step, in the place of others of the same names."""
+        device = self.run.device
+        self._noted |= {name: torch.as_tensor(value, device=device).detach() for name, value in values.items()}
+
     def add(self, loss: Tensor, position: Position, lr: float) -> None:
+        """A step is done, and counted in the position."""
         self._losses.append(loss)
+        self._more.append(self._noted)
+        self._noted = {}
         self._places.append((position.step, position.epoch + 1, lr))
 
     def records(self, *others: Summed) -> list[StepRecord]:
@@ -64,28 +80,75 @@ class Meter:
         if not self._losses:
             return []
         shares = [one.share() for one in others]
-        losses = torch.stack(self._losses).double()
-        numbers = [number for share in shares for number in share]
+        losses, names = torch.stack(self._losses).double(), _Names.of(self._more)
+        numbers = [*names.share(), *(number for share in shares for number in share)]
         both = torch.cat([losses, torch.tensor(numbers, dtype=losses.dtype, device=losses.device)])
         dist.all_reduce(both, group=self.run.group())
         sums = iter(both.tolist())
         means = [next(sums) / self.run.data_size for _ in self._losses]
+        names.compare([next(sums) for _ in names.share()], self.run)
         for one, share in zip(others, shares, strict=True):
             one.take_sums([next(sums) for _ in share])
+        more = self._means_of_more()
         seconds = time.perf_counter() - self._started
         self._seconds += seconds
         self._steps += len(means)
         speed = speeds(len(means) * self.global_batch / seconds, self.task, self.run.size, self.run.device)
         records = [
-            StepRecord(step=step, epoch=epoch, loss=loss, lr=lr, **speed)
-            for (step, epoch, lr), loss in zip(self._places, means, strict=True)
+            StepRecord(step=step, epoch=epoch, loss=loss, lr=lr, more=more_here, **speed)
+            for (step, epoch, lr), loss, more_here in zip(self._places, means, more, strict=True)
         ]
         if self.run.is_main:
             vars(records[-1]).update(vars(self._usage.read()))
-        self._losses, self._places = [], []
+        self._losses, self._places, self._more = [], [], []
         self._started = time.perf_counter()
         return records
+
+    def _means_of_more(self) -> list[dict[str, float]]:
+        """The noted numbers of each step, averaged over the data-parallel ranks. Collective if there are any."""
+        values = [value.double() for one in self._more for value in one.values()]
+        if not values:
+            return [{} for _ in self._more]
+        sums = torch.stack(values)
+        dist.all_reduce(sums, group=self.run.group())
+        means = iter((sums / self.run.data_size).tolist())
+        return [{name: next(means) for name in one} for one in self._more]
 
     def overall(self) -> float:
         """Samples per second of all ranks over the whole training, without evaluation."""
         return self._steps * self.global_batch / self._seconds if self._seconds else 0.0
+
+
+@dataclass(frozen=True)
+class _Names:
+    """Which numbers were noted in which step. They have to be the same on all ranks, as they are added up one by one."""
+
+    text: str
+
+    @classmethod
+    def of(cls, more: Sequence[Mapping[str, Tensor]]) -> _Names:
+        return cls("; ".join(f"step +{place}: {', '.join(one)}" for place, one in enumerate(more) if one))
+
+    def share(self) -> list[float]:
+        """A number of these names, and its square: ranks have the same if the sums are those of equal numbers."""
+        number = zlib.crc32(self.text.encode()) % _PRIME
+        return [float(number), float(number**2)]
+
+    def compare(self, sums: Sequence[float], run: Run) -> None:
+        """See by the ranks' sums of ``share()`` that all have the same names. Collective if they have not.
+
+        Raises:
+            UsageError: they have not.
+        """
+        total, squares = map(int, sums)
+        if run.data_size * squares == total**2:
+            return
+        everyone: list[Any] = [None] * run.data_size
+        dist.all_gather_object(everyone, self.text, group=run.group())
+        other = next(rank for rank, text in enumerate(everyone) if text != everyone[0])
+        with raised_on_all_ranks():
+            raise UsageError(
+                f"the ranks log different numbers: {everyone[0] or 'none'} on rank 0, {everyone[other] or 'none'} on data-parallel rank "
+                f"{other}",
+                fix="call run.log() with the same names in the same steps on all ranks; rank 0 writes their means",
+            )

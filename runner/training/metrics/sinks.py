@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,15 @@ class StepRecord:
     gpu_memory: float | None = None  # bytes
     val_loss: float | None = None
     val_accuracy: float | None = None
+    more: dict[str, float] = field(default_factory=dict)  # what run.log() was given, and val_NAME of the task's metrics
+
+    def entries(self) -> dict[str, Any]:
+        """All of it by name."""
+        return {**{name: value for name, value in vars(self).items() if name != "more"}, **self.more}
 
     def values(self) -> dict[str, float]:
         """Those that are known, by name."""
-        return {name: value for name, value in vars(self).items() if name != "step" and value is not None}
+        return {name: value for name, value in self.entries().items() if name != "step" and value is not None}
 
 
 _LEFT_OUT = ("units_per_s", "tflops_per_rank", "mfu", "cpu", "memory", "gpu", "gpu_memory")  # where they are not known
@@ -65,7 +70,7 @@ class MetricsFile:
 
     def write(self, records: Sequence[StepRecord]) -> None:
         """Append records, and pass them to the operating system."""
-        rest = memoryview("".join(_line({"format": _FORMAT, **vars(record)}) for record in records).encode())
+        rest = memoryview("".join(_line({"format": _FORMAT, **record.entries()}) for record in records).encode())
         with writing(self.path):
             while rest:
                 rest = rest[self._file.write(rest) :]

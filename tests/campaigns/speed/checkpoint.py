@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 
 from runner.parallel import Setting, make_trainer
-from runner.parallel.task import Task, to_device
+from runner.parallel.task import Task
+from runner.parallel.trees import to_device
 from runner.training.checkpoint.checkpoint_folder import Position
 from runner.training.checkpoint.checkpoints import Checkpoints
 from runner.training.run import Run
@@ -49,7 +50,7 @@ def _measure(run: Run, task: Task, options: Settings, folder: Path, rounds: int)
     trainer = make_trainer(task, setting)
     batch = [task.train_data[index] for index in range(options.batch_size)]
     inputs, targets = to_device(
-        torch.stack([one[0] for one in batch]), torch.stack([one[1] for one in batch]), run.device, torch.float32
+        (torch.stack([one[0] for one in batch]), torch.stack([one[1] for one in batch])), run.device, torch.float32
     )
     checkpoints: dict[str, Any] = {"none": None}
     for name, save_async in (("at once", False), ("in the background", True)):
@@ -68,7 +69,7 @@ def _measure(run: Run, task: Task, options: Settings, folder: Path, rounds: int)
                 writer.save(Position(0, turn, 0))
             stopped = time.perf_counter() - start
             for _ in range(STEPS):
-                trainer.step(inputs, targets)
+                trainer.step((inputs, targets))
             if writer is not None:
                 writer.finish()
             if turn:  # the first round warms up

@@ -122,7 +122,7 @@ def _speed_up(run: Run, options: ParallelSettings, spend: Spend, seconds: float 
     setting = Setting(device=run.device, dtype=torch.float32, mesh=mesh, options=options)
     trainer = make_trainer(task, setting)
     batch = torch.zeros(options.micro_batches, WIDTH)
-    trainer.step(batch, batch)  # agrees on shapes
+    trainer.step((batch, batch))  # agrees on shapes
     dist.barrier()
     start = time.perf_counter()
     for _ in range(options.micro_batches * 3 * LAYERS if seconds is None and run.is_main else 0):
@@ -130,6 +130,6 @@ def _speed_up(run: Run, options: ParallelSettings, spend: Spend, seconds: float 
     dist.barrier()  # those who wait sleep
     alone = options.micro_batches * 3 * LAYERS * seconds if seconds else time.perf_counter() - start
     start = time.perf_counter()
-    trainer.step(batch, batch)
+    trainer.step((batch, batch))
     dist.barrier()
     return alone / (time.perf_counter() - start)

@@ -78,7 +78,7 @@ def _deviation(run: Run, case: Case, options: ParallelSettings) -> float:
     inputs, targets = (tensor.double() if tensor.is_floating_point() else tensor for tensor in task.train_data[:])  # type: ignore[index]  # a TensorDataset
     own = slice(run.rank, SAMPLES, run.size)
     for _ in range(STEPS):
-        trainer.step(inputs[own], targets[own])
+        trainer.step((inputs[own], targets[own]))
     expected = _trained_alone(alone)
     state = {name: full_tensor(one.detach()) for name, one in trainer.model.named_parameters()}
     trainer.load(copy.deepcopy(trainer.state()))

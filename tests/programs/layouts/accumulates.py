@@ -28,5 +28,5 @@ def main(run: Run, argv: list[str]) -> None:
     )
     options = ParallelSettings(strategy="fsdp", micro_batches=3, precision="bf16")
     trainer = make_trainer(task, Setting(device=run.device, dtype=torch.float32, mesh=run.mesh, options=options))
-    trainer.step(torch.ones(6, 8), torch.ones(6, 8))
+    trainer.step((torch.ones(6, 8), torch.ones(6, 8)))
     print(f"rank {run.rank}: {found}")

@@ -37,7 +37,7 @@ def main(run: Run, argv: list[str]) -> None:
     replicate = 2 if "replicate" in argv else None
     options = ParallelSettings(strategy="fsdp", micro_batches=2, replicate=replicate)
     trainer = make_trainer(task, Setting(device=run.device, dtype=torch.float64, mesh=run.mesh, options=options))
-    trainer.backward(torch.cat(halves), torch.cat(halves) * 3)
+    trainer.backward((torch.cat(halves), torch.cat(halves) * 3))
     found = {name: one.grad.full_tensor() for name, one in trainer.model.named_parameters() if one.grad is not None}
     wanted = {name: one.grad for name, one in expected.named_parameters()}
     assert found.keys() == wanted.keys(), found.keys()

@@ -32,7 +32,7 @@ def main(run: Run, argv: list[str]) -> None:
     deviation = 0.0
     ones = torch.ones(4, 1, dtype=torch.float64)
     for step in range(1, STEPS + 1):
-        trainer.step(ones, run.rank * ones)
+        trainer.step((ones, run.rank * ones))
         weights = [weight - LR * 2 * (weight - rank) for rank, weight in enumerate(weights)]
         if step % PERIOD == 0:
             gradient = last - sum(weights) / run.size

@@ -45,11 +45,11 @@ def main(run: Run, options: Options) -> None:
     assert trainer.scaler is not None
     batch = torch.zeros(8, 4, dtype=torch.long)
     for _ in range(4):  # the scale begins too high
-        trainer.step(batch, batch)
+        trainer.step((batch, batch))
     found: list[Any] = [trainer.scaler.get_scale()]
     for overflows in (False, True, False):
         trainer.optimizer.zero_grad()
-        trainer.backward(batch, batch)
+        trainer.backward((batch, batch))
         # The last rank has a part of it, or one of its own stage.
         trained = [one for _, one in trainer.model.named_parameters() if one.grad is not None]
         weight = next(iter(trained), next(trainer.model.parameters()))

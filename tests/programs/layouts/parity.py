@@ -140,7 +140,7 @@ def main(run: Run, options: Options) -> None:
     found: dict[str, float] = {"loss": 0.0, "weights": 0.0}
     for step in range(options.steps):
         mine = _nth(own, step, options.batch_size)
-        (total,) = run.sum(trainer.step(inputs[mine], targets[mine]).item())
+        (total,) = run.sum(trainer.step((inputs[mine], targets[mine])).item())
         batch = _nth(everyones, step, options.batch_size * run.data_size)
         bare.zero_grad()
         loss = loss_of(whole(inputs[batch]), targets[batch])

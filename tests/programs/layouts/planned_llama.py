@@ -89,7 +89,7 @@ def _measure(run: Run, task: Task, options: StepSettings, name: str) -> None:
     setting = Setting(device=run.device, dtype=getattr(torch, options.dtype), mesh=run.mesh, options=options)
     trainer = make_trainer(task, setting)
     samples = [task.train_data[number] for number in range(options.batch_size)]
-    trainer.step(*(torch.stack(part) for part in zip(*samples, strict=True)))
+    trainer.step(tuple(torch.stack(part) for part in zip(*samples, strict=True)))
     parameters = list(trainer.model.parameters())
     optimizer: Any = trainer.optimizer
     state = getattr(optimizer, "optim", optimizer).state

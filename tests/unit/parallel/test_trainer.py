@@ -21,8 +21,9 @@ from runner.parallel import Setting, support
 from runner.parallel.pipeline.stages import submodel
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.support import ParameterKind, supported_by
-from runner.parallel.task import Plan, Task, materialize, to_device
+from runner.parallel.task import Plan, Task, materialize
 from runner.parallel.trainer import Trainer
+from runner.parallel.trees import to_device
 
 CPU = torch.device("cpu")
 
@@ -141,7 +142,7 @@ def test_a_step_is_the_same_in_any_number_of_micro_batches_and_clips_the_whole_g
     trainer = Trainer(task(model), model, torch.optim.SGD(model.parameters(), lr=1.0), options)
     inputs, targets = torch.randn(8, 3, dtype=torch.float64), torch.randn(8, 1, dtype=torch.float64)
     expected = nn.functional.mse_loss(model(inputs), targets)
-    assert trainer.step(inputs, targets).item() == pytest.approx(expected.item(), rel=1e-12)
+    assert trainer.step((inputs, targets)).item() == pytest.approx(expected.item(), rel=1e-12)
     moved = torch.cat([(a - b).reshape(-1) for a, b in zip(model.parameters(), before, strict=True)])
     assert moved.norm().item() == pytest.approx(0.25, rel=1e-4)
 
@@ -184,7 +185,7 @@ def test_only_real_floating_point_inputs_and_targets_get_the_dtype() -> None:
     )
     cast = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     for own in (*kept, *cast):
-        inputs, targets = to_device(torch.ones(2, dtype=own), torch.ones(2, dtype=own), CPU, torch.float64)
+        inputs, targets = to_device((torch.ones(2, dtype=own), torch.ones(2, dtype=own)), CPU, torch.float64)
         assert inputs.dtype == targets.dtype == (own if own in kept else torch.float64)
 
 
@@ -239,7 +240,7 @@ def test_what_befalls_a_rank_in_the_first_step_is_not_told_as_a_wrong_request(
     optimizer.error = error
     trainer = Trainer(made, model, optimizer, ParallelSettings())
     with pytest.raises(UsageError if is_refused else type(error)):
-        trainer.step(torch.ones(4, 2), torch.ones(4, 1))
+        trainer.step((torch.ones(4, 2), torch.ones(4, 1)))
     with pytest.raises(UsageError if is_refused else type(error)), supported_by("--strategy ddp"):
         raise error
 

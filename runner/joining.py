@@ -1,0 +1,98 @@
+"""How this process becomes a rank of its job: what it tells the other ranks, and what it knows once they have met."""
+
+from __future__ import annotations
+
+from runner.backends.registry import installed_packages
+from runner.backends.selection import with_backend
+from runner.base.errors import Policy, UsageError, raised_on_all_ranks
+from runner.guard.board import Board
+from runner.hardware.placement import Placement, place_all
+from runner.hardware.resources import as_record, of_record, resources
+from runner.job import Job
+from runner.job_settings import JobSettings
+from runner.launch.context import LaunchContext
+from runner.rendezvous.records.record import RankRecord, own_record
+from runner.rendezvous.records.topology import Topology
+from runner.rendezvous.rendezvous import Rendezvous
+from runner.rendezvous.transport.interfaces import absent_interfaces, nccl_interface
+
+
+def record_of(
+    context: LaunchContext,
+    target: str,
+    digest: str,
+    arguments: list[str],
+    *,
+    problem: UsageError | None = None,
+    asks_for_gpus: bool,
+    guard_port: int = 0,
+) -> RankRecord:
+    """What this rank tells the others, among it why it cannot run its target, if it cannot.
+
+    Args:
+        digest: of the target's text.
+        guard_port: rank 0's, if it has a guard.
+    """
+    return own_record(
+        context,
+        problem=problem.message if problem else None,
+        fix=problem.fix if problem else "",
+        target=target,
+        digest=digest,
+        arguments=arguments,
+        packages=installed_packages(),
+        absent_interfaces=absent_interfaces(context.environment),
+        nccl_interface=nccl_interface(context.environment),
+        resources=as_record(resources(context.environment, asks_for_gpus=asks_for_gpus)),
+        guard_port=guard_port,
+    )
+
+
+@raised_on_all_ranks()
+def place(context: LaunchContext, topology: Topology, device: str, policy: Policy) -> tuple[Placement, ...]:
+    """The placements of all ranks, in rank order. Hosts with equal resources share their ``Placement`` objects."""
+    kinds, index = topology.records.of_field("resources")
+    numbers = index or [0] * topology.size
+    hosts = [(host.name, [numbers[rank] for rank in host.ranks]) for host in topology.hosts]
+    placed = place_all(context.launcher, hosts, [of_record(kind) for kind in kinds], device, policy)
+    by_rank = {
+        rank: placement
+        for host, placements in zip(topology.hosts, placed, strict=True)
+        for rank, placement in zip(host.ranks, placements, strict=True)
+    }
+    return tuple(by_rank[rank] for rank in range(topology.size))
+
+
+def job_of(
+    asked: JobSettings,
+    context: LaunchContext,
+    result: Rendezvous,
+    topology: Topology,
+    placements: tuple[Placement, ...],
+    board: Board,
+    *,
+    replaces_gloo: bool = False,
+) -> Job:
+    """All that is known once the ranks have met, with the backend that is chosen.
+
+    Args:
+        replaces_gloo: see ``Job``.
+    """
+    job = Job(
+        board=board,
+        context=context,
+        topology=topology,
+        endpoint=result.endpoint,
+        rendezvous_why=result.why,
+        placements=placements,
+        device=asked.device,
+        replaces_gloo=replaces_gloo,
+        collective_timeout=asked.collective_timeout or Job.collective_timeout,
+        is_standby=asked.standby,
+        supervised=f"{asked.log_dir.parent} {asked.began:.0f}" if asked.log_dir and asked.began else "",
+        attempt=asked.log_dir.name if asked.log_dir else "",
+        time_limit=asked.time_limit,
+        time_to_save=asked.time_to_save,
+        timeout_is_asked_for=asked.collective_timeout is not None,
+    )
+    return with_backend(job, asked.backend or "auto")

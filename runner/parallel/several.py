@@ -1,0 +1,167 @@
+"""Several models that are trained together, such as the two of a GAN, and a script's own state, as one state for checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.parallel.json_codec import decode, encode, renamed
+from runner.parallel.state import StateDict
+from runner.parallel.task import Task
+from runner.parallel.trainer import Trainer
+
+_OWN = "own"  # begins the names of what a script has registered
+
+
+class Stateful(Protocol):
+    """What can be saved and restored, as torch.distributed.checkpoint has it: tensors, numbers, texts, lists and dicts."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+class Several(Trainer):
+    """The trainers of a script's models, as checkpoints and metrics see a trainer. It takes no steps itself.
+
+    The names of a model's parameters begin with its own name; those of the only model of a script do not.
+    """
+
+    def __init__(self, task: Task, trainers: Mapping[str, Trainer], own: Mapping[str, Stateful]) -> None:
+        """Take the trainers by their models' names.
+
+        Args:
+            own: what the script saves beside them, by name. Rank 0's state counts, unless its tensors are sharded.
+        """
+        self._trainers, self._registered = trainers, own
+        self._prefixes = {name: "" if len(trainers) == 1 else f"{name}." for name in trainers}
+        first, *others = trainers.values()
+        self.task, self.options, self.scaler = task, first.options, None
+        self.model = nn.ModuleDict({name: one.model for name, one in trainers.items()}) if others else first.model
+        self.optimizer = _Groups(trainers) if others else first.optimizer
+        self.is_sharded = any(one.is_sharded for one in trainers.values())
+        self.period, self.replicas, self.pipeline = first.period, first.replicas, first.pipeline
+        self.sends_from = first.sends_from
+        self.copies = {
+            prefix + name: prefix + there
+            for one, prefix in zip(trainers.values(), self._prefixes.values(), strict=True)
+            for name, there in one.copies.items()
+        }
+
+    def share_buffers(self) -> None:
+        """As in the base class."""
+        for trainer in self._trainers.values():
+            trainer.share_buffers()
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """As in the base class."""
+        return {
+            self._prefixes[name] + key: shape
+            for name, one in self._trainers.items()
+            for key, shape in one.shapes().items()
+        }
+
+    def state(self) -> StateDict:
+        """As in the base class, with the state that the script has registered."""
+        tensors: dict[str, Tensor] = {}
+        groups: list[dict[str, Any]] = []
+        values: dict[str, dict[str, Any]] = {}
+        for name, trainer in self._trainers.items():
+            one = _with_prefix(trainer.state(), self._prefixes[name])
+            tensors |= one.tensors
+            groups += one.groups
+            for kind, entries in one.values.items():
+                values.setdefault(kind, {}).update(entries)
+        values[_OWN] = self._encoded(tensors)
+        return StateDict(tensors, groups, values)
+
+    def load(self, state: StateDict) -> None:
+        """As in the base class.
+
+        Raises:
+            UsageError: the script has registered something that the checkpoint lacks.
+        """
+        begin = 0
+        for name, trainer in self._trainers.items():
+            count = len(trainer.optimizer.param_groups)
+            groups = state.groups[begin : begin + count]
+            begin += count
+            own = StateDict(state.tensors, groups, state.values)
+            trainer.load(_without_prefix(own, self._prefixes[name]))
+        self._restore(state)
+
+    def room(
+        self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]], everywhere: Collection[str]
+    ) -> dict[str, Tensor]:
+        """As in the base class; what is registered is read into tensors like its own, which may be sharded."""
+        own: dict[str, Tensor] = {}
+        self._encoded(own)
+        like = {name: torch.empty_like(own[name]) for name, (shape, _) in shapes.items() if _fits(own.get(name), shape)}
+        return super().room(shapes, everywhere) | like
+
+    @raised_on_all_ranks()
+    def _encoded(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        return {name: encode(one.state_dict(), f"{_OWN}.{name}", tensors) for name, one in self._registered.items()}
+
+    def _restore(self, state: StateDict) -> None:
+        saved = state.values.get(_OWN, {})
+        if missing := [name for name in self._registered if name not in saved]:
+            with raised_on_all_ranks():
+                raise UsageError(
+                    f"--resume: the checkpoint has no {', '.join(missing)}, which the script registers",
+                    fix="resume with the script that has written it, or start over without --resume",
+                )
+        for name, one in self._registered.items():
+            one.load_state_dict(decode(saved[name], state.tensors))
+
+
+def _fits(own: Tensor | None, shape: tuple[int, ...]) -> bool:
+    return own is not None and tuple(own.shape) == shape
+
+
+class _Groups(Optimizer):
+    """What is asked of an optimizer where there are several: their groups of parameters."""
+
+    def __init__(self, trainers: Mapping[str, Trainer]) -> None:
+        self.param_groups = [group for one in trainers.values() for group in one.optimizer.param_groups]
+
+
+def _with_prefix(state: StateDict, prefix: str) -> StateDict:
+    return _renamed(state, lambda name: prefix + name) if prefix else state
+
+
+def _without_prefix(state: StateDict, prefix: str) -> StateDict:
+    """The part of a state whose names have the prefix, without it."""
+    if not prefix:
+        return state
+    own = {name: one for name, one in state.tensors.items() if _after_kind(name).startswith(prefix)}
+    values = {
+        kind: {name: value for name, value in entries.items() if name.startswith(prefix)}
+        for kind, entries in state.values.items()
+    }
+    return _renamed(StateDict(own, state.groups, values), lambda name: name.removeprefix(prefix))
+
+
+def _after_kind(name: str) -> str:
+    """A tensor's name without what it is of: ``model.fc.weight``, ``optimizer.fc.weight.exp_avg``."""
+    return name.partition(".")[2]
+
+
+def _renamed(state: StateDict, new: Callable[[str], str]) -> StateDict:
+    def of_tensor(name: str) -> str:
+        kind, _, rest = name.partition(".")
+        return f"{kind}.{new(rest)}"
+
+    return StateDict(
+        {of_tensor(name): tensor for name, tensor in state.tensors.items()},
+        [group | {"params": [new(name) for name in group["params"]]} for group in state.groups],
+        {
+            kind: {new(name): renamed(value, of_tensor) for name, value in entries.items()}
+            for kind, entries in state.values.items()
+        },
+    )

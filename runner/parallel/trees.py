@@ -1,0 +1,105 @@
+"""Batches as trees: tensors in dicts, lists, tuples, named tuples, dataclasses, and whatever has a ``to()`` of its own."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """The same tree with each tensor replaced by the function's result; what holds no tensors stays as it is.
+
+    A mapping that is no dict, and cannot be made of its items, becomes a dict.
+    """
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        items = {key: map_tensors(function, value) for key, value in tree.items()}
+        return items if type(tree) is dict else _of_kind(type(tree), items)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map_tensors(function, value) for value in tree))
+    if isinstance(tree, list | tuple):
+        return type(tree)(map_tensors(function, value) for value in tree)
+    if is_dataclass(tree) and not isinstance(tree, type):
+        own = {one.name: getattr(tree, one.name) for one in fields(tree) if one.init}
+        return replace(tree, **{name: map_tensors(function, value) for name, value in own.items()})
+    return tree
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """The tensors of a tree, in its order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from tensors_in(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from tensors_in(value)
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        for one in fields(tree):
+            yield from tensors_in(getattr(tree, one.name))
+
+
+def to_device(tree: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """A batch on a device. Real floating-point tensors get the dtype; others (tokens, masks, complex numbers) keep theirs."""
+
+    def moved(tensor: Tensor) -> Tensor:
+        return tensor.to(device, dtype if tensor.is_floating_point() else None, non_blocking=True)
+
+    return map_tensors(moved, tree)
+
+
+def length_of_batch(tree: Any) -> int | None:
+    """How many samples a batch has, by the first dimension of its tensors; None if they do not agree in it, or there are none."""
+    lengths = {tensor.shape[0] if tensor.dim() else -1 for tensor in tensors_in(tree)}
+    return lengths.pop() if len(lengths) == 1 and min(lengths) >= 0 else None
+
+
+def pieces(tree: Any, count: int) -> list[tuple[Any, int]]:
+    """A batch in so many micro-batches, as equal as can be, each with its number of samples.
+
+    Where there are fewer samples than micro-batches, some have none: they are given the first sample, and 0 as their number.
+
+    Raises:
+        ValueError: the batch has tensors of several lengths, or none, and there is to be more than one micro-batch.
+    """
+    length = length_of_batch(tree)
+    if count == 1:
+        return [(tree, length or 1)]
+    if not length:
+        raise ValueError("its tensors have no common first dimension")
+    ends = [-(-length * number // count) for number in range(count + 1)]
+    parts = []
+    for start, end in itertools.pairwise(ends):
+        first, last = (start, end) if end > start else (0, 1)
+        cut = operator.itemgetter(slice(first, last))
+        parts.append((map_sequences(cut, tree, length), end - start))
+    return parts
+
+
+def map_sequences(function: Callable[[Any], Any], tree: Any, length: int) -> Any:
+    """The same tree with the function's result in place of each tensor, and of each list of so many texts or numbers: one per sample."""
+    if isinstance(tree, list) and len(tree) == length and not any(True for _ in tensors_in(tree)):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        items = {key: map_sequences(function, value, length) for key, value in tree.items()}
+        return items if type(tree) is dict else _of_kind(type(tree), items)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map_sequences(function, value, length) for value in tree))
+    if isinstance(tree, list | tuple):
+        return type(tree)(map_sequences(function, value, length) for value in tree)
+    return map_tensors(function, tree)
+
+
+def _of_kind(kind: type, items: dict[Any, Any]) -> Any:
+    try:
+        return kind(items)
+    except Exception:  # whatever a class of one's own makes of it
+        return items

@@ -1,0 +1,154 @@
+"""What an evaluation adds up: loss, accuracy and the task's metrics, exactly over all samples of all ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from runner.base.errors import UsageError
+from runner.parallel.task import Task, WeightedLoss, form_of, parts_of, weighted
+from runner.training.run import Run
+
+
+class Evaluation(NamedTuple):
+    """What an evaluation has found, of all test data.
+
+    Attributes:
+        accuracy: None if there are no classes to count: see ``hits``.
+        metrics: the task's, by name.
+    """
+
+    loss: float
+    accuracy: float | None = None
+    metrics: Mapping[str, float] = {}  # it is not changed
+
+
+class Computed(NamedTuple):
+    """A batch of an evaluation: its loss, what the model has returned, and what metrics compare that with."""
+
+    loss: WeightedLoss
+    outputs: Any
+    targets: Any
+
+
+def computed(task: Task, outputs_of: Callable[..., Any], batch: Any) -> Computed:
+    """The loss and outputs of a batch. ``outputs_of``: calls the model.
+
+    Raises:
+        UsageError: the batch does not fit the task's loss, or the loss is no number.
+    """
+    if task.batch_loss is None:
+        inputs, targets = parts_of(batch)
+        outputs = outputs_of(inputs)
+        return Computed(task.loss_of_outputs(outputs, targets), outputs, targets)
+    seen: list[Any] = []
+
+    def call(*inputs: Any, **named: Any) -> Any:
+        seen.append(outputs_of(*inputs, **named))
+        return seen[-1]
+
+    return Computed(weighted(task.batch_loss(call, batch)), seen[-1] if seen else None, batch)
+
+
+class EvaluationSums:
+    """Adds up this rank's batches. A task's metric is a function of (outputs, targets), or a torchmetrics.Metric."""
+
+    def __init__(self, task: Task, run: Run) -> None:
+        """Of a task's evaluation. Metrics of torchmetrics begin anew."""
+        self._task, self._run = task, run
+        self._loss = [0.0, 0.0]
+        self._classes = [0.0, 0.0, 0.0]  # right, predictions, batches without
+        self._metrics = {name: [0.0, 0.0] for name, one in task.metrics.items() if not _counts_itself(one)}
+        for one in task.metrics.values():
+            if _counts_itself(one):
+                one.reset()
+
+    def add(self, batch: Computed, samples: int) -> None:
+        """Add a batch of so many samples."""
+        _add(self._loss, batch.loss, samples)
+        task, outputs, targets = self._task, batch.outputs, batch.targets
+        if task.is_classification and task.batch_loss is None:
+            counted = hits(outputs, targets)
+            right, predictions = counted or (0, 0)
+            for place, number in enumerate((right, predictions, counted is None)):
+                self._classes[place] += number
+        for name, metric in task.metrics.items():
+            if _counts_itself(metric):
+                metric.to(self._run.device).update(outputs, targets)
+            else:
+                _add(self._metrics[name], _number_of(name, metric(outputs, targets)), samples)
+
+    def evaluation(self) -> Evaluation:
+        """The result of all ranks. Collective."""
+        own = [*self._loss, *self._classes, *(number for pair in self._metrics.values() for number in pair)]
+        loss, weight, right, predictions, without, *rest = self._run.sum(*own)
+        pairs = dict(zip(self._metrics, zip(rest[::2], rest[1::2], strict=True), strict=True))
+        metrics: dict[str, float] = {}
+        for name, metric in self._task.metrics.items():
+            if name in pairs:
+                total, number = pairs[name]
+                metrics[name] = total / number if number else math.nan
+            else:
+                metrics |= _results(name, metric, self._run)
+        accuracy = right / predictions if predictions and not without else None
+        return Evaluation(loss / weight if weight else math.nan, accuracy, metrics)
+
+
+def hits(outputs: Any, targets: Tensor) -> tuple[int, int] | None:
+    """How many predictions are right, and how many there are; None if these are no classes.
+
+    Args:
+        outputs: [batch, classes, …]: the largest is the prediction, for each sample, pixel or token.
+        targets: [batch, …] class numbers, integers. Those that are no class (padding, ``ignore_index``) do not count.
+    """
+    is_integer = not (targets.is_floating_point() or targets.is_complex() or str(targets.dtype) == "torch.bool")
+    if not is_integer or not isinstance(outputs, Tensor) or outputs.dim() < 2 or outputs.is_complex():
+        return None
+    classes = outputs.shape[1]
+    if classes < 2 or outputs.shape[:1] + outputs.shape[2:] != targets.shape:
+        return None
+    right = int((outputs.argmax(dim=1) == targets).sum())
+    return right, int(((targets >= 0) & (targets < classes)).sum())
+
+
+def _add(sums: list[float], loss: WeightedLoss, samples: int) -> None:
+    total = float(loss.loss)
+    sums[0] += total if loss.weight is not None else total * samples
+    sums[1] += samples if loss.weight is None else float(loss.weight)
+
+
+def _counts_itself(metric: Any) -> bool:
+    """Whether it is a torchmetrics.Metric, or like one."""
+    return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
+
+
+def _number_of(name: str, value: Any) -> WeightedLoss:
+    """A metric of a batch: its mean over the samples, or a sum and a weight.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    import torch
+
+    if isinstance(value, int | float):
+        value = torch.tensor(float(value), dtype=torch.float64)
+    try:
+        return weighted(value)
+    except UsageError:
+        raise UsageError(
+            f"the metric {name} is {form_of(value)}, and has to be one number, or a pair (sum, weight)",
+            fix="return the mean over the batch, or a sum and the number of its parts",
+        ) from None
+
+
+def _results(name: str, metric: Any, run: Run) -> dict[str, float]:
+    """What a metric of torchmetrics has found on all data-parallel ranks. Collective."""
+    if hasattr(metric, "process_group"):
+        metric.process_group = run.group()
+    value = metric.compute()
+    if isinstance(value, Mapping):
+        return {f"{name}_{key}": float(one) for key, one in value.items()}
+    return {name: float(value)}

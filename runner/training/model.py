@@ -1,0 +1,165 @@
+"""A model in a loop of one's own: ``run.prepare()`` makes it, by any strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.parallel.state import full_tensor
+from runner.parallel.task import form_of
+from runner.parallel.trainer import Trainer
+from runner.parallel.trees import map_tensors
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+class Model:
+    """A model that trains on all ranks. Call it as the module itself; then ``backward(loss)`` and ``step()``.
+
+    Attributes:
+        name: its own among the models of the script.
+        trainer: by which the strategy trains it.
+    """
+
+    def __init__(self, name: str, trainer: Trainer, noted: Callable[[Tensor], None]) -> None:
+        """Made by ``Run.prepare``. ``noted``: called with the loss of each backward pass."""
+        self.name, self.trainer, self._noted = name, trainer, noted
+        self._has_gradients = False  # of the step that is being computed
+        self._is_frozen = False
+
+    @property
+    def module(self) -> nn.Module:
+        """The module itself, with this rank's parameters: a shard of each under ``fsdp``, its layers under ``pp``."""
+        return self.trainer.model
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer of this rank's parameters."""
+        return self.trainer.optimizer
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """The module's outputs. In training mode all ranks call it equally often.
+
+        Returns:
+            Tensors of the whole outputs of this rank's batch, in float32 also where a smaller type computes them.
+
+        Raises:
+            UsageError: pipeline parallelism, whose step is its schedule's: ``train_step`` computes it.
+        """
+        trainer = self.trainer
+        if trainer.pipeline is not None:
+            with raised_on_all_ranks():
+                raise UsageError(
+                    "a model in a pipeline cannot be called: its schedule calls the stages",
+                    fix="give prepare() the loss, and call model.train_step(inputs, targets)",
+                )
+        if self._is_frozen:
+            with trainer.computing():
+                outputs = trainer.model(*inputs, **named)
+        else:
+            outputs = trainer.forward(*inputs, **named)
+        return map_tensors(_as_users_have_it, outputs)
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute this model's gradients, averaged over the data-parallel ranks. Collective.
+
+        The first call after a step begins with gradients of zero; further ones add up. A loss of several models gives gradients to
+        all of them, of which the others' are thrown away.
+
+        Args:
+            loss: the mean over this rank's batch, a scalar.
+
+        Raises:
+            UsageError: it is none, or needs no gradient.
+        """
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise UsageError(
+                f"the loss of {self.name} is {form_of(loss)}{'' if isinstance(loss, Tensor) and loss.requires_grad else ', without a gradient'}",
+                fix="make it one number, for example by .mean(), that was computed by the model",
+            )
+        if not self._has_gradients:
+            self.trainer.optimizer.zero_grad()
+            self._has_gradients = True
+        self.trainer.backward_from(loss)
+        self._noted(loss.detach())
+
+    def step(self) -> None:
+        """Clip the gradients if the settings say so, and step the optimizer. Collective.
+
+        Raises:
+            UsageError: there was no ``backward()`` since the last step.
+        """
+        if not self._has_gradients:
+            raise UsageError(f"step() of {self.name} without backward() before", fix="call model.backward(loss) first")
+        self.trainer.finish_gradients()
+        self.trainer.update()
+        self._has_gradients = False
+
+    def train_step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """A whole step by the loss that ``prepare()`` was given, in micro-batches if the settings say so. Collective.
+
+        It is the step of ``run.fit``, and the only one that a pipeline has.
+
+        Args:
+            inputs: of this rank's batch: [batch, …].
+            targets: the same number of them.
+
+        Returns:
+            The loss of the batch, a detached scalar; the same on all stages.
+        """
+        loss = self.trainer.step((inputs, targets))
+        self._noted(loss)
+        return loss
+
+    def accumulate(self) -> AbstractContextManager[Any]:
+        """The context of forward and backward passes that are not the last before ``step()``: ranks exchange nothing yet."""
+        return self.trainer.no_sync()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """A context in which the model is called and not trained, as a GAN's discriminator in the generator's step.
+
+        Gradients flow through it, and its own parameters get none.
+        """
+        trained = [one for one in self.module.parameters() if one.requires_grad]
+        for one in trained:
+            one.requires_grad_(False)
+        self._is_frozen = True
+        try:
+            yield
+        finally:
+            self._is_frozen = False
+            for one in trained:
+                one.requires_grad_(True)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[Callable[..., Any]]:
+        """A context in evaluation mode and without gradients, which gives a function like the model.
+
+        All ranks make the same number of calls; under ``pp`` it takes one tensor.
+        """
+        module = self.module
+        module.eval()
+        try:
+            with torch.no_grad():
+                yield lambda *inputs, **named: map_tensors(_as_users_have_it, self._outputs(*inputs, **named))
+        finally:
+            self.trainer.outputs_are_over()
+            module.train()
+
+    def _outputs(self, *inputs: Any, **named: Any) -> Any:
+        if self.trainer.pipeline is not None:
+            return self.trainer.outputs(*inputs, **named)
+        with self.trainer.computing():
+            return self.trainer.model(*inputs, **named)
+
+
+def _as_users_have_it(tensor: Tensor) -> Tensor:
+    whole = full_tensor(tensor)
+    return whole.float() if whole.dtype in _HALVES else whole

@@ -1,0 +1,173 @@
+"""A loop of one's own: the script computes the steps, and what ``fit`` does around them happens here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.parallel import make_trainer
+from runner.parallel.several import Several, Stateful
+from runner.parallel.task import OptimizerFactory, Plan, Task
+from runner.training.checkpoint.checkpoint_folder import Position
+from runner.training.checkpoint.ownership import owning
+from runner.training.data.batches import ShardSampler, train_loader
+from runner.training.model import Model
+from runner.training.run import Run
+from runner.training.settings import Settings
+from runner.training.training import Training
+from runner.training.workload import check_output
+
+
+class OwnLoop:
+    """What a script has prepared, and its training once that has begun."""
+
+    def __init__(self, run: Run, settings: Settings) -> None:
+        """Of a script's run, with its settings."""
+        self._run, self._settings = run, settings
+        self._models: dict[str, tuple[Model, Task]] = {}
+        self._own: dict[str, Stateful] = {}
+        self._training: Training | None = None
+
+    @property
+    def position(self) -> Position:
+        """How far the training is."""
+        return Position() if self._training is None else self._training.position
+
+    @property
+    def is_last_of_epoch(self) -> bool:
+        """Whether the batch is the epoch's last."""
+        return self._training is not None and self._training.is_last_of_epoch
+
+    def prepare(
+        self,
+        name: str,
+        *,
+        model: nn.Module | Callable[[], nn.Module],
+        optimizer: OptimizerFactory,
+        plan: Plan,
+        loss: Callable[[Tensor, Tensor], Tensor] | None,
+        find_unused_parameters: bool,
+    ) -> Model:
+        """See ``Run.prepare``."""
+        self._check_before(f"prepare() of {name!r}")
+        self._check_name(name)
+        task = Task(
+            model=model,
+            loss=loss,
+            batch_loss=None if loss else _no_loss,
+            optimizer=optimizer,
+            train_data=_NoData(),
+            is_classification=False,
+            plan=plan,
+            find_unused_parameters=find_unused_parameters,
+        )
+        trainer = make_trainer(task, self._run.setting(self._settings.dtype, self._settings))
+        made = Model(name, trainer, self._note_loss)
+        self._models[name] = made, task
+        return made
+
+    def register(self, own: Mapping[str, Stateful]) -> None:
+        """See ``Run.register``."""
+        self._check_before("register()")
+        with raised_on_all_ranks():
+            for name, one in own.items():
+                if not (callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))):
+                    raise UsageError(
+                        f"register({name}=…): a {type(one).__name__} has no state_dict() and load_state_dict()",
+                        fix="give it both, of tensors, numbers, texts, lists and dicts",
+                    )
+        self._own.update(own)
+
+    def batches(self, data: Any) -> Iterator[Any]:
+        """See ``Run.batches``."""
+        self._check_before("batches()")
+        run, settings = self._run, self._settings
+        with raised_on_all_ranks():
+            if not self._models:
+                raise UsageError(
+                    "batches() before prepare(): nothing is to be trained", fix="call run.prepare(model, …) first"
+                )
+        first = next(iter(self._models.values()))[1]
+        check_output(run, settings)
+        with owning(run, settings) as see_that_own:
+            sampler = ShardSampler.over(data, run.data_rank, run.data_size, settings.seed)
+            loader = train_loader(data, sampler, settings.batch_size, settings.workers)
+            task = Task(
+                model=first.model,
+                batch_loss=_no_loss,
+                optimizer=first.optimizer,
+                train_data=data,
+                is_classification=False,
+            )
+            trainer = Several(task, {name: one.trainer for name, (one, _) in self._models.items()}, self._own)
+            self._training = training = Training(run, task, settings, loader, sampler, trainer)
+            if training.is_at_its_end:
+                training.nothing_left()
+                return
+            with training.begun(see_that_own):
+                yield from training.batches()
+            training.result()
+
+    def log(self, values: Mapping[str, float | Tensor]) -> None:
+        """See ``Run.log``."""
+        self._in_training("log()").log(values)
+
+    def finish_step(self) -> None:
+        """See ``Run.save_if_due``."""
+        self._in_training("save_if_due()").finish_step()
+
+    def stop(self) -> None:
+        """See ``Run.stop``."""
+        self._in_training("stop()").stop()
+
+    def _note_loss(self, loss: Tensor) -> None:
+        if self._training is not None:
+            self._training.note_loss(loss)
+
+    def _in_training(self, what: str) -> Training:
+        if self._training is None:
+            with raised_on_all_ranks():
+                raise UsageError(f"{what} outside of the loop", fix="call it in: for batch in run.batches(data)")
+        return self._training
+
+    @raised_on_all_ranks()
+    def _check_before(self, what: str) -> None:
+        if self._training is not None:
+            raise UsageError(
+                f"{what} when the training has begun", fix="call it before run.batches(), which is called once"
+            )
+
+    @raised_on_all_ranks()
+    def _check_name(self, name: str) -> None:
+        settings = self._settings
+        if not name.isidentifier():
+            raise UsageError(
+                f"prepare(name={name!r}): it is no name", fix="take letters, digits and _, such as generator"
+            )
+        if name in self._models:
+            raise UsageError(
+                f"there is a model {name!r} already", fix="give each its own name: prepare(…, name='generator')"
+            )
+        if settings.loss_parallel:
+            raise UsageError("--loss-parallel goes with run.fit only", fix="leave it out")
+        if settings.micro_batches > 1 and settings.pp == 1:
+            raise UsageError(
+                f"--micro-batches {settings.micro_batches} in a loop of one's own",
+                fix="leave it out, and accumulate gradients by: with model.accumulate()",
+            )
+
+
+class _NoData(torch.utils.data.Dataset[Any]):
+    """A model is prepared before its data is known."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+@raised_on_all_ranks()
+def _no_loss(*_: Any) -> NoReturn:
+    raise UsageError("train_step() without a loss", fix="give it to prepare(…, loss=F.cross_entropy)")
