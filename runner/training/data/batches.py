@@ -6,11 +6,14 @@ import math
 from collections.abc import Iterator, Sized
 from typing import Any
 
-import torch
+import numpy
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, default_collate
 
 from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.training.data.permutation import Permutation
 from runner.training.data.random_numbers import own_random_numbers
+
+_BLOCK = 1 << 14  # samples whose places in the order are computed together
 
 
 class ShardSampler(Sampler[int]):
@@ -35,10 +38,10 @@ class ShardSampler(Sampler[int]):
         self.skip = 0  # samples of this epoch that all ranks together have used
 
     def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = torch.randperm(self.length, generator=generator)
+        order = Permutation(self.length, f"seed {self.seed} epoch {self.epoch}")
         end = self.skip + len(self) * self.size  # the same number for each rank; a remainder is not used
-        return iter(order[self.skip : end][self.rank :: self.size].tolist())
+        for start in range(self.skip + self.rank, end, _BLOCK * self.size):
+            yield from order.at(numpy.arange(start, min(start + _BLOCK * self.size, end), self.size)).tolist()
 
     def __len__(self) -> int:
         return (self.length - self.skip) // self.size
