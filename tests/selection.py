@@ -29,6 +29,10 @@ FIRST = (
     "launched/layouts/test_recipes.py::test_mnist_sharded_has_the_losses_of_data_parallelism",
     "launched/test_horovod.py::test_its_own_scripts_run_unmodified",
     "launched/test_horovod.py::test_compare_by_it",
+    # data of the user's own
+    "launched/test_data.py::test_an_epoch_ends_on_all_ranks_with_the_shortest_stream",
+    "launched/test_data.py::test_what_cannot_be_shared_is_refused",
+    "launched/test_data.py::test_places_of_other_ranks_are_refused",
     # checkpoints
     "launched/test_resume.py::test_a_damaged_checkpoint_is_refused_and_kept",
     "launched/test_resume.py::test_local_sgd_goes_on_from_the_average_of_all_ranks",

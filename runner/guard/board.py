@@ -45,7 +45,7 @@ class Progress(NamedTuple):
     at: float = 0.0  # when it was reported, by time.monotonic()
     phase: str = PHASES[0]
     step: int = 0
-    steps: int = 0  # of the whole training
+    steps: int = 0  # of the whole training; 0 if it is not known
     epoch: int = 0  # the first is 1
     epochs: int = 0
     loss: float = float("nan")

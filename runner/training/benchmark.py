@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,7 +16,7 @@ from runner.backends.timing import own_seconds_per_call
 from runner.parallel import make_trainer
 from runner.parallel.task import Task
 from runner.parallel.trees import to_device
-from runner.training.data.batches import ShardSampler, train_loader
+from runner.training.data.source import feed_of, source_of, with_batch_of
 from runner.training.run import Run
 from runner.training.same_task import check_task
 from runner.training.settings import StepSettings
@@ -47,10 +46,12 @@ def benchmark(run: Run, task: Task, options: StepSettings, protocol: Protocol) -
         taken: Speed = run.train_by(run, task, options)
         return taken
     device, dtype = run.device, getattr(torch, options.dtype)
+    source = source_of(task)
+    options = with_batch_of(source, options)
     check_task(run, task, options)
     trainer = make_trainer(task, run.setting(options.dtype, options))
-    sampler = ShardSampler.over(task.train_data, run.data_rank, run.data_size, options.seed)
-    batch: Any = to_device(next(iter(train_loader(task.train_data, sampler, options.batch_size, 0))), device, dtype)
+    first = next(feed_of(run, source, replace(options, workers=0)).batches(0, 0))
+    batch = to_device(first.value, device, dtype)
 
     board, number = run.job.board, itertools.count(1)
     batches = protocol.warmup_batches + protocol.iterations * protocol.batches_per_iteration

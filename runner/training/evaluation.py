@@ -14,8 +14,9 @@ from runner.base.errors import raised_on_all_ranks
 from runner.parallel.task import form_of
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import length_of_batch, tensors_in, to_device
-from runner.training.data.batches import evaluation_batches, evaluation_loader, length_of
+from runner.training.data.evaluation_data import evaluation_batches, evaluation_loader
 from runner.training.data.random_numbers import own_random_numbers
+from runner.training.data.source import length_of, source_of, test_source
 from runner.training.evaluation_sums import Evaluation, EvaluationSums, computed, hits
 from runner.training.run import Run
 from runner.training.settings import Settings
@@ -49,8 +50,9 @@ def _evaluate(run: Run, trainer: Trainer, options: Settings, is_over: Callable[[
         return None
     trainer.share_buffers()
     batch_size = max(options.batch_size, 256 // task.units_per_sample)
-    loader = evaluation_loader(task.test_data, run.data_rank, run.data_size, batch_size)
-    fewest, calls = evaluation_batches(length_of(task.test_data), run.data_size, batch_size)
+    source = test_source(task, source_of(task))
+    loader = evaluation_loader(source.data, run.data_rank, run.data_size, batch_size, collate=source.collate)
+    fewest, calls = evaluation_batches(length_of(source.data), run.data_size, batch_size)
     trainer.model.eval()
     dtype = getattr(torch, options.dtype)
     sums = EvaluationSums(task, run)
@@ -68,7 +70,7 @@ def _evaluate(run: Run, trainer: Trainer, options: Settings, is_over: Callable[[
         if number <= fewest and is_over():
             return None
     if trainer.is_sharded and len(loader) < calls:
-        extra = next(iter(evaluation_loader(task.test_data, 0, 1, 1)))
+        extra = next(iter(evaluation_loader(source.data, 0, 1, 1, collate=source.collate)))
         computed(task, trainer.outputs, to_device(extra, run.device, dtype))
     return sums.evaluation()
 

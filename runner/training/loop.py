@@ -16,7 +16,7 @@ from runner.training.checkpoint import resume
 from runner.training.checkpoint.ownership import owning
 from runner.training.checkpoint.restore import restore
 from runner.training.checkpoint.weights import read_weights
-from runner.training.data.batches import ShardSampler, train_loader
+from runner.training.data.source import feed_of, source_of, with_batch_of
 from runner.training.evaluation import try_evaluation
 from runner.training.finite import check_finite
 from runner.training.hooks.state import Hook, State
@@ -54,11 +54,12 @@ def fit(
         taken: Result = run.train_by(run, task, options)
         return taken
     with owning(run, options) as see_that_own:
+        source = source_of(task)
+        options = with_batch_of(source, options)
         test = check_task(run, task, options)
-        sampler = ShardSampler.over(task.train_data, run.data_rank, run.data_size, options.seed)
-        loader = train_loader(task.train_data, sampler, options.batch_size, options.workers)
+        feed = feed_of(run, source, options)
         trainer = make_trainer(task, run.setting(options.dtype, options))
-        training = Training(run, task, options, loader, sampler, trainer, on_step=on_step, on_epoch=on_epoch)
+        training = Training(run, task, options, feed, trainer, on_step=on_step, on_epoch=on_epoch)
         if training.saved is None and (weights := _weights(run, task, options)) is not None:
             trainer.load_weights(weights)
         if training.is_at_its_end:
@@ -70,7 +71,8 @@ def fit(
             for batch in training.batches():
                 if task.schedule is not None:
                     _set_rate(trainer.optimizer, task.schedule(training.position.step))
-                training.loss = trainer.step(batch, check)
+                usual = feed.is_even and batch.all_samples == options.batch_size * run.data_size
+                training.loss = trainer.step(batch.value, check, samples=None if usual else batch.samples)
         return training.result()
 
 

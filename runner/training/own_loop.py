@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -14,7 +15,7 @@ from runner.parallel.several import Several, Stateful
 from runner.parallel.task import OptimizerFactory, Plan, Task
 from runner.training.checkpoint.checkpoint_folder import Position
 from runner.training.checkpoint.ownership import owning
-from runner.training.data.batches import ShardSampler, train_loader
+from runner.training.data.source import feed_of, source_of, with_batch_of
 from runner.training.model import Model
 from runner.training.run import Run
 from runner.training.settings import Settings
@@ -94,8 +95,6 @@ class OwnLoop:
         first = next(iter(self._models.values()))[1]
         check_output(run, settings)
         with owning(run, settings) as see_that_own:
-            sampler = ShardSampler.over(data, run.data_rank, run.data_size, settings.seed)
-            loader = train_loader(data, sampler, settings.batch_size, settings.workers)
             task = Task(
                 model=first.model,
                 batch_loss=_no_loss,
@@ -103,13 +102,16 @@ class OwnLoop:
                 train_data=data,
                 is_classification=False,
             )
+            source = replace(source_of(task), drop_last=True)  # the script's own mean over a batch weighs ranks alike
+            settings = with_batch_of(source, settings)
             trainer = Several(task, {name: one.trainer for name, (one, _) in self._models.items()}, self._own)
-            self._training = training = Training(run, task, settings, loader, sampler, trainer)
+            self._training = training = Training(run, task, settings, feed_of(run, source, settings), trainer)
             if training.is_at_its_end:
                 training.nothing_left()
                 return
             with training.begun(see_that_own):
-                yield from training.batches()
+                for batch in training.batches():
+                    yield batch.value
             training.result()
 
     def log(self, values: Mapping[str, float | Tensor]) -> None:

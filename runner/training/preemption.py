@@ -27,8 +27,8 @@ from runner.training.run import Run
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _BETWEEN = 0.2  # seconds between two agreements
 _REPEATED = 1.2  # so many times as long as the longest so far the next step and checkpoint may take
-_TIME_LIMIT = 0  # in place of a signal's number
-_REASONS = (_TIME_LIMIT, signal.SIGUSR1, signal.SIGTERM)  # of several the last one counts
+_STOP, _TIME_LIMIT = -1, 0  # in place of a signal's number
+_REASONS = (_STOP, _TIME_LIMIT, signal.SIGUSR1, signal.SIGTERM)  # of several the last one counts
 
 
 class Preempted(RunnerError):
@@ -81,6 +81,11 @@ class Preemption:
         self._agreed = (0, time.monotonic())  # call and time of the last one
         self._sums: list[float] = []  # of the ranks' shares, where a collective of others has had them
         self._reason: str | None = None  # why the training ends, once the ranks have agreed
+        self.is_stopped = False  # by the program itself, once they have
+
+    def stop(self) -> None:
+        """This rank's program asks for the end of the training, as if it had been its last step."""
+        self._asked = _STOP if self._asked is None else self._asked
 
     def receive(self, number: int, _: FrameType | None) -> None:
         """A signal's handler."""
@@ -107,7 +112,9 @@ class Preemption:
         *asking, saves, interval = sums
         self._next, self._agreed = self._count + (1 if now else int(interval)), (self._count, time.monotonic())
         for reason, ranks in zip(_REASONS, asking, strict=True):
-            if ranks:
+            if ranks and reason == _STOP:
+                self.is_stopped = True
+            elif ranks:
                 self._reason = "the time limit is near" if reason == _TIME_LIMIT else signal.Signals(reason).name
         return Wish(saves=bool(saves), reason=self._reason)
 

@@ -13,9 +13,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
-from runner.parallel.task import Plan, Task
+from runner.parallel.task import Plan, Task, parts_of
 from runner.rendezvous.records.topology import ranks_text
 from runner.training.data.samples import Look, Sketch, look_at
+from runner.training.data.source import order_of, source_of, test_source
 from runner.training.run import Run
 from runner.training.settings import StepSettings
 
@@ -33,7 +34,7 @@ Sketches = dict[str, tuple[Sketch, ...] | None]
 def check_task(run: Run, task: Task, options: StepSettings) -> Look | None:
     """Check that the data can be trained on, and that all ranks train the same. Collective: some numbers are reduced.
 
-    Compared are lengths of the data, options, settings and plan of the task, names and shapes of parameters, and some samples, if
+    Compared are lengths of the data and of an epoch, options, settings and plan of the task, names and shapes of parameters, and some samples, if
     they read the same twice on all ranks.
 
     Returns:
@@ -43,17 +44,23 @@ def check_task(run: Run, task: Task, options: StepSettings) -> Look | None:
         UsageError: the data has a form that cannot be trained on, or the ranks differ.
     """
     sizes = {"training": min(2, options.batch_size), "test": 2}
-    data = {"training": task.train_data, "test": task.test_data}
+    train = source_of(task)
+    data = {"training": train, "test": test_source(task, train) if task.test_data is not None else None}
+    check = (
+        None if getattr(task, "batch_loss", None) is not None else parts_of
+    )  # a loss of (outputs, targets) takes pairs
     looks: dict[str, Look] = {}
+    steps: int | None = None  # of an epoch
     failed: RunnerError | None = None  # of this rank, as where a file is missing on a host
     try:
         for name, one in data.items():
             if one is not None:
-                looks[name] = look_at(one, sizes[name], options.workers, sketches=run.size > 1)
+                looks[name] = look_at(one, sizes[name], options.workers, sketches=run.size > 1, check=check)
+        steps = None if train.is_stream else order_of(train, run.data_rank, run.data_size, options).steps(0)
     except RunnerError as error:
         failed = error
     problem = failed or next((look.problem for look in looks.values() if look.problem), None)
-    facts, sketches = _facts(task, options, looks), {name: look.sketches for name, look in looks.items()}
+    facts, sketches = _facts(task, options, looks, steps), {name: look.sketches for name, look in looks.items()}
     number = int.from_bytes(hashlib.blake2b(repr((facts, sketches)).encode(), digest_size=7).digest(), "big")
     most = torch.tensor([number, -number, problem is not None], device=run.device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
@@ -72,12 +79,13 @@ def check_task(run: Run, task: Task, options: StepSettings) -> Look | None:
     return looks.get("test")
 
 
-def _facts(task: Task, options: StepSettings, looks: Mapping[str, Look]) -> Facts:
+def _facts(task: Task, options: StepSettings, looks: Mapping[str, Look], steps: int | None) -> Facts:
     """What has to be equal on all ranks, by what it is called."""
     found: Facts = {}
     for name in ("training", "test"):
         look = looks.get(name)
-        found[f"the {name} data has"] = f"{look.length} samples" if look else "no samples"
+        found[f"the {name} data has"] = _length(look) if look else "no samples"
+    found["an epoch has"] = f"{steps} steps"
     found |= _options(options)
     for name in ("is_classification", "units_per_sample"):
         found[f"the task's {name} is"] = repr(getattr(task, name))
@@ -88,6 +96,10 @@ def _facts(task: Task, options: StepSettings, looks: Mapping[str, Look]) -> Fact
         for name, tensor in task.model.named_parameters():
             found[f"the parameter {name} is"] = "not initialised" if is_lazy(tensor) else f"{list(tensor.shape)}"
     return found
+
+
+def _length(look: Look) -> str:
+    return "no length" if look.length is None else f"{look.length} samples"
 
 
 def _options(options: StepSettings) -> Facts:

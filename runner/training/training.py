@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from runner.base.errors import RunnerError, raised_on_all_ranks
 from runner.parallel.task import Task
@@ -20,8 +19,9 @@ from runner.training.checkpoint import resume
 from runner.training.checkpoint.checkpoint_folder import Position, Saved, name_of
 from runner.training.checkpoint.checkpoints import Checkpoints
 from runner.training.checkpoint.restore import restore
-from runner.training.data.batches import ShardSampler
+from runner.training.data.feed import Batch, Feed
 from runner.training.data.random_numbers import seed_random_numbers
+from runner.training.data.states import load_states, states_of
 from runner.training.evaluation import evaluate
 from runner.training.evaluation_sums import Evaluation
 from runner.training.hooks.hooks import Hooks
@@ -43,7 +43,6 @@ class Training:
     Attributes:
         position: how far the training is; whoever computes a step does not change it.
         loss: of the step that is computed, which whoever computes it sets: a detached scalar of this rank.
-        is_last_of_epoch: whether the batch is the epoch's last, or the training's.
         evaluation: the last epoch's.
     """
 
@@ -54,8 +53,7 @@ class Training:
         run: Run,
         task: Task,
         options: Settings,
-        loader: DataLoader[Any],
-        sampler: ShardSampler,
+        feed: Feed,
         trainer: Trainer,
         *,
         on_step: Sequence[Hook] = (),
@@ -64,7 +62,7 @@ class Training:
         """Restore the checkpoint that the options name, if any. Collective.
 
         Args:
-            loader: of this rank's batches, in the order of ``sampler``.
+            feed: of this rank's batches.
             trainer: whose state is saved.
             on_step: as in ``fit``; ``on_epoch``, too.
 
@@ -72,20 +70,25 @@ class Training:
             UsageError: the checkpoint is damaged or does not fit.
         """
         self._run, self._task, self._options, self._trainer = run, task, options, trainer
-        self._loader, self._sampler = loader, sampler
-        self._on_step, self._on_epoch = on_step, on_epoch
+        self._feed, self._on_step, self._on_epoch = feed, on_step, on_epoch
         settings = resume.settings_of(run, task, options, trainer.optimizer)
         self._checkpoints = Checkpoints(run, trainer, options, settings)
         self.saved, self._changes = restore(run, trainer, options, settings)
         self.position = self.saved.position if self.saved else Position()
         self.evaluation: Evaluation | None = None
         self._meter = Meter(run, task, options.batch_size * run.data_size)
-        self._last_step = _last_step(self.position, sampler.length, self._meter.global_batch, options)
+        self._last_step = _last_step(self.position, feed, options)
         self._hooks: Hooks
         self._steps: Callable[[Iterable[int]], Iterable[int]]
         self._is_done = True  # the step whose batch was given last
         self._fresh = True  # it has no loss yet
-        self.is_last_of_epoch = False
+        self._batch: Batch
+        self._epoch_is_over = False
+
+    @property
+    def is_last_of_epoch(self) -> bool:
+        """Whether the batch is the epoch's last, or the training's."""
+        return self._epoch_is_over or self.position.step + (not self._is_done) == self._last_step
 
     @property
     def is_at_its_end(self) -> bool:
@@ -103,12 +106,15 @@ class Training:
         run, options, trainer, checkpoints = self._run, self._options, self._trainer, self._checkpoints
         if self.saved:
             run.print(resumed_text(self.saved, options, self._changes))
+            load_states(run, self._feed, self.saved.data)
+        checkpoints.data_states = functools.partial(states_of, run, self._feed)
         checkpoints.begin(self.saved, see_that_own)
         replicas = Replicas(run, trainer) if options.check_replicas else None
         state = State(trainer.model, trainer.optimizer, self.position)
         trainer.on_progress = run.job.board.go_on
         metrics = MetricsHook(run, options, trainer, state, self._meter, self._last_step)
-        self._steps = profiled(run, options, self._last_step - self.position.step, self._meter.leave_out)
+        left = (self._last_step or sys.maxsize) - self.position.step
+        self._steps = profiled(run, options, left, self._meter.leave_out)
         with ExitStack() as stack:
             # On a GPU a step is only launched: the metrics wait for the device.
             stack.enter_context(run.job.board.training(1 if run.device.type == "cpu" else sys.maxsize))
@@ -129,43 +135,61 @@ class Training:
             yield
             checkpoints.end(self.position)
 
-    def batches(self) -> Iterator[Any]:
+    def batches(self) -> Iterator[Batch]:
         """This rank's batches of all steps that are left, on its device. The step is done when the next one is asked for."""
-        run, options, position, sampler, hooks = self._run, self._options, self.position, self._sampler, self._hooks
+        run, options, position, hooks = self._run, self._options, self.position, self._hooks
         device, dtype = run.device, getattr(torch, options.dtype)
         self._trainer.model.train()
         # An epoch of which no whole batch is left has no step, and ends as others do.
         while position.epoch < options.epochs and position.step < (options.max_steps or math.inf):
-            sampler.epoch, sampler.skip = position.epoch, position.samples
             hooks.metrics.begin_epoch()
             seed_random_numbers(options.seed, position.step, run.data_rank, device)  # for the loader's processes
-            batches = iter(self._loader)
-            for left in self._steps(reversed(range(min(len(self._loader), self._last_step - position.step)))):
+            batches = self._feed.batches(position.epoch, position.samples)
+            left = self._feed.steps(position.samples)
+            self._epoch_is_over = left == 0
+            for _ in self._steps(self._down_from(left)):
                 seed_random_numbers(options.seed, position.step, run.data_rank, device)
                 run.common_random.seed(f"{options.seed} {position.step}")
                 hooks.metrics.begin_step()
-                batch = to_device(next(batches), device, dtype)
-                hooks.metrics.see(batch)
-                self._is_done, self._fresh, self.is_last_of_epoch = False, True, not left
-                yield batch
+                if (batch := next(batches, None)) is None:  # of a resumed stream nothing is left
+                    self._epoch_is_over = True
+                    break
+                self._batch = batch._replace(value=to_device(batch.value, device, dtype))
+                hooks.metrics.see(self._batch.value)
+                self._is_done, self._fresh, self._epoch_is_over = False, True, batch.is_last
+                yield self._batch
                 self.finish_step()
+                if hooks.is_stopped:
+                    return
             self._end_epoch()
+            if hooks.is_stopped:
+                return
+
+    def _down_from(self, left: int | None) -> Iterator[int]:
+        """A number for each step of an epoch: down to 0 if it is known how many there are, else 1 until the epoch is over."""
+        most = (self._options.max_steps or math.inf) - self.position.step
+        if left is not None:
+            yield from reversed(range(int(min(left, most))))
+            return
+        while not self._epoch_is_over and most > 0:
+            yield 1
+            most -= 1
 
     def finish_step(self) -> None:
         """The step is computed. Does nothing if it was called before in this step. Collective."""
         if not self._is_done:
+            is_last = self.is_last_of_epoch
             self._is_done, position = True, self.position
-            position.step, position.samples = position.step + 1, position.samples + self._meter.global_batch
-            self._hooks.after_step(self.loss, is_last=self.is_last_of_epoch)
+            position.step, position.samples = position.step + 1, self._batch.used
+            self._hooks.after_step(self.loss, is_last=is_last)
 
     def _end_epoch(self) -> None:
         position, hooks = self.position, self._hooks
         self.evaluation = hooks.evaluate()
-        epoch_is_over = position.samples + self._meter.global_batch > self._sampler.length
-        if epoch_is_over:
+        if self._epoch_is_over:
             position.epoch, position.samples = position.epoch + 1, 0
         is_evaluated = self.evaluation is not None or self._task.test_data is None
-        hooks.after_epoch(epoch_is_over=epoch_is_over, is_evaluated=is_evaluated)
+        hooks.after_epoch(epoch_is_over=self._epoch_is_over, is_evaluated=is_evaluated)
         self._trainer.model.train()
 
     def note_loss(self, loss: Tensor) -> None:
@@ -181,7 +205,7 @@ class Training:
 
     def stop(self) -> None:
         """This rank asks for the end of the training after this step, with a checkpoint."""
-        self._is_asked_to_stop = True
+        self._hooks.preemption.stop()
 
     def result(self) -> Result:
         """How the training has ended, which rank 0 prints."""
@@ -213,9 +237,11 @@ class Training:
         return result
 
 
-def _last_step(position: Position, length: int, global_batch: int, options: Settings) -> int:
-    """The number of the last step of the training."""
-    here, whole = (length - position.samples) // global_batch, length // global_batch
+def _last_step(position: Position, feed: Feed, options: Settings) -> int | None:
+    """The number of the last step of the training; None if the data's length is not known and no number is given."""
+    here, whole = feed.steps(position.samples), feed.steps(0)
+    if here is None or whole is None:
+        return options.max_steps
     last = position.step + here + (options.epochs - position.epoch - 1) * whole
     return min(last, options.max_steps or last)
 

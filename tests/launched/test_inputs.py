@@ -31,7 +31,6 @@ CLOSURE = "LBFGS.step()"
         ("nested", ["[[float32 [2, 8], float32 [2, 8]], int64 [2]]"]),
         ("texts", ["[float32 [2, 8], a tuple of 2 str]"]),
         ("ragged", ["the data's first samples make no batch", "of the same shape"]),
-        ("loader", ["is a DataLoader", "give the Dataset itself"]),
         ("odd test", ["[float32 [2, 8]]"]),
         ("closure", [CLOSURE, "take an optimizer"]),
         ("no optimizer", ["the task's optimizer gives a list"]),

@@ -33,7 +33,7 @@ from runner.tools.compare.engines import Engine, build
 from runner.tools.compare.observing import count_sent, record
 from runner.tools.costs.timeline import Timeline
 from runner.tools.report.table import show_progress
-from runner.training.data.batches import ShardSampler, train_loader
+from runner.training.data.source import feed_of, source_of, with_batch_of
 from runner.training.run import Run
 from runner.training.settings import StepSettings
 from runner.versions.torch_private import REDISTRIBUTION
@@ -206,15 +206,13 @@ class Turns:
 
     def _batches(self, entrant: Entrant) -> Iterator[tuple[Tensor, Tensor]]:
         """An endless series of an engine's batches. All ranks together have the same samples with every engine."""
-        task, options, layout = entrant.task, entrant.options, entrant.choice.layout
-        sampler = ShardSampler.over(
-            task.train_data, layout.data_rank(self._run.rank), layout.degrees.data, options.seed
-        )
-        loader = train_loader(task.train_data, sampler, options.batch_size, options.workers)
+        source = source_of(entrant.task)
+        options = with_batch_of(source, entrant.options)
+        feed = feed_of(self._run, source, options, entrant.choice.layout)
         dtype = getattr(torch, options.dtype)
-        for sampler.epoch in itertools.count():
-            for batch in loader:
-                yield parts_of(to_device(batch, self._run.device, dtype))
+        for epoch in itertools.count():
+            for batch in feed.batches(epoch, 0):
+                yield parts_of(to_device(batch.value, self._run.device, dtype))
 
     def _compare_weights(self) -> None:
         """Find whether ranks agree, and how far each engine's weights are from the first one's."""

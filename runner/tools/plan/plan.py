@@ -128,17 +128,20 @@ class _Planner:
     def __init__(self, job: Job, workload: str, wanted: Mapping[str, Any], given: Given) -> None:
         import torch
 
+        from runner.parallel.task import parts_of
         from runner.tools.plan.capturing import capture
         from runner.tools.plan.optimizers import state_rule
         from runner.tools.plan.tracing import Tracer
-        from runner.training.data.batches import check_length, length_of
         from runner.training.data.samples import look_at
+        from runner.training.data.source import order_of, source_of, with_batch_of
 
         captured = capture(job, workload, given.without_parallel(_shaping(wanted)))
         self._task, self._options = captured.task, captured.options
-        if problem := look_at(self._task.train_data, 1, 0, sketches=False).problem:
+        source = source_of(self._task)
+        self._options = with_batch_of(source, self._options)
+        if problem := look_at(source, 1, 0, sketches=False, check=parts_of).problem:
             raise problem
-        check_length(length_of(self._task.train_data), 1, self._options.batch_size)
+        order_of(source, 0, 1, self._options)
         own, dtype = self._options, getattr(torch, self._options.dtype)
         self._wanted = dict(wanted)
         if "precision" not in wanted and own.precision == "fp32" and dtype == torch.float32:

@@ -42,7 +42,11 @@ Sums = dict[str, list[Any]]  # per file: its size in bytes and its SHA-256 sum
 
 @dataclass
 class Position:
-    """How far a training has come. ``samples``: used in this epoch by all ranks together."""
+    """How far a training has come.
+
+    Attributes:
+        samples: used in this epoch by all ranks together; batches, of a batch sampler or a stream that shards itself.
+    """
 
     epoch: int = 0
     step: int = 0
@@ -58,6 +62,7 @@ class Saved:
         groups: the optimizer's, as in ``runner.parallel.state.State``.
         values: of the optimizer's state, as there.
         is_finite: whether the loss was, when it was written.
+        data: each rank's place in the data, in mid-epoch, if the data tells it.
     """
 
     path: Path
@@ -67,6 +72,7 @@ class Saved:
     groups: list[dict[str, Any]]
     values: dict[str, Any] = field(default_factory=dict)
     is_finite: bool = True
+    data: list[Any] | None = None
 
 
 def name_of(step: int) -> str:
@@ -172,6 +178,7 @@ def write_manifest(folder: Path, saved: Saved, sums: Sums) -> None:
         "groups": saved.groups,
         "values": saved.values,
         "finite": saved.is_finite,
+        "data": saved.data,
         "files": sums,
     }
     with open(folder / MANIFEST, "w", encoding="utf-8") as file:
@@ -230,6 +237,7 @@ def read_manifest(folder: Path) -> tuple[Saved, Sums]:
         groups=content["groups"],
         values=content["values"],
         is_finite=content["finite"],
+        data=content.get("data"),
     )
     return saved, content["files"]
 

@@ -51,6 +51,7 @@ class Checkpoints:
         self._run, self._trainer, self.options, self.settings = run, trainer, options, settings
         self._folder = options.checkpoint_dir.absolute()  # also if the program changes its working folder
         self.times = SaveTimes()
+        self.data_states: Callable[[], list[Any] | None] = lambda: None  # of all ranks, in mid-epoch. Collective
         self._aside: tuple[Path, list[Path]] | None = None
         self._step, self._saved_at = -1, time.monotonic()  # of the last checkpoint that was begun
         self._has_saved = False
@@ -192,6 +193,7 @@ class Checkpoints:
             groups=state.groups,
             values=state.values,
             is_finite=not self._finite.what_is_odd(),
+            data=self.data_states() if position.samples else None,
         )
         self._step, self._saved_at = position.step, time.monotonic()
         if saved.is_finite:

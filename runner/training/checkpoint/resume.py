@@ -12,7 +12,7 @@ from runner.base.settings import settings_in
 from runner.parallel.task import Task
 from runner.training.checkpoint.checkpoint_folder import Saved
 from runner.training.checkpoint.shards import Shapes
-from runner.training.data.batches import length_of
+from runner.training.data.source import source_of
 from runner.training.run import Run
 from runner.training.settings import Settings
 
@@ -31,7 +31,7 @@ def settings_of(run: Run, task: Task, options: Settings, optimizer: Optimizer) -
             for name, one in settings_in(type(options)).items()
             if one.about.changes
         },
-        "samples": length_of(task.train_data),
+        "samples": source_of(task).length,
         **task.settings,
         "optimizer": _kind(optimizer),
         "groups": [_hyperparameters(group) for group in optimizer.param_groups],

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from runner.base.errors import UsageError
-from runner.parallel.task import parts_of
-from runner.training.data.batches import length_of, samples_of
+from runner.training.data.loading import samples_of
 from runner.training.data.random_numbers import own_random_numbers
+from runner.training.data.source import Source, length_of
 
 _QUICK = 0.2  # seconds for a batch of two samples, above which no more are read
 # Of sketches, relative to the mean magnitude: those of two random arrays of 10⁶ elements differ by some 10⁻³.
 _TOLERANCE = 1e-4
 _SKETCHED = 1 << 16  # numbers of a part of a sample that are looked at, or twice as many
+
+Check = Callable[[Any], Any]
 
 
 class Sketch(NamedTuple):
@@ -48,20 +50,20 @@ class Look:
     """What was seen.
 
     Attributes:
-        length: of the data.
-        batch: of the first samples, as the loader makes it; None if they make none.
+        length: of the data; None of a stream, of which nothing is read.
+        batch: of the first samples, as the loader makes it; None if they make none that can be trained on.
         problem: why it cannot be trained on, if it cannot.
         sketches: of some samples; None if they do not read the same twice, as with random augmentation, if reading takes long, or
             if a sample has parts of an unknown kind.
     """
 
-    length: int
-    batch: tuple[Tensor, Tensor] | None
+    length: int | None
+    batch: Any
     problem: UsageError | None
     sketches: tuple[Sketch, ...] | None
 
 
-def look_at(data: Dataset[Any], count: int, workers: int, *, sketches: bool) -> Look:
+def look_at(source: Source, count: int, workers: int, *, sketches: bool, check: Check | None = None) -> Look:
     """Read the first samples, and if that is quick and sketches are wanted, four samples three times.
 
     Random numbers continue as if nothing had been read. Where other processes read the data, one of them reads here, too: data that
@@ -71,11 +73,14 @@ def look_at(data: Dataset[Any], count: int, workers: int, *, sketches: bool) -> 
         count: how many samples make a batch, at most.
         workers: data loader processes of the training.
         sketches: whether they are wanted.
+        check: raises a UsageError for a batch that cannot be trained on, and returns it in the form that the task needs.
 
     Raises:
         UsageError: the data has no length, or no numbered samples.
     """
-    first = _First(data, min(count, length_of(data)), sketches=sketches)
+    if source.is_stream:
+        return Look(None, None, None, None)
+    first = _First(source, min(count, length_of(source.data)), sketches=sketches, check=check)
     with own_random_numbers("a look at the data"):  # of which the loader draws a seed for its processes
         look: Look = next(iter(DataLoader(first, batch_size=None, num_workers=min(workers, 1))))
     return look
@@ -84,8 +89,9 @@ def look_at(data: Dataset[Any], count: int, workers: int, *, sketches: bool) -> 
 class _First(Dataset[Look]):
     """Reads in a loader's process. The only sample is the look."""
 
-    def __init__(self, data: Dataset[Any], count: int, *, sketches: bool) -> None:
-        self._data, self._count, self._wants_sketches = data, count, sketches
+    def __init__(self, source: Source, count: int, *, sketches: bool, check: Check | None) -> None:
+        self._data, self._collate, self._is_single = source.data, source.collate, source.is_single
+        self._count, self._wants_sketches, self._check = count, sketches, check
 
     def __len__(self) -> int:
         return 1
@@ -101,26 +107,27 @@ class _First(Dataset[Look]):
                 raise UsageError(
                     f"the data ({type(self._data).__name__}) has no samples", fix="give it some, or leave it out"
                 )
-            batch = parts_of(_collated(samples))
+            batch = self._collated(samples)
+            batch = self._check(batch) if self._check else batch
         except UsageError as error:
             problem = error
         sketches = _sketches(self._data, length) if self._wants_sketches and is_quick and length else None
         return Look(length, batch, problem, sketches)
 
+    def _collated(self, samples: list[Any]) -> Any:
+        """A batch.
 
-def _collated(samples: list[Any]) -> Any:
-    """A batch.
-
-    Raises:
-        UsageError: the samples make none.
-    """
-    try:
-        return default_collate(samples)
-    except Exception as error:  # torch has several, by what the samples are
-        raise UsageError(
-            f"the data's first samples make no batch ({type(error).__name__}: {str(error).strip().splitlines()[0]})",
-            fix="make each sample a pair (input, target) of tensors, arrays or numbers, of the same shape in all samples",
-        ) from None
+        Raises:
+            UsageError: the samples make none.
+        """
+        try:
+            return self._collate(samples[0] if self._is_single else samples)
+        except Exception as error:  # torch has several, by what the samples are
+            what = (str(error).strip().splitlines() or [""])[0]
+            raise UsageError(
+                f"the data's first samples make no batch ({type(error).__name__}: {what})",
+                fix="make each sample of tensors, arrays or numbers, of the same shape in all samples, or give a collate_fn",
+            ) from None
 
 
 def _sketches(data: Dataset[Any], length: int) -> tuple[Sketch, ...] | None:

@@ -47,6 +47,11 @@ class Hooks:
             self.metrics.write_if_due(self.preemption)
             self.saving.after_step()
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a rank has asked for the end of the training, and all ranks know it."""
+        return self.preemption.is_stopped
+
     def evaluate(self) -> Evaluation | None:
         """The steps of an epoch are done. Returns None if nothing was evaluated."""
         return evaluate_epoch(self.run, self.trainer, self.options, self.metrics, self.preemption)

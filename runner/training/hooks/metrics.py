@@ -27,7 +27,7 @@ class MetricsHook:
     """Called at each step: it times the rank's part, and gathers the losses of ``--log-every`` steps."""
 
     def __init__(
-        self, run: Run, options: Settings, trainer: Trainer, state: State, meter: Meter, last_step: int
+        self, run: Run, options: Settings, trainer: Trainer, state: State, meter: Meter, last_step: int | None
     ) -> None:
         self._run, self._options, self._trainer, self._state, self._last_step = run, options, trainer, state, last_step
         self._meter, self._pace, self._board = meter, Pace(run), run.job.board
@@ -77,7 +77,12 @@ class MetricsHook:
         self._pace.end(self._trainer.ready)
         self._known = self._state.records[-1].loss if self._state.records else None
         self._board.step(
-            position.step, self._last_step, position.epoch + 1, self._options.epochs, self._known, self._pace.newest
+            position.step,
+            self._last_step or 0,
+            position.epoch + 1,
+            self._options.epochs,
+            self._known,
+            self._pace.newest,
         )
         self._meter.add(loss, position, float(self._trainer.optimizer.param_groups[0]["lr"]))
 

@@ -23,7 +23,7 @@ class SavingHook:
         checkpoints: Checkpoints,
         preemption: Preemption,
         metrics: MetricsHook,
-        last_step: int,
+        last_step: int | None,
     ) -> None:
         self._run, self._position, self._last_step = run, position, last_step
         self._checkpoints, self._preemption, self._metrics = checkpoints, preemption, metrics
@@ -44,7 +44,9 @@ class SavingHook:
         wish = self._preemption.wish(now=True)
         if is_due or wish.saves:
             wish = self._save()
-        if wish.reason and (self._position.step < self._last_step or not is_evaluated):
+        position, options = self._position, self._checkpoints.options
+        is_done = position.epoch >= options.epochs or position.step == self._last_step
+        if wish.reason and not (is_done and is_evaluated):
             end_early(self._run, self._checkpoints, self._position, wish.reason)
 
     def _save(self) -> Wish:

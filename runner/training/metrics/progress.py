@@ -41,7 +41,7 @@ class Lines:
     """Prints lines, and a line of progress when nothing was printed for ``beat`` seconds."""
 
     epochs: int
-    steps: int  # at the end
+    steps: int | None  # at the end, if it is known
     done: int  # at the start
     beat: float
     clock: Callable[[], float] = time.monotonic
@@ -51,10 +51,13 @@ class Lines:
 
     def step(self, epoch: int, step: int, loss: float | None) -> None:
         now = self.clock()
-        if now - self._last < self.beat or step >= self.steps:
+        if now - self._last < self.beat or step == self.steps:
+            return
+        known = "" if loss is None else f"  loss {loss:.4g}"
+        if self.steps is None:
+            self.line(f"epoch {epoch}/{self.epochs}  step {step}{known}")
             return
         left = (now - self._start) / (step - self.done) * (self.steps - step)
-        known = "" if loss is None else f"  loss {loss:.4g}"
         self.line(f"epoch {epoch}/{self.epochs}  step {step}/{self.steps}{known}  {clock_text(left)} left")
 
     def line(self, text: str) -> None:
@@ -63,11 +66,11 @@ class Lines:
 
 
 @contextmanager
-def show_progress(*, visible: bool, epochs: int, steps: int, done: int) -> Iterator[ProgressDisplay]:
+def show_progress(*, visible: bool, epochs: int, steps: int | None, done: int) -> Iterator[ProgressDisplay]:
     """A bar, lines, or nothing on silent ranks.
 
     Args:
-        steps: of the whole training.
+        steps: of the whole training; None if that is not known.
         done: steps that were done before, in a resumed training.
     """
     if not visible:

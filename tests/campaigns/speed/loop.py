@@ -28,7 +28,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from runner.backends.timing import synchronize
 from runner.parallel.task import Task
-from runner.training.data.batches import ShardSampler, train_loader
+from runner.training.data.loading import IndexedFeed
+from runner.training.data.source import feed_of, source_of
 from runner.training.loop import fit
 from runner.training.run import Run
 from runner.training.settings import Settings
@@ -124,8 +125,9 @@ def by_fabric(run: Run, task: Task, options: Settings, clock: Callable[[], float
 
 
 def _loader(run: Run, task: Task, options: Settings) -> Any:
-    sampler = ShardSampler.over(task.train_data, run.rank, run.size, options.seed)
-    return train_loader(task.train_data, sampler, options.batch_size, options.workers)
+    feed = feed_of(run, source_of(task), options)
+    assert isinstance(feed, IndexedFeed)
+    return feed.loader
 
 
 def _clip_norm(options: Settings) -> float:

@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, default_collate
 
 from runner.base.settings import option
-from runner.training.data.batches import ShardSampler, train_loader
+from runner.training.data.loading import IndexedFeed, Reading
+from runner.training.data.orders import SampleOrder, ShardSampler
 from runner.training.loop import Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings
@@ -86,8 +87,8 @@ def measure(run: Run, options: Settings, rounds: int) -> None:
         return hand_written(DataLoader(data, options.batch_size, sampler=sampler, drop_last=True), options)
 
     def bare() -> float:
-        sampler = ShardSampler(len(data), run.rank, run.size, options.seed)
-        return hand_written(train_loader(data, sampler, options.batch_size, 0), options)
+        order = SampleOrder(ShardSampler(len(data), run.rank, run.size, options.seed), options.batch_size)
+        return hand_written(IndexedFeed(data, order, Reading(), default_collate).loader, options)
 
     compare_loops(run, {"runner": runner, "tutorial": tutorial, "bare": bare}, rounds, 1.02)
 

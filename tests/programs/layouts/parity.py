@@ -28,7 +28,7 @@ from runner.parallel import Setting, make_trainer
 from runner.parallel.mesh import Layout
 from runner.parallel.state import full_tensor
 from runner.parallel.task import Plan, Task
-from runner.training.data.batches import ShardSampler
+from runner.training.data.orders import ShardSampler
 from runner.training.run import Run
 from runner.training.settings import StepSettings
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
+from torch.utils.data import Dataset, TensorDataset, random_split
 
 from runner.training.loop import Task, fit
 from runner.training.run import Run
@@ -97,7 +97,6 @@ def task_of(case: str, run: Run, lr: float) -> Task:
         "nested": lambda: replace(plain, train_data=Samples(lambda i: ((numbers[i], numbers[i]), i % 3))),
         "texts": lambda: replace(plain, train_data=Samples(lambda i: (numbers[i], "abc"[i % 3]))),
         "ragged": lambda: replace(plain, train_data=Samples(lambda i: (torch.ones(1 + i), i % 3))),
-        "loader": lambda: replace(plain, train_data=DataLoader(plain.train_data)),  # type: ignore[arg-type]  # as users do
         "odd test": lambda: replace(plain, test_data=TensorDataset(numbers)),
         "many losses": lambda: replace(plain, loss=nn.CrossEntropyLoss(reduction="none")),
         "closure": lambda: replace(plain, optimizer=torch.optim.LBFGS),

@@ -12,10 +12,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from runner.base.errors import UsageError
-from runner.training.data.batches import ShardSampler, evaluation_loader, train_loader
+from runner.training.data.evaluation_data import evaluation_loader
+from runner.training.data.loading import IndexedFeed, Reading
+from runner.training.data.orders import SampleOrder, ShardSampler
+from runner.training.data.source import check_length, length_of
+
+
+def feed(data: Dataset[Any], sampler: ShardSampler, each: int, workers: int = 0) -> IndexedFeed:
+    return IndexedFeed(data, SampleOrder(sampler, each), Reading(num_workers=workers), default_collate)
 
 
 def steps(length: int, size: int, each: int, *, epoch: int = 0, skip: int = 0) -> list[set[int]]:
@@ -23,10 +30,8 @@ def steps(length: int, size: int, each: int, *, epoch: int = 0, skip: int = 0) -
     data = TensorDataset(torch.arange(length))
     ranks = []
     for rank in range(size):
-        sampler = ShardSampler(length, rank, size, seed=7)
-        loader = train_loader(data, sampler, each, workers=0)
-        sampler.epoch, sampler.skip = epoch, skip
-        ranks.append([batch[0].tolist() for batch in loader])
+        batches = feed(data, ShardSampler(length, rank, size, seed=7), each).batches(epoch, skip)
+        ranks.append([batch.value[0].tolist() for batch in batches])
     assert len({len(batches) for batches in ranks}) == 1, "every rank takes the same number of steps"
     return [{sample for batch in batches for sample in batch} for batches in zip(*ranks, strict=True)]
 
@@ -82,7 +87,7 @@ def test_too_little_data_for_a_batch_is_told_with_the_arithmetic() -> None:
     with pytest.raises(
         UsageError, match=r"10 samples on 4 data-parallel ranks are 2 each, less than one batch of 5.*--batch-size 2"
     ):
-        train_loader(TensorDataset(torch.arange(10)), ShardSampler(10, 0, 4, 0), 5, 0)
+        check_length(10, 4, 5)
 
 
 def test_data_without_a_length_is_refused_in_one_line() -> None:
@@ -95,9 +100,9 @@ def test_data_without_a_length_is_refused_in_one_line() -> None:
             return 3
 
     with pytest.raises(UsageError, match="Stream has no length"):
-        ShardSampler.over(Stream(), rank=0, size=2, seed=0)
+        length_of(Stream())
     with pytest.raises(UsageError, match=r"Counted is an IterableDataset.*__getitem__"):
-        ShardSampler.over(Counted(), rank=0, size=2, seed=0)
+        length_of(Counted())
 
 
 class Asked(TensorDataset):
@@ -128,7 +133,7 @@ class AskedForAll(Asked):
     ],
 )
 def test_a_data_sets_own_code_is_called_as_torch_calls_it(data: Dataset[Any], more: int) -> None:
-    trained = train_loader(data, ShardSampler(8, 0, 1, seed=0), 4, workers=0)
+    trained = feed(data, ShardSampler(8, 0, 1, seed=0), 4).loader
     for loader in (trained, evaluation_loader(data, 0, 1, 3)):
         assert sorted(int(value) for (batch,) in loader for value in batch) == list(range(more, more + 8))
 
@@ -144,9 +149,8 @@ class Noisy(Dataset[Tensor]):
 
 
 def noisy(workers: int, *, rank: int = 0, epoch: int = 0, skip: int = 0) -> list[Tensor]:
-    sampler = ShardSampler(24, rank, 2, seed=5)
-    sampler.epoch, sampler.skip = epoch, skip
-    return list(train_loader(Noisy(), sampler, 4, workers))
+    batches = feed(Noisy(), ShardSampler(24, rank, 2, seed=5), 4, workers).batches(epoch, skip)
+    return [batch.value for batch in batches]
 
 
 def test_augmentation_depends_on_seed_place_and_rank_and_on_nothing_else() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.training.data import permutation
-from runner.training.data.batches import ShardSampler
+from runner.training.data.orders import ShardSampler
 from runner.training.data.permutation import Permutation
 
 KEYS = 2000

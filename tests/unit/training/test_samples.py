@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from runner.parallel.task import parts_of
 from runner.training.data.samples import Look, Sketch, look_at
+from runner.training.data.source import Source
 
 
 class Made(Dataset[Any]):
@@ -31,7 +33,7 @@ class Made(Dataset[Any]):
 
 
 def look(make: Callable[[int], Any], workers: int = 0) -> Look:
-    return look_at(Made(make), 2, workers, sketches=True)
+    return look_at(Source(data=Made(make)), 2, workers, sketches=True, check=parts_of)
 
 
 def sketches(make: Callable[[int], Any]) -> tuple[Sketch, ...]:
@@ -93,7 +95,7 @@ def test_a_look_leaves_the_random_numbers_as_they_were(workers: int) -> None:
     random.setstate(states[1])
     numpy.random.set_state(states[2])
     data = Made(lambda i: (torch.rand(1), random.random(), numpy.random.rand(1)))
-    look_at(data, 2, workers, sketches=True)
+    look_at(Source(data=data), 2, workers, sketches=True)
     assert drawn() == expected
     assert bool(data.read) == (workers == 0), "with --workers another process reads, which may open files of its own"
 
@@ -125,6 +127,6 @@ def test_a_form_that_cannot_be_trained_on_is_told(make: Callable[[int], Any], te
 
 
 def test_data_without_samples_is_refused() -> None:
-    found = look_at(TensorDataset(torch.empty(0, 3), torch.empty(0)), 2, 0, sketches=True)
+    found = look_at(Source(data=TensorDataset(torch.empty(0, 3), torch.empty(0))), 2, 0, sketches=True)
     assert found.sketches is None
     assert "the data (TensorDataset) has no samples" in str(found.problem)

@@ -1,0 +1,64 @@
+"""A rank's batches of a training, wherever they come from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+
+class Batch(NamedTuple):
+    """A rank's part of a step.
+
+    Attributes:
+        value: what the collate function has made: any tree of tensors. A rank that has no samples in this step has a batch that
+            does not count, so that it can take part in what is collective.
+        samples: how many samples of ``value`` count on this rank; 0 if it is one that does not.
+        all_samples: how many all data-parallel ranks have in this step: the mean over all of them is this rank's mean times
+            ``samples / all_samples``, summed over the ranks.
+        used: how much of the epoch is used after it, by all ranks together.
+        is_last: of its epoch.
+    """
+
+    value: Any
+    samples: int
+    all_samples: int
+    used: int
+    is_last: bool
+
+
+class Feed(ABC):
+    """Gives batches, as many on all ranks.
+
+    Attributes:
+        length: of an epoch, all ranks together: samples, or batches of a batch sampler; None if it is not known.
+        is_even: whether each rank has a batch of the usual number of samples wherever all together have that of so many.
+        is_stateful: whether it has a state of its own on each rank, with which an epoch is taken up in its middle.
+    """
+
+    length: int | None
+    is_even: bool = True
+    is_stateful: bool = False
+
+    @abstractmethod
+    def steps(self, used: int) -> int | None:
+        """How many steps are left when so much of an epoch is used; None if that is not known."""
+
+    @abstractmethod
+    def batches(self, epoch: int, used: int) -> Iterator[Batch]:
+        """The batches that are left of an epoch of which so much is used. For a stream collective, at each batch.
+
+        The call itself draws a random number, for the processes that read; the batches draw none.
+        """
+
+    def state(self) -> Any:
+        """What a checkpoint keeps of this rank's place in the epoch, after the batch that was given last: plain values."""
+        return None
+
+    def load_state(self, state: Any) -> None:
+        """Take up the epoch where it was when this was the state. Call it before ``batches``.
+
+        Raises:
+            UsageError: it does not fit.
+        """
+        raise NotImplementedError
