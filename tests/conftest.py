@@ -65,6 +65,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     parts = {
         "the virtual cluster": (lambda item: item.path.parent.name == "cluster", missing(slurm=True) or _missing_mpi()),
         "Horovod": (lambda item: item.path.stem == "test_horovod", _missing_horovod()),
+        "data libraries": (lambda item: item.path.stem == "test_data_libraries", _missing_data_libraries()),
         **{feature.name: (partial(_needs, key), _missing_in_torch(feature)) for key, feature in FEATURES.items()},
         _OF_GPUS: (lambda item: item.path.parent.name == "gpu", "" if resources(os.environ).gpus else "there is none"),
     }
@@ -164,6 +165,11 @@ def pytest_testnodedown(node: Any) -> None:
 
 def _missing_horovod() -> str:
     return "" if find_spec("horovod") else "it is not installed: make horovod"
+
+
+def _missing_data_libraries() -> str:
+    missing = [name for name in ("datasets", "webdataset") if find_spec(name) is None]
+    return f"pip install {' '.join(missing)}" if missing else ""
 
 
 def _needs(key: str, item: pytest.Item) -> bool:

@@ -21,7 +21,7 @@ from runner.training.run import Run
 from runner.training.settings import StepSettings
 
 # Ranks may differ in these options: they concern the rank itself, or rank 0's files.
-_OWN = {"workers", "checkpoint_dir", "data_dir", "metrics", "logger", "weights", "resume", "given"}
+_OWN = {"workers", "prefetch", "checkpoint_dir", "data_dir", "metrics", "logger", "weights", "resume", "given"}
 _FIX = "give all ranks the same; the runner divides the data among them"
 _SEEDED = "torch.manual_seed(options.seed) before data is drawn or split makes it the same"
 _LONGEST, _VALUES, _DIFFERENCES = 60, 4, 3  # characters of a value, and how many are shown

@@ -98,6 +98,7 @@ class StepSettings(ParallelSettings):
         changes=True,
     )
     workers: int = not_an_option(default=0)  # data loader processes per rank
+    prefetch: int = not_an_option(default=2)  # batches that each of them reads ahead
     given: Mapping[str, Any] = not_an_option(
         default_factory=dict
     )  # the values that are no defaults, as they were given
@@ -203,6 +204,9 @@ class Settings(StepSettings):
     data: str = option("", "which data", group="data", changes=True)
     data_dir: Path = option(Path("data"), "where data is kept", metavar="DIR", group="data")
     workers: int = option(0, "data loader processes per rank", parse=not_negative, group="data")
+    prefetch: int = option(
+        2, "batches that each of the --workers reads ahead", parse=positive, metavar="N", group="data", advanced=True
+    )
     metrics: Path = option(
         None, "JSON lines", metavar="FILE", shows="metrics.jsonl in --checkpoint-dir", group="logging", advanced=True
     )

@@ -199,14 +199,17 @@ def feed_of(run: Run, source: Source, options: StepSettings, layout: Layout | No
 
 
 def reading_of(source: Source, options: StepSettings, device: torch.device) -> Reading:
-    """By which processes the data is read: the loader's settings, else the options."""
+    """By which processes the data is read: the loader's settings, else the options.
+
+    For a GPU the processes live on from epoch to epoch, and batches are in pinned memory, from which they are copied while it works.
+    """
     loader = source.loader
     if loader is not None:
         own = {name: getattr(loader, name) for name in _OF_READING}
         reading = Reading(**own, multiprocessing_context=loader.multiprocessing_context)
         return reading if reading.num_workers or not options.workers else replace(reading, num_workers=options.workers)
     feeds_gpu = is_gpu(device) and options.workers > 0
-    prefetch = getattr(options, "prefetch", None) if options.workers else None
+    prefetch = options.prefetch if options.workers else None
     return Reading(
         num_workers=options.workers, prefetch_factor=prefetch, pin_memory=feeds_gpu, persistent_workers=feeds_gpu
     )

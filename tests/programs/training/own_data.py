@@ -118,7 +118,7 @@ def main(run: Run, options: Options) -> None:
             loss=nn.functional.cross_entropy,
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr),
             train_data=data_of(options.case, run),
-            test_data=TensorDataset(INPUTS, CLASSES),
+            test_data=DataLoader(TensorDataset(INPUTS, CLASSES), 7),  # type: ignore[arg-type]  # as users do
         ),
         options,
     )

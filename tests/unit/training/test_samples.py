@@ -36,6 +36,15 @@ def look(make: Callable[[int], Any], workers: int = 0) -> Look:
     return look_at(Source(data=Made(make)), 2, workers, sketches=True, check=parts_of)
 
 
+def test_a_batch_may_be_anything_where_no_form_is_asked_for() -> None:
+    found = look_at(Source(data=Made(lambda i: {"x": VALUES[i], "name": "a"})), 2, 0, sketches=False)
+    assert found.problem is None
+    assert found.batch["name"] == ["a", "a"]
+    made = look_at(Source(data=Made(lambda i: "ab"), collate_fn=len), 2, 0, sketches=False)
+    assert (made.problem, made.batch) == (None, 2)
+    assert look_at(Source(data=Made(str)), 2, 0, sketches=False, check=parts_of).problem is not None
+
+
 def sketches(make: Callable[[int], Any]) -> tuple[Sketch, ...]:
     found = look(make).sketches
     assert found is not None

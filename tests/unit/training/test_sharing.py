@@ -28,7 +28,7 @@ from runner.base.errors import UsageError
 from runner.training.data.feed import Batch
 from runner.training.data.loading import IndexedFeed, Reading
 from runner.training.data.orders import DrawnSampler, EpochOrder, SampleOrder
-from runner.training.data.source import Source, order_of, source_of, with_batch_of
+from runner.training.data.source import Source, order_of, reading_of, source_of, with_batch_of
 from runner.training.data.streams import StreamFeed, StreamShare
 from runner.training.settings import Settings
 
@@ -356,6 +356,19 @@ def test_the_batch_size_of_a_loader_counts() -> None:
     assert with_batch_of(source(train_data=plain(8)), both) is both
     with pytest.raises(UsageError, match="--micro-batches 3 does not divide"):
         with_batch_of(given, Settings(micro_batches=3))
+
+
+def test_for_a_gpu_the_processes_stay_and_memory_is_pinned() -> None:
+    plain_data, gpu, cpu = source(train_data=plain(8)), torch.device("cuda"), torch.device("cpu")
+    with_workers, without = Settings(workers=2, prefetch=5), Settings()
+    assert reading_of(plain_data, with_workers, gpu) == Reading(
+        num_workers=2, prefetch_factor=5, pin_memory=True, persistent_workers=True
+    )
+    assert reading_of(plain_data, with_workers, cpu) == Reading(num_workers=2, prefetch_factor=5)
+    assert reading_of(plain_data, without, gpu) == Reading()
+    loader = DataLoader(plain(8), num_workers=1, prefetch_factor=3)
+    assert reading_of(source(train_data=loader), with_workers, gpu) == Reading(num_workers=1, prefetch_factor=3)
+    assert reading_of(source(train_data=DataLoader(plain(8))), with_workers, cpu).num_workers == 2
 
 
 def test_a_sampler_with_replacement_is_the_users() -> None:
