@@ -16,7 +16,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from runner.backends.gpu import is_gpu
 from runner.base.errors import UsageError, raised_on_all_ranks
@@ -111,14 +111,21 @@ class Task:
 
     model: nn.Module | Callable[[], nn.Module]  # or a factory, for a model too large to be made in full on every rank
     optimizer: OptimizerFactory
-    train_data: Dataset[Any]  # the same on all ranks; of (input, target), if there is a loss of outputs and targets
+    # The same on all ranks: a Dataset, a DataLoader or a stream; of (input, target), if there is a loss of outputs and targets.
+    train_data: Dataset[Any] | DataLoader[Any]
     # One of the two. Either returns the mean over the batch, a scalar; or a pair (sum, weight), such as a sum over tokens and their
     # number: then the loss of a step is the sum over all ranks and micro-batches by the weight of all.
     loss: Callable[[Any, Any], Any] | None = None  # of (outputs, targets)
     batch_loss: Callable[[Callable[..., Any], Any], Any] | None = (
         None  # of (model, batch), of any form; it calls the model once
     )
-    test_data: Dataset[Any] | None = None
+    test_data: Dataset[Any] | DataLoader[Any] | None = None
+    # How batches are made of a Dataset; of a DataLoader its own count. See docs/train/data.md.
+    collate_fn: Callable[[list[Any]], Any] | None = None  # None: torch's
+    sampler: Any = None  # of numbers of samples, the same on all ranks
+    batch_sampler: Any = None  # of lists of them
+    drop_last: bool = True  # whether samples are left out that do not fill a batch on every rank
+    shards_itself: bool = False  # whether a stream gives each rank and worker its own samples
     is_classification: bool = True  # of outputs [batch, classes, …] by class numbers [batch, …]: accuracy is computed
     # Of the evaluation, by name: functions of (outputs, targets), with batch_loss of (outputs, batch), to the mean over the batch or a
     # pair (sum, weight), which are added up exactly over all ranks; or objects of torchmetrics.
@@ -154,6 +161,17 @@ class Task:
             made = _cast(self.model(), dtype)
         check_shapes(made)
         return made
+
+    def first_batch(self, count: int) -> Any:
+        """A batch of the first samples of the training data, as the data has them."""
+        data: Any = self.train_data
+        collate = self.collate_fn or default_collate
+        if isinstance(data, DataLoader):
+            data, collate = data.dataset, data.collate_fn
+        has_numbers = hasattr(data, "__getitem__") and not isinstance(data, IterableDataset)
+        return collate(
+            [data[number] for number in range(count)] if has_numbers else list(itertools.islice(data, count))
+        )
 
     @raised_on_all_ranks()
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:

@@ -16,7 +16,8 @@ from runner.training.checkpoint import resume
 from runner.training.checkpoint.ownership import owning
 from runner.training.checkpoint.restore import restore
 from runner.training.checkpoint.weights import read_weights
-from runner.training.data.source import feed_of, source_of, with_batch_of
+from runner.training.data.feed import Feed
+from runner.training.data.source import Source, feed_of, source_of, with_batch_of
 from runner.training.evaluation import try_evaluation
 from runner.training.finite import check_finite
 from runner.training.hooks.state import Hook, State
@@ -58,6 +59,7 @@ def fit(
         options = with_batch_of(source, options)
         test = check_task(run, task, options)
         feed = feed_of(run, source, options)
+        _check_stages(feed, source, options)
         trainer = make_trainer(task, run.setting(options.dtype, options))
         training = Training(run, task, options, feed, trainer, on_step=on_step, on_epoch=on_epoch)
         if training.saved is None and (weights := _weights(run, task, options)) is not None:
@@ -74,6 +76,20 @@ def fit(
                 usual = feed.is_even and batch.all_samples == options.batch_size * run.data_size
                 training.loss = trainer.step(batch.value, check, samples=None if usual else batch.samples)
         return training.result()
+
+
+@raised_on_all_ranks()
+def _check_stages(feed: Feed, source: Source, options: Settings) -> None:
+    """See that all batches have one size where pipeline stages agree on shapes.
+
+    Raises:
+        UsageError: they need not have.
+    """
+    if options.pp > 1 and not (source.drop_last and feed.is_even):
+        raise UsageError(
+            f"--pp {options.pp}: stages take batches of one size, and the data's may differ",
+            fix="say drop_last=True in the task or the DataLoader, and leave out a batch sampler",
+        )
 
 
 def _weights(run: Run, task: Task, options: Settings) -> Iterable[tuple[str, Tensor]] | None:

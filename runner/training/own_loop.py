@@ -18,6 +18,7 @@ from runner.training.checkpoint.ownership import owning
 from runner.training.data.source import feed_of, source_of, with_batch_of
 from runner.training.model import Model
 from runner.training.run import Run
+from runner.training.same_task import check_task
 from runner.training.settings import Settings
 from runner.training.training import Training
 from runner.training.workload import check_output
@@ -104,6 +105,7 @@ class OwnLoop:
             )
             source = replace(source_of(task), drop_last=True)  # the script's own mean over a batch weighs ranks alike
             settings = with_batch_of(source, settings)
+            check_task(run, task, settings)
             trainer = Several(task, {name: one.trainer for name, (one, _) in self._models.items()}, self._own)
             self._training = training = Training(run, task, settings, feed_of(run, source, settings), trainer)
             if training.is_at_its_end:

@@ -76,7 +76,7 @@ class Training:
         self.saved, self._changes = restore(run, trainer, options, settings)
         self.position = self.saved.position if self.saved else Position()
         self.evaluation: Evaluation | None = None
-        self._meter = Meter(run, task, options.batch_size * run.data_size)
+        self._meter = Meter(run, task)
         self._last_step = _last_step(self.position, feed, options)
         self._hooks: Hooks
         self._steps: Callable[[Iterable[int]], Iterable[int]]
@@ -181,6 +181,7 @@ class Training:
             is_last = self.is_last_of_epoch
             self._is_done, position = True, self.position
             position.step, position.samples = position.step + 1, self._batch.used
+            self._meter.count(self._batch.all_samples)
             self._hooks.after_step(self.loss, is_last=is_last)
 
     def _end_epoch(self) -> None:

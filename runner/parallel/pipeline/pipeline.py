@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 from torch.distributed.tensor import DTensor
-from torch.utils.data import default_collate
 from torch.utils.flop_counter import FlopCounterMode
 
 from runner.backends.timing import synchronize
@@ -273,8 +272,7 @@ def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], settin
     costs = torch.full([len(pieces)], math.nan, dtype=torch.float64, device=setting.device)
     if dist.get_rank() == 0:
         device = next(model.parameters()).device
-        batch = default_collate([task.train_data[index] for index in range(_SAMPLES)])
-        values, _ = parts_of(to_device(batch, device, setting.dtype))
+        values, _ = parts_of(to_device(task.first_batch(_SAMPLES), device, setting.dtype))
         model.eval()
         with torch.no_grad():
             outputs = model(values)

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.utils.data import default_collate
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
 
 from runner.base.errors import UsageError
@@ -298,7 +297,7 @@ def _contexts(options: ParallelSettings, *, casts: bool) -> Callable[[], Abstrac
 
 def _batch(task: Task, samples: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A batch as the data has them, of one sample's shape and zeros."""
-    of_one = parts_of(default_collate([task.train_data[0]]))
+    of_one = parts_of(task.first_batch(1))
     batch = tuple(torch.zeros((samples, *one.shape[1:]), dtype=one.dtype) for one in of_one)
     return parts_of(to_device(batch, torch.device("cpu"), dtype))
 

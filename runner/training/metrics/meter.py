@@ -36,14 +36,14 @@ class Summed(Protocol):
 class Meter:
     """Collects losses on the device, and turns them into records by one collective for many steps."""
 
-    def __init__(self, run: Run, task: Task, global_batch: int) -> None:
+    def __init__(self, run: Run, task: Task) -> None:
         self.run, self.task = run, task
-        self.global_batch = global_batch
         self._losses: list[Tensor] = []
         self._places: list[tuple[int, int, float]] = []
         self._started = time.perf_counter()
         self._seconds = 0.0
-        self._steps = 0
+        self._samples = 0  # since the last records
+        self._all_samples = 0
         self._usage = UsageReader(run.device)
         self._noted: dict[str, Tensor] = {}  # of this step, by name
         self._more: list[dict[str, Tensor]] = []  # of the steps before
@@ -58,6 +58,10 @@ class Meter:
     def leave_out(self, seconds: float) -> None:
         """Leave out a time that was not training."""
         self._started += seconds
+
+    def count(self, samples: int) -> None:
+        """So many samples of all ranks are used by this step."""
+        self._samples += samples
 
     def note(self, values: Mapping[str, float | Tensor]) -> None:
         """More numbers of this step, in the place of others of the same names."""
@@ -92,15 +96,15 @@ class Meter:
         more = self._means_of_more()
         seconds = time.perf_counter() - self._started
         self._seconds += seconds
-        self._steps += len(means)
-        speed = speeds(len(means) * self.global_batch / seconds, self.task, self.run.size, self.run.device)
+        self._all_samples += self._samples
+        speed = speeds(self._samples / seconds, self.task, self.run.size, self.run.device)
         records = [
             StepRecord(step=step, epoch=epoch, loss=loss, lr=lr, more=more_here, **speed)
             for (step, epoch, lr), loss, more_here in zip(self._places, means, more, strict=True)
         ]
         if self.run.is_main:
             vars(records[-1]).update(vars(self._usage.read()))
-        self._losses, self._places, self._more = [], [], []
+        self._losses, self._places, self._more, self._samples = [], [], [], 0
         self._started = time.perf_counter()
         return records
 
@@ -116,7 +120,7 @@ class Meter:
 
     def overall(self) -> float:
         """Samples per second of all ranks over the whole training, without evaluation."""
-        return self._steps * self.global_batch / self._seconds if self._seconds else 0.0
+        return self._all_samples / self._seconds if self._seconds else 0.0
 
 
 @dataclass(frozen=True)
