@@ -32,6 +32,6 @@ def test_parity_fails_where_a_part_is_no_number(deviations: tuple[float, ...]) -
 
 def test_parity_tries_a_failed_case_again(tmp_path: Path) -> None:
     results = tmp_path / "results"
-    for case, deviation in (("good", 1e-12), ("mended", math.inf), ("mended", 1e-13), ("bad", math.inf)):
+    for case, deviation in (("good", 1e-12), ("repaired", math.inf), ("repaired", 1e-13), ("bad", math.inf)):
         parity._note(results, case, deviation)
-    assert parity._known(results) == {"good": 1e-12, "mended": 1e-13}
+    assert parity._known(results) == {"good": 1e-12, "repaired": 1e-13}
