@@ -11,6 +11,7 @@ import pytest
 from tests.launching import mpirun_path, run
 from tests.listings import Command, File, listings
 from tests.pages import DOCS
+from tests.polling import LIMIT
 
 # What a page needs of torch (runner/versions/features.py). Its listings are of the newest.
 NEEDS = {
@@ -35,7 +36,7 @@ def test_a_page_is_true(page: str, tmp_path: Path) -> None:
         if isinstance(one, File):
             (tmp_path / one.name).write_text(one.text, encoding="utf-8")
             continue
-        done = run("bash", "-c", one.line, cwd=tmp_path, PATH=path, COLUMNS="200")
+        done = run("bash", "-c", one.line, cwd=tmp_path, timeout=2 * LIMIT, PATH=path, COLUMNS="200")
         output = f"$ {one.line}\n{done.stdout}\n{done.stderr}"
         assert (done.returncode != 0) == one.is_refused, output
         assert one.missing(output) == [], output
