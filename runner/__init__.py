@@ -1,30 +1,19 @@
 """A distributed runner for PyTorch, launched by MPI (or whatever starts your ranks).
 
-The public names are loaded when they are first used, so that ``import runner`` imports neither torch nor MPI.
+The public names are loaded when they are first used, so that ``import runner`` imports neither torch nor MPI. ``__init__.pyi`` has them
+for type checkers.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from runner.base.errors import RunnerError as RunnerError
-    from runner.base.errors import UsageError as UsageError
-    from runner.base.settings import option as option
-    from runner.parallel.task import Plan as Plan
-    from runner.parallel.task import Task as Task
-    from runner.starting import start as start
-    from runner.training.hooks.state import State as State
-    from runner.training.model import Model as Model
-    from runner.training.preemption import Preempted as Preempted
-    from runner.training.settings import Settings as Settings
-    from runner.training.summary import Result as Result
-    from runner.training.training_run import TrainingRun as Run  # noqa: F401  # ruff knows no name of another
-
 _PLACES = {
+    "LoggedRun": "runner.training.loggers.logger:LoggedRun",
+    "Logger": "runner.training.loggers.logger:Logger",
     "Model": "runner.training.model:Model",
     "Plan": "runner.parallel.task:Plan",
     "Preempted": "runner.training.preemption:Preempted",

@@ -40,8 +40,8 @@ def start(settings: Settings | None = None, *, device: str = "auto", backend: st
         LaunchError: the launch is one in which every rank would train alone.
         RendezvousError: the ranks could not meet.
     """
-    _check_first()
     job = held() or attach(JobSettings(device=device, backend=backend))
+    _check_first()
     with raised_on_all_ranks():
         require(*OF_WORKLOADS)
         given, torch_version = settings or Settings(), job.topology.records[0].torch

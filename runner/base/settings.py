@@ -208,7 +208,8 @@ def _floor(kind: type, name: str) -> int:
 
 def _declared(kind: type, one: Field[Any], declared: Any) -> DeclaredSetting:
     default = one.default if one.default_factory is MISSING else one.default_factory()
-    if is_list := get_origin(declared) is tuple:  # tuple[str, ...]
+    # tuple[str, ...] is given value by value, unless a text= says how all of them are written together.
+    if is_list := get_origin(declared) is tuple and _about(kind, one).text is str:
         declared = get_args(declared)[0]
     if default is MISSING:
         raise UsageError(f"{kind.__name__}.{one.name} has no default", fix="give it one; None if it may be left out")
@@ -222,7 +223,8 @@ def _declared(kind: type, one: Field[Any], declared: Any) -> DeclaredSetting:
         )
     is_optional = default is None or (is_union and type(None) in get_args(declared))
     setting = DeclaredSetting(one.name, default, about, found, is_optional, is_list)
-    if not is_list and not _is_written(setting, named):
+    each = [replace(setting, default=value) for value in default] if is_list else [setting]
+    if not all(_is_written(value, named) for value in each):
         raise UsageError(
             f"{kind.__name__}.{one.name}: parse= does not read what str() writes",
             fix="give option() a text= that makes a text of a value, which parse= reads again",

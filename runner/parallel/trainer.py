@@ -31,7 +31,7 @@ from runner.parallel.step_loss import StepLoss
 from runner.parallel.support import described, is_about_the_model
 from runner.parallel.task import Task, closures_refused, micro_batches
 from runner.parallel.trees import map_tensors
-from runner.versions.torch_private import overflows
+from runner.versions.torch_private import multiply, overflows
 
 _SAME_WEIGHTS = "let every rank read the same file"
 
@@ -169,7 +169,7 @@ class Trainer:
     def weigh(self) -> None:
         """Multiply the gradients by the factor that the weights of the step's losses give, if they have some."""
         if self._factor != 1.0 and (gradients := [*own_gradients(self.model).values()]):
-            torch._foreach_mul_(gradients, self._factor)
+            multiply(gradients, self._factor)
         self._factor = 1.0
 
     @contextmanager

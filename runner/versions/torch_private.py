@@ -226,6 +226,13 @@ def check_finished(model: DistributedDataParallel) -> None:
     model._check_reducer_finalized()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
+def multiply(tensors: list[Tensor], factor: float) -> None:
+    """Multiply tensors in place, many in one call. Instead: one by one."""
+    import torch
+
+    torch._foreach_mul_(tensors, factor)
+
+
 def overflows(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> dict[torch.device, Tensor]:
     """For each device whether the scaler has found a gradient that is not finite; it may be changed. Instead: none."""
     flags: Any = scaler._found_inf_per_device(optimizer)

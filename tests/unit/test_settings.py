@@ -38,6 +38,16 @@ class Options(Settings):
     tag: tuple[str, ...] = option((), "any number of them")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Here:
+    """What a workload's settings need of a run."""
+
+    workload: str = "work.mine"
+    data_size: int = 1
+    train_by: Any = len
+    settings: Any = None
+
+
 def read(*words: str, kind: type[StepSettings] = Options, ranks: int = 1) -> Any:
     """What a workload's main gets."""
 
@@ -47,7 +57,7 @@ def read(*words: str, kind: type[StepSettings] = Options, ranks: int = 1) -> Any
     main.__annotations__ = {"options": kind}
     if issubclass(kind, Settings):  # nothing is written
         words = (*words, "--checkpoint-dir", "runs")
-    here: Any = SimpleNamespace(workload="work.mine", data_size=ranks, train_by=len, on_main=None)
+    here: Any = Here(data_size=ranks)
     return bound(main, here, given_in(words))()
 
 
@@ -374,7 +384,7 @@ def test_a_workload_that_reads_its_words_itself_may_have_options_of_the_same_nam
     def main(run: Any, argv: list[str]) -> list[str]:
         return argv
 
-    here: Any = SimpleNamespace(workload="work.mine", data_size=1)
+    here: Any = Here()
     assert bound(main, here, given_in(words))() == words
 
 

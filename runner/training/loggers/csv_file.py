@@ -53,10 +53,10 @@ class CSVFile:
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
         """Write the file with these rows, and leave it open for more."""
-        draft = self._path.with_name(f".{self._path.name}.new")
-        self._file = open(draft, "w", newline="", encoding="utf-8")
+        temporary = self._path.with_name(f".{self._path.name}.new")
+        self._file = open(temporary, "w", newline="", encoding="utf-8")
         self._rows = csv.DictWriter(self._file, self._names, restval="")
         self._rows.writeheader()
         self._rows.writerows(rows)
         self._file.flush()
-        os.replace(draft, self._path)
+        os.replace(temporary, self._path)

@@ -65,7 +65,7 @@ class LoggedRun:
             known = content["runs"]
         if not (self.step and self.logger in known):
             known[self.logger] = make()
-            draft = path.with_name(f".{path.name}.new")
-            draft.write_text(json.dumps({"format": _FORMAT, "runs": known}, indent=1) + "\n", encoding="utf-8")
-            os.replace(draft, path)
+            temporary = path.with_name(f".{path.name}.new")
+            temporary.write_text(json.dumps({"format": _FORMAT, "runs": known}, indent=1) + "\n", encoding="utf-8")
+            os.replace(temporary, path)
         return known[self.logger]

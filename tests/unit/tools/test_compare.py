@@ -70,7 +70,7 @@ def test_alone_computes_activations_again_where_the_others_do(how: str, calls: i
     run: Any = SimpleNamespace(device=torch.device("cpu"))
     engine = build(Choice(name=ALONE, kind=ALONE, layout=LAYOUT), run, task, options)
     Unit.calls = 0
-    engine.step(torch.ones(1, 2), torch.ones(1, 2))
+    engine.step((torch.ones(1, 2), torch.ones(1, 2)))
     assert Unit.calls == calls
 
 

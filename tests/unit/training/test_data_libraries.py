@@ -1,4 +1,4 @@
-"""The recipes of docs/data.md for the libraries that people keep their data with."""
+"""The recipes of docs/train/data.md for the libraries that people keep their data with."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILES, EACH = 4, 6
 
 def recipe(heading: str) -> str:
     """The code of a section."""
-    section = re.split(r"^#+ ", (DOCS / "data.md").read_text(), flags=re.MULTILINE)
+    section = re.split(r"^#+ ", (DOCS / "train" / "data.md").read_text(), flags=re.MULTILINE)
     text = next(part for part in section if part.startswith(heading))
     code = "\n".join(line for line in text.splitlines() if line.startswith("    ") or not line)
     return textwrap.dedent(code)

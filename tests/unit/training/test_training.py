@@ -173,11 +173,15 @@ def test_the_digits_are_those_of_uci_in_the_same_order() -> None:
 
 
 @pytest.mark.parametrize("parts", [(6,), (1, 5), (2, 2, 2), (5, 1)])
-def test_an_epochs_line_has_the_means_of_all_its_steps(parts: tuple[int, ...]) -> None:
+def test_an_epochs_line_has_the_means_of_all_its_steps(
+    parts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many are written together: --log-every, and checkpoints, decide that."""
     log: Any = SimpleNamespace(write=lambda records: records)
     state = State(MagicMock(), MagicMock(), Position())
-    metrics = MetricsHook(MagicMock(), Settings(), MagicMock(), state, MagicMock(), MagicMock(), MagicMock(), log, 12)
+    monkeypatch.setattr("runner.training.hooks.metrics.Pace", MagicMock())
+    metrics = MetricsHook(MagicMock(), Settings(), MagicMock(), state, MagicMock(), 12)
+    metrics._log = log
     for first in (7.0, 1.0):  # the epoch before leaves nothing
         records = [record(step, first + step) for step in range(6)]
         records[0].samples_per_s = 2.0

@@ -1,0 +1,99 @@
+"""A script that starts by ``runner.start()`` and trains in a loop of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launching import RUNNER, mpirun_path, ok, path_of, run
+from tests.results import losses, metrics, refused
+
+SCRIPT = path_of("own_loop")
+RANKS = [mpirun_path(), "-np", "2"]
+PYTHON = [sys.executable]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+WAYS = {
+    "runner": [*RANKS, *RUNNER],
+    "mpirun": [*RANKS, *PYTHON],
+    "torchrun": TORCHRUN,
+    "python": PYTHON,
+    "one rank": RUNNER,
+}
+
+
+def test_it_trains_alike_however_it_is_started(tmp_path: Path) -> None:
+    found = {}
+    for way, words in WAYS.items():
+        folder = tmp_path / way.replace(" ", "-")
+        more = ["--global-batch-size", "16", "--dtype", "float64", "--checkpoint-dir", str(folder)]
+        done = ok(run(*words, SCRIPT, *more))
+        found[way] = losses(folder), [one["right"] for one in metrics(folder)]
+        assert "rank 0: 8 steps, 2 epochs, " in done.stdout
+        assert done.stderr.count("without the runner's guard") == (way in ("mpirun", "torchrun", "python"))
+    first = found.pop("one rank")
+    assert len(first[0]) == 8
+    for its_losses, its_right in found.values():
+        assert its_losses == pytest.approx(first[0], rel=1e-12)
+        assert its_right == pytest.approx(first[1], rel=1e-12)
+
+
+@pytest.mark.parametrize("way", ["runner", "mpirun"])
+def test_it_is_preempted_and_continues_on_other_ranks(way: str, tmp_path: Path) -> None:
+    more = ["--global-batch-size", "16", "--dtype", "float64", "--checkpoint-dir"]
+    whole = ok(run(*WAYS["one rank"], SCRIPT, *more, str(tmp_path / "whole")))
+    done = run(*WAYS[way], SCRIPT, *more, str(tmp_path / "parts"), "--wrong", "killed", "--save-every", "end")
+    assert done.returncode == 75, done.stderr
+    assert "SIGTERM: saved" in done.stderr
+    done = ok(run(*WAYS["python"], SCRIPT, *more, str(tmp_path / "parts"), "--resume"))
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-12)
+    # Rank 0 has seen its own labels on two ranks, and all of them since.
+    assert whole.stdout.splitlines()[-1] == "rank 0: 8 steps, 2 epochs, 128 labels"
+    steps = next(line for line in done.stdout.splitlines() if line.startswith("continuing"))
+    before = int(steps.partition(", step ")[2].partition(",")[0])
+    assert done.stdout.splitlines()[-1] == f"rank 0: 8 steps, 2 epochs, {8 * before + 16 * (8 - before)} labels"
+
+
+def test_it_stops_where_it_says_so(tmp_path: Path) -> None:
+    where = ["--checkpoint-dir", str(tmp_path), "--save-every", "end"]
+    done = ok(run(*WAYS["runner"], SCRIPT, *where, "--stop-at", "4"))  # the epoch's last step, in which all ranks agree
+    assert f"checkpoint  {tmp_path}/step-4" in done.stdout
+    ok(run(*WAYS["runner"], SCRIPT, *where, "--resume"))
+    assert len(losses(tmp_path)) == 8
+
+
+@pytest.mark.parametrize("way", ["runner", "mpirun"])
+def test_a_rank_that_raises_ends_the_job(way: str, tmp_path: Path) -> None:
+    done = run(*WAYS[way], SCRIPT, "--wrong", "raises", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "rank 1 of 2 on host " in done.stderr
+    assert "failed: ValueError: sample 4711 has no label" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("own group", "leave out init_process_group()"),
+        ("twice", "call it once"),
+        ("nothing", "run.prepare"),
+        ("no state", "state_dict()"),
+        ("outside", "run.batches"),
+        ("step", "backward()"),
+        ("loss", "one number"),
+        ("names", "the ranks log different numbers"),
+    ],
+)
+def test_what_is_wrong_is_one_line(wrong: str, told: str, tmp_path: Path) -> None:
+    words = WAYS["runner"] if wrong == "names" else WAYS["python"]
+    done = run(*words, SCRIPT, "--wrong", wrong, "--log-every", "2", cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert told in done.stderr
+
+
+def test_its_help_has_its_own_options(tmp_path: Path) -> None:
+    done = ok(run(*PYTHON, SCRIPT, "--help"))
+    assert done.stdout.startswith("usage: own_loop.py [options]\n\nA script with a loop of its own")
+    assert "--stop-at" in done.stdout
+    refused(run(*PYTHON, SCRIPT, "--stop-a", "4", cwd=tmp_path), "did you mean --stop-at?")

@@ -1,0 +1,90 @@
+"""A script with a loop of its own, and with what --wrong asks for that is wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import Dataset
+
+import runner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(runner.Settings):
+    epochs: int = 2
+    batch_size: int = 8
+    wrong: str = ""
+    stop_at: int | None = runner.option(None, "stop after this step")
+
+
+class Points(Dataset[dict[str, Any]]):
+    """Batches of them are dicts, with texts among the tensors."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(index)
+        return {"name": f"point {index}", "point": torch.randn(8, generator=generator), "label": index % 3}
+
+
+class Seen:
+    """State of the script's own: how often it has seen each label."""
+
+    def __init__(self) -> None:
+        self.labels: Counter[int] = Counter()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"labels": dict(self.labels)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.labels = Counter(state["labels"])
+
+
+def main() -> None:
+    options = Options.from_args()
+    if options.wrong == "own group":
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    run = runner.start(options)
+    if options.wrong == "twice":
+        runner.start()
+    torch.manual_seed(options.seed)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    if options.wrong == "nothing":
+        next(run.batches(Points()))
+    model = run.prepare(net, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    if options.wrong == "no state":
+        run.register(own=42)  # type: ignore[arg-type]
+    if options.wrong == "outside":
+        run.log(loss=1.0)
+    seen = Seen()
+    run.register(seen=seen)
+    for batch in run.batches(Points()):
+        if options.wrong == "step":
+            model.step()
+        outputs = model(batch["point"])
+        loss = functional.cross_entropy(outputs, batch["label"])
+        model.backward(outputs if options.wrong == "loss" else loss)
+        model.step()
+        if run.step or not (options.wrong == "names" and run.rank):
+            run.log(loss=loss, right=(outputs.argmax(1) == batch["label"]).double().mean())
+        seen.labels.update(batch["label"].tolist())
+        assert len(batch["name"]) == len(batch["label"])
+        if options.wrong == "killed" and run.step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if options.wrong == "raises" and run.step == 3 and run.rank == run.size - 1:
+            raise ValueError("sample 4711 has no label")
+        if options.stop_at == run.step + 1:
+            run.stop()
+    print(f"rank {run.rank}: {run.step} steps, {run.epoch} epochs, {seen.labels.total()} labels")
+
+
+if __name__ == "__main__":
+    main()
