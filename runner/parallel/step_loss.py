@@ -28,7 +28,7 @@ class StepLoss:
         self._losses: list[Tensor] = []
         self._weights: list[Tensor] = []
 
-    def add(self, loss: WeightedLoss, samples: int) -> Tensor:
+    def add(self, loss: WeightedLoss, samples: float) -> Tensor:
         """Add a micro-batch's loss; returns what its gradients are computed of.
 
         Args:
@@ -57,10 +57,11 @@ class StepLoss:
         Returns:
             With weights the loss of all ranks together, else this rank's.
         """
-        loss = torch.stack(self._losses).sum()
+        # Before its first step a pipeline's schedule computes a loss of tensors without values, for shapes (torch 2.14).
+        loss = torch.stack(self._losses[-self._count :]).sum()
         if not self._weights:
             return loss, 1.0
-        sums = torch.stack([loss, torch.stack(self._weights).sum()])
+        sums = torch.stack([loss, torch.stack(self._weights[-self._count :]).sum()])
         ranks = dist.get_world_size(group) if averages else 1
         if ranks > 1:
             dist.all_reduce(sums, group=group)
