@@ -18,6 +18,7 @@ from runner.training.own_loop import OwnLoop
 from runner.training.run import Run
 from runner.training.settings import Settings
 from runner.training.summary import Result
+from runner.training.workload import check_output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,9 @@ class TrainingRun(Run):
         on_epoch: Sequence[Hook] = (),
     ) -> Result:
         """Train a task to its end by the runner's loop: see ``runner.training.loop.fit``. ``options``: others than ``settings``."""
-        return fit(self, task, options or self._settings, on_step=on_step, on_epoch=on_epoch)
+        settings = options or self._settings
+        check_output(self, settings)
+        return fit(self, task, settings, on_step=on_step, on_epoch=on_epoch)
 
     def prepare(
         self,
