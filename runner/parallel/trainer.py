@@ -110,10 +110,13 @@ class Trainer:
         """Compute the gradients of this rank's batch, averaged over the data-parallel ranks, up to ``update``. Returns the loss."""
         count = self.options.micro_batches
         step = StepLoss(count, self._batch_size, by_samples=samples is not None)
-        for number, (micro_batch, length) in enumerate(micro_batches(batch, count), 1):
+        parts = micro_batches(batch, count)
+        # How many samples a batch has its tensors need not tell.
+        share = 1.0 if samples is None else samples / sum(length for _, length in parts)
+        for number, (micro_batch, length) in enumerate(parts, 1):
             with nullcontext() if number == count else self._no_sync(), self.loss_context():
                 with self.computing():
-                    loss = step.add(self.task.loss_of(self._wrapped, micro_batch), length if samples != 0 else 0)
+                    loss = step.add(self.task.loss_of(self._wrapped, micro_batch), length * share)
                 self.ready = time.perf_counter()
                 torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
             self.on_progress()

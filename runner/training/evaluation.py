@@ -51,8 +51,10 @@ def _evaluate(run: Run, trainer: Trainer, options: Settings, is_over: Callable[[
     trainer.share_buffers()
     batch_size = max(options.batch_size, 256 // task.units_per_sample)
     source = test_source(task, source_of(task))
+    length = length_of(source.data)
+    left = len(range(run.data_rank, length, run.data_size))  # of this rank's samples, whatever form their batches have
     loader = evaluation_loader(source.data, run.data_rank, run.data_size, batch_size, collate=source.collate)
-    fewest, calls = evaluation_batches(length_of(source.data), run.data_size, batch_size)
+    fewest, calls = evaluation_batches(length, run.data_size, batch_size)
     trainer.model.eval()
     dtype = getattr(torch, options.dtype)
     sums = EvaluationSums(task, run)
@@ -66,7 +68,8 @@ def _evaluate(run: Run, trainer: Trainer, options: Settings, is_over: Callable[[
             run.job.board.enter("warm-up")
         found = computed(task, trainer.outputs, here)
         run.job.board.enter("evaluating")
-        sums.add(found, length_of_batch(here) or 1)
+        sums.add(found, min(batch_size, left))
+        left -= batch_size
         if number <= fewest and is_over():
             return None
     if trainer.is_sharded and len(loader) < calls:
@@ -92,7 +95,9 @@ def try_evaluation(run: Run, trainer: Trainer, options: Settings, batch: Any) ->
     here = to_device(batch, run.device, getattr(torch, options.dtype))
     with own_random_numbers("a first evaluation", run.device), _evaluated(trainer.model):
         _, outputs, targets = found = computed(task, trainer.outputs, here)
-        EvaluationSums(task, run).add(found, length_of_batch(here) or 1)
+        sums = EvaluationSums(task, run)
+        sums.add(found, length_of_batch(here) or 1)
+        sums.evaluation()
     trainer.outputs_are_over()
     if task.is_classification and task.batch_loss is None and hits(outputs, targets) is None:
         run.print(

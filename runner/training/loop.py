@@ -12,11 +12,12 @@ from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel import make_trainer
 from runner.parallel.task import Plan, Task
 from runner.parallel.trainer import Trainer
+from runner.parallel.trees import length_of_batch
 from runner.training.checkpoint import resume
 from runner.training.checkpoint.ownership import owning
 from runner.training.checkpoint.restore import restore
 from runner.training.checkpoint.weights import read_weights
-from runner.training.data.feed import Feed
+from runner.training.data.feed import Batch, Feed
 from runner.training.data.source import Source, feed_of, source_of, with_batch_of
 from runner.training.evaluation import try_evaluation
 from runner.training.finite import check_finite
@@ -59,7 +60,7 @@ def fit(
         options = with_batch_of(source, options)
         test = check_task(run, task, options)
         feed = feed_of(run, source, options)
-        _check_stages(feed, source, options)
+        _check_stages(task, feed, source, options)
         trainer = make_trainer(task, run.setting(options.dtype, options))
         training = Training(run, task, options, feed, trainer, on_step=on_step, on_epoch=on_epoch)
         if training.saved is None and (weights := _weights(run, task, options)) is not None:
@@ -73,18 +74,28 @@ def fit(
             for batch in training.batches():
                 if task.schedule is not None:
                     _set_rate(trainer.optimizer, task.schedule(training.position.step))
-                usual = feed.is_even and batch.all_samples == options.batch_size * run.data_size
-                training.loss = trainer.step(batch.value, check, samples=None if usual else batch.samples)
+                is_usual = feed.is_even and batch.all_samples == options.batch_size * run.data_size
+                training.loss = trainer.step(batch.value, check, samples=None if is_usual else _samples_of(batch, feed))
         return training.result()
 
 
+def _samples_of(batch: Batch, feed: Feed) -> int:
+    """How many samples of a batch count on this rank."""
+    return (length_of_batch(batch.value) or 1) if feed.is_single and batch.samples else batch.samples
+
+
 @raised_on_all_ranks()
-def _check_stages(feed: Feed, source: Source, options: Settings) -> None:
-    """See that all batches have one size where pipeline stages agree on shapes.
+def _check_stages(task: Task, feed: Feed, source: Source, options: Settings) -> None:
+    """See that all batches have one size where pipeline stages agree on shapes, and that the loss leaves them the model.
 
     Raises:
-        UsageError: they need not have.
+        UsageError: that is not so.
     """
+    if options.pp > 1 and task.batch_loss is not None:
+        raise UsageError(
+            f"--pp {options.pp}: stages compute the outputs, and the task's loss calls the model itself (batch_loss)",
+            fix="give the task a loss of (outputs, targets)",
+        )
     if options.pp > 1 and not (source.drop_last and feed.is_even):
         raise UsageError(
             f"--pp {options.pp}: stages take batches of one size, and the data's may differ",

@@ -33,11 +33,13 @@ class Feed(ABC):
     Attributes:
         length: of an epoch, all ranks together: samples, or batches of a batch sampler; None if it is not known.
         is_even: whether each rank has a batch of the usual number of samples wherever all together have that of so many.
+        is_single: whether an item of the data is a batch, of which only its tensors tell how many samples it has.
         is_stateful: whether it has a state of its own on each rank, with which an epoch is taken up in its middle.
     """
 
     length: int | None
     is_even: bool = True
+    is_single: bool = False
     is_stateful: bool = False
 
     @abstractmethod

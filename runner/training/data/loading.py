@@ -49,6 +49,7 @@ class IndexedFeed(Feed):
         self, data: Dataset[Any], order: EpochOrder, reading: Reading, collate: Collate, *, is_single: bool = False
     ):
         self.length, self.is_even, self._order, self._keys = order.length, order.is_even, order, _Keys(order)
+        self.is_single = is_single
         self.loader = reading.loader(Batches(data, collate, is_single=is_single), self._keys)
 
     def steps(self, used: int) -> int:
