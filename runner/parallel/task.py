@@ -25,7 +25,7 @@ from runner.parallel.same_start import check_digests, check_structure, digest_of
 from runner.parallel.state import copy_shard
 from runner.parallel.support import check_shapes
 from runner.parallel.tied import shared_parameters
-from runner.parallel.trees import pieces
+from runner.parallel.trees import pieces, tensors_in
 from runner.versions.torch_private import change_tensors
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class Task:
             UsageError: the batch has a form that the task's loss does not take, or the loss is no number.
         """
         if self.batch_loss is not None:
-            return weighted(self.batch_loss(call, batch))
+            return weighted(self.batch_loss(call, with_tensors(batch)))
         inputs, targets = parts_of(batch)
         return self.loss_of_outputs(call(inputs), targets)
 
@@ -236,12 +236,35 @@ class Task:
 
     @raised_on_all_ranks()
     def __post_init__(self) -> None:
-        """Check that there is one loss."""
+        """Check that there is one loss, and what metrics are."""
         if (self.loss is None) == (self.batch_loss is None):
             raise UsageError(
                 f"the task has {'no loss' if self.loss is None else 'two losses'}",
                 fix="give it loss, of (outputs, targets), or batch_loss, of (model, batch)",
             )
+        for name, metric in self.metrics.items():
+            if name == "loss":
+                raise UsageError("a metric is named loss, as what is always computed", fix="name it otherwise")
+            if not (adds_up_itself(metric) if counts_itself(metric) else callable(metric)):
+                raise UsageError(
+                    f"the metric {name} ({type(metric).__name__}) is no function, and knows nothing of the other ranks",
+                    fix="give a function of (outputs, targets), or a torchmetrics.Metric",
+                )
+
+
+def counts_itself(metric: Any) -> bool:
+    """Whether it is a torchmetrics.Metric or a collection of them, or like one."""
+    return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
+
+
+def adds_up_itself(metric: Any) -> bool:
+    """Whether such a metric adds up what all ranks have counted: it has a group of ranks, as torchmetrics' have."""
+    return all(hasattr(one, "process_group") for one in members_of(metric))
+
+
+def members_of(metric: Any) -> list[Any]:
+    """The metrics of a collection, or the one."""
+    return [*metric.values()] if isinstance(metric, nn.ModuleDict) else [metric]
 
 
 class WeightedLoss(NamedTuple):
@@ -420,6 +443,20 @@ def parts_of(batch: Any) -> tuple[Tensor, Tensor]:
         f"a batch of the data is {form_of(batch)}, and has to be two tensors, (inputs, targets), of the same length",
         fix="make each sample a pair (input, target), or give the task batch_loss, of (model, batch), for batches of any form",
     )
+
+
+def with_tensors(batch: Any) -> Any:
+    """The batch, which has some.
+
+    Raises:
+        UsageError: it has none, so that nothing could be computed of it on the device.
+    """
+    if next(tensors_in(batch), None) is None:
+        raise UsageError(
+            f"a batch of the data is {form_of(batch)}, and has no tensors",
+            fix="make them in the data set or in collate_fn, for example of texts by a tokenizer",
+        )
+    return batch
 
 
 def micro_batches(batch: Any, count: int) -> list[tuple[Any, int]]:

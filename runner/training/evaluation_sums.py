@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from runner.base.errors import UsageError
-from runner.parallel.task import Task, WeightedLoss, form_of, parts_of, weighted
+from runner.parallel.task import Task, WeightedLoss, counts_itself, form_of, members_of, parts_of, weighted
 from runner.training.run import Run
 
 
@@ -61,9 +63,9 @@ class EvaluationSums:
         self._task, self._run = task, run
         self._loss = [0.0, 0.0]
         self._classes = [0.0, 0.0, 0.0]  # right, predictions, batches without
-        self._metrics = {name: [0.0, 0.0] for name, one in task.metrics.items() if not _counts_itself(one)}
+        self._metrics = {name: [0.0, 0.0] for name, one in task.metrics.items() if not counts_itself(one)}
         for one in task.metrics.values():
-            if _counts_itself(one):
+            if counts_itself(one):
                 one.reset()
 
     def add(self, batch: Computed, samples: int) -> None:
@@ -76,7 +78,7 @@ class EvaluationSums:
             for place, number in enumerate((right, predictions, counted is None)):
                 self._classes[place] += number
         for name, metric in task.metrics.items():
-            if _counts_itself(metric):
+            if counts_itself(metric):
                 metric.to(self._run.device).update(outputs, targets)
             else:
                 _add(self._metrics[name], _number_of(name, metric(outputs, targets)), samples)
@@ -120,23 +122,19 @@ def _add(sums: list[float], loss: WeightedLoss, samples: int) -> None:
     sums[1] += samples if loss.weight is None else float(loss.weight)
 
 
-def _counts_itself(metric: Any) -> bool:
-    """Whether it is a torchmetrics.Metric, or like one."""
-    return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
-
-
 def _number_of(name: str, value: Any) -> WeightedLoss:
     """A metric of a batch: its mean over the samples, or a sum and a weight.
 
     Raises:
         UsageError: it is neither.
     """
-    import torch
-
-    if isinstance(value, int | float):
-        value = torch.tensor(float(value), dtype=torch.float64)
+    total, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    if isinstance(total, Real):
+        total = torch.tensor(float(total), dtype=torch.float64)
+    elif isinstance(total, Tensor) and not total.is_complex():
+        total = total.double()  # of counts, too
     try:
-        return weighted(value)
+        return weighted(total if weight is None else (total, weight))
     except UsageError:
         raise UsageError(
             f"the metric {name} is {form_of(value)}, and has to be one number, or a pair (sum, weight)",
@@ -146,9 +144,14 @@ def _number_of(name: str, value: Any) -> WeightedLoss:
 
 def _results(name: str, metric: Any, run: Run) -> dict[str, float]:
     """What a metric of torchmetrics has found on all data-parallel ranks. Collective."""
-    if hasattr(metric, "process_group"):
-        metric.process_group = run.group()
+    for one in members_of(metric):
+        one.process_group = run.group()
     value = metric.compute()
-    if isinstance(value, Mapping):
-        return {f"{name}_{key}": float(one) for key, one in value.items()}
-    return {name: float(value)}
+    found = {f"{name}_{key}": one for key, one in value.items()} if isinstance(value, Mapping) else {name: value}
+    for key, one in found.items():
+        if not isinstance(one, Real) and not (isinstance(one, Tensor) and one.numel() == 1):
+            raise UsageError(
+                f"the metric {key} is {form_of(one)}, and has to be one number",
+                fix="let it average, for example by average='macro'",
+            )
+    return {key: float(one) for key, one in found.items()}

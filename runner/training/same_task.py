@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
-from runner.parallel.task import Plan, Task, parts_of
+from runner.parallel.task import Plan, Task, parts_of, with_tensors
 from runner.rendezvous.records.topology import ranks_text
 from runner.training.data.samples import Look, Sketch, look_at
 from runner.training.data.source import order_of, source_of, test_source
@@ -46,9 +46,8 @@ def check_task(run: Run, task: Task, options: StepSettings) -> Look | None:
     sizes = {"training": min(2, options.batch_size), "test": 2}
     train = source_of(task)
     data = {"training": train, "test": test_source(task, train) if task.test_data is not None else None}
-    check = (
-        None if getattr(task, "batch_loss", None) is not None else parts_of
-    )  # a loss of (outputs, targets) takes pairs
+    # A loss of (outputs, targets) takes pairs.
+    check = with_tensors if getattr(task, "batch_loss", None) is not None else parts_of
     looks: dict[str, Look] = {}
     steps: int | None = None  # of an epoch
     failed: RunnerError | None = None  # of this rank, as where a file is missing on a host
@@ -90,6 +89,7 @@ def _facts(task: Task, options: StepSettings, looks: Mapping[str, Look], steps: 
     for name in ("is_classification", "units_per_sample"):
         found[f"the task's {name} is"] = repr(getattr(task, name))
     found["the task has"] = "a schedule" if task.schedule is not None else "no schedule"
+    found["the task's metrics are"] = ", ".join(task.metrics) or "none"
     found |= {f"the task's setting {name!r} is": repr(value) for name, value in task.settings.items()}
     found["the plan is"] = _plan(task.plan)
     if isinstance(task.model, nn.Module):
