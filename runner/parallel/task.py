@@ -37,6 +37,8 @@ _OR_NO_FACTORY = "give it one that initialises its parameters and buffers, as to
 _ALIKE = "draw them by torch, random or numpy.random, which are seeded alike on all ranks"
 _UNSET, _HEAD = 0xA5, 64  # a byte, and how many of them a tensor begins with that was not initialised
 
+_COUNTS = ("warmup",)  # fields that are numbers of steps
+
 _LONGEST, _SHOWN = 200, 8  # characters of a described form, and parts of each of its parts
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -136,7 +138,9 @@ class Task:
     loss_in: tuple[str, float] | None = (
         None  # another unit of the loss, and how many of it one is: ("bits/byte", 1 / ln 2)
     )
-    schedule: Callable[[int], float] | None = None  # step, from 0 → factor of the learning rate
+    # Step, from 0 → factor of the learning rate; with a second parameter that is given the total of steps.
+    schedule: Callable[[int], float] | Callable[[int, int], float] | None = None
+    warmup: int = 0  # steps in which the learning rate grows linearly to its value, which the schedule multiplies, too
     settings: Mapping[str, Any] = field(default_factory=dict)  # plain, of the result; --resume prints changes
     weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None  # to start from, by name; all are needed
     plan: Plan = field(default_factory=Plan)  # data parallel needs none
@@ -236,12 +240,17 @@ class Task:
 
     @raised_on_all_ranks()
     def __post_init__(self) -> None:
-        """Check that there is one loss, and what metrics are."""
+        """Check that there is one loss, and of the other fields what can be known now."""
         if (self.loss is None) == (self.batch_loss is None):
             raise UsageError(
                 f"the task has {'no loss' if self.loss is None else 'two losses'}",
                 fix="give it loss, of (outputs, targets), or batch_loss, of (model, batch)",
             )
+        for name in _COUNTS:
+            if not isinstance(number := getattr(self, name), int) or number < 0:
+                raise UsageError(
+                    f"the task's {name} is {number!r}, and has to be a number of steps", fix="leave it out, or take 100"
+                )
         for name, metric in self.metrics.items():
             if name == "loss":
                 raise UsageError("a metric is named loss, as what is always computed", fix="name it otherwise")

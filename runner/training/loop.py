@@ -6,7 +6,6 @@ import functools
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel import make_trainer
@@ -22,6 +21,7 @@ from runner.training.data.source import Source, feed_of, source_of, with_batch_o
 from runner.training.evaluation import try_evaluation
 from runner.training.finite import check_finite
 from runner.training.hooks.state import Hook, State
+from runner.training.rates import rate_of, set_rate
 from runner.training.run import Run
 from runner.training.same_task import check_task
 from runner.training.settings import Settings
@@ -69,11 +69,12 @@ def fit(
             return training.nothing_left()
         if test is not None and test.batch is not None:
             try_evaluation(run, trainer, options, test.batch)
+        rate = rate_of(task, training.last_step)
         check = functools.partial(check_finite, run, trainer, training.position) if options.check_finite else None
         with training.begun(see_that_own):
             for batch in training.batches():
-                if task.schedule is not None:
-                    _set_rate(trainer.optimizer, task.schedule(training.position.step))
+                if rate is not None:
+                    set_rate(trainer.optimizer, rate(training.position.step))
                 is_usual = feed.is_even and batch.all_samples == options.batch_size * run.data_size
                 training.loss = trainer.step(batch.value, check, samples=None if is_usual else _samples_of(batch, feed))
         return training.result()
@@ -138,9 +139,3 @@ def trained(run: Run, task: Task, options: Settings) -> Trainer:
             )
     trainer.model.eval()
     return trainer
-
-
-def _set_rate(optimizer: Optimizer, factor: float) -> None:
-    """Set the learning rate of each group to a multiple of the one that it began with."""
-    for group in optimizer.param_groups:
-        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor

@@ -42,6 +42,7 @@ class Training:
 
     Attributes:
         position: how far the training is; whoever computes a step does not change it.
+        last_step: of the whole training; None if that is not known.
         loss: of the step that is computed, which whoever computes it sets: a detached scalar of this rank.
         evaluation: the last epoch's.
     """
@@ -77,7 +78,7 @@ class Training:
         self.position = self.saved.position if self.saved else Position()
         self.evaluation: Evaluation | None = None
         self._meter = Meter(run, task)
-        self._last_step = _last_step(self.position, feed, options)
+        self.last_step = _last_step(self.position, feed, options)
         self._hooks: Hooks
         self._steps: Callable[[Iterable[int]], Iterable[int]]
         self._is_done = True  # the step whose batch was given last
@@ -88,7 +89,7 @@ class Training:
     @property
     def is_last_of_epoch(self) -> bool:
         """Whether the batch is the epoch's last, or the training's."""
-        return self._epoch_is_over or self.position.step + (not self._is_done) == self._last_step
+        return self._epoch_is_over or self.position.step + (not self._is_done) == self.last_step
 
     @property
     def is_at_its_end(self) -> bool:
@@ -112,8 +113,8 @@ class Training:
         replicas = Replicas(run, trainer) if options.check_replicas else None
         state = State(trainer.model, trainer.optimizer, self.position)
         trainer.on_progress = run.job.board.go_on
-        metrics = MetricsHook(run, options, trainer, state, self._meter, self._last_step)
-        left = (self._last_step or sys.maxsize) - self.position.step
+        metrics = MetricsHook(run, options, trainer, state, self._meter, self.last_step)
+        left = (self.last_step or sys.maxsize) - self.position.step
         self._steps = profiled(run, options, left, self._meter.leave_out)
         with ExitStack() as stack:
             # On a GPU a step is only launched: the metrics wait for the device.
@@ -128,7 +129,7 @@ class Training:
                 metrics=metrics,
                 replicas=replicas,
                 preemption=preemption,
-                saving=SavingHook(run, self.position, checkpoints, preemption, metrics, self._last_step),
+                saving=SavingHook(run, self.position, checkpoints, preemption, metrics, self.last_step),
                 on_step=self._on_step,
                 on_epoch=self._on_epoch,
             )
