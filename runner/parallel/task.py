@@ -37,7 +37,7 @@ _OR_NO_FACTORY = "give it one that initialises its parameters and buffers, as to
 _ALIKE = "draw them by torch, random or numpy.random, which are seeded alike on all ranks"
 _UNSET, _HEAD = 0xA5, 64  # a byte, and how many of them a tensor begins with that was not initialised
 
-_COUNTS = ("warmup",)  # fields that are numbers of steps
+_COUNTS = ("warmup", "evaluate_every")  # fields that are numbers of steps
 
 _LONGEST, _SHOWN = 200, 8  # characters of a described form, and parts of each of its parts
 
@@ -141,6 +141,7 @@ class Task:
     # Step, from 0 → factor of the learning rate; with a second parameter that is given the total of steps.
     schedule: Callable[[int], float] | Callable[[int, int], float] | None = None
     warmup: int = 0  # steps in which the learning rate grows linearly to its value, which the schedule multiplies, too
+    evaluate_every: int = 0  # steps; 0: after each epoch only
     settings: Mapping[str, Any] = field(default_factory=dict)  # plain, of the result; --resume prints changes
     weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None  # to start from, by name; all are needed
     plan: Plan = field(default_factory=Plan)  # data parallel needs none

@@ -56,14 +56,27 @@ class EpochMeans:
 def epoch_line(epochs: int, last: StepRecord, means: EpochMeans, task: Task) -> str:
     """The line of an epoch, with its last step. It fits 80 columns even if some numbers have six digits."""
     parts = [f"epoch {last.epoch}/{epochs}", f"step {last.step}", f"loss {means.loss:.4g}"]
+    return "  ".join(
+        [*parts, *_evaluated(last, task), f"{means.samples_per_s * task.units_per_sample:.0f} {task.unit}/s"]
+    )
+
+
+def step_line(last: StepRecord, task: Task) -> str:
+    """The line of an evaluation in the middle of an epoch."""
+    return "  ".join([f"step {last.step}", *_evaluated(last, task)])
+
+
+def _evaluated(last: StepRecord, task: Task) -> list[str]:
+    found = []
     if last.val_loss is not None:
         accuracy = ""
         if task.is_classification and task.batch_loss is None:
             accuracy = " (accuracy n/a)" if last.val_accuracy is None else f" ({_accuracy_text(last.val_accuracy)})"
         other = f" ({_in_its_unit(last.val_loss, task)})" if task.loss_in else ""
-        parts.append(f"test {last.val_loss:.4g}{other}{accuracy}")
-    parts += [f"{name.removeprefix('val_')} {last.more[name]:.4g}" for name in last.more if name.startswith("val_")]
-    return "  ".join([*parts, f"{means.samples_per_s * task.units_per_sample:.0f} {task.unit}/s"])
+        found.append(f"test {last.val_loss:.4g}{other}{accuracy}")
+    return found + [
+        f"{name.removeprefix('val_')} {last.more[name]:.4g}" for name in last.more if name.startswith("val_")
+    ]
 
 
 def evaluation_texts(result: Result, task: Task) -> list[str]:

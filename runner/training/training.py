@@ -130,6 +130,7 @@ class Training:
                 replicas=replicas,
                 preemption=preemption,
                 saving=SavingHook(run, self.position, checkpoints, preemption, metrics, self.last_step),
+                see=self._see,
                 on_step=self._on_step,
                 on_epoch=self._on_epoch,
             )
@@ -193,6 +194,9 @@ class Training:
         is_evaluated = self.evaluation is not None or self._task.test_data is None
         hooks.after_epoch(epoch_is_over=self._epoch_is_over, is_evaluated=is_evaluated)
         self._trainer.model.train()
+
+    def _see(self, evaluation: Evaluation | None) -> None:
+        self.evaluation = evaluation or self.evaluation
 
     def note_loss(self, loss: Tensor) -> None:
         """A loss of this step: the first counts, until one is logged by its name."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from runner.parallel.trainer import Trainer
 from runner.training.evaluation_sums import Evaluation
-from runner.training.hooks.evaluating import evaluate_epoch
+from runner.training.hooks.evaluating import evaluate_epoch, evaluate_step
 from runner.training.hooks.metrics import MetricsHook
 from runner.training.hooks.saving import SavingHook
 from runner.training.hooks.state import Hook, State
@@ -31,6 +31,7 @@ class Hooks:
     replicas: Replicas | None
     preemption: Preemption
     saving: SavingHook
+    see: Callable[[Evaluation | None], None]  # called with each evaluation; None: the training is to end before
     on_step: Sequence[Hook]
     on_epoch: Sequence[Hook]
 
@@ -44,7 +45,11 @@ class Hooks:
         if self.replicas and every and position.step % every == 0:
             self.replicas.check(position.step)
         if not is_last:
-            self.metrics.write_if_due(self.preemption)
+            evaluate_every = self.trainer.task.evaluate_every
+            if evaluate_every and position.step % evaluate_every == 0:
+                self.see(evaluate_step(self.run, self.trainer, self.options, self.metrics, self.preemption))
+            else:
+                self.metrics.write_if_due(self.preemption)
             self.saving.after_step()
 
     @property

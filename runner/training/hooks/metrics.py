@@ -110,8 +110,8 @@ class MetricsHook:
         self.of_epoch.add(records)
         self._state.records = self._log.write(records)
 
-    def leave_out_saving(self) -> None:
-        """The time since the last record was for a checkpoint."""
+    def leave_out_pause(self) -> None:
+        """The time since the last record was for a checkpoint, or an evaluation."""
         self._meter.start()
 
 

@@ -51,5 +51,5 @@ class SavingHook:
 
     def _save(self) -> Wish:
         self._checkpoints.save(self._position)
-        self._metrics.leave_out_saving()
+        self._metrics.leave_out_pause()
         return self._preemption.wish(now=True)  # now it is known how long that takes
