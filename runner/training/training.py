@@ -121,6 +121,7 @@ class Training:
             stack.enter_context(run.job.board.training(1 if run.device.type == "cpu" else sys.maxsize))
             metrics.open(self.saved, checkpoints, stack)
             preemption = stack.enter_context(listening(run, checkpoints))
+            state.stop = preemption.stop
             self._hooks = Hooks(
                 run=run,
                 options=options,

@@ -32,3 +32,10 @@ def test_an_evaluation_every_few_steps_changes_nothing_else(turns: Turns, tmp_pa
     assert with_it == [[8, 16], [3, 6, 8, 9, 12, 15, 16]]
     assert all(line["val_largest"] < 0 for line in often if line["val_loss"] is not None)
     assert "step 3  test " in done.stdout
+
+
+def test_one_rank_stops_the_training_with_a_checkpoint(turns: Turns, tmp_path: Path) -> None:
+    done = ok(turns(2, *JOB, "--stops-at=5", "--epochs=900", f"--checkpoint-dir={tmp_path}"))
+    steps = [line["step"] for line in metrics(tmp_path)]
+    assert 5 <= steps[-1] < 7200
+    assert f"checkpoint  {tmp_path}/step-{steps[-1]}" in done.stdout

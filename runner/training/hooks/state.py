@@ -20,6 +20,9 @@ class State:
     optimizer: Optimizer
     position: Position
     records: list[StepRecord] = field(default_factory=list)  # those written last
+    stop: Callable[[], None] = lambda: (
+        None
+    )  # end the training after this step, with a checkpoint; one rank's call is enough
 
 
 Hook = Callable[[State], None]
