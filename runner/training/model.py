@@ -117,6 +117,22 @@ class Model:
         self._noted(loss)
         return loss
 
+    def state_dict(self) -> dict[str, Any]:
+        """The whole model's parameters and buffers by name, on all ranks, as the module without a strategy has them. Collective.
+
+        For ``torch.save`` on rank 0, or a copy of the model that is not trained. Under ``fsdp`` and ``tp`` they are gathered.
+
+        Raises:
+            UsageError: pipeline parallelism, where a rank has its own layers only.
+        """
+        if self.trainer.pipeline is not None:
+            with raised_on_all_ranks():
+                raise UsageError(
+                    "state_dict() of a model in a pipeline: a rank has its own layers only",
+                    fix="make the file of a checkpoint: python -m runner checkpoint export",
+                )
+        return {name: map_tensors(full_tensor, value) for name, value in self.module.state_dict().items()}
+
     def accumulate(self) -> AbstractContextManager[Any]:
         """The context of forward and backward passes that are not the last before ``step()``: ranks exchange nothing yet."""
         return self.trainer.no_sync()
