@@ -52,17 +52,19 @@ class OwnLoop:
         optimizer: OptimizerFactory,
         plan: Plan,
         loss: Callable[[Tensor, Tensor], Tensor] | None,
+        data: Any,
         find_unused_parameters: bool,
     ) -> Model:
         """See ``Run.prepare``."""
         self._check_before(f"prepare() of {name!r}")
         self._check_name(name)
+        self._check_pipeline(loss, data)
         task = Task(
             model=model,
             loss=loss,
             batch_loss=None if loss else _no_loss,
             optimizer=optimizer,
-            train_data=_NoData(),
+            train_data=_NoData() if data is None else data,
             is_classification=False,
             plan=plan,
             find_unused_parameters=find_unused_parameters,
@@ -162,6 +164,14 @@ class OwnLoop:
             raise UsageError(
                 f"--micro-batches {settings.micro_batches} in a loop of one's own",
                 fix="leave it out, and accumulate gradients by: with model.accumulate()",
+            )
+
+    @raised_on_all_ranks()
+    def _check_pipeline(self, loss: Callable[[Tensor, Tensor], Tensor] | None, data: Any) -> None:
+        if self._settings.pp > 1 and (loss is None or data is None):
+            raise UsageError(
+                f"--pp {self._settings.pp}: prepare() without {'the loss' if loss is None else 'the data'}, which a pipeline needs",
+                fix="say prepare(…, loss=F.cross_entropy, data=data), and call model.train_step(inputs, targets)",
             )
 
 

@@ -81,6 +81,7 @@ class TrainingRun(Run):
         optimizer: OptimizerFactory,
         plan: Plan | None = None,
         loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        data: Any = None,
         find_unused_parameters: bool = False,
         name: str = "model",
     ) -> Model:
@@ -91,6 +92,7 @@ class TrainingRun(Run):
             optimizer: makes the optimizer of the parameters it is given, which may be shards: ``partial(AdamW, lr=1e-3)``.
             plan: where the model may be divided; ``ddp`` needs none.
             loss: (outputs, targets) → the mean over the batch, for ``train_step``.
+            data: that ``batches`` will get, of (input, target); for a pipeline, whose stages are balanced by a sample of it.
             find_unused_parameters: under ``ddp`` and ``zero1``: a step may leave parameters without a gradient on some ranks.
             name: of a script's second model and further ones, each another.
 
@@ -103,6 +105,7 @@ class TrainingRun(Run):
             optimizer=optimizer,
             plan=plan or Plan(),
             loss=loss,
+            data=data,
             find_unused_parameters=find_unused_parameters,
         )
 
