@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,8 @@ from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.quantities import not_negative, positive, positive_float
 from runner.base.settings import add_options, made_of, not_an_option, option, read_file, values_in
 from runner.command import Given, add_config
+from runner.job import held
+from runner.launch.detect import is_reporting
 from runner.parallel.settings import ParallelSettings
 from runner.parsing import ALL, Parser, add_full_help, known_in, wants
 from runner.training.loggers.registry import logger_text
@@ -239,9 +242,19 @@ class Settings(StepSettings):
 
         Raises:
             UsageError: one is unknown or wrong, or a file cannot be read.
-            SystemExit: help was asked for, and printed.
+            SystemExit: help was asked for, and printed; or the same where the runner has not started the script, which a line says.
         """
-        given = sys.argv[1:] if words is None else list(words)
+        try:
+            return cls._read(sys.argv[1:] if words is None else list(words))
+        except UsageError as error:
+            if held() is not None:
+                raise
+            if is_reporting(os.environ):
+                print(f"runner: {error}", file=sys.stderr, flush=True)
+            sys.exit(error.exit_code)
+
+    @classmethod
+    def _read(cls: type[T], given: list[str]) -> T:
         script = sys.modules["__main__"]
         parser = Parser(prog=Path(sys.argv[0]).name, description=script.__doc__)
         add_full_help(parser)

@@ -173,9 +173,7 @@ def test_the_digits_are_those_of_uci_in_the_same_order() -> None:
 
 
 @pytest.mark.parametrize("parts", [(6,), (1, 5), (2, 2, 2), (5, 1)])
-def test_an_epochs_line_has_the_means_of_all_its_steps(
-    parts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epochs_line_has_the_means_of_all_its_steps(parts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are written together: --log-every, and checkpoints, decide that."""
     log: Any = SimpleNamespace(write=lambda records: records)
     state = State(MagicMock(), MagicMock(), Position())
