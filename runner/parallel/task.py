@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -142,6 +143,8 @@ class Task:
     schedule: Callable[[int], float] | Callable[[int, int], float] | None = None
     warmup: int = 0  # steps in which the learning rate grows linearly to its value, which the schedule multiplies, too
     evaluate_every: int = 0  # steps; 0: after each epoch only
+    # Of all evaluations the checkpoint of the best is kept, too: "loss", the lowest; "max accuracy"; "min NAME" of a metric.
+    keep_best: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)  # plain, of the result; --resume prints changes
     weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None  # to start from, by name; all are needed
     plan: Plan = field(default_factory=Plan)  # data parallel needs none
@@ -252,6 +255,10 @@ class Task:
                 raise UsageError(
                     f"the task's {name} is {number!r}, and has to be a number of steps", fix="leave it out, or take 100"
                 )
+        if self.keep_best is not None:
+            if self.test_data is None:
+                raise UsageError(f"keep_best={self.keep_best!r}, and the task has no test_data", fix="give it some")
+            Best.of(self.keep_best)
         for name, metric in self.metrics.items():
             if name == "loss":
                 raise UsageError("a metric is named loss, as what is always computed", fix="name it otherwise")
@@ -275,6 +282,34 @@ def adds_up_itself(metric: Any) -> bool:
 def members_of(metric: Any) -> list[Any]:
     """The metrics of a collection, or the one."""
     return [*metric.values()] if isinstance(metric, nn.ModuleDict) else [metric]
+
+
+class Best(NamedTuple):
+    """What ``keep_best`` says: the number of an evaluation that counts, and whether the largest is the best."""
+
+    name: str
+    largest: bool
+
+    @classmethod
+    def of(cls, text: str) -> Best:
+        """``loss``, ``min NAME`` or ``max NAME``.
+
+        Raises:
+            UsageError: it is something else.
+        """
+        way, _, name = ("min loss" if text == "loss" else text).partition(" ")
+        if way not in ("min", "max") or not name:
+            raise UsageError(
+                f"keep_best={text!r} is none of 'loss', 'max accuracy' and 'min NAME' of a metric",
+                fix="say which number counts, and whether the largest or the smallest is the best",
+            )
+        return cls(name, way == "max")
+
+    def is_better(self, one: float, other: float | None) -> bool:
+        """Whether a number is better than the best so far, if there is one."""
+        if not math.isfinite(one):
+            return False
+        return other is None or (one > other if self.largest else one < other)
 
 
 class WeightedLoss(NamedTuple):

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from runner.base.errors import raised_on_all_ranks
-from runner.parallel.task import form_of
+from runner.parallel.task import Best, form_of
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import length_of_batch, tensors_in, to_device
 from runner.training.data.evaluation_data import evaluation_batches, evaluation_loader
 from runner.training.data.random_numbers import own_random_numbers
 from runner.training.data.source import length_of, source_of, test_source
-from runner.training.evaluation_sums import Evaluation, EvaluationSums, computed, hits
+from runner.training.evaluation_sums import Evaluation, EvaluationSums, best_number, computed, hits
 from runner.training.run import Run
 from runner.training.settings import Settings
 from runner.versions.torch_api import not_compiled
@@ -97,7 +97,9 @@ def try_evaluation(run: Run, trainer: Trainer, options: Settings, batch: Any) ->
         _, outputs, targets = found = computed(task, trainer.outputs, here)
         sums = EvaluationSums(task, run)
         sums.add(found, length_of_batch(here) or 1)
-        sums.evaluation()
+        evaluation = sums.evaluation()
+        if task.keep_best is not None:
+            best_number(evaluation, Best.of(task.keep_best))
     trainer.outputs_are_over()
     if task.is_classification and task.batch_loss is None and hits(outputs, targets) is None:
         run.print(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from runner.base.errors import UsageError
-from runner.parallel.task import Task, WeightedLoss, counts_itself, form_of, members_of, parts_of, weighted
+from runner.parallel.task import Best, Task, WeightedLoss, counts_itself, form_of, members_of, parts_of, weighted
 from runner.training.run import Run
 
 
@@ -26,6 +26,22 @@ class Evaluation(NamedTuple):
     loss: float
     accuracy: float | None = None
     metrics: Mapping[str, float] = {}  # it is not changed
+
+
+def best_number(evaluation: Evaluation, best: Best) -> float:
+    """The number of an evaluation by which the best is found.
+
+    Raises:
+        UsageError: it has none of this name.
+    """
+    known = {"loss": evaluation.loss, "accuracy": evaluation.accuracy, **evaluation.metrics}
+    found = {name: number for name, number in known.items() if number is not None}
+    if best.name not in found:
+        raise UsageError(
+            f"keep_best: the evaluation has no {best.name}, but {', '.join(found)}",
+            fix="name one of these, or a metric",
+        )
+    return found[best.name]
 
 
 class Computed(NamedTuple):

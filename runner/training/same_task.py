@@ -89,7 +89,7 @@ def _facts(task: Task, options: StepSettings, looks: Mapping[str, Look], steps: 
     for name in ("is_classification", "units_per_sample"):
         found[f"the task's {name} is"] = repr(getattr(task, name))
     found["the task has"] = "a schedule" if task.schedule is not None else "no schedule"
-    for name in ("warmup", "evaluate_every"):
+    for name in ("warmup", "evaluate_every", "keep_best"):
         found[f"the task's {name} is"] = repr(getattr(task, name))
     found["the task's metrics are"] = ", ".join(task.metrics) or "none"
     found |= {f"the task's setting {name!r} is": repr(value) for name, value in task.settings.items()}

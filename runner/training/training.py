@@ -190,6 +190,8 @@ class Training:
     def _end_epoch(self) -> None:
         position, hooks = self.position, self._hooks
         self.evaluation = hooks.evaluate()
+        if self.evaluation is not None:
+            self._checkpoints.see_evaluation(self.evaluation)
         if self._epoch_is_over:
             position.epoch, position.samples = position.epoch + 1, 0
         is_evaluated = self.evaluation is not None or self._task.test_data is None
@@ -197,7 +199,9 @@ class Training:
         self._trainer.model.train()
 
     def _see(self, evaluation: Evaluation | None) -> None:
-        self.evaluation = evaluation or self.evaluation
+        if evaluation is not None:
+            self.evaluation = evaluation
+            self._checkpoints.see_evaluation(evaluation)
 
     def note_loss(self, loss: Tensor) -> None:
         """A loss of this step: the first counts, until one is logged by its name."""

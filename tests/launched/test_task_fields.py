@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.launching import ok
-from tests.results import metrics
+from tests.layouts import case
+from tests.results import metrics, refused
 from tests.turns import Turns
 
 JOB = ("task_fields", "--global-batch-size=8", "--lr=0.1", "--log-every=3")  # 8 steps in an epoch
@@ -34,8 +35,53 @@ def test_an_evaluation_every_few_steps_changes_nothing_else(turns: Turns, tmp_pa
     assert "step 3  test " in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("ranks", "layout"), [case(2, ""), case(2, "--strategy fsdp"), case(2, "--strategy zero1 --save-async")]
+)
+def test_the_best_checkpoint_is_kept_beside_the_newest(ranks: int, layout: str, turns: Turns, tmp_path: Path) -> None:
+    """The first half of the steps learns, the second one forgets."""
+    folder = tmp_path / "run"
+    best_of_loss = ["--keep-best=loss", "--total", "--evaluate-every=3", "--save-every=2steps", "--keep=1"]
+    ok(turns(ranks, *JOB, *layout.split(), *best_of_loss, "--epochs=2", f"--checkpoint-dir={folder}"))
+    evaluated = {line["step"]: line["val_loss"] for line in metrics(folder) if line["val_loss"] is not None}
+    best = min(evaluated, key=lambda step: evaluated[step])
+    assert best in (8, 9)
+    assert sorted(path.name for path in folder.glob("step-*")) == sorted([f"step-{best}", "step-16"])
+    assert (folder / "best").resolve() == folder / f"step-{best}"
+    ok(turns(1, "checkpoint", "export", str(folder / "best"), str(tmp_path / "best.safetensors")))
+    resumed = ["--resume", "--epochs=3", f"--checkpoint-dir={folder}", "--keep-best=loss", "--save-every=end"]
+    ok(turns(ranks, *JOB, *layout.split(), *resumed, "--lr=1e-9"))
+    assert (folder / "best").resolve() == folder / f"step-{best}"  # the epoch after has not been better
+
+
+def test_the_largest_of_a_metric_may_be_the_best(turns: Turns, tmp_path: Path) -> None:
+    ok(turns(2, *JOB, "--keep-best=max largest", "--epochs=3", "--keep=1", f"--checkpoint-dir={tmp_path}"))
+    assert (tmp_path / "best").resolve() == tmp_path / "step-24"
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-24"]
+
+
+def test_another_run_in_the_folder_has_its_own_best(turns: Turns, tmp_path: Path) -> None:
+    for _ in range(2):
+        ok(turns(2, *JOB, "--keep-best=loss", "--epochs=1", f"--checkpoint-dir={tmp_path}"))
+    assert (tmp_path / "best").resolve() == tmp_path / "step-8"
+    (before,) = tmp_path.glob("earlier*/**/best")
+    assert before.resolve() == before.parent / "step-8"
+
+
 def test_one_rank_stops_the_training_with_a_checkpoint(turns: Turns, tmp_path: Path) -> None:
     done = ok(turns(2, *JOB, "--stops-at=5", "--epochs=900", f"--checkpoint-dir={tmp_path}"))
     steps = [line["step"] for line in metrics(tmp_path)]
     assert 5 <= steps[-1] < 7200
     assert f"checkpoint  {tmp_path}/step-{steps[-1]}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ("--keep-best=highest", "keep_best='highest' is none of"),
+        ("--keep-best=max accuracy", "keep_best: the evaluation has no accuracy, but loss, largest"),
+        ("--warmup=-1", "the task's warmup is -1"),
+    ],
+)
+def test_what_a_task_cannot_say_is_refused(more: str, text: str, turns: Turns, tmp_path: Path) -> None:
+    refused(turns(2, *JOB, more, f"--checkpoint-dir={tmp_path}"), text)

@@ -4,6 +4,8 @@
         model-00001-of-00001.safetensors     tensors; if they are sharded, one file per rank: shard-00001-model-…
         checkpoint.json                      position of the training, its settings, sizes and SHA-256 sums of the files
 
+Beside it is a link, ``best``, to that of the best evaluation, if the task says ``keep_best``.
+
 torch.distributed.checkpoint decides which shards a rank writes and reads (``shard_storage``), for any number of ranks. It is
 not imported for full tensors, because it also imports DTensor and sympy: 0.8 s at every start of a job that needs neither.
 
@@ -33,6 +35,7 @@ from runner.training.checkpoint import shards
 from runner.training.checkpoint.damage import INSTEAD, DamagedError, damaged
 
 MANIFEST = "checkpoint.json"
+BEST = "best"  # a link to a checkpoint, by its name
 _FORMAT = 2
 _PIECE = 1 << 22
 _NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.ENOSYS)
@@ -63,6 +66,7 @@ class Saved:
         values: of the optimizer's state, as there.
         is_finite: whether the loss was, when it was written.
         data: each rank's place in the data, in mid-epoch, if the data tells it.
+        best: the number of its evaluation that the task's ``keep_best`` names, if that was the best when it was written.
     """
 
     path: Path
@@ -73,6 +77,7 @@ class Saved:
     values: dict[str, Any] = field(default_factory=dict)
     is_finite: bool = True
     data: list[Any] | None = None
+    best: float | None = None
 
 
 def name_of(step: int) -> str:
@@ -179,6 +184,7 @@ def write_manifest(folder: Path, saved: Saved, sums: Sums) -> None:
         "values": saved.values,
         "finite": saved.is_finite,
         "data": saved.data,
+        "best": saved.best,
         "files": sums,
     }
     with open(folder / MANIFEST, "w", encoding="utf-8") as file:
@@ -194,6 +200,21 @@ def put_in_place(staging_folder: Path, folder: Path) -> None:
     os.rename(staging_folder, folder)
     _sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def link_best(folder: Path) -> None:
+    """Let the link ``best`` beside a checkpoint name it."""
+    new = folder.with_name(f".{BEST}.new")
+    new.unlink(missing_ok=True)
+    new.symlink_to(folder.name)
+    os.replace(new, folder.with_name(BEST))
+    _sync(folder.parent)
+
+
+def best_in(folder: Path) -> Path | None:
+    """The checkpoint that the link ``best`` names; None if there is none."""
+    link = folder / BEST
+    return folder / os.readlink(link) if link.is_symlink() and (link / MANIFEST).is_file() else None
 
 
 def remove(folder: Path) -> None:
@@ -238,6 +259,7 @@ def read_manifest(folder: Path) -> tuple[Saved, Sums]:
         values=content["values"],
         is_finite=content["finite"],
         data=content.get("data"),
+        best=content.get("best"),
     )
     return saved, content["files"]
 

@@ -21,11 +21,13 @@ from torch import Tensor
 from runner.backends.devices import take_device
 from runner.backends.gpu import is_gpu
 from runner.base.errors import RunnerError, raised_on_all_ranks
+from runner.parallel.task import Best
 from runner.parallel.trainer import Trainer
 from runner.training.checkpoint import checkpoint_folder
 from runner.training.checkpoint.checkpoint_folder import Position, Saved, Sums
 from runner.training.checkpoint.staging import Staging
 from runner.training.checkpoint.writing import writing
+from runner.training.evaluation_sums import Evaluation, best_number
 from runner.training.finite import Finite
 from runner.training.metrics.sinks import StepRecord
 from runner.training.run import Run
@@ -62,6 +64,9 @@ class Checkpoints:
         self._unfinished: Callable[[], None] | None = None
         self._group: Any = None
         self._staging = Staging()
+        self._best = None if trainer.task.keep_best is None else Best.of(trainer.task.keep_best)
+        self._best_number: float | None = None  # of the best evaluation so far, as rank 0 knows it
+        self._is_best = False  # whether that is of the state as it is now
         trainer.state()  # what cannot be saved is refused now, not after an epoch
         if trainer.is_sharded:
             self._check_shared_folder()
@@ -73,6 +78,8 @@ class Checkpoints:
     def keep_aside(self, folder: Path, paths: list[Path]) -> None:
         """Move other runs' checkpoints to a folder, but only when this run writes its first."""
         self._aside = folder.absolute(), [path.absolute() for path in paths]
+        if checkpoint_folder.best_in(self._folder) in self._aside[1]:
+            self._best_number = None
 
     def begin(self, saved: Saved | None, see_that_own: Callable[[], None]) -> None:
         """The training begins, with this checkpoint. One in its own folder is not written again before the next step.
@@ -83,6 +90,7 @@ class Checkpoints:
         self._finite, self._see_that_own = Finite(self._trainer.model), see_that_own
         if saved is None:
             return
+        self._best_number = self._run.on_main(self._number_of_best)
         if saved.is_finite:
             self._good = saved.path
         else:
@@ -102,6 +110,17 @@ class Checkpoints:
         if records and self._finite.what_is_odd():
             self._check_weights(records[-1].step)
 
+    def see_evaluation(self, evaluation: Evaluation) -> None:
+        """Note whether the state that was evaluated is the best so far: then it is due to be saved, and kept. Collective."""
+        if self._best is None:
+            return
+        best = self._best
+        number = best_number(evaluation, best)
+        # Ranks with other layers may differ in its last bits: rank 0 decides.
+        self._is_best = self._run.on_main(lambda: best.is_better(number, self._best_number))
+        if self._is_best:
+            self._best_number = number
+
     def end(self, position: Position) -> None:
         """Write the last checkpoint of a training. Collective.
 
@@ -116,6 +135,8 @@ class Checkpoints:
     def is_due(self, position: Position, *, epoch_is_over: bool = False) -> bool:
         """Whether ``--save-every`` asks for a checkpoint at this step, or at the end of this epoch."""
         number, unit = self.options.save_every
+        if self._is_best:
+            return True
         if not number or unit == "s":
             return False
         return position.step % number == 0 if unit == "steps" else epoch_is_over and position.epoch % number == 0
@@ -194,7 +215,9 @@ class Checkpoints:
             values=state.values,
             is_finite=not self._finite.what_is_odd(),
             data=self.data_states() if position.samples else None,
+            best=self._best_number if self._is_best else None,
         )
+        self._is_best = False
         self._step, self._saved_at = position.step, time.monotonic()
         if saved.is_finite:
             self._odd.clear()
@@ -287,15 +310,27 @@ class Checkpoints:
                 checkpoint_folder.write_manifest(staging_folder, saved, sums)
                 self._move_aside()  # only now: another run's checkpoint stays where it is until this run has one
                 checkpoint_folder.put_in_place(staging_folder, saved.path)
+                if saved.best is not None:
+                    checkpoint_folder.link_best(saved.path)
         except BaseException:
             shutil.rmtree(staging_folder, ignore_errors=True)
             raise
         with self._writing(saved.path.parent):
+            best = checkpoint_folder.best_in(saved.path.parent)
             there = [path for _, path in checkpoint_folder.steps_in(saved.path.parent)]
             odd = [path for path in there if path in self._odd]
             good = [path for path in there if path not in self._odd]
             for path in good[self.options.keep :] + odd[self.options.keep :]:
-                checkpoint_folder.remove(path)
+                if path != best:
+                    checkpoint_folder.remove(path)
+
+    def _number_of_best(self) -> float | None:
+        """That of the best checkpoint in this run's folder. Called on rank 0."""
+        best = checkpoint_folder.best_in(self._folder)
+        try:
+            return None if best is None else checkpoint_folder.read_manifest(best)[0].best
+        except RunnerError:  # it is damaged, and another may become the best
+            return None
 
     def _path_of(self, step: int) -> Path:
         return self._folder / checkpoint_folder.name_of(step)
@@ -310,6 +345,9 @@ class Checkpoints:
             folder.mkdir(exist_ok=True)
             for path in paths:
                 os.rename(path, folder / path.name)
+            link = self._folder / checkpoint_folder.BEST
+            if link.is_symlink() and not link.exists():  # it was one of these
+                link.rename(folder / link.name)
             self._aside = None
 
 
