@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,18 +12,41 @@ from torch.optim import Optimizer
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.json_codec import decode, encode, renamed
 from runner.parallel.state import StateDict
-from runner.parallel.task import Task
+from runner.parallel.task import Stateful, Task
 from runner.parallel.trainer import Trainer
 
 _OWN = "own"  # begins the names of what a script has registered
 
 
-class Stateful(Protocol):
-    """What can be saved and restored, as torch.distributed.checkpoint has it: tensors, numbers, texts, lists and dicts."""
+@raised_on_all_ranks()
+def check_stateful(own: Mapping[str, Any], what: str) -> None:
+    """See that all of these can be saved and restored.
 
-    def state_dict(self) -> dict[str, Any]: ...
+    Args:
+        what: who has given them, as ``register``.
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+    Raises:
+        UsageError: one cannot.
+    """
+    for name, one in own.items():
+        if not (callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))):
+            raise UsageError(
+                f"{what}({name}=…): a {type(one).__name__} has no state_dict() and load_state_dict()",
+                fix="give it both, of tensors, numbers, texts, lists and dicts",
+            )
+
+
+def with_own_state(trainer: Trainer) -> Trainer:
+    """What a checkpoint is made of: the trainer, with the state of its task's own if it has some.
+
+    Raises:
+        UsageError: that cannot be saved and restored.
+    """
+    own = trainer.task.state
+    if not own or isinstance(trainer, Several):
+        return trainer
+    check_stateful(own, "Task.state")
+    return Several(trainer.task, {"model": trainer}, own)
 
 
 class Several(Trainer):

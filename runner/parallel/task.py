@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy
 import torch
@@ -43,6 +43,14 @@ _COUNTS = ("warmup", "evaluate_every")  # fields that are numbers of steps
 _LONGEST, _SHOWN = 200, 8  # characters of a described form, and parts of each of its parts
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+class Stateful(Protocol):
+    """What can be saved and restored, as torch.distributed.checkpoint has it: tensors, numbers, texts, lists and dicts."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +153,8 @@ class Task:
     evaluate_every: int = 0  # steps; 0: after each epoch only
     # Of all evaluations the checkpoint of the best is kept, too: "loss", the lowest; "max accuracy"; "min NAME" of a metric.
     keep_best: str | None = None
+    # Of one's own, by name: saved and restored with the model. Rank 0's state counts, unless its tensors are sharded.
+    state: Mapping[str, Stateful] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)  # plain, of the result; --resume prints changes
     weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None  # to start from, by name; all are needed
     plan: Plan = field(default_factory=Plan)  # data parallel needs none

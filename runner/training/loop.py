@@ -9,6 +9,7 @@ from torch import Tensor
 
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel import make_trainer
+from runner.parallel.several import with_own_state
 from runner.parallel.task import Plan, Task
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import length_of_batch
@@ -130,7 +131,7 @@ def trained(run: Run, task: Task, options: Settings) -> Trainer:
     """
     trainer = make_trainer(task, run.setting(options.dtype, options))
     settings = resume.settings_of(run, task, options, trainer.optimizer)
-    saved, _ = restore(run, trainer, options, settings, goes_on=False)
+    saved, _ = restore(run, with_own_state(trainer), options, settings, goes_on=False)
     if saved is None:
         with raised_on_all_ranks():
             raise UsageError(

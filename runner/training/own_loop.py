@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel import make_trainer
-from runner.parallel.several import Several, Stateful
-from runner.parallel.task import OptimizerFactory, Plan, Task
+from runner.parallel.several import Several, check_stateful
+from runner.parallel.task import OptimizerFactory, Plan, Stateful, Task
 from runner.training.checkpoint.checkpoint_folder import Position
 from runner.training.checkpoint.ownership import owning
 from runner.training.data.source import feed_of, source_of, with_batch_of
@@ -77,13 +77,7 @@ class OwnLoop:
     def register(self, own: Mapping[str, Stateful]) -> None:
         """See ``Run.register``."""
         self._check_before("register()")
-        with raised_on_all_ranks():
-            for name, one in own.items():
-                if not (callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))):
-                    raise UsageError(
-                        f"register({name}=…): a {type(one).__name__} has no state_dict() and load_state_dict()",
-                        fix="give it both, of tensors, numbers, texts, lists and dicts",
-                    )
+        check_stateful(own, "register")
         self._own.update(own)
 
     def batches(self, data: Any) -> Iterator[Any]:

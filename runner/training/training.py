@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from runner.base.errors import RunnerError, raised_on_all_ranks
+from runner.parallel.several import with_own_state
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import to_device
@@ -73,8 +74,9 @@ class Training:
         self._run, self._task, self._options, self._trainer = run, task, options, trainer
         self._feed, self._on_step, self._on_epoch = feed, on_step, on_epoch
         settings = resume.settings_of(run, task, options, trainer.optimizer)
-        self._checkpoints = Checkpoints(run, trainer, options, settings)
-        self.saved, self._changes = restore(run, trainer, options, settings)
+        whole = with_own_state(trainer)
+        self._checkpoints = Checkpoints(run, whole, options, settings)
+        self.saved, self._changes = restore(run, whole, options, settings)
         self.position = self.saved.position if self.saved else Position()
         self.evaluation: Evaluation | None = None
         self._meter = Meter(run, task)

@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from runner.parallel.several import Stateful
-from runner.parallel.task import OptimizerFactory, Plan, Task
+from runner.parallel.task import OptimizerFactory, Plan, Stateful, Task
 from runner.training.hooks.state import Hook
 from runner.training.loop import fit
 from runner.training.model import Model

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.launching import ok
-from tests.layouts import case
+from tests.layouts import case, needing
 from tests.results import metrics, refused
 from tests.turns import Turns
 
@@ -76,12 +77,37 @@ def test_one_rank_stops_the_training_with_a_checkpoint(turns: Turns, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("more", "text"),
+    ("first", "second"),
     [
-        ("--keep-best=highest", "keep_best='highest' is none of"),
-        ("--keep-best=max accuracy", "keep_best: the evaluation has no accuracy, but loss, largest"),
-        ("--warmup=-1", "the task's warmup is -1"),
+        pytest.param((2, ""), (2, ""), id="ddp"),
+        pytest.param((2, "--strategy fsdp"), (1, ""), marks=needing((2, "--strategy fsdp")), id="fsdp, then alone"),
+        pytest.param((1, ""), (2, "--strategy zero1"), id="alone, then zero1"),
     ],
 )
-def test_what_a_task_cannot_say_is_refused(more: str, text: str, turns: Turns, tmp_path: Path) -> None:
-    refused(turns(2, *JOB, more, f"--checkpoint-dir={tmp_path}"), text)
+def test_state_of_the_tasks_own_is_taken_up(
+    first: tuple[int, str], second: tuple[int, str], turns: Turns, tmp_path: Path
+) -> None:
+    whole = ok(turns(1, *JOB, "--own-state", "--epochs=2", f"--checkpoint-dir={tmp_path}/whole"))
+    options, done = ["--own-state", "--epochs=2", f"--checkpoint-dir={tmp_path}/parts"], whole
+    for (ranks, layout), more in ((first, "--max-steps=5"), (second, "--resume")):
+        done = ok(turns(ranks, *JOB, *options, *layout.split(), more))
+    assert metrics(tmp_path / "parts")[-1]["loss"] == pytest.approx(metrics(tmp_path / "whole")[-1]["loss"], rel=1e-5)
+    assert own_state(done) == own_state(whole)
+    assert own_state(whole).startswith("own state: 16 [")
+
+
+def own_state(done: subprocess.CompletedProcess[str]) -> str:
+    return next(line for line in done.stdout.splitlines() if line.startswith("own state"))
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (["--keep-best=highest"], "keep_best='highest' is none of"),
+        (["--keep-best=max accuracy"], "keep_best: the evaluation has no accuracy, but loss, largest"),
+        (["--warmup=-1"], "the task's warmup is -1"),
+        (["--own-state", "--resets"], "Task.state(steps=…): a object has no state_dict()"),
+    ],
+)
+def test_what_a_task_cannot_say_is_refused(more: list[str], text: str, turns: Turns, tmp_path: Path) -> None:
+    refused(turns(2, *JOB, *more, f"--checkpoint-dir={tmp_path}"), text)
