@@ -27,9 +27,21 @@ class Model:
         trainer: by which the strategy trains it.
     """
 
-    def __init__(self, name: str, trainer: Trainer, noted: Callable[[Tensor], None]) -> None:
-        """Made by ``Run.prepare``. ``noted``: called with the loss of each backward pass."""
-        self.name, self.trainer, self._noted = name, trainer, noted
+    def __init__(
+        self,
+        name: str,
+        trainer: Trainer,
+        noted: Callable[[Tensor], None],
+        check: Callable[[Tensor], None] | None = None,
+    ) -> None:
+        """Made by ``Run.prepare``.
+
+        Args:
+            noted: called with the loss of each backward pass.
+            check: called with the newest of them before the optimizer steps; may raise.
+        """
+        self.name, self.trainer, self._noted, self._check = name, trainer, noted, check
+        self._loss: Tensor  # of the newest backward pass
         self._has_gradients = False  # of the step that is being computed
         self._is_frozen = False
 
@@ -87,17 +99,21 @@ class Model:
             self.trainer.optimizer.zero_grad()
             self._has_gradients = True
         self.trainer.backward_from(loss)
-        self._noted(loss.detach())
+        self._loss = loss.detach()
+        self._noted(self._loss)
 
     def step(self) -> None:
         """Clip the gradients if the settings say so, and step the optimizer. Collective.
 
         Raises:
             UsageError: there was no ``backward()`` since the last step.
+            RunnerError: with ``--check-finite``, the loss or a gradient is not finite on some rank.
         """
         if not self._has_gradients:
             raise UsageError(f"step() of {self.name} without backward() before", fix="call model.backward(loss) first")
         self.trainer.finish_gradients()
+        if self._check is not None:
+            self._check(self._loss)
         self.trainer.update()
         self._has_gradients = False
 
@@ -113,7 +129,7 @@ class Model:
         Returns:
             The loss of the batch, a detached scalar; the same on all stages.
         """
-        loss = self.trainer.step((inputs, targets))
+        loss = self.trainer.step((inputs, targets), self._check)
         self._noted(loss)
         return loss
 

@@ -16,6 +16,7 @@ from runner.parallel.task import OptimizerFactory, Plan, Stateful, Task
 from runner.training.checkpoint.checkpoint_folder import Position
 from runner.training.checkpoint.ownership import owning
 from runner.training.data.source import feed_of, source_of, with_batch_of
+from runner.training.finite import check_finite
 from runner.training.model import Model
 from runner.training.run import Run
 from runner.training.same_task import check_task
@@ -70,7 +71,11 @@ class OwnLoop:
             find_unused_parameters=find_unused_parameters,
         )
         trainer = make_trainer(task, self._run.setting(self._settings.dtype, self._settings))
-        made = Model(name, trainer, self._note_loss)
+
+        def check(loss: Tensor) -> None:
+            check_finite(self._run, trainer, self.position, loss)
+
+        made = Model(name, trainer, self._note_loss, check if self._settings.check_finite else None)
         self._models[name] = made, task
         return made
 
@@ -154,6 +159,10 @@ class OwnLoop:
             )
         if settings.loss_parallel:
             raise UsageError("--loss-parallel goes with run.fit only", fix="leave it out")
+        if settings.weights is not None:
+            raise UsageError(
+                "--weights goes with run.fit only", fix="load them into the model before prepare() gets it"
+            )
         if settings.micro_batches > 1 and settings.pp == 1:
             raise UsageError(
                 f"--micro-batches {settings.micro_batches} in a loop of one's own",

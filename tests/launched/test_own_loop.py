@@ -92,6 +92,14 @@ def test_what_is_wrong_is_one_line(wrong: str, told: str, tmp_path: Path) -> Non
     assert told in done.stderr
 
 
+def test_options_that_it_does_not_have_are_refused_and_check_finite_ends_it(tmp_path: Path) -> None:
+    for option, told in (("--weights=model.safetensors", "with run.fit only"), ("--micro-batches=2", "accumulate()")):
+        refused(run(*WAYS["one rank"], SCRIPT, option, cwd=tmp_path), told)
+    done = run(*WAYS["mpirun"], SCRIPT, "--wrong", "nan", "--check-finite", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "--check-finite: the loss is nan on rank 1 at step 1, in epoch 1" in done.stderr
+
+
 def test_its_help_has_its_own_options(tmp_path: Path) -> None:
     done = ok(run(*PYTHON, SCRIPT, "--help"))
     assert done.stdout.startswith("usage: own_loop.py [options]\n\nA script with a loop of its own")

@@ -71,6 +71,8 @@ def main() -> None:
             model.step()
         outputs = model(batch["point"])
         loss = functional.cross_entropy(outputs, batch["label"])
+        if options.wrong == "nan" and run.rank:
+            loss = loss * torch.nan
         model.backward(outputs if options.wrong == "loss" else loss)
         model.step()
         if run.step or not (options.wrong == "names" and run.rank):
