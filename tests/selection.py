@@ -18,7 +18,8 @@ FIRST = (
     "launched/test_scripts.py::test_exit_codes_pass_through",
     "launched/test_programs.py::test_a_program_is_run_as_python_does",
     "launched/test_console_script.py::test_a_workload_is_the_users_where_both_have_it",
-    # workloads, metrics
+    # workloads, metrics, loops of one's own
+    "launched/test_examples.py::test_a_gan_on_two_ranks",
     "launched/test_workloads.py::test_linear_saves_and_resumes",
     "launched/test_workloads.py::test_mnist_on_digits_reaches_97_percent",
     "launched/test_loggers.py::test_loggers_get_the_same_numbers_and_one_that_fails_ends_nothing",
