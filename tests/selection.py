@@ -30,6 +30,8 @@ FIRST = (
     "launched/layouts/test_recipes.py::test_mnist_sharded_has_the_losses_of_data_parallelism",
     "launched/test_horovod.py::test_its_own_scripts_run_unmodified",
     "launched/test_horovod.py::test_compare_by_it",
+    # a loop of one's own
+    "launched/test_own_loop.py::test_it_trains_alike_however_it_is_started",
     # data of the user's own
     "launched/test_data.py::test_an_epoch_ends_on_all_ranks_with_the_shortest_stream",
     "launched/test_data.py::test_what_cannot_be_shared_is_refused",
