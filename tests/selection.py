@@ -37,6 +37,7 @@ FIRST = (
     "launched/test_data.py::test_what_cannot_be_shared_is_refused",
     "launched/test_data.py::test_places_of_other_ranks_are_refused",
     "launched/test_tree_batches.py::test_the_example_is_a_script",
+    "launched/test_task_fields.py::test_the_largest_of_a_metric_may_be_the_best",
     # checkpoints
     "launched/test_resume.py::test_a_damaged_checkpoint_is_refused_and_kept",
     "launched/test_resume.py::test_local_sgd_goes_on_from_the_average_of_all_ranks",

@@ -59,6 +59,9 @@ def test_the_largest_of_a_metric_may_be_the_best(turns: Turns, tmp_path: Path) -
     ok(turns(2, *JOB, "--keep-best=max largest", "--epochs=3", "--keep=1", f"--checkpoint-dir={tmp_path}"))
     assert (tmp_path / "best").resolve() == tmp_path / "step-24"
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-24"]
+    done = ok(turns(2, *JOB, "--epochs=4", f"--resume={tmp_path}/best", f"--checkpoint-dir={tmp_path}"))
+    assert "step 24, 3 of 4 epochs done" in done.stdout
+    assert [line["step"] for line in metrics(tmp_path)] == [*range(1, 33)]
 
 
 def test_another_run_in_the_folder_has_its_own_best(turns: Turns, tmp_path: Path) -> None:
