@@ -6,10 +6,11 @@ mpirun -np 2 python -m runner contrastive.py
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_gather
 from torch.nn.functional import cross_entropy, normalize
 from torch.utils.data import TensorDataset
 
@@ -31,12 +32,25 @@ def views(count: int) -> TensorDataset:
     return TensorDataset(*(things + 0.3 * torch.randn(count, 16, generator=draw) for _ in range(2)))
 
 
-def info_nce(run: runner.Run, one: Tensor, other: Tensor, temperature: float) -> Tensor:
-    """Of this rank's samples the mean, over the others of all ranks: the mean over the ranks is the loss of the whole batch.
+class Gathered(torch.autograd.Function):
+    """The samples of all ranks, in the order of the ranks; each rank's get gradients from the losses of all."""
 
-    The gathered samples have gradients. Those of this rank's come from all ranks' losses; ``backward`` averages over the ranks.
-    """
-    others = torch.cat(all_gather(other, group=run.group()))
+    @staticmethod
+    def forward(ctx: Any, samples: Tensor, run: runner.Run) -> Tensor:
+        ctx.run, parts = run, [torch.empty_like(samples) for _ in range(run.data_size)]
+        dist.all_gather(parts, samples.contiguous(), group=run.group())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        whole = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(whole, group=ctx.run.group())
+        return whole.chunk(ctx.run.data_size)[ctx.run.data_rank], None
+
+
+def info_nce(run: runner.Run, one: Tensor, other: Tensor, temperature: float) -> Tensor:
+    """The mean over this rank's samples, each compared with the others of all ranks."""
+    others: Tensor = Gathered.apply(other, run)
     pairs = torch.arange(len(one), device=one.device) + run.data_rank * len(one)
     return cross_entropy(one @ others.T / temperature, pairs)
 
