@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor
 
-from runner.base.errors import RunnerError, raised_on_all_ranks
+from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.parallel.several import with_own_state
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
@@ -48,7 +48,7 @@ class Training:
         evaluation: the last epoch's.
     """
 
-    loss: Tensor
+    loss: Tensor | None = None
 
     def __init__(
         self,
@@ -183,11 +183,15 @@ class Training:
     def finish_step(self) -> None:
         """The step is computed. Does nothing if it was called before in this step. Collective."""
         if not self._is_done:
-            is_last = self.is_last_of_epoch
-            self._is_done, position = True, self.position
+            is_last, loss = self.is_last_of_epoch, self.loss
+            if loss is None:
+                raise UsageError(
+                    "a step without a loss", fix="call model.backward(loss), or run.log(loss=…), for each batch"
+                )
+            self._is_done, position, self.loss = True, self.position, None
             position.step, position.samples = position.step + 1, self._batch.used
             self._meter.count(self._batch.all_samples)
-            self._hooks.after_step(self.loss, is_last=is_last)
+            self._hooks.after_step(loss, is_last=is_last)
 
     def _end_epoch(self) -> None:
         position, hooks = self.position, self._hooks

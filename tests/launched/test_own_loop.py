@@ -81,6 +81,7 @@ def test_a_rank_that_raises_ends_the_job(way: str, tmp_path: Path) -> None:
         ("outside", "run.batches"),
         ("step", "backward()"),
         ("loss", "one number"),
+        ("no loss", "run.log(loss=…)"),
         ("names", "the ranks log different numbers"),
     ],
 )
