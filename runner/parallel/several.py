@@ -66,6 +66,7 @@ class Several(Trainer):
         first, *others = trainers.values()
         self.task, self.options, self.scaler = task, first.options, None
         self.model = nn.ModuleDict({name: one.model for name, one in trainers.items()}) if others else first.model
+        self._parameters = dict(self.model.named_parameters())
         self.optimizer = _Groups(trainers) if others else first.optimizer
         self.is_sharded = any(one.is_sharded for one in trainers.values())
         self.period, self.replicas, self.pipeline = first.period, first.replicas, first.pipeline
@@ -121,11 +122,24 @@ class Several(Trainer):
     def room(
         self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]], everywhere: Collection[str]
     ) -> dict[str, Tensor]:
-        """As in the base class; what is registered is read into tensors like its own, which may be sharded."""
+        """As in the base class; what is registered is read into tensors like its own, which may be sharded.
+
+        Where it has none yet, a tensor with the name and shape of a parameter is taken for one about it, such as an average.
+        """
         own: dict[str, Tensor] = {}
         self._encoded(own)
-        like = {name: torch.empty_like(own[name]) for name, (shape, _) in shapes.items() if _fits(own.get(name), shape)}
-        return super().room(shapes, everywhere) | like
+        found = super().room(shapes, everywhere)
+        for name, (shape, dtype) in shapes.items():
+            if name.startswith(f"{_OWN}."):
+                like = own.get(name, self._parameter_at_end_of(name))
+                if like is not None and tuple(like.shape) == shape:
+                    found[name] = torch.empty_like(like, dtype=dtype, requires_grad=False)
+        return found
+
+    def _parameter_at_end_of(self, name: str) -> Tensor | None:
+        """The parameter whose name a longer one ends with."""
+        ends = (one for one in self._parameters if name.endswith(f".{one}"))
+        return self._parameters.get(max(ends, key=len, default=""))
 
     @raised_on_all_ranks()
     def _encoded(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -141,10 +155,6 @@ class Several(Trainer):
                 )
         for name, one in self._registered.items():
             one.load_state_dict(decode(saved[name], state.tensors))
-
-
-def _fits(own: Tensor | None, shape: tuple[int, ...]) -> bool:
-    return own is not None and tuple(own.shape) == shape
 
 
 class _Groups(Optimizer):

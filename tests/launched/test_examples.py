@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from runner.training.checkpoint.checkpoint_folder import read_full
 from tests.launching import ROOT, mpirun, ok, run, runner
 from tests.layouts import FSDP, case
 from tests.results import losses
@@ -70,3 +72,18 @@ def test_two_parts_are_the_whole(name: str, strategy: str, alone: Alone, tmp_pat
 )
 def test_a_pipeline(ranks: int, layout: str, alone: Alone, tmp_path: Path) -> None:
     assert trained(ranks, "pipeline", tmp_path, *layout.split()) == pytest.approx(alone("pipeline"), rel=0, abs=1e-9)
+
+
+def test_hooks_with_state_of_their_own(tmp_path: Path) -> None:
+    """The average of the weights is resumed under another strategy, in shards, and the training ends in the same epoch."""
+    program = [str(EXAMPLES / "hooks.py"), "--global-batch-size", "32", "--dtype", "float64", "--checkpoint-dir"]
+    ok(run(sys.executable, *program, str(tmp_path / "one")))
+    ok(runner(2, *program, str(tmp_path / "two"), "--epochs", "2"))
+    done = ok(runner(2, *program, str(tmp_path / "two"), "--resume", "--strategy", "fsdp"))
+    assert done.stdout.rstrip().endswith("3 epochs without a smaller loss")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=0, abs=1e-9)
+    last = f"step-{len(losses(tmp_path / 'one'))}"
+    one, two = (read_full(tmp_path / name / last) for name in ("one", "two"))
+    assert {"own.average.0.weight", "own.average.2.bias"} <= one.keys() == two.keys()
+    for name, tensor in one.items():
+        assert torch.allclose(tensor, two[name], rtol=0, atol=1e-9), name
