@@ -57,7 +57,7 @@ LAYOUTS = {
     # two all-gathers and a reduce-scatter of halves; and two numbers before each of four gathers, after the pass and the step
     "fsdp:mpi4py": 1.5 * PARAMETERS + 6 * 2 * 8,
     "tp2+fsdp:gloo": 16 * 16 * 8,  # the second layer's outputs are summed
-    "pp2:gloo": 16 * 64 * 8 + 4,  # the first layer's outputs are handed on; the loss is broadcast
+    "pp2:gloo": 16 * 64 * 8 + 8,  # the first layer's outputs are handed on; the loss and its weight are broadcast
     "pp2+pp-schedule=zbv:mpi4py": None,
     "local-sgd:gloo": PARAMETERS / 8,  # an average every eight steps
 }

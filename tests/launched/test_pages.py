@@ -36,7 +36,9 @@ def test_a_page_is_true(page: str, tmp_path: Path) -> None:
         if isinstance(one, File):
             (tmp_path / one.name).write_text(one.text, encoding="utf-8")
             continue
-        done = run("bash", "-c", one.line, cwd=tmp_path, timeout=2 * LIMIT, PATH=path, COLUMNS="200")
+        done = run(
+            "bash", "-c", one.line, cwd=tmp_path, timeout=2 * LIMIT, PATH=path, COLUMNS="200", MPIRUN=mpirun_path()
+        )
         output = f"$ {one.line}\n{done.stdout}\n{done.stderr}"
         assert (done.returncode != 0) == one.is_refused, output
         assert one.missing(output) == [], output

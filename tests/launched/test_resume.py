@@ -398,7 +398,7 @@ def test_a_job_that_has_nothing_left_to_do_ends_well(ranks: int, trained: Traine
 
 
 @pytest.mark.parametrize(
-    ("asked_for", "said"), [([], "evaluated: ("), (["--no-epoch", "--batch-size", "8"], "done: 0 steps")]
+    ("asked_for", "said"), [([], "evaluated: Evaluation("), (["--no-epoch", "--batch-size", "8"], "done: 0 steps")]
 )
 def test_a_workload_without_a_step_ends_well(asked_for: list[str], said: str, trained: Trained, tmp_path: Path) -> None:
     ok(trained(1, tmp_path, *SHORT, "--net", "linear", "--epochs", "1"))
