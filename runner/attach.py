@@ -28,7 +28,7 @@ from runner.outcome import outcome_of, refuse_launch
 from runner.rendezvous.methods.mpi_library import finalize_mpi
 from runner.rendezvous.records.compatibility import compare_ranks
 from runner.rendezvous.rendezvous import choose_way, rendezvous
-from runner.shutdown import shutdown
+from runner.shutdown import delete_globals, shutdown
 from runner.torchrun.variables import settings
 
 _INTERRUPTED = 130  # 128 + SIGINT
@@ -129,4 +129,5 @@ class _End:
             atexit.unregister(self._leave)
             shutdown(code, collective=False)
         stop_process_group()
+        delete_globals()  # a DDP model still has the group, whose threads may abort the interpreter's teardown
         finalize_mpi()

@@ -38,7 +38,7 @@ def shutdown(code: int, *, collective: bool, before_leaving: Callable[[], None] 
     if collective:
         stop_process_group()
         _reset_signal_handlers()
-        _delete_globals()
+        delete_globals()
     _flush_files()
     if collective and finalize_mpi():
         import ctypes
@@ -49,7 +49,7 @@ def shutdown(code: int, *, collective: bool, before_leaving: Callable[[], None] 
     os._exit(code)
 
 
-def _delete_globals() -> None:
+def delete_globals() -> None:
     """Delete the program's global names.
 
     This closes compressed and temporary files, and the connections of a group that a DDP model still holds. So a rank
