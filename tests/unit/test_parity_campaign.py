@@ -26,7 +26,7 @@ def test_a_deviation_that_is_no_number_is_the_largest(deviations: tuple[float, .
 @pytest.mark.parametrize("deviations", ORDERS)
 def test_parity_fails_where_a_part_is_no_number(deviations: tuple[float, ...]) -> None:
     found = dict(zip(("loss", "weights", "outputs"), deviations, strict=True))
-    turns: Any = lambda *_, **__: subprocess.CompletedProcess([], 0, f"parity {json.dumps(found)}", "")  # noqa: E731
+    turns: Any = lambda *_, **__: subprocess.CompletedProcess([], 0, f"parity {json.dumps(found)}", "")  # noqa: E731  # as short as its use
     assert parity._deviation(turns, 2, "--strategy ddp", "float64") == math.inf
 
 

@@ -47,7 +47,7 @@ def test_a_name_is_documented_and_typed(name: str) -> None:
 
 def test_another_name_is_refused_as_by_any_module() -> None:
     with pytest.raises(AttributeError, match="no attribute 'fit'"):
-        _ = runner.fit  # type: ignore[attr-defined]
+        _ = runner.fit  # type: ignore[attr-defined]  # is refused
 
 
 def test_importing_it_imports_nothing_else() -> None:

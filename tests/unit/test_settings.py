@@ -366,7 +366,7 @@ def test_what_settings_toml_could_not_say_needs_a_text() -> None:
 
     @dataclass(frozen=True, kw_only=True)
     class WrongIfGiven(Settings):
-        layers: list | None = option(None, parse=str.split)  # type: ignore[type-arg]
+        layers: list | None = option(None, parse=str.split)  # type: ignore[type-arg]  # as users write it
 
     @dataclass(frozen=True, kw_only=True)
     class Right(Settings):

@@ -63,4 +63,4 @@ class Feed(ABC):
         Raises:
             UsageError: it does not fit.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # never asked of a feed that is not stateful, and those that are have their own

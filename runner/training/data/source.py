@@ -236,7 +236,7 @@ def order_of(source: Source, rank: int, size: int, options: StepSettings) -> Epo
             raise UsageError(f"{type(one).__name__} has no length, which an epoch needs", fix="give it __len__")
     if batches is not None or source.is_single:
         order = BatchOrder(
-            batches if batches is not None else sampler or source.loader.sampler,  # type: ignore[union-attr]
+            batches if batches is not None else sampler or source.loader.sampler,  # type: ignore[union-attr]  # is_single: there is a loader
             rank,
             size,
             seed,

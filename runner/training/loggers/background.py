@@ -117,7 +117,7 @@ def _registering(found: list[Callable[..., Any]]) -> Iterator[None]:
         found.append(function)
         return register(function, *arguments, **named)
 
-    atexit.register = collect  # type: ignore[assignment]
+    atexit.register = collect  # type: ignore[assignment]  # until the logger has started, see above
     try:
         yield
     finally:

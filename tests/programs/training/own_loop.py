@@ -61,7 +61,7 @@ def main() -> None:
         next(run.batches(Points()))
     model = run.prepare(net, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
     if options.wrong == "no state":
-        run.register(own=42)  # type: ignore[arg-type]
+        run.register(own=42)  # type: ignore[arg-type]  # is refused
     if options.wrong == "outside":
         run.log(loss=1.0)
     seen = Seen()

@@ -64,7 +64,7 @@ def test_a_folder_of_modules_goes_before_a_package_that_is_later_on_the_path(fol
     find_first_workloads()
     import workloads.beside
 
-    assert workloads.beside.whose == "theirs"  # type: ignore[attr-defined]
+    assert workloads.beside.whose == "theirs"  # type: ignore[attr-defined]  # the test has written it
 
 
 def test_a_folder_without_modules_hides_nothing(folder: Path) -> None:
