@@ -24,12 +24,13 @@ from runner.base.errors import raised_by_some_ranks
 from runner.parallel import Setting, precision
 from runner.parallel.call_order import CallOrder
 from runner.parallel.layers import prepare
+from runner.parallel.materialize import materialize
 from runner.parallel.mesh import degree
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.state import StateDict
 from runner.parallel.streams import RandomStreams, draws
 from runner.parallel.support import check_divisible, check_even, check_steps, kinds_of, supported_by
-from runner.parallel.task import Task, materialize
+from runner.parallel.task import Task
 from runner.parallel.tied import shared_parameters, tie_sharded
 from runner.parallel.trainer import Trainer
 from runner.versions.features import need

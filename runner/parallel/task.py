@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import itertools
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from runner.backends.gpu import is_gpu
 from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.parallel.batch_forms import form_of, parts_of, with_tensors
+from runner.parallel.materialize import materialize
 from runner.parallel.pipeline.stages import PassThrough
-from runner.parallel.same_start import check_digests, check_structure, digest_of
-from runner.parallel.state import copy_shard
 from runner.parallel.support import check_shapes
-from runner.parallel.tied import shared_parameters
-from runner.parallel.trees import pieces, tensors_in
 from runner.versions.torch_private import change_tensors
 
 if TYPE_CHECKING:
@@ -34,13 +28,9 @@ if TYPE_CHECKING:
 
     from runner.parallel.settings import ParallelSettings
 
-_OR_NO_FACTORY = "give it one that initialises its parameters and buffers, as torch's modules have, or give the task a model in place of a function"
-_ALIKE = "draw them by torch, random or numpy.random, which are seeded alike on all ranks"
-_UNSET, _HEAD = 0xA5, 64  # a byte, and how many of them a tensor begins with that was not initialised
 
 _COUNTS = ("warmup", "evaluate_every")  # fields that are numbers of steps
 
-_LONGEST, _SHOWN = 200, 8  # characters of a described form, and parts of each of its parts
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -389,160 +379,3 @@ def _matching(model: nn.Module, patterns: Iterable[str]) -> list[str]:
         and name  # not the model itself
         and not isinstance(module, PassThrough)
     ]
-
-
-@torch.no_grad()
-def materialize(model: nn.Module, factory: Callable[[], nn.Module], device: torch.device) -> None:
-    """Allocate a model that is on ``meta``, and initialise its weights (``reset_parameters``).
-
-    The model may be sharded: each module is initialised in full, on every rank that has a shard of it, from a seed of its name
-    (and ``torch.initial_seed()``); then the rank takes its shard. So the weights do not depend on how the model is sharded,
-    and no more than one full module is in memory. Collective, where there is a process group.
-
-    Args:
-        factory: makes such a model, unsharded.
-
-    Raises:
-        UsageError: a module with parameters or buffers of its own has no ``reset_parameters``, or one that leaves some as
-            they were, or initialises them differently on other ranks.
-    """
-    _allocate(model, device)
-    digests: dict[str, Tensor | None] = {}
-    places = dict(model.named_modules())
-    with torch.device("meta"):
-        full = factory()
-    check_structure(full)
-    names = [_joined(name, key) for name, module in full.named_modules() for key in _own_tensors(module)]
-    where: dict[int, list[tuple[str, str]]] = {}  # the modules that have a tensor, of which the first initialises it
-    for name, module in full.named_modules():
-        for key, tensor in _own_tensors(module).items():
-            where.setdefault(id(tensor), []).append((name, key))
-    for name, module in full.named_modules():
-        own = {key: where[id(tensor)] for key, tensor in _own_tensors(module).items()}
-        wanted = {
-            key: [getattr(places[place], its) for place, its in users if hasattr(places.get(place), its)]
-            for key, users in own.items()
-            if users[0] == (name, key)
-        }
-        label = f"{name or 'the model'} ({type(module).__name__})"
-        if wanted and not hasattr(module, "reset_parameters"):
-            with raised_on_all_ranks():  # also where the module is in another stage
-                raise UsageError(f"{label} has no reset_parameters()", fix=_OR_NO_FACTORY)
-        if not any(wanted.values()):  # it is in other stages
-            continue
-        if uninitialised := _initialise(module, name, device):
-            error = UsageError(f"{label}: reset_parameters() does not initialise {uninitialised}", fix=_OR_NO_FACTORY)
-            error.on_all_ranks = not any(isinstance(place, PassThrough) for place in places.values())
-            raise error
-        for key, shards in wanted.items():
-            digests[_joined(name, key)] = digest_of(getattr(module, key))
-            for shard in shards:
-                copy_shard(getattr(module, key), shard)
-        module.to_empty(device=torch.device("meta"), recurse=False)
-    check_digests([(name, digests.get(name)) for name in names], "the weights by reset_parameters()", _ALIKE)
-
-
-def _joined(name: str, key: str) -> str:
-    return f"{name}.{key}" if name else key
-
-
-def _initialise(module: Any, name: str, device: torch.device) -> str | None:
-    """Allocate the module's own tensors, and initialise them. Returns the name of one that is left uninitialised."""
-    module.to_empty(device=device, recurse=False)
-    for tensor in _own_tensors(module).values():
-        _head_of(tensor).fill_(_UNSET)
-    seed, before = _seed_of(name), (random.getstate(), numpy.random.get_state())
-    with torch.random.fork_rng([device], device_type=device.type) if is_gpu(device) else torch.random.fork_rng([]):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        numpy.random.seed(seed % 2**32)
-        module.reset_parameters()
-    random.setstate(before[0])
-    numpy.random.set_state(before[1])
-    tensors = _own_tensors(module).items()
-    return next((key for key, tensor in tensors if tensor.numel() and bool((_head_of(tensor) == _UNSET).all())), None)
-
-
-def _head_of(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1).view(torch.uint8)[:_HEAD]
-
-
-def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
-
-
-def _allocate(model: nn.Module, device: torch.device) -> None:
-    """``to_empty``, which would untie parameters (torch 2.14)."""
-    shared = shared_parameters(model)
-    model.to_empty(device=device)
-    for one in shared:
-        one.tie()
-
-
-def _seed_of(name: str) -> int:
-    digest = hashlib.sha256(f"{torch.initial_seed()} {name}".encode()).digest()
-    return int.from_bytes(digest[:7], "big")
-
-
-def parts_of(batch: Any) -> tuple[Tensor, Tensor]:
-    """A batch's inputs and targets.
-
-    Raises:
-        UsageError: it has another form.
-    """
-    if isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
-        inputs, targets = batch
-        if inputs.dim() and targets.dim() and len(inputs) == len(targets):
-            return inputs, targets
-    raise UsageError(
-        f"a batch of the data is {form_of(batch)}, and has to be two tensors, (inputs, targets), of the same length",
-        fix="make each sample a pair (input, target), or give the task batch_loss, of (model, batch), for batches of any form",
-    )
-
-
-def with_tensors(batch: Any) -> Any:
-    """The batch, which has some.
-
-    Raises:
-        UsageError: it has none, so that nothing could be computed of it on the device.
-    """
-    if next(tensors_in(batch), None) is None:
-        raise UsageError(
-            f"a batch of the data is {form_of(batch)}, and has no tensors",
-            fix="make them in the data set or in collate_fn, for example of texts by a tokenizer",
-        )
-    return batch
-
-
-def micro_batches(batch: Any, count: int) -> list[tuple[Any, int]]:
-    """A batch in so many pieces, each with its number of samples.
-
-    Raises:
-        UsageError: its tensors have no common first dimension by which it could be divided.
-    """
-    try:
-        return pieces(batch, count)
-    except ValueError:
-        raise UsageError(
-            f"--micro-batches {count}: the batch {form_of(batch)} cannot be divided by the first dimension of its tensors",
-            fix="give all its tensors one entry per sample, or drop --micro-batches",
-        ) from None
-
-
-def form_of(value: Any) -> str:
-    """A value's form, in at most 200 characters: ``(float32 [8, 3], {'mask': bool [8]})``."""
-    text = _form_of(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-
-
-def _form_of(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key!r}: {_form_of(one)}' for key, one in itertools.islice(value.items(), _SHOWN))}}}"
-    if isinstance(value, list | tuple):
-        if value and not any(isinstance(one, Tensor | Mapping | list | tuple) for one in value):
-            return f"a {type(value).__name__} of {len(value)} {type(value[0]).__name__}"
-        ends = "()" if isinstance(value, tuple) else "[]"
-        return f"{ends[0]}{', '.join(map(_form_of, value[:_SHOWN]))}{ends[1]}"
-    return f"of type {type(value).__name__}"

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel import precision
+from runner.parallel.batch_forms import micro_batches
 from runner.parallel.gradients import clip_gradients, own_gradients
 from runner.parallel.same_start import broadcast, check_digests, digest_of
 from runner.parallel.settings import ParallelSettings
@@ -29,7 +30,7 @@ from runner.parallel.state import (
 )
 from runner.parallel.step_loss import StepLoss
 from runner.parallel.support import described, is_about_the_model
-from runner.parallel.task import Task, closures_refused, micro_batches
+from runner.parallel.task import Task, closures_refused
 from runner.parallel.trees import map_tensors
 from runner.versions.torch_private import multiply, overflows
 

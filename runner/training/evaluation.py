@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from runner.base.errors import raised_on_all_ranks
-from runner.parallel.task import Best, form_of
+from runner.parallel.batch_forms import form_of
+from runner.parallel.task import Best
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import length_of_batch, tensors_in, to_device
 from runner.training.data.evaluation_data import evaluation_batches, evaluation_loader

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from runner.base.errors import UsageError
-from runner.parallel.task import Best, Task, WeightedLoss, counts_itself, form_of, members_of, parts_of, weighted
+from runner.parallel.batch_forms import form_of, parts_of
+from runner.parallel.task import Best, Task, WeightedLoss, counts_itself, members_of, weighted
 from runner.training.run import Run
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.parallel.batch_forms import form_of
 from runner.parallel.state import full_tensor
-from runner.parallel.task import form_of
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import map_tensors
 

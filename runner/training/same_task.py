@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
-from runner.parallel.task import Plan, Task, parts_of, with_tensors
+from runner.parallel.batch_forms import parts_of, with_tensors
+from runner.parallel.task import Plan, Task
 from runner.rendezvous.records.topology import ranks_text
 from runner.training.data.samples import Look, Sketch, look_at
 from runner.training.data.source import order_of, source_of, test_source

@@ -18,12 +18,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from runner.backends.timing import synchronize
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel import Setting
+from runner.parallel.batch_forms import parts_of
 from runner.parallel.pipeline.stages import balanced, segments, submodel
 from runner.parallel.settings import SCHEDULES
 from runner.parallel.sharded import ShardedTrainer, materialize_sharded, on_meta, parallelize
 from runner.parallel.state import StateDict, full_tensor, merged, restricted
 from runner.parallel.step_loss import StepLoss
-from runner.parallel.task import Task, parts_of
+from runner.parallel.task import Task
 from runner.parallel.tied import NOT_ALIKE, Tied, placements_of, untie
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import to_device

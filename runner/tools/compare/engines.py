@@ -18,12 +18,13 @@ from runner.backends.connection import Buffers, Connection, Finish
 from runner.backends.process_group import with_host_memory
 from runner.backends.registry import backends
 from runner.parallel import Setting, make_trainer, precision
+from runner.parallel.batch_forms import parts_of
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import device_mesh
 from runner.parallel.registry import traits_of
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.support import results
-from runner.parallel.task import Task, parts_of
+from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 from runner.tools.compare.choices import ALONE, BARE, LIBRARIES, Choice
 from runner.tools.costs.collectives import all_reduce

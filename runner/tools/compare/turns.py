@@ -24,9 +24,10 @@ from runner.backends.gpu import is_gpu
 from runner.backends.timing import largest, seconds_per_call, synchronize
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.launch.launcher_processes import on_terminal
+from runner.parallel.batch_forms import parts_of
 from runner.parallel.state import full_tensor
 from runner.parallel.support import described
-from runner.parallel.task import Task, parts_of
+from runner.parallel.task import Task
 from runner.parallel.trees import to_device
 from runner.tools.compare.choices import ALONE, Choice
 from runner.tools.compare.engines import Engine, build

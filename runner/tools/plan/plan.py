@@ -128,7 +128,7 @@ class _Planner:
     def __init__(self, job: Job, workload: str, wanted: Mapping[str, Any], given: Given) -> None:
         import torch
 
-        from runner.parallel.task import parts_of
+        from runner.parallel.batch_forms import parts_of
         from runner.tools.plan.capturing import capture
         from runner.tools.plan.optimizers import state_rule
         from runner.tools.plan.tracing import Tracer

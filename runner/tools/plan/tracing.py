@@ -23,12 +23,13 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_c
 
 from runner.base.errors import UsageError
 from runner.parallel import precision
+from runner.parallel.batch_forms import parts_of
 from runner.parallel.layers import prepare
 from runner.parallel.pipeline.stages import segments, submodel
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.sharded import loss_context, shard_layers
 from runner.parallel.support import check_steps, described, kinds_of, results
-from runner.parallel.task import Task, parts_of
+from runner.parallel.task import Task
 from runner.parallel.trees import to_device
 from runner.tools.costs.collectives import bytes_sent
 from runner.tools.plan.as_on_gpu import as_on_gpu

@@ -18,10 +18,11 @@ from torch.utils.data import TensorDataset
 
 from runner.base.errors import UsageError
 from runner.parallel import Setting, support
+from runner.parallel.materialize import materialize
 from runner.parallel.pipeline.stages import submodel
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.support import ParameterKind, supported_by
-from runner.parallel.task import Plan, Task, materialize
+from runner.parallel.task import Plan, Task
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import to_device
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from runner.parallel.task import parts_of
+from runner.parallel.batch_forms import parts_of
 from runner.training.data.samples import Look, Sketch, look_at
 from runner.training.data.source import Source
 
