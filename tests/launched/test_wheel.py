@@ -1,47 +1,105 @@
-"""A wheel made from the repository holds all that is needed."""
+"""A wheel and an sdist made from the repository hold all that is needed, each in an environment that has nothing else of it."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 from tests.launching import ROOT, ok, run
 
+PACKAGES = ("runner", "workloads", "mpi_scripts")
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+BUILD_SDIST = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
 
-def test_a_wheel_installs_and_runs_outside_the_checkout(tmp_path: Path) -> None:
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    ok(run(*pip, "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "-w", str(tmp_path)))
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
+
+@dataclass(frozen=True)
+class Installed:
+    """The project in an environment of its own."""
+
+    environment: Path
+    wheel: Path
+
+    def run(self, program: str, *arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        return ok(run(str(self.environment / "bin" / program), *arguments, cwd=cwd, **environment))
+
+
+def sources(folder: Path) -> Path:
+    """A copy of what packages are made of, so that nothing is left of an earlier build."""
+    left_out = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, folder / name, ignore=left_out)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def make_wheel(source: Path, folder: Path) -> Path:
+    ok(run(*PIP, "wheel", str(source), "--no-deps", "--no-build-isolation", "-w", str(folder)))
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def install(wheel: Path, environment: Path) -> Installed:
+    """Into an empty environment, which finds torch and the others where the tests have them."""
+    venv.create(environment)
+    ok(run(*PIP, "--python", str(environment / "bin" / "python"), "install", "--no-deps", "--no-index", str(wheel)))
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    return Installed(environment, wheel)
+
+
+@pytest.fixture(scope="module", params=["wheel", "sdist"])
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp(request.param)
+    source = sources(folder / "source")
+    if request.param == "sdist":
+        ok(run(sys.executable, "-c", BUILD_SDIST, str(folder), cwd=source))
+        (source,) = folder.glob("*.tar.gz")
+    return install(make_wheel(source, folder), folder / "environment")
+
+
+def test_every_file_is_there(installed: Installed) -> None:
+    expected = {
+        path.relative_to(ROOT).as_posix()
+        for name in PACKAGES
+        for path in (ROOT / name).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {
+        "runner/py.typed",
+        "runner/__init__.pyi",
+        "workloads/data/digits.csv.gz",
+        "mpi_scripts/slurm_srun.sh",
+    } <= expected
+    with zipfile.ZipFile(installed.wheel) as archive:
         names = set(archive.namelist())
-    assert {"workloads/data/digits.csv.gz", "workloads/data/digits.txt", "mpi_scripts/slurm_srun.sh"} <= names
+    assert expected == {name for name in names if name.startswith(tuple(f"{one}/" for one in PACKAGES))}
     assert any(name.endswith("licenses/workloads/data/digits.txt") for name in names)
-    site = tmp_path / "site"
-    ok(run(*pip, "install", "--no-deps", "--target", str(site), str(wheel)))
+
+
+def test_it_is_what_runs(installed: Installed, tmp_path: Path) -> None:
     code = "import runner, workloads.mnist; print(runner.__file__)"
-    where = ok(run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(site))).stdout.strip()
-    assert Path(where).is_relative_to(site)
-    done = ok(run(sys.executable, "-m", "runner", "explain", cwd=tmp_path, PYTHONPATH=str(site)))
-    assert "single process" in done.stdout
+    where = installed.run("python", "-c", code, cwd=tmp_path).stdout.strip()
+    assert Path(where).is_relative_to(installed.environment)
+    assert "usage: " in installed.run("torch-mpi-runner", "--help", cwd=tmp_path).stdout
+    assert "single process" in installed.run("python", "-m", "runner", "explain", cwd=tmp_path).stdout
+    script = ("jobscript", "--scheduler", "lsf", "explain")
+    assert "jsrun" in installed.run("python", "-m", "runner", *script, cwd=tmp_path).stdout
+
+
+def test_the_console_script_runs_beside_a_runner_of_the_users(installed: Installed, tmp_path: Path) -> None:
     (tmp_path / "runner.py").write_text("raise SystemExit('it was imported')\n")
-    console = str(site / "bin" / "torch-mpi-runner")
-    done = ok(run(sys.executable, console, "explain", cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{site}"))
+    done = installed.run("torch-mpi-runner", "explain", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert "single process" in done.stdout
-    (tmp_path / "runner.py").unlink()
-    script = ok(
-        run(
-            sys.executable,
-            "-m",
-            "runner",
-            "jobscript",
-            "--scheduler",
-            "lsf",
-            "explain",
-            cwd=tmp_path,
-            PYTHONPATH=str(site),
-        )
-    )
-    assert "jsrun" in script.stdout
-    mnist = ("workloads.mnist", "--data", "digits", "--max-steps", "3")  # the digits come with it
-    ok(run(sys.executable, "-m", "runner", *mnist, cwd=tmp_path, PYTHONPATH=str(site)))
+
+
+def test_the_digits_come_with_it(installed: Installed, tmp_path: Path) -> None:
+    installed.run("python", "-m", "runner", "workloads.mnist", "--data", "digits", "--max-steps", "3", cwd=tmp_path)
