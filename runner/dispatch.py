@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from runner.backends.process_group import limit_when_imported, prepare_backends, start_process_group
 from runner.backends.registry import backends
 from runner.base.collector import freeze, freeze_before_program
-from runner.base.environment import set_variables
+from runner.base.environment import set_missing, set_variables
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.streams import as_python_has_them
 from runner.command import Given, Request
@@ -25,7 +25,7 @@ from runner.torchrun.own_modules import find_first_workloads, hide_own_modules
 from runner.torchrun.served_store import serve_own_endpoint_only
 from runner.torchrun.standby import wait_until_needed
 from runner.torchrun.store import serve_when_needed
-from runner.torchrun.variables import settings, torchrun_variables
+from runner.torchrun.variables import accelerate_variables, settings, torchrun_variables
 from runner.versions.features import need, number_of, untried
 from runner.versions.torch_private import COMPILER
 
@@ -53,6 +53,7 @@ def dispatch(target: Target, request: Request, job: Job) -> None:
         _run_workload(target.name, request.given, job)
     else:
         set_variables(torchrun_variables(job))
+        set_missing(accelerate_variables(job))
         _check_backend(job)
         serve_when_needed(job)
         prepare_backends(job)

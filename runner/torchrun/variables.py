@@ -91,6 +91,12 @@ def torchrun_variables(job: Job) -> dict[str, str]:
     )
 
 
+def accelerate_variables(job: Job) -> dict[str, str]:
+    """Without them Hugging Face's Accelerate (1.15) trains on each rank alone where ranks compute on CPUs, under torchrun, too."""
+    is_on_cpus = job.size > 1 and job.placement.torch_device == "cpu"
+    return {"ACCELERATE_USE_CPU": "1"} if is_on_cpus else {}
+
+
 def _error_file() -> str:
     """Where torch's ``@record`` leaves what it knows of an exception; "" (nowhere) if no folder can be made."""
     try:
