@@ -9,6 +9,7 @@ release = version = runner.__version__
 extensions = ["myst_parser"]
 exclude_patterns = ["_build"]
 nitpicky = True
+smartquotes_action = "q"  # quotes and apostrophes only: -- begins an option
 highlight_language = "text"  # of listings that name none: what a program prints
 
 myst_heading_anchors = 4  # as GitHub makes them; a link to one that is not there is a warning, and so an error
@@ -27,6 +28,5 @@ html_theme_options = {
     "show_toc_level": 2,
     "footer_start": [],
     "footer_end": [],
-    "article_footer_items": ["prev-next"],
 }
 html_sidebars = {"index": []}
