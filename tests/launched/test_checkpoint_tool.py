@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from runner.training.checkpoint.checkpoint_folder import link_best
 from tests.launching import RUNNER, ok, run
 from tests.results import refused
 from tests.turns import Turns
@@ -63,6 +64,19 @@ def test_what_is_listed_verified_and_removed(checkpoint: Checkpoint, turns: Turn
     folder.rename(tmp_path / "step-7")
     listed = ok(run(*RUNNER, "checkpoint", "ls", str(tmp_path / "step-7"))).stdout
     assert [line.split()[0] for line in listed.splitlines() if line.startswith("step-")] == ["step-4", "step-3"]
+
+
+def test_the_best_is_marked_and_stays(checkpoint: Checkpoint, turns: Turns, tmp_path: Path) -> None:
+    ok(turns(1, "workloads.linear", *STEPS, f"--checkpoint-dir={tmp_path}"))
+    link_best(tmp_path / "step-2")
+    listed = ok(checkpoint("ls", tmp_path)).stdout.splitlines()
+    assert [line.split()[0] for line in listed if line.rstrip().endswith(", the best")] == ["step-2"]
+    assert ok(checkpoint("prune", tmp_path, "--keep", "1")).stdout == f"removed {tmp_path / 'step-3'}\n"
+    assert (tmp_path / "best").resolve() == tmp_path / "step-2"
+
+
+def test_a_file_of_weights_has_the_name_of_its_format(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    refused(checkpoint("export", tmp_path, tmp_path / "best.pt"), "name it best.safetensors")
 
 
 def test_weights_that_do_not_fit_are_refused(checkpoint: Checkpoint, turns: Turns, tmp_path: Path) -> None:

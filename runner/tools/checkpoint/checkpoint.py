@@ -3,7 +3,7 @@
     python -m runner checkpoint ls runs/mnist               step, size and age
     python -m runner checkpoint verify runs/mnist           compare checksums
     python -m runner checkpoint export runs/mnist FILE      the newest's weights
-    python -m runner checkpoint prune runs/mnist --keep 1   remove the others
+    python -m runner checkpoint prune runs/mnist --keep 1   remove the others, but the best
 
 A checkpoint that several ranks wrote is read by one process here. Exported weights come back with ``--weights FILE``.
 """
@@ -30,7 +30,7 @@ def checkpoint(job: Job, argv: list[str]) -> None:
         ("ls", _list, "list the checkpoints of a folder"),
         ("verify", _verify, "compare every file with its checksum; exit code 1 if one differs"),
         ("export", _export, "write the weights as one safetensors file"),
-        ("prune", _prune, "remove all but the newest that are intact"),
+        ("prune", _prune, "remove all but the newest that are intact, and the best"),
     ):
         command = commands.add_parser(name, help=title, description=title)
         command.add_argument("folder", type=nonempty_path, metavar="DIR", help="of a training, or one checkpoint in it")
@@ -51,9 +51,9 @@ def checkpoint(job: Job, argv: list[str]) -> None:
 
 
 def _list(given: argparse.Namespace) -> None:
-    from runner.training.checkpoint.checkpoint_folder import read_manifest
+    from runner.training.checkpoint.checkpoint_folder import best_in, read_manifest
 
-    rows = []
+    rows, best = [], best_in(given.folder)
     for path in _found(given.folder, also_damaged=True):
         try:
             saved, sums = read_manifest(path)
@@ -66,7 +66,8 @@ def _list(given: argparse.Namespace) -> None:
             Row(
                 path.name,
                 "ok",
-                f"{saved.workload}, epoch {saved.position.epoch}, {size / 1e6:.1f} MB in {len(sums)} files, {age:.0f} min old",
+                f"{saved.workload}, epoch {saved.position.epoch}, {size / 1e6:.1f} MB in {len(sums)} files, {age:.0f} min old"
+                f"{', the best' if path == best else ''}",
             )
         )
     print_rows(rows, "checkpoint", f"in {given.folder}")
@@ -88,16 +89,22 @@ def _export(given: argparse.Namespace) -> None:
     from runner.training.checkpoint.weights import write_weights
     from runner.training.checkpoint.writing import writing
 
+    file: Path = given.file
+    if file.suffix in (".pt", ".pth", ".bin", ".ckpt"):
+        raise UsageError(
+            f"{file} would be of safetensors' format, which torch.load does not read",
+            fix=f"name it {file.stem}.safetensors, and read it by safetensors.torch.load_file",
+        )
     weights = model_weights(given.folder)
-    with writing(given.file):
-        write_weights(given.file, weights)
-    print(f"{len(weights)} tensors in {given.file}")
+    with writing(file):
+        write_weights(file, weights)
+    print(f"{len(weights)} tensors in {file}")
 
 
 def _prune(given: argparse.Namespace) -> None:
-    from runner.training.checkpoint.checkpoint_folder import remove
+    from runner.training.checkpoint.checkpoint_folder import best_in, remove
 
-    kept = 0
+    kept, best = 0, best_in(given.folder)
     for path in _found(given.folder):
         if kept < given.keep:
             try:
@@ -105,7 +112,7 @@ def _prune(given: argparse.Namespace) -> None:
                 kept += 1
             except UsageError as error:
                 print(f"not counted: {error.message}", file=sys.stderr)
-        else:
+        elif path != best:
             remove(path)
             print(f"removed {path}")
 
