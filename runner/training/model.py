@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ class Model:
     Attributes:
         name: its own among the models of the script.
         trainer: by which the strategy trains it.
+        has_gradients: whether there was a ``backward()`` since the last ``step()``.
     """
 
     def __init__(
@@ -42,8 +43,16 @@ class Model:
         """
         self.name, self.trainer, self._noted, self._check = name, trainer, noted, check
         self._loss: Tensor  # of the newest backward pass
-        self._has_gradients = False  # of the step that is being computed
+        self.has_gradients = False
         self._is_frozen = False
+
+    if not TYPE_CHECKING:  # a type checker names what is missing itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"a prepared model has no {name}: model.module is the module, with this rank's parameters; "
+                "with model.evaluating() as predict: … is its evaluation"
+            )
 
     @property
     def module(self) -> nn.Module:
@@ -95,9 +104,9 @@ class Model:
                 f"the loss of {self.name} is {form_of(loss)}{'' if isinstance(loss, Tensor) and loss.requires_grad else ', without a gradient'}",
                 fix="make it one number, for example by .mean(), that was computed by the model",
             )
-        if not self._has_gradients:
+        if not self.has_gradients:
             self.trainer.optimizer.zero_grad()
-            self._has_gradients = True
+            self.has_gradients = True
         self.trainer.backward_from(loss)
         self._loss = loss.detach()
         self._noted(self._loss)
@@ -109,13 +118,16 @@ class Model:
             UsageError: there was no ``backward()`` since the last step.
             RunnerError: with ``--check-finite``, the loss or a gradient is not finite on some rank.
         """
-        if not self._has_gradients:
-            raise UsageError(f"step() of {self.name} without backward() before", fix="call model.backward(loss) first")
+        if not self.has_gradients:
+            raise UsageError(
+                f"step() of {self.name} without backward() before",
+                fix="call model.backward(loss) first, in the place of loss.backward()",
+            )
         self.trainer.finish_gradients()
         if self._check is not None:
             self._check(self._loss)
         self.trainer.update()
-        self._has_gradients = False
+        self.has_gradients = False
 
     def train_step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """A whole step by the loss that ``prepare()`` was given, in micro-batches if the settings say so. Collective.

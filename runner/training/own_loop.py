@@ -85,7 +85,7 @@ class OwnLoop:
         check_stateful(own, "register")
         self._own.update(own)
 
-    def batches(self, data: Any) -> Iterator[Any]:
+    def batches(self, data: Any, collate_fn: Callable[[list[Any]], Any] | None) -> Iterator[Any]:
         """See ``Run.batches``."""
         self._check_before("batches()")
         run, settings = self._run, self._settings
@@ -102,6 +102,7 @@ class OwnLoop:
                 batch_loss=_no_loss,
                 optimizer=first.optimizer,
                 train_data=data,
+                collate_fn=collate_fn,
                 is_classification=False,
             )
             source = replace(source_of(task), drop_last=True)  # the script's own mean over a batch weighs ranks alike
@@ -115,6 +116,7 @@ class OwnLoop:
             with training.begun(see_that_own):
                 for batch in training.batches():
                     yield batch.value
+                    self._check_stepped()
             training.result()
 
     def log(self, values: Mapping[str, float | Tensor]) -> None:
@@ -128,6 +130,15 @@ class OwnLoop:
     def stop(self) -> None:
         """See ``Run.stop``."""
         self._in_training("stop()").stop()
+
+    def _check_stepped(self) -> None:
+        """A checkpoint holds no gradients, and a loop that has forgotten the step would train nothing."""
+        for name, (model, _) in self._models.items():
+            if model.has_gradients:
+                raise UsageError(
+                    f"the batch is over, and {name} has had backward() without step()",
+                    fix="call model.step() once for each batch, after one backward() or several",
+                )
 
     def _note_loss(self, loss: Tensor) -> None:
         if self._training is not None:

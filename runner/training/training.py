@@ -29,7 +29,7 @@ from runner.training.hooks.hooks import Hooks
 from runner.training.hooks.metrics import MetricsHook
 from runner.training.hooks.saving import SavingHook
 from runner.training.hooks.state import Hook, State
-from runner.training.metrics.meter import Meter
+from runner.training.metrics.meter import Meter, number_of
 from runner.training.metrics.profile import profiled
 from runner.training.preemption import listening
 from runner.training.replicas import Replicas
@@ -218,7 +218,7 @@ class Training:
         """Numbers of this step, in the place of others of the same names."""
         self._meter.note({name: value for name, value in values.items() if name != "loss"})
         if "loss" in values:
-            self.loss, self._fresh = torch.as_tensor(values["loss"], device=self._run.device).detach(), False
+            self.loss, self._fresh = number_of("loss", values["loss"], self._run.device), False
 
     def stop(self) -> None:
         """This rank asks for the end of the training after this step, with a checkpoint."""

@@ -116,7 +116,7 @@ class TrainingRun(Run):
         """
         self._own.register(own)
 
-    def batches(self, data: Any) -> Iterator[Any]:
+    def batches(self, data: Any, *, collate_fn: Callable[[list[Any]], Any] | None = None) -> Iterator[Any]:
         """This rank's batches of all epochs that are left, on its device; around each step what ``fit`` does, too.
 
         The first call of the iterator restores the checkpoint that ``resume`` names. Random numbers are seeded before each batch from
@@ -125,12 +125,13 @@ class TrainingRun(Run):
 
         Args:
             data: as ``Task.train_data``.
+            collate_fn: as ``Task.collate_fn``: makes a batch of a list of samples of a ``Dataset``.
 
         Raises:
-            UsageError: nothing is prepared, or the data cannot be shared among the ranks.
+            UsageError: nothing is prepared, the data cannot be shared among the ranks, or a batch ends without ``step()``.
             Preempted: a signal or the time limit has ended the training early; it is saved.
         """
-        return self._own.batches(data)
+        return self._own.batches(data, collate_fn)
 
     def log(self, **values: float | Tensor) -> None:
         """Note numbers of this step, which are written as their means over the ranks. ``loss`` is the one that is printed.

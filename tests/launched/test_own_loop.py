@@ -82,6 +82,8 @@ def test_a_rank_that_raises_ends_the_job(way: str, tmp_path: Path) -> None:
         ("step", "backward()"),
         ("loss", "one number"),
         ("no loss", "run.log(loss=…)"),
+        ("forgotten", "model has had backward() without step(); call model.step() once for each batch"),
+        ("text", "run.log(right=…): the value is of type str; log real numbers"),
         ("names", "the ranks log different numbers"),
     ],
 )
@@ -91,6 +93,12 @@ def test_what_is_wrong_is_one_line(wrong: str, told: str, tmp_path: Path) -> Non
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert told in done.stderr
+
+
+def test_what_a_prepared_model_lacks_is_told(tmp_path: Path) -> None:
+    done = run(*PYTHON, SCRIPT, "--wrong", "eval", cwd=tmp_path)
+    assert "AttributeError: a prepared model has no eval: " in done.stderr
+    assert "model.evaluating()" in done.stderr
 
 
 def test_options_that_it_does_not_have_are_refused_and_check_finite_ends_it(tmp_path: Path) -> None:

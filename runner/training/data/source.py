@@ -159,8 +159,8 @@ def with_batch_of(source: Source, options: Any) -> Any:
     if name is not None:
         makes = "the batches" if size is None else f"batches of {size} on each rank"
         raise UsageError(
-            f"--{name.replace('_', '-')} {options.given[name]} is given, and the task's DataLoader makes {makes}: the loader's count",
-            fix="leave the option out, or give the task the Dataset itself",
+            f"--{name.replace('_', '-')} {options.given[name]} is given, and the DataLoader makes {makes}: the loader's count",
+            fix="leave the option out, or give the Dataset itself, and its collate_fn beside it",
         )
     if size is None:
         return options

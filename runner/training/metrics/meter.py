@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.parallel.batch_forms import form_of
 from runner.parallel.task import Task
 from runner.training.checkpoint.checkpoint_folder import Position
 from runner.training.metrics.sinks import StepRecord
@@ -21,6 +22,24 @@ from runner.training.metrics.usage import UsageReader
 from runner.training.run import Run
 
 _PRIME = 999_983  # of some 6 digits: squares of it, added up over 8,000 ranks, are exact in double precision
+
+
+def number_of(name: str, value: float | Tensor, device: torch.device) -> Tensor:
+    """What is logged, as a scalar on the device.
+
+    Raises:
+        UsageError: it is no real number.
+    """
+    try:
+        number = torch.as_tensor(value, device=device).detach()
+        if number.numel() == 1 and not number.is_complex():
+            return number.reshape(())
+    except (TypeError, ValueError, RuntimeError):
+        pass  # such as a text
+    raise UsageError(
+        f"run.log({name}=…): the value is {form_of(value)}",
+        fix="log real numbers: floats, or tensors of one element, as of .mean()",
+    )
 
 
 class Summed(Protocol):
@@ -65,8 +84,7 @@ class Meter:
 
     def note(self, values: Mapping[str, float | Tensor]) -> None:
         """More numbers of this step, in the place of others of the same names."""
-        device = self.run.device
-        self._noted |= {name: torch.as_tensor(value, device=device).detach() for name, value in values.items()}
+        self._noted |= {name: number_of(name, value, self.run.device) for name, value in values.items()}
 
     def add(self, loss: Tensor, position: Position, lr: float) -> None:
         """A step is done, and counted in the position."""

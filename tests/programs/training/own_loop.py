@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 import runner
 
@@ -33,6 +33,10 @@ class Points(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(index)
         return {"name": f"point {index}", "point": torch.randn(8, generator=generator), "label": index % 3}
+
+
+def collate(points: list[dict[str, Any]]) -> dict[str, Any]:
+    return {**default_collate(points), "count": len(points)}
 
 
 class Seen:
@@ -66,7 +70,7 @@ def main() -> None:
         run.log(loss=1.0)
     seen = Seen()
     run.register(seen=seen)
-    for batch in run.batches(Points()):
+    for batch in run.batches(Points(), collate_fn=collate):
         if options.wrong == "no loss":
             continue
         if options.wrong == "step":
@@ -76,11 +80,16 @@ def main() -> None:
         if options.wrong == "nan" and run.rank:
             loss = loss * torch.nan
         model.backward(outputs if options.wrong == "loss" else loss)
-        model.step()
+        if options.wrong != "forgotten":
+            model.step()
+        if options.wrong == "text":
+            run.log(right="all")  # type: ignore[arg-type]  # is refused
+        if options.wrong == "eval":
+            model.eval()  # type: ignore[attr-defined]  # a prepared model has none
         if run.step or not (options.wrong == "names" and run.rank):
             run.log(loss=loss, right=(outputs.argmax(1) == batch["label"]).double().mean())
         seen.labels.update(batch["label"].tolist())
-        assert len(batch["name"]) == len(batch["label"])
+        assert len(batch["name"]) == len(batch["label"]) == batch["count"]
         if options.wrong == "killed" and run.step == 5:
             os.kill(os.getpid(), signal.SIGTERM)
         if options.wrong == "raises" and run.step == 3 and run.rank == run.size - 1:

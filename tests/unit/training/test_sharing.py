@@ -351,7 +351,7 @@ def test_the_batch_size_of_a_loader_counts() -> None:
     given = source(train_data=DataLoader(plain(8), 4))
     assert with_batch_of(given, Settings(batch_size=32)).batch_size == 4
     both = Settings(batch_size=16, given={"batch_size": 16})
-    with pytest.raises(UsageError, match=r"--batch-size 16 is given, and the task's DataLoader makes batches of 4"):
+    with pytest.raises(UsageError, match=r"--batch-size 16 is given, and the DataLoader makes batches of 4"):
         with_batch_of(given, both)
     assert with_batch_of(source(train_data=plain(8)), both) is both
     with pytest.raises(UsageError, match="--micro-batches 3 does not divide"):
