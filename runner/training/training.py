@@ -229,7 +229,9 @@ class Training:
         step = self.position.step
         result = Result(step, self._meter.overall(), *(self.evaluation or (None, None, {})))
         checkpoint = self._options.checkpoint_dir / name_of(step)
-        self._run.print(summary(self._run, result, self._task, self._options, checkpoint))
+        best = self._checkpoints.best_text
+        text = summary(self._run, result, self._task, self._options, checkpoint)
+        self._run.print(f"{text}\nbest        {best}" if best else text)
         return result
 
     def nothing_left(self) -> Result:

@@ -134,7 +134,8 @@ class TrainingRun(Run):
         return self._own.batches(data, collate_fn)
 
     def log(self, **values: float | Tensor) -> None:
-        """Note numbers of this step, which are written as their means over the ranks. ``loss`` is the one that is printed.
+        """Note numbers of this step, which are written as their means over the ranks. ``loss`` is printed with each
+        epoch, and so are those named ``val_…`` of its last step.
 
         All ranks log the same names in the same steps; without ``loss`` that of the step's first ``backward()`` is taken.
         """

@@ -43,12 +43,13 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(ranks: int, layout: str, 
     """The first half of the steps learns, the second one forgets."""
     folder = tmp_path / "run"
     best_of_loss = ["--keep-best=loss", "--total", "--evaluate-every=3", "--save-every=2steps", "--keep=1"]
-    ok(turns(ranks, *JOB, *layout.split(), *best_of_loss, "--epochs=2", f"--checkpoint-dir={folder}"))
+    done = ok(turns(ranks, *JOB, *layout.split(), *best_of_loss, "--epochs=2", f"--checkpoint-dir={folder}"))
     evaluated = {line["step"]: line["val_loss"] for line in metrics(folder) if line["val_loss"] is not None}
     best = min(evaluated, key=lambda step: evaluated[step])
     assert best in (8, 9)
     assert sorted(path.name for path in folder.glob("step-*")) == sorted([f"step-{best}", "step-16"])
     assert (folder / "best").resolve() == folder / f"step-{best}"
+    assert f"\nbest        {folder / f'step-{best}'} (loss {evaluated[best]:.4g})\n" in done.stdout
     ok(turns(1, "checkpoint", "export", str(folder / "best"), str(tmp_path / "best.safetensors")))
     resumed = ["--resume", "--epochs=3", f"--checkpoint-dir={folder}", "--keep-best=loss", "--save-every=end"]
     ok(turns(ranks, *JOB, *layout.split(), *resumed, "--lr=1e-9"))

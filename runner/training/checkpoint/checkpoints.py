@@ -121,6 +121,14 @@ class Checkpoints:
         if self._is_best:
             self._best_number = number
 
+    @property
+    def best_text(self) -> str:
+        """The best checkpoint and its number, as rank 0 knows them; empty if none is kept."""
+        path = checkpoint_folder.best_in(self.options.checkpoint_dir)
+        if self._best is None or self._best_number is None or path is None:
+            return ""
+        return f"{path} ({self._best.name} {self._best_number:.4g})"
+
     def end(self, position: Position) -> None:
         """Write the last checkpoint of a training. Collective.
 
