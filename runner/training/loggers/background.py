@@ -110,11 +110,12 @@ class BackgroundLogger:
 
 @contextlib.contextmanager
 def _registering(found: list[Callable[..., Any]]) -> Iterator[None]:
-    """Collect the exit handlers that are registered meanwhile."""
-    register = atexit.register
+    """Collect the exit handlers that this thread registers meanwhile; those of other threads are not the logger's."""
+    register, own = atexit.register, threading.get_ident()
 
     def collect(function: Callable[..., Any], *arguments: Any, **named: Any) -> Callable[..., Any]:
-        found.append(function)
+        if threading.get_ident() == own:
+            found.append(function)
         return register(function, *arguments, **named)
 
     atexit.register = collect  # type: ignore[assignment]  # until the logger has started, see above

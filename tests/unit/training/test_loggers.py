@@ -239,3 +239,36 @@ def test_an_exit_handler_of_one_that_did_not_end_is_not_called(
     logger.log(1, {})
     assert logger.close()
     assert registered == []
+
+
+def test_an_exit_handler_of_another_thread_is_not_the_loggers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that a thread of the program registers while the logger starts stays, though the logger fails."""
+    import atexit
+
+    registered: list[object] = []
+    monkeypatch.setattr(atexit, "register", registered.append)
+    monkeypatch.setattr(atexit, "unregister", registered.remove)
+    faulty, is_starting, may_start = Faulty(), threading.Event(), threading.Event()
+    faulty.fails_at = 1
+
+    def of_the_program() -> None: ...
+
+    def make() -> Logger:
+        is_starting.set()
+        assert may_start.wait(LIMIT)
+        atexit.register(faulty.close)
+        return faulty
+
+    def meanwhile() -> None:
+        assert is_starting.wait(LIMIT)
+        atexit.register(of_the_program)
+        may_start.set()
+
+    thread = threading.Thread(target=meanwhile)
+    thread.start()
+    logger = BackgroundLogger("--logger mine", make)
+    thread.join()
+    assert registered == [of_the_program, faulty.close]
+    logger.log(1, {})
+    assert logger.close()
+    assert registered == [of_the_program]
