@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.launching import ok
+from tests.launching import folder_of, ok, runner
 from tests.results import losses, metrics, refused
 from tests.turns import Turns
 
@@ -73,3 +74,41 @@ def test_an_epoch_ends_on_all_ranks_with_the_shortest_stream(turns: Turns, tmp_p
 )
 def test_what_cannot_be_shared_is_refused(case: str, more: list[str], text: str, turns: Turns, tmp_path: Path) -> None:
     refused(turns(2, "own_data", "--case", case, "--checkpoint-dir", str(tmp_path), *more), text)
+
+
+def seen(folder: Path) -> dict[int, list[int]]:
+    """The samples of each step on both ranks; of a step that was computed twice those of the second time."""
+    found: dict[int, list[int]] = {}
+    for rank in range(2):
+        lines = [json.loads(line) for line in (folder / f"seen-{rank}").read_text().splitlines()]
+        for step, numbers in dict(lines).items():
+            found[step] = found.get(step, []) + numbers
+    return found
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("case", ["shuffled", "distributed", "stream"])
+def test_a_stateful_loader_gives_each_sample_once_though_a_rank_is_killed(
+    case: str, workers: str, turns: Turns, tmp_path: Path
+) -> None:
+    """In the middle of the second epoch, a step after a checkpoint."""
+    options = [f"--case={case}", f"--loader-workers={workers}", "--save-every=2steps"]
+    ok(turns(2, "stateful_loaders", *options, f"--checkpoint-dir={tmp_path}/whole"))
+    parts = f"--checkpoint-dir={tmp_path}/parts"
+    killed = runner(2, "stateful_loaders", *options, parts, "--killed-at=9", cwd=folder_of("stateful_loaders"))
+    assert killed.returncode == 137
+    assert "rank 1 of 2" in killed.stderr
+    done = ok(turns(2, "stateful_loaders", *options, parts, "--resume"))
+    assert "step-8, step 8, 1 of 2 epochs done" in done.stdout
+    assert "read again" not in done.stdout
+    found = seen(tmp_path / "parts")
+    assert found == seen(tmp_path / "whole")
+    for epoch in (range(1, 7), range(7, 13)):
+        assert sorted(number for step in epoch for number in found[step]) == list(range(46))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+
+
+def test_a_stateful_loader_shuffles_as_torchs_does(turns: Turns, tmp_path: Path) -> None:
+    for case in ("shuffled", "shuffled by torch"):
+        ok(turns(2, "stateful_loaders", f"--case={case}", f"--checkpoint-dir={tmp_path}/{case}"))
+    assert seen(tmp_path / "shuffled") == seen(tmp_path / "shuffled by torch")

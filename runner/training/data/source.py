@@ -35,6 +35,7 @@ from runner.training.data.streams import Agree, StreamFeed, StreamShare
 from runner.training.run import Run
 from runner.training.settings import StepSettings
 
+_STATEFUL = "torchdata.stateful_dataloader.sampler"
 _OF_READING = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "worker_init_fn")
 
 
@@ -133,11 +134,18 @@ def test_source(task: Task, train: Source) -> Source:
 
 def _sampler_of(loader: DataLoader[Any]) -> Any:
     """The loader's sampler, if it has one that is not in a batch sampler; None for ``shuffle=True``, which is done here."""
-    sampler = loader.sampler
+    sampler: Any = loader.sampler
     is_shuffle = (
-        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+        _is_random_sampler(type(sampler))
+        and not sampler.replacement
+        and sampler.num_samples == len(sampler.data_source)
     )
     return None if _batches_of(loader) is not None or is_shuffle else sampler
+
+
+def _is_random_sampler(kind: type) -> bool:
+    """Whether it is torch's, or torchdata's, which StatefulDataLoader makes for ``shuffle=True``: no class derived from torch's."""
+    return kind is RandomSampler or (kind.__module__, kind.__name__) == (_STATEFUL, "RandomSampler")
 
 
 def _batches_of(loader: DataLoader[Any]) -> Any:
