@@ -12,7 +12,8 @@ from torch import Tensor
 
 from runner.base.errors import UsageError
 from runner.parallel.batch_forms import form_of, parts_of
-from runner.parallel.task import Best, Task, WeightedLoss, counts_itself, members_of, weighted
+from runner.parallel.task import Best, Task, WeightedLoss, counts_itself, weighted
+from runner.training.counting_metrics import results_of
 from runner.training.run import Run
 
 
@@ -111,7 +112,7 @@ class EvaluationSums:
                 total, number = pairs[name]
                 metrics[name] = total / number if number else math.nan
             else:
-                metrics |= _results(name, metric, self._run)
+                metrics |= results_of(name, metric, self._run)
         accuracy = right / predictions if predictions and not without else None
         return Evaluation(loss / weight if weight else math.nan, accuracy, metrics)
 
@@ -157,18 +158,3 @@ def _number_of(name: str, value: Any) -> WeightedLoss:
             f"the metric {name} is {form_of(value)}, and has to be one number, or a pair (sum, weight)",
             fix="return the mean over the batch, or a sum and the number of its parts",
         ) from None
-
-
-def _results(name: str, metric: Any, run: Run) -> dict[str, float]:
-    """What a metric of torchmetrics has found on all data-parallel ranks. Collective."""
-    for one in members_of(metric):
-        one.process_group = run.group()
-    value = metric.compute()
-    found = {f"{name}_{key}": one for key, one in value.items()} if isinstance(value, Mapping) else {name: value}
-    for key, one in found.items():
-        if not isinstance(one, Real) and not (isinstance(one, Tensor) and one.numel() == 1):
-            raise UsageError(
-                f"the metric {key} is {form_of(one)}, and has to be one number",
-                fix="let it average, for example by average='macro'",
-            )
-    return {key: float(one) for key, one in found.items()}

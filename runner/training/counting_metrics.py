@@ -1,0 +1,78 @@
+"""Metrics of torchmetrics, which count by themselves: what they have found on all data-parallel ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.parallel.batch_forms import form_of
+from runner.parallel.task import members_of
+from runner.training.run import Run
+
+# Of a state that is a list: how many tensors it has, and of the first the dtype and the shape; the key names it.
+_Lists = dict[str, "tuple[int, torch.dtype, tuple[int, ...]] | tuple[int, None, None]"]
+
+
+def results_of(name: str, metric: Any, run: Run) -> dict[str, float]:
+    """The numbers of a metric, or of a collection's, by name. Collective.
+
+    Raises:
+        UsageError: one is no number, or cannot be gathered from the ranks.
+    """
+    for one in members_of(metric):
+        one.process_group = run.group()
+        _fill_lists(name, one, run)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The ``compute`` method of metric")  # on a rank that has no test data
+        value = metric.compute()
+    found = {f"{name}_{key}": one for key, one in value.items()} if isinstance(value, Mapping) else {name: value}
+    for key, one in found.items():
+        if not isinstance(one, Real) and not (isinstance(one, Tensor) and one.numel() == 1):
+            raise UsageError(
+                f"the metric {key} is {form_of(one)}, and has to be one number",
+                fix="let it average, for example by average='macro'",
+            )
+    return {key: float(one) for key, one in found.items()}
+
+
+@raised_on_all_ranks()
+def _fill_lists(name: str, metric: Any, run: Run) -> None:
+    """Give each list that the metric keeps as many tensors on all ranks, as torchmetrics gathers one after the other. Collective.
+
+    A rank that has seen fewer batches, or none, gets empty ones.
+
+    Raises:
+        UsageError: they are scalars, of which none is empty.
+    """
+    own = _lists_of(metric)
+    if run.data_size == 1 or not own:
+        return
+    everyone: list[_Lists] = [{} for _ in range(run.data_size)]
+    dist.all_gather_object(everyone, own, group=run.group())
+    for key, (count, *_) in own.items():
+        most, dtype, shape = max((one[key] for one in everyone), key=lambda one: one[0])
+        if not min(one[key][0] for one in everyone) < most:
+            continue
+        if not shape:
+            raise UsageError(
+                f"the metric {name} keeps single numbers ({key}), and the ranks have different counts of them, which torchmetrics cannot gather",
+                fix="give a function of (outputs, targets) that returns a pair (sum, weight)",
+            )
+        empty = torch.empty((0, *shape[1:]), dtype=dtype, device=run.device)
+        getattr(metric, key).extend([empty] * (most - count))
+
+
+def _lists_of(metric: Any) -> _Lists:
+    """Those of its states that are lists of tensors."""
+    found: _Lists = {}
+    for key, state in getattr(metric, "metric_state", {}).items():
+        if isinstance(state, list) and all(isinstance(one, Tensor) for one in state):
+            found[key] = (len(state), state[0].dtype, tuple(state[0].shape)) if state else (0, None, None)
+    return found
