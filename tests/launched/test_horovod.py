@@ -188,6 +188,21 @@ def test_weight_decay_moves_the_weights_no_more_than_under_ddp(trained: Path) ->
     assert losses(trained / "horovod" / "decay") == pytest.approx(losses(trained / "ddp" / "decay"), rel=1e-9)
 
 
+@pytest.mark.parametrize("more", ["", "--micro-batches 2", "--micro-batches 2 --clip-norm 0.05"])
+@pytest.mark.parametrize("case", ["tokens", "means"])
+def test_losses_with_weights_give_what_ddp_gives(case: str, more: str, turns: Turns, tmp_path: Path) -> None:
+    """Ranks have different numbers of tokens, and of the last batch fewer samples than usual, or one rank has none."""
+    options = [f"--case={case}", "--dtype=float64", "--global-batch-size=16", "--lr=0.01", *more.split()]
+    for samples in ("85", "81"):
+        for strategy in STRATEGIES:
+            here = f"--checkpoint-dir={tmp_path}/{strategy}/{samples}"
+            kept = ["--keep-last", f"--samples={samples}", "--epochs=2", f"--strategy={strategy}", here]
+            ok(turns(2, "tree_batches", *options, *kept))
+        horovod, ddp = (losses(tmp_path / strategy / samples) for strategy in ("horovod", "ddp"))
+        assert len(ddp) == 12
+        assert horovod == pytest.approx(ddp, rel=1e-9)
+
+
 def test_a_training_by_one_strategy_goes_on_by_the_other(turns: Turns, tmp_path: Path) -> None:
     by = {"a": ("ddp", "horovod"), "b": ("horovod", "ddp"), "c": ("ddp", "ddp")}
     for part, more in enumerate((["--epochs", "2"], ["--epochs", "4", "--resume"])):
