@@ -28,7 +28,7 @@ from runner.parallel.state import (
     shapes_of,
     state_of,
 )
-from runner.parallel.step_loss import StepLoss
+from runner.parallel.step_loss import LossForm, StepLoss
 from runner.parallel.support import described, is_about_the_model
 from runner.parallel.task import Task, closures_refused
 from runner.parallel.trees import map_tensors
@@ -86,6 +86,7 @@ class Trainer:
         self._device, self._has_stepped = next(model.parameters()).device.type, False
         self.scaler = precision.scaler(options.precision, self._device)
         self._batch_size: int = getattr(options, "batch_size", 1)  # a rank's, which workloads' settings have
+        self._form = LossForm()
         self._factor = 1.0  # of the gradients, up to the optimizer's step
 
     def step(self, batch: Any, check: Callable[[Tensor], None] | None = None, *, samples: int | None = None) -> Tensor:
@@ -110,7 +111,7 @@ class Trainer:
     def backward(self, batch: Any, samples: int | None = None) -> Tensor:
         """Compute the gradients of this rank's batch, averaged over the data-parallel ranks, up to ``update``. Returns the loss."""
         count = self.options.micro_batches
-        step = StepLoss(count, self._batch_size, by_samples=samples is not None)
+        step = StepLoss(count, self._batch_size, self._form, by_samples=samples is not None)
         parts = micro_batches(batch, count)
         # How many samples a batch has its tensors need not tell.
         share = 1.0 if samples is None else samples / sum(length for _, length in parts)
@@ -124,8 +125,10 @@ class Trainer:
         return self._finish(step)
 
     def _finish(self, step: StepLoss) -> Tensor:
-        """A step's loss. Collective where it has weights."""
-        loss, self._factor = step.finished(self.replicas, averages=self.averages)
+        """A step's loss. Collective in the first step, and where it has weights."""
+        is_everywhere = self.averages and self.pipeline is None  # other stages do not come here
+        with raised_on_all_ranks() if is_everywhere else nullcontext():
+            loss, self._factor = step.finished(self.replicas, averages=self.averages)
         return loss
 
     def forward(self, *inputs: Any, **named: Any) -> Any:

@@ -113,7 +113,7 @@ class PipelineTrainer(ShardedTrainer):
         """As in the base class. All stages get the batch, (inputs, targets); the first uses the inputs, the last the targets."""
         assert samples is None, "stages agree on the shapes of a usual batch"
         inputs, targets = parts_of(batch)
-        self._step = StepLoss(self.options.micro_batches, self._batch_size)
+        self._step = StepLoss(self.options.micro_batches, self._batch_size, self._form)
         last = len(self._owners) - 1
         if self.scaler is not None:
             self.scaler.scale(torch.zeros((), device=self._home))  # it has its scale on the stages without a loss, too

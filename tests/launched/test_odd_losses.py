@@ -1,0 +1,53 @@
+"""Losses and metrics that do not fit, on all ranks or on one, are one line each; and ranks without samples take part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launching import folder_of, ok, runner
+from tests.layouts import FSDP
+from tests.results import losses, refused
+from tests.turns import Turns
+
+
+@pytest.mark.parametrize("strategy", ["ddp", FSDP, "zero1"])
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("pair", "the loss of a batch is one number on rank 0 and a pair (sum, weight) on rank 1; return one form"),
+        ("NaN", "the weights of all ranks add up to nan in the first step; return (sum, weight)"),
+        ("negative", "the weights of all ranks add up to -8 in the first step; return (sum, weight)"),
+        ("nothing counts", "the weights of all ranks add up to 0 in the first step; return (sum, weight)"),
+        ("metrics", "the task's metrics are metric_0 on rank 0, metric_1 on rank 1; give all ranks the same"),
+    ],
+)
+def test_what_all_ranks_find(case: str, text: str, strategy: str, turns: Turns, tmp_path: Path) -> None:
+    refused(turns(2, "odd_losses", f"--case={case}", f"--strategy={strategy}", f"--checkpoint-dir={tmp_path}"), text)
+
+
+@pytest.mark.parametrize(
+    ("case", "strategy", "text"),
+    [
+        ("vector", "ddp", ": the loss of a batch is float32 [4], and has to be one real number"),
+        ("later", "ddp", ": the loss of a batch is a pair (sum, weight), and was one number in those before; return"),
+        ("later", "local-sgd", "the loss of a batch is a pair (sum, weight), and was one number in those before"),
+        ("NaN", "local-sgd", "the weights of a batch add up to nan; return (sum, weight)"),
+    ],
+)
+def test_what_one_rank_finds_ends_the_others(case: str, strategy: str, text: str, tmp_path: Path) -> None:
+    options = [f"--case={case}", f"--strategy={strategy}", f"--checkpoint-dir={tmp_path}"]
+    refused(runner(2, "odd_losses", *options, cwd=folder_of("odd_losses")), "rank 1 of 2 on host ", text)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "local-sgd"])
+def test_the_loss_of_a_step_in_which_a_rank_has_no_sample(strategy: str, turns: Turns, tmp_path: Path) -> None:
+    """Of nine samples the second step has one. The weights stay as they are."""
+    options = ["odd_losses", "--samples=9", "--lr=1e-12", "--global-batch-size=8", "--dtype=float64"]
+    found = []
+    for ranks in (1, 2):
+        ok(turns(ranks, *options, f"--strategy={strategy}", f"--checkpoint-dir={tmp_path}/{ranks}"))
+        found.append(losses(tmp_path / str(ranks)))
+    assert len(found[0]) == 2
+    assert found[1] == pytest.approx(found[0], rel=1e-9)
