@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.launching import RUNNER, mpirun, ok
+from tests.launching import BASE_PYTHON, RUNNER, mpirun, ok, packages_without
 from tests.results import metrics, refused
 
 TRAINING = ("workloads.linear", "--batch-size", "64", "--log-every", "4")
@@ -75,12 +75,26 @@ def test_loggers_get_the_same_numbers_and_one_that_fails_ends_nothing(others: st
 
 
 def test_a_server_that_cannot_be_reached_is_told_before_the_training(tmp_path: Path) -> None:
-    uri = "http://127.0.0.1:9"
-    done = mpirun(2, *RUNNER, *TRAINING, "--logger", f"mlflow:{uri}", cwd=tmp_path, MLFLOW_HTTP_REQUEST_MAX_RETRIES="0")
-    refused(done, "--logger mlflow cannot be started: MlflowException: ", "see that what it writes to can be reached")
+    done = mpirun(2, *RUNNER, *TRAINING, "--logger", "mlflow:http://127.0.0.1:9", cwd=tmp_path)
+    refused(done, "--logger mlflow: http://127.0.0.1:9 cannot be reached (", "; start the server, or name the address")
     assert not metrics(tmp_path / "runs" / "linear")
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    done = mpirun(2, *RUNNER, *TRAINING, "--logger", "tensorboard:/proc/board", cwd=tmp_path)
-    refused(done, "--logger tensorboard: cannot write in /proc/board: ", "; name a folder that can be written")
+def test_without_a_login_one_line_says_how_to_get_one(tmp_path: Path) -> None:
+    nobody = {"HOME": str(tmp_path), "WANDB_CONFIG_DIR": str(tmp_path), "WANDB_API_KEY": "", "WANDB_MODE": "online"}
+    done = mpirun(2, *RUNNER, *TRAINING, "--logger", "wandb", cwd=tmp_path, **nobody)
+    refused(done, "--logger wandb: No API key configured.", "; run `wandb login` once, or set WANDB_MODE=offline")
+    assert not metrics(tmp_path / "runs" / "linear")
+
+
+def test_a_package_that_is_missing_is_one_line(tmp_path: Path) -> None:
+    packages = packages_without("tensorboard", tmp_path / "packages")
+    command = [BASE_PYTHON, "-m", "runner", *TRAINING, "--logger", "tensorboard"]
+    done = mpirun(2, *command, cwd=tmp_path, PYTHONPATH=packages)
+    refused(done, "--logger tensorboard needs tensorboard, which is not installed; pip install tensorboard")
+
+
+@pytest.mark.parametrize(("logger", "target"), [("tensorboard", "/proc/board"), ("csv", "/proc/board/metrics.csv")])
+def test_a_folder_that_cannot_be_written_is_one_line(logger: str, target: str, tmp_path: Path) -> None:
+    done = mpirun(2, *RUNNER, *TRAINING, "--logger", f"{logger}:{target}", cwd=tmp_path)
+    refused(done, f"--logger {logger}: cannot write in /proc/board: ", "; name a folder that can be written")

@@ -5,13 +5,18 @@ Without URI it is what MLflow takes by itself (``MLFLOW_TRACKING_URI``). The exp
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Mapping
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
+from runner.base.errors import UsageError
 from runner.training.loggers.logger import LoggedRun
 
 _AT_ONCE = 1000, 100  # values and settings in a request: MLflow's limits
 _EVERY = 5.0  # seconds
+_REACHED = 10.0  # seconds for a connection: MLflow itself tries again for minutes
 
 
 class MLflow:
@@ -21,6 +26,7 @@ class MLflow:
         from mlflow import MlflowClient
 
         self._client = MlflowClient(tracking_uri=run.target or None)
+        _check_reached(self._client.tracking_uri)
         self._run = run.identifier(lambda: self._create(run))
         self._client.update_run(self._run, status="RUNNING")
         self._values: list[tuple[str, float, int, int]] = []
@@ -58,3 +64,21 @@ class MLflow:
             self._client.log_batch(self._run, metrics=[Metric(*one) for one in self._values[: _AT_ONCE[0]]])
             del self._values[: _AT_ONCE[0]]
         self._sent = time.monotonic()
+
+
+def _check_reached(uri: str) -> None:
+    """Connect to a server once, if it is one that is reached without a proxy.
+
+    Raises:
+        UsageError: nothing answers.
+    """
+    scheme, host, port = (parts := urlsplit(uri)).scheme, parts.hostname, parts.port
+    if scheme not in ("http", "https") or not host or (scheme in getproxies() and not proxy_bypass(host)):
+        return
+    try:
+        socket.create_connection((host, port or {"http": 80, "https": 443}[scheme]), _REACHED).close()
+    except OSError as error:
+        raise UsageError(
+            f"--logger mlflow: {scheme}://{host}{f':{port}' if port else ''} cannot be reached ({error})",
+            fix="start the server, or name the address of one that this host reaches",
+        ) from None

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runner.base.environment import set_missing
+from runner.base.errors import UsageError
 from runner.training.loggers.logger import LoggedRun
 
 # Its own limits in seconds, below the runner's, whose message says less. What is not sent at the end is in wandb/, for `wandb sync`.
@@ -24,17 +25,23 @@ class WeightsAndBiases:
         import wandb
 
         entity, _, project = run.target.rpartition("/")
-        self._run: Any = wandb.init(
-            entity=entity or None,
-            project=project or wandb.setup().settings.project or run.workload,
-            name=run.name,
-            id=run.identifier(lambda: secrets.token_hex(4)),
-            resume="allow",
-            dir=str(run.folder),
-            config=dict(run.settings),
-            allow_val_change=True,
-            settings=wandb.Settings(console="off"),  # what rank 0 prints is its own
-        )
+        try:
+            self._run: Any = wandb.init(
+                entity=entity or None,
+                project=project or wandb.setup().settings.project or run.workload,
+                name=run.name,
+                id=run.identifier(lambda: secrets.token_hex(4)),
+                resume="allow",
+                dir=str(run.folder),
+                config=dict(run.settings),
+                allow_val_change=True,
+                settings=wandb.Settings(console="off"),  # what rank 0 prints is its own
+            )
+        except wandb.errors.UsageError as error:  # as without a login
+            raise UsageError(
+                f"--logger wandb: {' '.join(str(error).split())}",
+                fix="run `wandb login` once, or set WANDB_MODE=offline",
+            ) from None
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Hand over values; W&B sends them from a process of its own."""
