@@ -136,7 +136,7 @@ class Board:
 
     @contextmanager
     def training(self, every: int = _EVERY) -> Iterator[Board]:
-        """A training that ends in this context, or fails: not by leaving the program.
+        """A training that ends in this context, fails, or is left by its loop: not by leaving the program.
 
         Args:
             every: steps after which the time that they took is known, if ``complete()`` has not been called before.
@@ -145,7 +145,7 @@ class Board:
         self.enter("warm-up")
         try:
             yield self
-        except Exception:  # any error; not SystemExit, by which a rank leaves early
+        except (Exception, GeneratorExit):  # any error, or a break; not SystemExit, by which a rank leaves early
             self.enter("done")
             raise
         self.enter("done")
