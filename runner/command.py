@@ -107,6 +107,11 @@ class Request:
         """The target's name, where it may be a tool; "" after ``-m`` and others, which never name one."""
         return "" if self.form else self.target
 
+    @property
+    def is_resumable(self) -> bool:
+        """Whether steps that it reports are those of a training that can be resumed: it is no tool."""
+        return self.may_be_workload or bool(self.form) or is_path(self.target)
+
 
 def given_in(words: Sequence[str], before: Mapping[str, Any] = {}, *, target: str = "") -> Given:  # it is not changed
     """What the words after a workload's name give.

@@ -37,7 +37,7 @@ def guard_words(context: LaunchContext, request: Request, way: RendezvousMethod)
         find_siblings=lambda: siblings_of(context),
         is_reporting=context.rank.value == 0,
         is_shown_to_the_end=not any(row.drops_output in context.environment for row in launchers()),
-        how_to_resume="continue from its last checkpoint with --resume" if request.may_be_workload else "",
+        how_to_resume="continue from its last checkpoint with --resume" if request.is_resumable else "",
     )
 
 

@@ -50,9 +50,9 @@ class Console:
         if self._words.is_reporting:
             self.say(text, is_named=False)
 
-    def say_ended(self, name: str, sender: int, *, after_rendezvous: bool) -> None:
+    def say_ended(self, name: str, sender: int, *, has_trained: bool) -> None:
         """Print who ends this rank, by which signal. If the launcher ends all ranks, only one of them prints it."""
-        how_to_resume = f"; {self._words.how_to_resume}" if self._words.how_to_resume and after_rendezvous else ""
+        how_to_resume = f"; {self._words.how_to_resume}" if self._words.how_to_resume and has_trained else ""
         if self.is_launchers(sender):
             if self._words.is_reporting:
                 text = "the job was ended, or another rank has failed (see its message)"

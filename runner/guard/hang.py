@@ -77,11 +77,11 @@ class Patience:
             requests: by which the worker is asked in which collectives it waits.
             in_call: seconds in one call of torch.distributed, such as making a process group, while no rank is outside of one; 0
                 for any number.
-            trains: the program may be a workload, which reports its training.
+            trains: the program may be a workload, which is busy also where it prepares its training.
         """
         self._worker, self._board, self._hang_after, self._save_within = worker, board, hang_after, save_within
         self._in_collective, self._in_call, self._requests = in_collective, in_call, requests
-        self._busy_after = _TOLD * hang_after if trains else 0.0
+        self._busy_after, self._trains = _TOLD * hang_after, trains
         self._looked = self._looked_at_process = self._asked = time.monotonic()
         self._waiting: tuple[Call, ...] | None = None  # the collectives that the worker waits in
         self._call: object = None  # of torch.distributed, in which it is
@@ -158,7 +158,8 @@ class Patience:
             self._collective.see(self._waiting, self._unknown)
             self._in.see(None if self.others_are_busy else self._call, self._unknown)
             self._unknown = 0.0
-        self._outside = self._outside + passed if may_wait and self._call is None else 0.0
+        is_outside = self._trains and may_wait and self._call is None
+        self._outside = self._outside + passed if is_outside else 0.0
 
     def _ask(self, now: float) -> None:
         """Ask the worker from time to time where it is, and take its answer."""

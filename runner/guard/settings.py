@@ -22,7 +22,7 @@ class Words:
     no_rendezvous: Callable[[int | None], str]
     find_siblings: Callable[[], Siblings] = Siblings  # what the other ranks of this host run
     is_reporting: bool  # whether this rank prints what concerns all ranks: one of them does
-    how_to_resume: str  # how to resume a job that was ended; "" if that is not known
+    how_to_resume: str  # how to resume a training that has made steps; "" for a tool's
     is_shown_to_the_end: bool = True  # the launcher shows its ranks' output also after it was told to end
 
 
@@ -35,7 +35,7 @@ class Watched:
     save_within: float = 0.0  # seconds in which a checkpoint is written, or hang_after if that is more
     in_collective: float = 0.0  # seconds in one collective where no steps are reported; 0: forever
     in_call: float = 0.0  # seconds in one call of torch.distributed where no steps are reported and no rank prepares anything; 0: forever
-    trains: bool = False  # whether the target may be a workload, which reports its training
+    trains: bool = False  # whether the target may be a workload, which is busy also where it prepares its training
     launcher: Callable[[], int] = lambda: 0  # the id of the process whose end also ends the ranks, 0 for none
     is_middle: bool = False  # of the line between the guards
     log_folder: Path | None = None  # where the rank's state and output are written

@@ -61,7 +61,7 @@ class Signals:
             self.is_ended_by_launcher = self._console.is_launchers(sender)
             self.first_end = self.first_end or (f"{name_of(number)} from {described(sender)}", name_of(number))
             self._before_telling(self.is_ended_by_launcher)
-            self._console.say_ended(name_of(number), sender, after_rendezvous=bool(worker.rendezvous_at))
+            self._console.say_ended(name_of(number), sender, has_trained=worker.board.read().step > 0)
             if number == signal.SIGTERM and is_notice:  # the worker has not got it yet
                 worker.let_save(number, within=self._script_saves_within)
             elif number == signal.SIGTERM and worker.board.read().is_in_training:

@@ -303,7 +303,7 @@ def test_a_script_that_was_started_again_is_told_to_save_too() -> None:
 
 
 def test_who_ended_it_is_said() -> None:
-    line = "lifeline.tell(Met(None)); print('ready', flush=True); time.sleep(300)"
+    line = "lifeline.tell(Met(None)); lifeline.board.step(1, 9, 1, 1); print('ready', flush=True); time.sleep(300)"
     with guarded(line, watched=f"launcher=lambda: {os.getpid()}") as process:
         worker_of(process)
         assert process.stdout is not None
