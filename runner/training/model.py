@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.job import Job
 from runner.parallel.batch_forms import form_of
 from runner.parallel.state import full_tensor
 from runner.parallel.trainer import Trainer
@@ -32,16 +33,19 @@ class Model:
         self,
         name: str,
         trainer: Trainer,
+        job: Job,
         noted: Callable[[Tensor], None],
         check: Callable[[Tensor], None] | None = None,
     ) -> None:
         """Made by ``Run.prepare``.
 
         Args:
+            job: whose guard is told of each backward pass, and of each batch that is evaluated.
             noted: called with the loss of each backward pass.
             check: called with the newest of them before the optimizer steps; may raise.
         """
-        self.name, self.trainer, self._noted, self._check = name, trainer, noted, check
+        self.name, self.trainer, self._board, self._noted, self._check = name, trainer, job.board, noted, check
+        trainer.on_progress = self._board.go_on
         self._loss: Tensor  # of the newest backward pass
         self.has_gradients = False
         self._is_frozen = False
@@ -108,6 +112,7 @@ class Model:
             self.trainer.optimizer.zero_grad()
             self.has_gradients = True
         self.trainer.backward_from(loss)
+        self._board.go_on()
         self._loss = loss.detach()
         self._noted(self._loss)
 
@@ -191,11 +196,17 @@ class Model:
         module = self.module
         module.eval()
         try:
-            with torch.no_grad():
-                yield lambda *inputs, **named: map_tensors(_as_users_have_it, self._outputs(*inputs, **named))
+            with torch.no_grad(), self._board.during("evaluating"):
+                self._board.enter("warm-up")  # the first batch may compile
+                yield self._evaluated
         finally:
             self.trainer.outputs_are_over()
             module.train()
+
+    def _evaluated(self, *inputs: Any, **named: Any) -> Any:
+        outputs = map_tensors(_as_users_have_it, self._outputs(*inputs, **named))
+        self._board.enter("evaluating")
+        return outputs
 
     def _outputs(self, *inputs: Any, **named: Any) -> Any:
         if self.trainer.pipeline is not None:

@@ -75,7 +75,8 @@ class OwnLoop:
         def check(loss: Tensor) -> None:
             check_finite(self._run, trainer, self.position, loss)
 
-        made = Model(name, trainer, self._note_loss, check if self._settings.check_finite else None)
+        checked = check if self._settings.check_finite else None
+        made = Model(name, trainer, self._run.job, self._note_loss, checked)
         self._models[name] = made, task
         return made
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
-from tests.launching import RUNNER, mpirun_path, ok, path_of, run
-from tests.results import losses, metrics, refused
+from runner.guard.rank_state import read_states
+from tests.launching import RUNNER, clean_environment, finish, mpirun_path, ok, own_lines, path_of, run
+from tests.polling import LIMIT, poll_until
+from tests.results import json_object, losses, metrics, refused
 
 SCRIPT = path_of("own_loop")
 RANKS = [mpirun_path(), "-np", "2"]
@@ -69,6 +74,37 @@ def test_a_rank_that_raises_ends_the_job(way: str, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "rank 1 of 2 on host " in done.stderr
     assert "failed: ValueError: sample 4711 has no label" in done.stderr
+
+
+def test_top_shows_it_and_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
+    log, words = tmp_path / "log", [*RANKS, *RUNNER, "--hang-timeout", "10", "--log-dir", str(tmp_path / "log")]
+    command = [*words, SCRIPT, "--wrong", "sleeps", "--log-every", "1", "--checkpoint-dir", str(tmp_path)]
+    process = subprocess.Popen(command, env=clean_environment(), stdout=PIPE, stderr=PIPE, text=True)
+
+    def all_wait() -> bool:
+        """Rank 1 sleeps in its sixth step, which rank 0 has done."""
+        return [state.step for state in read_states(log)] == [6, 5]
+
+    poll_until(all_wait, LIMIT, "steps 6 and 5", process)
+    found = json_object(ok(run(*RUNNER, "top", "--json", str(log))).stdout)
+    done = finish(process)
+    assert [found[name] for name in ("size", "step", "steps", "epoch")] == [2, 5, 8, 2]
+    assert found["loss"] == pytest.approx(losses(tmp_path)[4])
+    assert found["steps_per_second"] > 0
+    assert done.returncode == 70
+    (line,) = own_lines(done)
+    assert re.search(
+        r"no progress for 10 s, after step [56]: rank 1 on host \S+ in main \(own_loop.py:\d+\); rank 0 waiting in ",
+        line,
+    )
+    assert line.endswith("; continue from its last checkpoint with --resume")
+
+
+@pytest.mark.parametrize(("wrong", "steps"), [("slow", 8), ("break", 5)])
+def test_what_is_no_hang_and_no_early_end(wrong: str, steps: int, tmp_path: Path) -> None:
+    """A step of several backward passes and an evaluation, which take long together; a loop that is left by break."""
+    done = ok(run(*RANKS, *RUNNER, "--hang-timeout", "4", SCRIPT, "--wrong", wrong, cwd=tmp_path))
+    assert len(re.findall(rf"^rank \d: {steps} steps, ", done.stdout, re.MULTILINE)) == 2
 
 
 @pytest.mark.parametrize(

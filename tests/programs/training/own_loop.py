@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -88,10 +89,22 @@ def main() -> None:
             model.eval()  # type: ignore[attr-defined]  # a prepared model has none
         if run.step or not (options.wrong == "names" and run.rank):
             run.log(loss=loss, right=(outputs.argmax(1) == batch["label"]).double().mean())
+        if options.wrong == "slow" and run.step == 5:
+            for _ in range(6):
+                time.sleep(1)
+                model.backward(functional.cross_entropy(model(batch["point"]), batch["label"]))
+            with model.evaluating() as predict:
+                for _ in range(6):
+                    time.sleep(1)
+                    predict(batch["point"])
+        if options.wrong == "break" and run.step == 5:
+            break
         seen.labels.update(batch["label"].tolist())
         assert len(batch["name"]) == len(batch["label"]) == batch["count"]
         if options.wrong == "killed" and run.step == 5:
             os.kill(os.getpid(), signal.SIGTERM)
+        if options.wrong == "sleeps" and run.step == 5 and run.rank == 1:
+            time.sleep(600)
         if options.wrong == "raises" and run.step == 3 and run.rank == run.size - 1:
             raise ValueError("sample 4711 has no label")
         if options.stop_at == run.step + 1:
