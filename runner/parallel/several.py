@@ -77,6 +77,16 @@ class Several(Trainer):
             for name, there in one.copies.items()
         }
 
+    @property
+    def ready(self) -> float | None:
+        """As in the base class: when the first of the models was."""
+        return min((one.ready for one in self._trainers.values() if one.ready is not None), default=None)
+
+    @ready.setter
+    def ready(self, when: float | None) -> None:
+        for trainer in self._trainers.values():
+            trainer.ready = when
+
     def share_buffers(self) -> None:
         """As in the base class."""
         for trainer in self._trainers.values():

@@ -49,7 +49,7 @@ class Trainer:
         period: steps from one average of the replicas to the next; between them they differ, if it is more than one.
         copies: the names of copies of parameters that another pipeline stage has, with the names there; of the full model.
         on_progress: called when a micro-batch is done, or a part of it.
-        ready: when this rank had done of the last step what needs no other one (time.perf_counter()); None if it is not known.
+        ready: when this rank had done of the step what needs no other one (time.perf_counter()); None if it is not known.
     """
 
     is_sharded = False

@@ -62,6 +62,7 @@ class MetricsHook:
         self._board.enter("warm-up")
 
     def begin_step(self) -> None:
+        self._trainer.ready = None
         self._pace.begin()
 
     def see(self, batch: Any) -> None:

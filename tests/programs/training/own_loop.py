@@ -65,6 +65,8 @@ def main() -> None:
     if options.wrong == "nothing":
         next(run.batches(Points()))
     model = run.prepare(net, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    if options.wrong == "late":
+        critic = run.prepare(nn.Linear(8, 1), optimizer=torch.optim.SGD, name="critic")
     if options.wrong == "no state":
         run.register(own=42)  # type: ignore[arg-type]  # is refused
     if options.wrong == "outside":
@@ -76,6 +78,10 @@ def main() -> None:
             continue
         if options.wrong == "step":
             model.step()
+        if options.wrong == "late":
+            time.sleep(0.06 * run.rank)
+            critic.backward(critic(batch["point"]).square().mean())
+            critic.step()
         outputs = model(batch["point"])
         loss = functional.cross_entropy(outputs, batch["label"])
         if options.wrong == "nan" and run.rank:
