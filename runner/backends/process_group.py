@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from datetime import timedelta
 from types import FunctionType
 
@@ -15,13 +16,19 @@ from runner.torchrun.store import serve_store
 from runner.versions import torch_private
 
 _MODULE = "torch.distributed.distributed_c10d"
+_prepared = threading.Event()
 _WITH_HOST_MEMORY = {"nccl": "cpu:gloo,cuda:nccl", "xccl": "cpu:gloo,xpu:xccl"}
 
 
 def prepare_backends(job: Job) -> None:
-    """Make all backends work in this process, which may import torch later. The job's store is served already."""
-    for backend in backends().values():
-        backend.prepare(job)
+    """Make all backends work in this process, which may import torch later. The job's store is served already.
+
+    Done once: a script that calls ``runner.start()`` was prepared as scripts are. (Torch 2.4 refuses to register a backend again.)
+    """
+    if not _prepared.is_set():
+        _prepared.set()
+        for backend in backends().values():
+            backend.prepare(job)
 
 
 def limit_when_imported(job: Job) -> None:
