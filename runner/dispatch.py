@@ -21,7 +21,7 @@ from runner.parallel.mesh import lay_out
 from runner.tools.registry import load_tool, works_alone
 from runner.torchrun.alone import ran_alone
 from runner.torchrun.import_hooks import import_without_collector, when_imported
-from runner.torchrun.own_modules import find_first_workloads, hide_own_modules
+from runner.torchrun.own_modules import find_first_workloads, hide_own_modules, keep_own_modules
 from runner.torchrun.served_store import serve_own_endpoint_only
 from runner.torchrun.standby import wait_until_needed
 from runner.torchrun.store import serve_when_needed
@@ -50,6 +50,7 @@ def dispatch(target: Target, request: Request, job: Job) -> None:
     elif target.kind == "workload":
         put_first_on_path(os.getcwd())
         find_first_workloads()
+        keep_own_modules()
         _run_workload(target.name, request.given, job)
     else:
         set_variables(torchrun_variables(job))

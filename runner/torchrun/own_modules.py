@@ -15,9 +15,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from runner.torchrun.import_hooks import when_imported
 
 _NAME = __name__.partition(".")[0]
 _WORKLOADS = "workloads"
+_SPAWNING = "multiprocessing.spawn"
 _LANDMARK = Path(
     "rendezvous", "methods", "mpi_library.py"
 )  # in every copy of this package, and in no other of its name
@@ -36,6 +40,11 @@ def hide_own_modules() -> None:
 def find_first_workloads() -> None:
     """Let imports find the first ``workloads`` on the path: Python itself takes an installed package before a folder of modules."""
     sys.meta_path.insert(0, _WorkloadsFinder())
+
+
+def keep_own_modules() -> None:
+    """Let the processes that multiprocessing starts anew import this package, too, where another ``runner`` is first on their path."""
+    when_imported(_SPAWNING, lambda: _prepare_spawned(sys.modules[_SPAWNING]))
 
 
 @contextmanager
@@ -99,6 +108,19 @@ class _Loaded(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self.spec  # that of this import is in its place
+
+
+def _prepare_spawned(module: Any) -> None:
+    prepared = module.get_preparation_data
+    module.get_preparation_data = lambda name: prepared(name) | {"runner": _Imported()}
+
+
+class _Imported:
+    """Imports this package where it is unpickled: in a new process, before that has the path of the one that has started it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        folder = str(Path(__file__).parents[2])
+        return exec, (f"import sys; sys.path.insert(0, {folder!r}); import {_NAME}; sys.path.remove({folder!r})", {})
 
 
 def _is_ours(folder: Path) -> bool:

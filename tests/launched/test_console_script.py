@@ -73,6 +73,27 @@ def test_a_workload_is_the_users_where_both_have_it(way: list[str], tmp_path: Pa
     assert not any("hides" in line for line in own_lines(done))
 
 
+SPAWNS = """\
+from torch.utils.data import DataLoader
+from runner.training.run import Run
+
+class Squares:
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return index**2
+
+def main(run, argv):
+    print([int(one) for one in DataLoader(Squares(), num_workers=1, batch_size=None, multiprocessing_context="spawn")])
+"""
+
+
+def test_a_workloads_processes_find_ours(tmp_path: Path) -> None:
+    (tmp_path / "runner.py").write_text("raise SystemExit('it was imported')\n")
+    (tmp_path / "squares.py").write_text(SPAWNS)
+    assert job(CONSOLE, "squares", folder=tmp_path) == ["[0, 1, 4, 9]"] * 2
+
+
 @WAYS
 def test_a_workload_is_ours_where_the_users_has_none_of_the_name(way: list[str], tmp_path: Path) -> None:
     (tmp_path / "workloads.py").write_text("raise SystemExit('it was imported')\n")
