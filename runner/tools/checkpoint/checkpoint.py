@@ -1,6 +1,6 @@
 """``python -m runner checkpoint``: list, verify, export and remove the checkpoints of a training.
 
-    python -m runner checkpoint ls runs/mnist               step, size and age
+    python -m runner checkpoint ls runs/mnist               step, size and age; which is the best
     python -m runner checkpoint verify runs/mnist           compare checksums
     python -m runner checkpoint export runs/mnist FILE      the newest's weights
     python -m runner checkpoint prune runs/mnist --keep 1   remove the others, but the best
@@ -53,21 +53,22 @@ def checkpoint(job: Job, argv: list[str]) -> None:
 def _list(given: argparse.Namespace) -> None:
     from runner.training.checkpoint.checkpoint_folder import best_in, read_manifest
 
-    rows, best = [], best_in(given.folder)
-    for path in _found(given.folder, also_damaged=True):
+    rows, found = [], _found(given.folder, also_damaged=True)
+    best = best_in(found[0].resolve().parent)
+    for path in found:
         try:
             saved, sums = read_manifest(path)
         except UsageError as error:
             rows.append(Row(path.name, "fail", error.message))
             continue
         size = sum(size for size, _ in sums.values())
+        is_best = "the best, " if path.resolve() == best else ""
         age = (time.time() - path.stat().st_mtime) / 60
         rows.append(
             Row(
                 path.name,
                 "ok",
-                f"{saved.workload}, epoch {saved.position.epoch}, {size / 1e6:.1f} MB in {len(sums)} files, {age:.0f} min old"
-                f"{', the best' if path == best else ''}",
+                f"{is_best}{saved.workload}, epoch {saved.position.epoch}, {size / 1e6:.1f} MB in {len(sums)} files, {age:.0f} min old",
             )
         )
     print_rows(rows, "checkpoint", f"in {given.folder}")
@@ -139,8 +140,9 @@ def _found(folder: Path, *, also_damaged: bool = False) -> list[Path]:
     Raises:
         UsageError: there is none.
     """
-    from runner.training.checkpoint.checkpoint_folder import MANIFEST, is_named, named_in, steps_in
+    from runner.training.checkpoint.checkpoint_folder import MANIFEST, followed, is_named, named_in, steps_in
 
+    folder = followed(folder)
     # A training's own folder may have a checkpoint's name.
     is_one = (folder / MANIFEST).is_file() or (also_damaged and is_named(folder) and not named_in(folder))
     found = [folder] if is_one else [path for _, path in (named_in if also_damaged else steps_in)(folder)]

@@ -4,7 +4,7 @@
         model-00001-of-00001.safetensors     tensors; if they are sharded, one file per rank: shard-00001-model-…
         checkpoint.json                      position of the training, its settings, sizes and SHA-256 sums of the files
 
-Beside it is a link, ``best``, to that of the best evaluation, if the task says ``keep_best``.
+Beside it is a link, ``best``, to that of the best evaluation, if the task says ``keep_best``; or a file with its name.
 
 torch.distributed.checkpoint decides which shards a rank writes and reads (``shard_storage``), for any number of ranks. It is
 not imported for full tensors, because it also imports DTensor and sympy: 0.8 s at every start of a job that needs neither.
@@ -36,6 +36,7 @@ from runner.training.checkpoint.damage import INSTEAD, DamagedError, damaged
 
 MANIFEST = "checkpoint.json"
 BEST = "best"  # a link to a checkpoint, by its name
+_NAME = r"step-\d+"
 _FORMAT = 2
 _PIECE = 1 << 22
 _NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.ENOSYS)
@@ -98,7 +99,7 @@ def named_in(folder: Path) -> list[tuple[int, Path]]:
 
 def is_named(path: Path) -> bool:
     """Whether this is a folder with a checkpoint's name."""
-    return re.fullmatch(r"step-\d+", path.name) is not None and path.is_dir()
+    return re.fullmatch(_NAME, path.name) is not None and path.is_dir()
 
 
 def write_full(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -203,18 +204,30 @@ def put_in_place(staging_folder: Path, folder: Path) -> None:
 
 
 def link_best(folder: Path) -> None:
-    """Let the link ``best`` beside a checkpoint name it."""
+    """Let ``best`` beside a checkpoint name it: a link, or a file with its name where the file system has no links."""
     new = folder.with_name(f".{BEST}.new")
     new.unlink(missing_ok=True)
-    new.symlink_to(folder.name)
+    try:
+        os.symlink(folder.name, new)
+    except OSError:
+        new.write_text(f"{folder.name}\n", encoding="utf-8")
     os.replace(new, folder.with_name(BEST))
     _sync(folder.parent)
 
 
 def best_in(folder: Path) -> Path | None:
-    """The checkpoint that the link ``best`` names; None if there is none."""
+    """The checkpoint that ``best`` names; None if there is none."""
     link = folder / BEST
-    return folder / os.readlink(link) if link.is_symlink() and (link / MANIFEST).is_file() else None
+    named = folder / os.readlink(link) if link.is_symlink() else followed(link)
+    return named if named != link and (named / MANIFEST).is_file() else None
+
+
+def followed(path: Path) -> Path:
+    """A checkpoint's path: the same, or, of a file ``best``, that of the checkpoint whose name it has."""
+    if path.name != BEST or not path.is_file():
+        return path
+    name = path.read_text(encoding="utf-8", errors="replace").strip()
+    return path.with_name(name) if re.fullmatch(_NAME, name) else path
 
 
 def remove(folder: Path) -> None:

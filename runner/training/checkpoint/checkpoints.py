@@ -354,7 +354,8 @@ class Checkpoints:
             for path in paths:
                 os.rename(path, folder / path.name)
             link = self._folder / checkpoint_folder.BEST
-            if link.is_symlink() and not link.exists():  # it was one of these
+            is_named = link.is_symlink() or link.is_file()
+            if is_named and checkpoint_folder.best_in(self._folder) is None:  # it was one of these
                 link.rename(folder / link.name)
             self._aside = None
 

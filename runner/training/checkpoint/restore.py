@@ -88,6 +88,7 @@ def model_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         UsageError: there is none, or it is damaged.
     """
+    path = checkpoint_folder.followed(path)
     newest = (
         path if (path / MANIFEST).is_file() else next((found for _, found in checkpoint_folder.steps_in(path)), None)
     )
@@ -119,6 +120,7 @@ def _candidates(options: Settings) -> Iterator[Path]:
 
 
 def _find_in(path: Path, *, is_named: bool) -> Path | None:
+    path = checkpoint_folder.followed(path)
     if (path / MANIFEST).is_file():
         return path
     for _, newest in checkpoint_folder.steps_in(path):
