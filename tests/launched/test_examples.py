@@ -74,6 +74,7 @@ def test_a_pipeline(ranks: int, layout: str, alone: Alone, tmp_path: Path) -> No
     assert trained(ranks, "pipeline", tmp_path, *layout.split()) == pytest.approx(alone("pipeline"), rel=0, abs=1e-9)
 
 
+@pytest.mark.needs("fsdp")
 def test_hooks_with_state_of_their_own(tmp_path: Path) -> None:
     """The average of the weights is resumed under another strategy, in shards, and the training ends in the same epoch."""
     program = [str(EXAMPLES / "hooks.py"), "--global-batch-size", "32", "--dtype", "float64", "--checkpoint-dir"]
