@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
-from typing import Any, TypeVar
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from runner.base.errors import UsageError
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 T = TypeVar("T")
 
+_SECTION = b"[runner."  # how a group of the runner's begins in a file of entry points
 
-def extensions(group: str) -> EntryPoints:
+
+@functools.cache
+def extensions(group: str) -> Sequence[EntryPoint]:
     """The entry points of a group, of all packages that are installed."""
-    found: EntryPoints = _installed().select(group=group)
-    return found
+    return tuple(_installed().select(group=group)) if _is_there() else ()
 
 
 def load_extension(point: EntryPoint, kind: type[T], make: Callable[[Any], Any] = lambda loaded: loaded) -> T:
@@ -47,7 +54,7 @@ def load_function(group: str, name: str, what: str) -> Callable[..., Any]:
         function: Callable[..., Any] = loaded
         return function
 
-    (point, *_) = extensions(group).select(name=name)
+    point = next(point for point in extensions(group) if point.name == name)
     return _load(point, what, checked)
 
 
@@ -63,4 +70,28 @@ def _load(point: EntryPoint, what: str, checked: Callable[[Any], T]) -> T:
 
 @functools.cache
 def _installed() -> Any:
-    return entry_points()  # reads a file of every installed package, which takes long on a network file system
+    from importlib.metadata import entry_points
+
+    return entry_points()
+
+
+@functools.cache
+def _is_there() -> bool:
+    """Whether a package on the path may have such an entry point. Where none has, importlib.metadata is not imported, which brings
+    some forty modules (email, zipfile, …) into every rank and parses all of these files."""
+    return any(map(_names_a_group, sys.path))
+
+
+def _names_a_group(folder: str) -> bool:
+    try:
+        names = os.listdir(folder or ".")
+    except NotADirectoryError:
+        return True  # a zip file, into which this does not look
+    except OSError:
+        return False
+    for name in names:
+        if name.lower().endswith(("dist-info", "egg-info")):  # EGG-INFO is in a folder that is an egg itself
+            with suppress(OSError), open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
+                if _SECTION in file.read():
+                    return True
+    return False
