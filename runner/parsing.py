@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import itertools
 import os
 import textwrap
@@ -45,6 +44,8 @@ class Parser(argparse.ArgumentParser):
 
     def _meant(self, message: str) -> str:
         """A hint at the options that unknown ones were meant to be, "" if none is similar."""
+        import difflib
+
         _, is_unknown, words = message.partition("unrecognized arguments: ")
         given = [word.partition("=")[0] for word in words.split() if is_unknown and word.startswith("--")]
         known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]

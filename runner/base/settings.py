@@ -15,7 +15,6 @@ Imports no torch.
 from __future__ import annotations
 
 import argparse
-import difflib
 import functools
 import inspect
 import json
@@ -397,6 +396,8 @@ def values_in(path: Path, entries: Mapping[str, Any], *kinds: type, is_all: bool
     known = {name: one for kind in kinds for name, one in settings_in(kind).items()}
     unknown = next((name for name in entries if name not in known), None)
     if is_all and unknown is not None:
+        import difflib
+
         near = difflib.get_close_matches(unknown, known, n=1)
         raise UsageError(
             f"--config {path}: there is no setting {unknown!r}{f'; did you mean {near[0]}?' if near else ''}",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
 import hashlib
 import os
 import pkgutil
@@ -232,6 +231,7 @@ def _first_phrase(module: str) -> str:
 
 def _near(name: str, known: Iterable[str]) -> str:
     """A hint at similar names. ``.py`` and package names are left out: many names share them."""
+    import difflib
 
     def own(name: str) -> str:
         return name.removesuffix(".py").rpartition(".")[2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 import traceback
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from runner.base.errors import UsageError
@@ -86,6 +85,8 @@ def _command(*packages: str) -> str:
 
 def _version(package: str) -> str:
     """As it was installed: of a wheel from pip's own index without the local part that torch itself shows; "" if it was not."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:

@@ -8,8 +8,6 @@ from importlib.util import find_spec
 
 from runner.backends.backend import Backend, Finding
 from runner.backends.connection import Connection
-from runner.backends.horovod.library import WITHOUT_CUDA, in_turn, start_horovod
-from runner.backends.horovod.rendezvous import finds_ranks_itself, prepare_rendezvous
 from runner.job import Job
 from runner.torchrun.import_hooks import when_imported
 
@@ -32,14 +30,21 @@ class Horovod(Backend):
             return ""
         import horovod.torch as hvd
 
+        from runner.backends.horovod.library import WITHOUT_CUDA
+
         return "" if hvd.cuda_built() or hvd.rocm_built() else WITHOUT_CUDA
 
     def prepare(self, job: Job) -> None:
         """Have ``hvd.init()`` find the other ranks."""
-        if not finds_ranks_itself(job) and find_spec("horovod") is not None:
+        if find_spec("horovod") is None:
+            return
+        from runner.backends.horovod.rendezvous import finds_ranks_itself, prepare_rendezvous
+
+        if not finds_ranks_itself(job):
             when_imported(_MODULE, lambda: prepare_rendezvous(job))
 
     def start(self, job: Job) -> Connection:
+        from runner.backends.horovod.library import in_turn, start_horovod
         from runner.backends.horovod.operations import HorovodConnection
 
         hvd = start_horovod(job.size, job.placement.device)

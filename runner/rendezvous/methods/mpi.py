@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from runner.base.errors import RendezvousError, UsageError, raised_on_all_ranks
@@ -103,6 +102,8 @@ def _reachable_by_all(
     """The first of rank 0's addresses to which one rank of every host, or container with a network of its own, has connected."""
     reached: list[str] | None = None
     if world.rank in leaders and world.rank != 0:
+        from concurrent.futures import ThreadPoolExecutor
+
         # All at once: a packet that is dropped takes the whole time limit.
         with ThreadPoolExecutor(max(1, len(addresses))) as pool:
             answered = list(pool.map(lambda pair: _answers(pair[1], port, key), addresses))

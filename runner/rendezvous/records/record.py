@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +72,7 @@ def own_record(context: LaunchContext, **more: Any) -> RankRecord:
         machine=_machine(context.host),
         host_key=f"{_machine(context.host)}/{_network()}",
         pid=os.getpid(),
-        python=platform.python_version(),
+        python=sys.version.split()[0],
         torch=torch_build().version,
         runner=runner.__version__,
         **more,

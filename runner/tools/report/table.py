@@ -40,7 +40,8 @@ def console() -> Console:
     """The console that tools print on."""
     from rich.console import Console
 
-    return Console(highlight=False, force_terminal=on_terminal(), width=None if on_terminal() else _launchers_width())
+    width = None if on_terminal() else _launchers_width()
+    return Console(highlight=False, emoji=False, force_terminal=on_terminal(), width=width)
 
 
 def _launchers_width() -> int:
