@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from runner.guard.events import readable
 from runner.guard.place import Inside
@@ -36,8 +36,7 @@ class Call:
     is_over: bool = True
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What a worker says when it is asked."""
 
     calls: list[Call]

@@ -11,9 +11,8 @@ import signal
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from runner.base.command_name import MODULES, SCRIPT
 from runner.base.process_stat import process_stat
@@ -63,8 +62,7 @@ _SYNCS = (
 )
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """A line of a stack."""
 
     file: str

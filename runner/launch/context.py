@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from runner.base.errors import LaunchError
 from runner.launch.launcher_processes import launcher_process
@@ -13,16 +14,14 @@ from runner.launch.launchers import HOST_LISTS, SCHEDULER_JOBS, Launcher
 from runner.launch.slurm_lists import expand_hosts
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """A number and the variable it was read from."""
 
     value: int
     source: str
 
 
-@dataclass(frozen=True)
-class Ignored:
+class Ignored(NamedTuple):
     """Variables that were set and not used, and why."""
 
     names: tuple[str, ...]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from runner.base.errors import LaunchError, UsageError
 from runner.launch.context import Ignored, LaunchContext, Value
@@ -14,8 +14,7 @@ from runner.launch.launchers import LAUNCHERS, SINGLE, TASK_COUNTS, Launcher, la
 from runner.launch.slurm_lists import expand_counts
 
 
-@dataclass(frozen=True)
-class _Reading:
+class _Reading(NamedTuple):
     """The values of one launcher's variables."""
 
     launcher: Launcher

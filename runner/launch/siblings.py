@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from runner.base.command_name import COMMAND
 from runner.launch.context import LaunchContext
@@ -21,8 +20,7 @@ _OURS = "runner"  # in a word of the command line of every process of a rank of 
 _SHOWN = 80  # characters of a command line
 
 
-@dataclass(frozen=True, order=True)
-class OtherProgram:
+class OtherProgram(NamedTuple):
     """A rank of which no process is the runner."""
 
     rank: int
@@ -30,8 +28,7 @@ class OtherProgram:
     is_final: bool  # it has loaded MPI, so it is no wrapper that is about to start the runner
 
 
-@dataclass(frozen=True)
-class Siblings:
+class Siblings(NamedTuple):
     """The ranks of this host that run another program."""
 
     others: Sequence[OtherProgram] = ()

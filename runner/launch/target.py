@@ -16,8 +16,8 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from runner.base.command_name import COMMAND
 from runner.base.errors import UsageError
@@ -32,8 +32,7 @@ MODULE, CODE, STANDARD_INPUT, EXECUTABLE = "module", "code", "standard input", "
 AS_MODULE, AS_CODE, NO_PYTHON = "-m", "-c", "--no-python"
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """What to run.
 
     Attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.quantities import positive, positive_float
@@ -18,8 +18,7 @@ OUTER_OPTIMIZERS = ("none", "nesterov")
 LAYOUT = ("strategy", "tp", "pp", "replicate")
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(NamedTuple):
     """A pipeline schedule of torch.distributed.pipelining.
 
     Attributes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from runner.base.errors import LaunchError, Policy, RefusedError, RunnerError, UsageError, raised_on_all_ranks
 from runner.launch.context import LaunchContext
@@ -32,8 +33,7 @@ class RendezvousMethod:
     is_asked_for: bool = False  # by --rendezvous
 
 
-@dataclass(frozen=True)
-class Rendezvous:
+class Rendezvous(NamedTuple):
     """The result of the rendezvous: all records in rank order, and where the store is."""
 
     records: Records

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 # Major and minor number, then whether it is that release and not a snapshot from before it: (2, 6) <= (2, 6, False) < (2, 6, True).
 Release = tuple[int, ...]
@@ -15,8 +15,7 @@ UNREADABLE: Release = (1 << 16,)  # above all releases: a build that calls itsel
 _RELEASE = re.compile(r"v?(\d+)\.(\d+)(?:\.\d+)*\.?(a|b|dev)?")
 
 
-@dataclass(frozen=True)
-class TorchBuild:
+class TorchBuild(NamedTuple):
     """``version`` is "" without torch; ``maker`` of the GPUs that it computes on: nvidia, amd, intel, or "" for none."""
 
     version: str = ""

@@ -12,8 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.base.errors import RefusedError, RendezvousError, raised_on_all_ranks
 from runner.rendezvous.records.record import RankRecord
@@ -36,8 +35,7 @@ _MOST_ANSWERING = (
 Candidate = tuple[socket.AddressFamily, Any]  # an address that may be rank 0's
 
 
-@dataclass(frozen=True)
-class Exchanged:
+class Exchanged(NamedTuple):
     """All records, and the addresses at which rank 0 was reached, most used first."""
 
     records: Records

@@ -6,14 +6,13 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.rendezvous.records.record import RankRecord
 from runner.rendezvous.records.records import Records
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """A host and its ranks, in the order of their local ranks."""
 
     name: str

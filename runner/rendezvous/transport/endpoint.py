@@ -6,6 +6,7 @@ import enum
 import resource
 import socket
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 class NoMpi(enum.Enum):
@@ -18,8 +19,7 @@ class NoMpi(enum.Enum):
     RESTARTS = enum.auto()  # ranks that are started again without their launcher cannot be MPI's
 
 
-@dataclass(frozen=True)
-class MpiUnavailable:
+class MpiUnavailable(NamedTuple):
     """Why MPI was not used for the rendezvous, and how to change that."""
 
     reason: NoMpi
