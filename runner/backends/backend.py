@@ -6,14 +6,15 @@ overrides what it does differently.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from runner.backends.connection import Connection
 from runner.job import Job
 
+if TYPE_CHECKING:
+    from runner.backends.connection import Connection
 
-@dataclass(frozen=True)
-class Finding:
+
+class Finding(NamedTuple):
     """What a rank reports about a backend; ``problem`` if it is installed but does not work."""
 
     text: str

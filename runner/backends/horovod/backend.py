@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from runner.backends.backend import Backend, Finding
-from runner.backends.connection import Connection
 from runner.job import Job
 from runner.torchrun.import_hooks import when_imported
+
+if TYPE_CHECKING:
+    from runner.backends.connection import Connection
 
 _MODULE = "horovod.torch"
 
