@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,27 @@ def test_what_does_not_load_is_one_line(
     assert f"the {kind} name of another package cannot be loaded from {target}: {problem}" in told
     assert told.endswith("; fix or uninstall that package")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("entry", "information"),
+    [
+        ("", "added-1.0.dist-info"),
+        ("", "Added.egg-info"),
+        ("added-1.0.egg", "EGG-INFO"),
+        ("added.zip", "added.egg-info"),
+    ],
+)
+def test_a_package_is_found_however_it_is_installed(tmp_path: Path, entry: str, information: str) -> None:
+    files = {"PKG-INFO": "Name: added\n", "entry_points.txt": "[runner.tools]\nname = nothing:NONE\n"}
+    if entry.endswith(".zip"):
+        with zipfile.ZipFile(tmp_path / entry, "w") as packed:
+            for name, text in files.items():
+                packed.writestr(f"{information}/{name}", text)
+    else:
+        (tmp_path / entry / information).mkdir(parents=True)
+        for name, text in files.items():
+            (tmp_path / entry / information / name).write_text(text)
+    path = os.pathsep.join([str(tmp_path / entry), os.environ.get("PYTHONPATH", "")])
+    (told,) = own_lines(run(*RUNNER, "name", PYTHONPATH=path))
+    assert "the tool name of another package cannot be loaded from nothing:NONE" in told
