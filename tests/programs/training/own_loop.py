@@ -99,6 +99,7 @@ def main() -> None:
             for _ in range(6):
                 time.sleep(1)
                 model.backward(functional.cross_entropy(model(batch["point"]), batch["label"]))
+            model.step()
             with model.evaluating() as predict:
                 for _ in range(6):
                     time.sleep(1)
