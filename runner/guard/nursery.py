@@ -126,12 +126,14 @@ class Nursery:
         self._spare = child
         return None
 
-    def lose(self, process: int) -> None:
-        """A child has ended: perhaps the spare one. Each time the next is made later: there may be no memory for it."""
-        if self._spare is not None and process == self._spare.process:
-            self._spare.close()
-            self._spare, self._spare_from = None, time.monotonic() + min(_TRYING, 2.0 ** min(self._lost, 10))
-            self._lost += 1
+    def status_of(self, worker: int) -> int | None:
+        """The worker's exit status, once it has ended. Reaps the spare process, too, and the orphans that the guard has adopted."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                if ended[0] == worker:
+                    return ended[1]
+                self._lose(ended[0])
+        return None
 
     def successor(self, attempt: int) -> Child | Lifeline:
         """The next worker: the spare process, told to become it, or a new one as by ``fork()``."""
@@ -191,6 +193,13 @@ class Nursery:
         if not self.has_own_group:  # what is typed on a terminal goes to the guard's group
             os.setpgid(0, os.getpgid(self._parent))
         return lifeline
+
+    def _lose(self, process: int) -> None:
+        """A child has ended: perhaps the spare one. Each time the next is made later: there may be no memory for it."""
+        if self._spare is not None and process == self._spare.process:
+            self._spare.close()
+            self._spare, self._spare_from = None, time.monotonic() + min(_TRYING, 2.0 ** min(self._lost, 10))
+            self._lost += 1
 
 
 def import_ahead() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from runner.base.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
-
 
 class Restarts:
     """The attempts of a job."""
@@ -20,11 +18,6 @@ class Restarts:
         """Whether this attempt cannot be followed by another."""
         return not self.is_possible or self.attempt >= self.most
 
-    def mends(self, code: int, *, after_rendezvous: bool) -> bool:
-        """Whether a worker's end with this code is mended by another attempt."""
-        has_begun = after_rendezvous or self.attempt > 0
-        return has_begun and not self.is_last and code not in (EXIT_OK, EXIT_USAGE, EXIT_REQUEUE)
-
     def next(self) -> None:
         """Another attempt begins."""
         self.attempt += 1
@@ -36,6 +29,6 @@ class Restarts:
         self.done.add(self._rank)
         return is_new
 
-    def is_waited_for(self, known: set[int] | None = None) -> bool:
-        """Whether some ranks have not ended well. ``known``: those of which the end would be told; None: all."""
-        return len(self.done) < self._size and (known is None or not known <= self.done)
+    def unfinished(self, known: set[int] | None = None) -> set[int]:
+        """The other ranks that have not ended well. ``known``: those of which the end would be told; None: all."""
+        return (set(range(self._size)) if known is None else known) - self.done - {self._rank}

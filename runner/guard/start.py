@@ -15,11 +15,11 @@ import sys
 
 from runner.guard.events import WATCHED
 from runner.guard.group import adopt_orphans
+from runner.guard.guard import Guard
 from runner.guard.notice import Notice
 from runner.guard.nursery import Lifeline, Nursery
 from runner.guard.output import Output
 from runner.guard.settings import Watched, Words
-from runner.guard.watch import Guard
 from runner.rendezvous.transport.endpoint import allow_open_files, listen
 
 
@@ -44,17 +44,17 @@ def start_worker(words: Words, watched: Watched) -> Lifeline:
     adopt_orphans()
     guard = Guard(nursery, words, watched, output, notice)
     while True:
-        ended = guard.watch(child)
-        if isinstance(ended, Lifeline):
-            return ended  # this is a spare process, which has become the worker
-        if not guard.starts_again(ended):
+        decision = guard.watch(child)
+        if isinstance(decision, Lifeline):
+            return decision  # this is a spare process, which has become the worker
+        if not guard.starts_again(decision):
             break
         successor = nursery.successor(guard.restarts.attempt)
         if isinstance(successor, Lifeline):
             return successor
         child = successor
-    guard.leave(ended)
-    os._exit(ended)
+    guard.leave(decision)
+    os._exit(decision.code)
 
 
 def _listener() -> socket.socket | None:

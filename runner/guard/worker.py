@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
-from collections.abc import Collection
+from pathlib import Path
 
-from runner.base.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
-from runner.guard.advice import EVERY_STEP, MORE_MEMORY, after_signal
-from runner.guard.events import TELLS, name_of, read
+from runner.base.errors import EXIT_FAILURE
+from runner.base.locks import remove_left
+from runner.guard.events import read
 from runner.guard.memory import killed_for_memory
 from runner.guard.nursery import Child
-from runner.guard.settings import Words
 from runner.guard.worker_messages import Fails, WorkerMessage, read_message
 
 # Seconds that a failed worker's exit handlers get before it is killed, and that its child processes get between
@@ -39,7 +39,7 @@ class Worker:
         self.verdict: int | None = None
         self.is_everywhere = False  # all ranks end with the verdict
         self.traceback = ""
-        self.ended_by: str | None = None  # the signal; none where memory was lacking
+        self.said_signal: str | None = None  # for which it ends
         self.has_said = False  # that it ends
         self.has_ended = False
         self.is_silent = False  # no process can tell anything more
@@ -75,7 +75,7 @@ class Worker:
         """It is about to end by itself."""
         self.has_said = True
         self.verdict, self.is_everywhere, self.traceback = message.code, message.everywhere, message.traceback
-        self.ended_by = message.signal
+        self.said_signal = message.signal
         self._deadline = time.monotonic() + (_TOGETHER if message.everywhere else GRACE)
 
     def signal(self, number: int) -> None:
@@ -122,38 +122,16 @@ class Worker:
         self._deadline = time.monotonic() + GRACE
         return True
 
-    def outcome(self, status: int, passed_on: Collection[int], words: Words) -> tuple[int, str, str]:
-        """The exit code, what is to be said of it, "" where somebody has, and what to do about it.
+    def has_lacked_memory(self) -> bool:
+        """Whether the kernel has killed a process here for memory since its start."""
+        return killed_for_memory() > self._killed_before
 
-        Args:
-            status: as waitpid() returns it.
-            passed_on: signals that the guard has got, and printed.
-        """
-        if self.verdict is not None:
-            return self.verdict, "", ""
-        code = os.waitstatus_to_exitcode(status)
-        has_saved = code == EXIT_REQUEUE and signal.SIGTERM in passed_on  # a script
-        self.ended_by = "SIGTERM" if has_saved else name_of(-code) if code < 0 else None
-        if code == -signal.SIGTERM and signal.SIGTERM in passed_on and not self.rendezvous_at:
-            # Another rank may have failed before they met: srun shows the largest code, and 143 says nothing.
-            return EXIT_FAILURE, "", ""
-        if code < 0:
-            if -code in passed_on and -code not in TELLS:
-                return 128 - code, "", ""
-            return 128 - code, *self._killed_by(-code, words)
-        if code == EXIT_OK and (progress := self.board.read()).is_in_training:
-            what = f"left early, with exit code 0 after step {progress.step} of the training"
-            return EXIT_FAILURE, what, EVERY_STEP
-        # Before the ranks have met, only a library such as MPI_Init() ends the process without a message of the runner.
-        is_by_library = not self.rendezvous_at and 0 < code < 128 and code != EXIT_USAGE and not passed_on
-        return code, words.no_rendezvous(code) if is_by_library else "", ""
-
-    def _killed_by(self, number: int, words: Words) -> tuple[str, str]:
-        """What is to be said of its end by a signal, and what to do about it."""
-        what, fix = f"killed by {name_of(number)}", after_signal(number, words.size)
-        if number == signal.SIGKILL and killed_for_memory() > self._killed_before:
-            what, fix, self.ended_by = f"{what} for lack of memory", MORE_MEMORY, None
-        return what, "; ".join(filter(None, (fix, words.how_to_resume if self.board.read().step else "")))
+    def remove_locks(self, within: float) -> None:
+        """Remove the locks that it has left if it was killed. In a thread, for so many seconds at most: a file system may hang."""
+        if left := [Path(lock) for lock in self.board.locks()]:
+            thread = threading.Thread(target=remove_left, args=(left, self.process), daemon=True)
+            thread.start()
+            thread.join(within)
 
     def close(self) -> None:
         """Close the guard's ends, after its end."""

@@ -1,9 +1,8 @@
-"""How long a worker gets that is to save and to end, and what is known of its end."""
+"""How long a worker gets that is to save and to end."""
 
 from __future__ import annotations
 
 import os
-import signal
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from runner.guard.board import Board
-from runner.guard.settings import Words
 from runner.guard.worker import Worker
 
 
@@ -40,27 +38,6 @@ def test_after_a_save_it_has_as_long_to_end_as_before_it(monkeypatch: pytest.Mon
         assert not worker.is_late()
     now[0] = 470.0
     assert worker.is_late()
-
-
-@pytest.mark.parametrize(
-    ("status", "passed_on", "ended_by"),
-    [
-        (signal.SIGKILL, set(), "SIGKILL"),
-        (signal.SIGTERM, {signal.SIGTERM}, "SIGTERM"),
-        (75 << 8, {signal.SIGTERM}, "SIGTERM"),  # a script that was asked to save
-        (75 << 8, {signal.SIGUSR1}, None),
-        (1 << 8, {signal.SIGTERM}, None),
-    ],
-)
-@pytest.mark.parametrize("has_met", [False, True])
-def test_the_signal_that_has_ended_it_is_known(
-    status: int, passed_on: set[int], ended_by: str | None, has_met: bool
-) -> None:
-    worker = worker_with(Board())
-    if has_met:
-        worker.complete_rendezvous()
-    worker.outcome(status, passed_on, Words(label="rank 0", no_rendezvous=str, is_reporting=True, how_to_resume=""))
-    assert worker.ended_by == ended_by
 
 
 def test_a_worker_that_is_to_end_is_late_also_if_it_meets_the_others_meanwhile() -> None:

@@ -1,0 +1,100 @@
+"""A rank's guard: it watches one worker after the other, and carries out what the end of each means (see decision.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+from runner.base.errors import EXIT_OK
+from runner.guard.decision import Decision
+from runner.guard.ending import Ending
+from runner.guard.messages import Failed
+from runner.guard.notice import Notice
+from runner.guard.nursery import Child, Lifeline, Nursery
+from runner.guard.output import Output
+from runner.guard.settings import Watched, Words
+from runner.guard.watch import Watch
+from runner.guard.worker import GRACE
+from runner.launch.hydra import end_other_ranks
+
+_ROUND = 1.0  # seconds between two looks at the worker
+_WRITING = 2.0  # seconds for what is still to be written, at the end
+
+
+class Guard:
+    """One rank's."""
+
+    def __init__(self, nursery: Nursery, words: Words, watched: Watched, output: Output, notice: Notice) -> None:
+        self._nursery, self._words, self._output = nursery, words, output
+        self._watch = Watch(nursery, words, watched, output, notice)
+        self.restarts, self._peers = self._watch.restarts, self._watch.peers
+        self._console, self._events = self._watch.console, self._watch.events
+
+    def watch(self, child: Child) -> Decision | Lifeline:
+        """Watch a worker until it has ended. Returns what that means; in a spare process that was called, its lifeline."""
+        watch = self._watch
+        attempt = watch.begin(child)
+        worker = attempt.worker
+        while (status := self._nursery.status_of(worker.process)) is None:
+            if (spare := watch.look()) is not None:
+                return spare
+            if worker.is_late():
+                if worker.verdict is None and worker.rendezvous_at:
+                    self._console.say("has not ended in time")
+                elif worker.verdict is None:
+                    attempt.meeting.say_that_it_is_late()
+                if not worker.send_next_signal():
+                    return self._conclude(None)
+            self._events.wait(worker.left(_ROUND), *([] if worker.is_silent else [worker.messages]))
+        watch.receive_from_worker()  # its last words
+        worker.has_ended = attempt.hang.has_ended = True
+        attempt.busy.note(self._words.rank, is_busy=False)
+        worker.group.end_if_empty(worker.process)
+        worker.remove_locks(_WRITING)
+        return self._conclude(status)
+
+    def starts_again(self, decision: Decision) -> bool:
+        """Whether all ranks are started again after this one has ended. Tells the other guards."""
+        attempt, report = self._watch.attempt, self._watch.report
+        worker = attempt.worker
+        if decision.is_first_failure:
+            failure = self._watch.failure(self._words.rank, decision.code, decision.cause, traceback=worker.traceback)
+            self._watch.note(failure)
+        if decision.tells_failure:
+            self._peers.tell(Failed(attempt=attempt.number, again=decision.starts_again, failure=report.first))
+        worker.group.end(worker.process, GRACE)
+        if decision.starts_again:
+            report.write(is_mended=True)
+            self.restarts.next()
+            self._console.say_once(f"all ranks start again ({self.restarts.attempt} of {self.restarts.most})")
+            self._output.start_again()
+            worker.close()
+        return decision.starts_again
+
+    def leave(self, decision: Decision) -> None:
+        """Tell the others how this rank has ended, leave their line, and write what is left; within a few seconds."""
+        states = self._watch.states
+        if decision.ends_launch:
+            end_other_ranks(os.environ, decision.code)  # Hydra has them wait for a rank that has not called MPI_Init()
+        if states:
+            states.end(decision.code, self._console.said, decision.ended_by)
+        if decision.code != EXIT_OK:
+            self._watch.report.write()
+        if states and states.come_by_line:
+            for rank, state in self._peers.last_states():
+                states.take(rank, state)
+        self._peers.leave()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        self._output.close()
+        if states:
+            states.close()
+        if self._watch.files:
+            self._watch.files.close(_WRITING)
+
+    def _conclude(self, status: int | None) -> Decision:
+        """What the end means. ``status``: as waitpid() returns it; None: not even SIGKILL has ended the worker."""
+        end = self._watch.attempt.end(status, self._watch.signals.passed_on)
+        return Ending(self._watch, self._words, end).conclude()
