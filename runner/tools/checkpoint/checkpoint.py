@@ -1,9 +1,9 @@
 """``python -m runner checkpoint``: list, verify, export and remove the checkpoints of a training.
 
-    python -m runner checkpoint ls runs/mnist               step, size and age; which is the best
+    python -m runner checkpoint ls runs/mnist               step, size, age
     python -m runner checkpoint verify runs/mnist           compare checksums
     python -m runner checkpoint export runs/mnist FILE      the newest's weights
-    python -m runner checkpoint prune runs/mnist --keep 1   remove the others, but the best
+    python -m runner checkpoint prune runs/mnist --keep 1   remove old ones
 
 A checkpoint that several ranks wrote is read by one process here. Exported weights come back with ``--weights FILE``.
 """
