@@ -6,6 +6,7 @@ tried on the stand-in of tests/gpu_node.py only.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import threading
@@ -144,24 +145,27 @@ def chosen(mask: str, present: Sequence[str], prefix: str = "GPU-") -> list[str]
     """The GPUs that a mask shows, in its order.
 
     It is a list of indices or, if the first entry begins with ``prefix``, of beginnings of names that fit one GPU each. It ends
-    before the first entry that fits none; an entry given twice hides all (as torch/cuda/__init__.py reads it; the CUDA
-    programming guide, "CUDA environment variables").
+    before the first entry that fits none; an entry given twice hides all, even behind that one (as torch/cuda/__init__.py reads
+    it; the CUDA programming guide, "CUDA environment variables").
     """
-    entries = mask.split(",")
-    by_name = entries[0].strip().startswith(prefix)
+    entries = [entry.strip() for entry in mask.split(",")]
+    by_name = entries[0].startswith(prefix)
+    form = re.escape(prefix) + ".*" if by_name else r"\+?(\d+)"  # as C's strtoul: what follows the digits is ignored
+    matches = itertools.takewhile(bool, (re.match(form, entry) for entry in entries))
+    wanted: list[str | int] = [match[0] if by_name else int(match[1]) for match in matches if match]
     found: list[str] = []
-    for entry in (entry.strip() for entry in entries):
-        if by_name:
-            fitting = [name for name in present if name.startswith(entry)] if entry.startswith(prefix) else []
-        else:
-            number = re.match(r"\+?\d+", entry)  # as C's strtoul: what follows the digits is ignored
-            fitting = list(present[int(number[0]) :][:1]) if number else []
+    for entry in wanted:
+        fitting = _fitting(entry, present)
         if len(fitting) != 1:
             break
-        if fitting[0] in found:
-            return []
         found += fitting
-    return found
+    given_twice = len({*wanted}) < len(wanted) or len({*found}) < len(found)
+    return [] if given_twice else found
+
+
+def _fitting(entry: str | int, present: Sequence[str]) -> list[str]:
+    """The GPUs whose names begin so, or the one of this number."""
+    return [name for name in present if name.startswith(entry)] if isinstance(entry, str) else list(present[entry:][:1])
 
 
 # NVIDIA

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runner.hardware.gpus import chosen
 from runner.versions.torch_build import TorchBuild, torch_build
@@ -40,6 +45,7 @@ FOUR = ["GPU-a0", "GPU-a1", "GPU-b2", "GPU-c3"]
         ("0,9,1", [0]),
         ("1gpu2,2ampere", [1, 2]),  # as torch's own comment has it
         ("0,1,0", []),
+        ("0,9,0", []),
         ("", []),
         ("-1", []),
         ("NoDevFiles", []),
@@ -47,6 +53,7 @@ FOUR = ["GPU-a0", "GPU-a1", "GPU-b2", "GPU-c3"]
         ("GPU-a", []),  # fits two
         ("GPU-c3,GPU-x,GPU-b2", [3]),
         ("GPU-c,GPU-c3", []),  # one twice
+        ("GPU-b,GPU-x,GPU-b", []),
         ("GPU-c3,0", [3]),
         ("0,GPU-c3", [0]),
     ],
@@ -56,6 +63,22 @@ def test_a_mask_is_taken_at_its_word(
 ) -> None:
     host = node(tmp_path, nvidia=[Nvidia(uuid) for uuid in FOUR]).use(monkeypatch)
     assert host.visible(CUDA_VISIBLE_DEVICES=mask).names == [FOUR[i] for i in shown] == chosen(mask, FOUR)
+
+
+_ENTRIES = st.one_of(
+    st.integers(-1, 5).map(str),
+    st.sampled_from(["", " 1", "+2", "2x", "x", "GPU-", *FOUR, *(name[:5] for name in FOUR)]),
+)
+
+
+@given(st.lists(_ENTRIES, max_size=5).map(",".join))
+def test_a_mask_is_read_as_torch_reads_it(mask: str) -> None:
+    with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=mask):
+        parsed = torch.cuda._parse_visible_devices()
+    if any(isinstance(entry, str) for entry in parsed):
+        parsed = torch.cuda._transform_uuid_to_ordinals(parsed, FOUR)
+    by_torch = [FOUR[i] for i in itertools.takewhile(lambda i: i < len(FOUR), parsed)]
+    assert chosen(mask, FOUR) == by_torch
 
 
 def test_the_driver_is_asked_where_there_are_no_device_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
