@@ -70,6 +70,8 @@ SUBSTITUTIONS = [
         1,
     ),
 ]
+# GCC 13's headers no longer bring these along, and Horovod's and gloo's sources do not ask for them.
+INCLUDED = ("-include", "cstdint", "-include", "stdexcept", "-include", "string")
 # Without a whole toolkit an nvcc alone makes torch look like a CUDA build, and CMake stop.
 WITHOUT_CUDA = (
     "cmake/Modules/FindPytorch.cmake",
@@ -126,6 +128,7 @@ def find_or_build(mpicxx: str, wheels: Path, rebuild: bool) -> Path:
             str(cuda),
             *wishes,
             str(SUBSTITUTIONS),
+            str(INCLUDED),
         ]
     )
     folder = wheels / f"torch{torch.__version__}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
@@ -279,12 +282,22 @@ def _environment(scratch: Path, mpicxx: str, cuda: Path | None) -> dict[str, str
     # torch's CMake files ask for CUDA_HOME, Horovod's for its own; a home that is there may be one that does not fit.
     homes = {"CUDA_HOME": str(cuda), "HOROVOD_CUDA_HOME": str(cuda)} if cuda else {}
     path = os.pathsep.join([str(tools / "bin"), os.environ.get("PATH", "")])
-    return {**defaults, **os.environ, **homes, "MPICXX": mpicxx, "PYTHONPATH": _python_path(tools), "PATH": path}
+    return {
+        **defaults,
+        **os.environ,
+        **homes,
+        "MPICXX": mpicxx,
+        "CXXFLAGS": " ".join([os.environ.get("CXXFLAGS", ""), *INCLUDED]).strip(),
+        "PYTHONPATH": _python_path(tools),
+        "PATH": path,
+    }
 
 
 def _nccl(scratch: Path) -> dict[str, str]:
     """torch's own NCCL, with the names under which a linker looks for it."""
-    packages = Path(sysconfig.get_path("purelib")) / "nvidia" / "nccl"
+    import torch
+
+    packages = Path(torch.__file__).parents[1] / "nvidia" / "nccl"  # torch may be in an environment below this one
     library = packages / "lib" / "libnccl.so.2"
     if "HOROVOD_NCCL_HOME" in os.environ or not library.is_file():
         return {}
@@ -333,7 +346,7 @@ def build(sources: Path, scratch: Path, environment: dict[str, str], wheels: Pat
         raise CannotBuildError(f"it was not built within {minutes:g} minutes, or was killed; the log is {log}")
     if build.returncode:
         errors = [
-            line for line in log.read_text().splitlines() if re.search(r"\berror\b|CMake Error", line, re.IGNORECASE)
+            line for line in log.read_text().splitlines() if re.search(r"\berror:|CMake Error", line, re.IGNORECASE)
         ]
         raise CannotBuildError(
             f"it did not build ({errors[0].strip() if errors else 'no error named'}); all of it is in {log}"
