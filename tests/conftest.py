@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.user_properties += [("needs", key) for marker in item.iter_markers("needs") for key in marker.args]
     parts = {
         "the virtual cluster": (lambda item: item.path.parent.name == "cluster", missing(slurm=True) or _missing_mpi()),
-        "Horovod": (lambda item: item.path.stem == "test_horovod", _missing_horovod()),
+        "Horovod": (lambda item: item.path.stem == "test_horovod" or "[horovod]" in item.name, _missing_horovod()),
         "data libraries": (lambda item: item.path.stem == "test_data_libraries", _missing_data_libraries()),
         **{feature.name: (partial(_needs, key), _missing_in_torch(feature)) for key, feature in FEATURES.items()},
         _OF_GPUS: (lambda item: item.path.parent.name == "gpu", "" if resources(os.environ).gpus else "there is none"),
