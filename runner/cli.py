@@ -1,137 +1,25 @@
-"""``python -m runner [OPTIONS] TARGET [ARGS...]``: the steps from the environment to the target."""
+"""``python -m runner [OPTIONS] TARGET [ARGS...]``.
+
+A process that a launcher starts imports no more than it needs as a proxy (guard/proxy.py); the agent of its host imports the rest.
+"""
 
 from __future__ import annotations
 
-import os
+import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NoReturn
 
-from runner.backends.flight_recorder import answer_when_asked
-from runner.backends.selection import with_spare_cores
-from runner.base.early_signals import EARLY
-from runner.base.errors import Policy, RunnerError, UsageError
-from runner.base.streams import replace_characters
-from runner.command import Request, parse, refuse_idle_options
-from runner.dispatch import dispatch
-from runner.guard.nursery import Lifeline
-from runner.guard.start import start_worker
-from runner.guard.worker_messages import Computes, Met, Seeks
-from runner.guarding import guard_watched, guard_words, guards_address
-from runner.job import Job
-from runner.joining import job_of, place, record_of
-from runner.launch.context import LaunchContext
-from runner.launch.detect import detect
-from runner.launch.launchers import SINGLE
-from runner.launch.mislaunch import idle_tasks, refuse_mislaunch
-from runner.launch.target import EXECUTABLE, WORKLOAD, Target, find_target
-from runner.outcome import SUCCESS, end_worker, outcome_of, refuse_launch
-from runner.rendezvous.records.compatibility import compare_ranks
-from runner.rendezvous.records.record import RankRecord
-from runner.rendezvous.rendezvous import choose_way, rendezvous
-from runner.rendezvous.transport.endpoint import allow_open_files
-from runner.tools.registry import examines, shows_training, summaries, tool_names, works_alone
-from runner.versions.extras import OF_WORKLOADS, require
-from runner.versions.features import FEATURES, RUNNER, need
+from runner.guard.proxy import start
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; ends the process with the exit code that the README documents."""
-    replace_characters()
-    try:
-        require("psutil")
-        request = parse(sys.argv[1:] if argv is None else argv, summaries())
-        context = detect(os.environ, SINGLE.name if works_alone(request.tool) else request.job.launcher)
-        refuse_mislaunch(context)
-        way = choose_way(context, request.job.rendezvous, restarts=request.job.restart_in_place > 0)
-    except RunnerError as error:
-        refuse_launch(error)
-    if warning := idle_tasks(context):
-        print(f"runner: {warning}", file=sys.stderr, flush=True)
-    if request.may_be_workload:
-        EARLY.listen()  # before the fork, so that the worker has no moment without it
-    lifeline = start_worker(guard_words(context, request, way), guard_watched(context, request))
-    # start_worker() has forked: from here on this is the worker.
-    context = replace(context, attempt=lifeline.attempt)
-    job: Job | None = None
-    try:
-        _prepare_process()
-        policy = Policy.DIAGNOSTIC if examines(request.tool) else Policy.STRICT
-        target, record = _find(request, context, lifeline)
-        lifeline.tell(Seeks())
-        result = rendezvous(context, record, way=way, timeout=request.job.timeout, policy=policy)
-        topology = compare_ranks(result.records, policy)
-        lifeline.tell(Met(guards_address(context, result)))
-        # A tool that works alone may be started anywhere, also where a job's GPUs are not.
-        placements = place(context, topology, "cpu" if works_alone(request.tool) else request.job.device, policy)
-        if (gpu := placements[context.rank.value].device_index) is not None:
-            lifeline.tell(Computes(record.resources["gpus"][gpu]))
-        if context.size.value > 1:
-            answer_when_asked(lifeline, placements[context.rank.value].torch_device)
-        assert target is not None  # otherwise compare_ranks() has refused the records
-        is_replaced = target.runs_in_python and request.job.backend is not None
-        job = job_of(request.job, context, result, topology, placements, lifeline.board, replaces_gloo=is_replaced)
-        if target.kind == WORKLOAD or shows_training(request.tool):
-            job = with_spare_cores(job)
-        _warn_of_host(job, target)
-        if request.job.hang_timeout and target.is_program:
-            _warn_of_hangs(job)
-        dispatch(target, request, job)
-        outcome = SUCCESS
-    except BaseException as error:
-        outcome = outcome_of(error, context, job)
-    end_worker(outcome, lifeline, job)
 
+    def serve(listener: socket.socket | None, first: socket.socket) -> NoReturn:
+        from runner.guard import agent
+        from runner.launching import Launch
 
-def _prepare_process() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        # Block buffering, the default for a launcher's pipe, holds lines back until the end. Without buffering (as
-        # torchrun starts ranks) a line takes two writes, and the lines of several ranks mix.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(line_buffering=True, write_through=False)
-    allow_open_files()
+        agent.serve(listener, first, lambda: Launch(sys.argv[1:] if argv is None else argv))
 
-
-def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple[Target | None, RankRecord]:
-    """The target (None if it is not found), and this rank's record, which holds the problem if there is one."""
-    problem: UsageError | None = None
-    target: Target | None = None
-    try:
-        target = find_target(request.target, form=request.form, tools=tool_names())
-        refuse_idle_options(request, target)
-        if target.kind != EXECUTABLE and not any(
-            predicate(request.tool) for predicate in (works_alone, examines, shows_training)
-        ):
-            need(RUNNER)
-        if target.kind == WORKLOAD:
-            require(*OF_WORKLOADS)
-    except UsageError as error:
-        problem = error
-    record = record_of(
-        context,
-        request.target,
-        target.digest if target else "",
-        list(request.arguments),
-        problem=problem,
-        asks_for_gpus=request.job.device != "cpu" or examines(request.tool),
-        guard_port=lifeline.port,
-    )
-    return target, record
-
-
-def _warn_of_hangs(job: Job) -> None:
-    """If torch is too old for a script's hang to be noticed wherever it waits, rank 0 says so."""
-    feature = FEATURES["recorder"]
-    lack = feature.shortfall(job.topology.records[0].torch)
-    if lack and job.size > 1 and job.rank == 0:
-        print(f"runner: {feature.name}: it {lack}", file=sys.stderr)
-
-
-def _warn_of_host(job: Job, target: Target) -> None:
-    warnings = [job.placement.warning, job.placement.gpu_warning]
-    if job.size > 1 and target.is_program and (absent := job.topology.records[job.rank].absent_interfaces):
-        warnings.append(f"GLOO_SOCKET_IFNAME names {', '.join(absent)}, which is not here, so gloo will fail")
-    if job.local_rank == 0 and target.kind != "tool":
-        for warning in filter(None, warnings):
-            print(f"runner: {job.context.host}: {warning}", file=sys.stderr)
+    start(serve)

@@ -41,8 +41,8 @@ def guard_words(context: LaunchContext, request: Request, way: RendezvousMethod)
     )
 
 
-def guard_watched(context: LaunchContext, request: Request) -> Watched:
-    """What the guard watches."""
+def guard_watched(context: LaunchContext, request: Request, parent: int) -> Watched:
+    """What the guard watches. ``parent``: of the process that the launcher has started."""
     job = request.job
     passed = 0.0 if job.began is None else max(0.0, time.time() - job.began)
     hang_after = HANG_TIMEOUT if job.hang_timeout is None else job.hang_timeout
@@ -55,7 +55,7 @@ def guard_watched(context: LaunchContext, request: Request) -> Watched:
         in_collective=max(hang_after, save_within) if request.may_be_workload else job.hang_timeout or 0.0,
         in_call=hang_after if request.may_be_workload else job.hang_timeout or 0.0,
         trains=request.may_be_workload,
-        launcher=lambda: launcher_of(context),
+        launcher=lambda: launcher_of(context, parent),
         is_middle=context.rank.value == 0 and context.size.value > 1,
         log_folder=job.log_dir,
         prefixes_output=job.prefix_output,

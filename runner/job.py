@@ -31,6 +31,7 @@ class Job:
     attempt: str = ""  # which of them this is
     time_limit: float | None = None  # seconds that the job may run; None: as the scheduler says, if it does
     time_to_save: float | None = None  # seconds before that which a step and a checkpoint may take at least
+    imports_why: str = ""  # why each rank imports torch by itself; "": once per host
     timeout_is_asked_for: bool = False  # if not, scripts have torch's own default
 
     @property

@@ -93,11 +93,25 @@ class JobSettings:
     )
     restart_in_place: int = option(
         0,
-        "after a failure start all ranks again, up to N times, without the launcher and without MPI; each rank keeps a spare process "
-        "that has imported torch",
+        "after a failure start all ranks again, up to N times, without the launcher and without MPI",
         parse=not_negative,
         shows=None,
         group="runner",
+    )
+    share_import: str = option(
+        "auto",
+        "import torch once per host and fork the ranks of that process: auto where a host has two or more ranks and nothing speaks "
+        "against it; `explain` shows what is done, and why",
+        choices=("auto", "on", "off"),
+        group="runner",
+        advanced=True,
+    )
+    preload: tuple[str, ...] = option(
+        (),
+        "a module that is imported once per host, too, such as transformers; may be given several times",
+        metavar="MODULE",
+        group="runner",
+        advanced=True,
     )
     hang_timeout: float | None = option(
         None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from runner.backends.registry import installed_packages
 from runner.backends.selection import with_backend
 from runner.base.errors import Policy, UsageError, raised_on_all_ranks
@@ -45,6 +47,7 @@ def record_of(
         nccl_interface=nccl_interface(context.environment),
         resources=as_record(resources(context.environment, asks_for_gpus=asks_for_gpus)),
         guard_port=guard_port,
+        importer=os.getppid(),
     )
 
 
@@ -72,11 +75,12 @@ def job_of(
     board: Board,
     *,
     replaces_gloo: bool = False,
+    imports_why: str = "",
 ) -> Job:
     """All that is known once the ranks have met, with the backend that is chosen.
 
     Args:
-        replaces_gloo: see ``Job``.
+        replaces_gloo, imports_why: see ``Job``.
     """
     job = Job(
         board=board,
@@ -87,6 +91,7 @@ def job_of(
         placements=placements,
         device=asked.device,
         replaces_gloo=replaces_gloo,
+        imports_why=imports_why,
         collective_timeout=asked.collective_timeout or Job.collective_timeout,
         is_standby=asked.standby,
         supervised=f"{asked.log_dir.parent} {asked.began:.0f}" if asked.log_dir and asked.began else "",

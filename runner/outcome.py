@@ -8,6 +8,8 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn
@@ -17,7 +19,8 @@ import runner.launch.modules
 import runner.launch.program
 from runner.base.errors import EXIT_FAILURE, EXIT_OK, RunnerError, is_echo
 from runner.guard.advice import EVERY_STEP, after_error
-from runner.guard.nursery import Lifeline
+from runner.guard.lifeline import Lifeline
+from runner.guard.settings import Refused
 from runner.guard.worker_messages import Fails, Leaves
 from runner.job import Job
 from runner.launch.context import LaunchContext
@@ -53,6 +56,23 @@ def refuse_launch(error: RunnerError) -> NoReturn:
     _print_once(error, is_reporting(os.environ), "")
     end_other_ranks(os.environ, error.exit_code)
     sys.exit(error.exit_code)
+
+
+@contextmanager
+def refusing(environment: Mapping[str, str]) -> Iterator[None]:
+    """A process that cannot start, of a rank that is not known yet.
+
+    Raises:
+        Refused: in the place of a RunnerError or SystemExit in the block.
+    """
+    try:
+        yield
+    except RunnerError as error:
+        is_first = is_reporting(environment)
+        line = f"runner: {error}" if is_first or not error.on_all_ranks else ""
+        raise Refused(line, error.exit_code, after=0.0 if is_first else _UNREPORTED) from error
+    except SystemExit as leaving:
+        raise Refused("", _exit_code_of(leaving)) from leaving
 
 
 def outcome_of(error: BaseException, context: LaunchContext, job: Job | None) -> Outcome:

@@ -6,7 +6,8 @@ import argparse
 import itertools
 import os
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from runner.base.command_name import AS_MODULE, COMMAND
@@ -60,8 +61,23 @@ class Parser(argparse.ArgumentParser):
         return super().format_help().replace(AS_MODULE, COMMAND)
 
     def print_help(self, file: object = None) -> None:
-        if is_reporting(os.environ):
+        if _kept:
+            _kept[-1].append(self.format_help())
+        elif is_reporting(os.environ):
             super().print_help()
+
+
+_kept: list[list[str]] = []
+
+
+@contextmanager
+def keeping_help() -> Iterator[list[str]]:
+    """Help is not printed in the block, but added to a list: who reads the command line of several ranks prints it for one."""
+    _kept.append([])
+    try:
+        yield _kept[-1]
+    finally:
+        _kept.pop()
 
 
 def wants(words: Iterable[str], *options: str) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 LEAVING = 3.0  # seconds that what was started gets to end, after the launcher has
-_WORKER = 200e6  # bytes: what has imported torch is a worker, or a spare one
+_WORKER = 200e6  # bytes: what has imported torch is a worker, or their importer
+AGENT, IMPORTER = "runner-agent", "runner-importer"  # names of processes
 
 
 def processes(folder: Path) -> list[psutil.Process]:
@@ -31,6 +34,27 @@ def left_of(folder: Path, within: float = LEAVING) -> list[str]:
 
 def is_worker(process: psutil.Process) -> bool:
     try:
-        return bool(process.memory_info().rss > _WORKER)
+        return bool(process.memory_info().rss > _WORKER) and process.name() != IMPORTER
     except psutil.Error:
         return False
+
+
+def of_name(found: Iterable[psutil.Process], name: str) -> list[psutil.Process]:
+    """Those of these processes that have a name."""
+    named = []
+    for process in found:
+        with suppress(psutil.NoSuchProcess):
+            if process.name() == name:
+                named.append(process)
+    return named
+
+
+def proxies(workers: Iterable[psutil.Process], found: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Of these processes those that a launcher has started for ranks: they have the workers' command line, and no such work."""
+    lines = {tuple(worker.cmdline()) for worker in workers}
+    others = {worker.pid for worker in workers}
+    return [
+        process
+        for process in found
+        if process.pid not in others and tuple(process.cmdline()) in lines and process.name() not in (AGENT, IMPORTER)
+    ]

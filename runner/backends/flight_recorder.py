@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from runner.guard.collectives import Call
-from runner.guard.nursery import Lifeline
+from runner.guard.lifeline import Lifeline
 from runner.torchrun.import_hooks import when_imported
 from runner.torchrun.own_modules import own_modules
 from runner.versions.torch_private import process_groups, recorded_calls

@@ -12,6 +12,13 @@ def set_variables(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
+def replace_variables(variables: Mapping[bytes, bytes]) -> None:
+    """Have these variables, and no others."""
+    for name in os.environb.keys() - variables.keys():
+        del os.environb[name]
+    os.environb.update(variables)
+
+
 def set_missing(variables: Mapping[str, str]) -> None:
     """Set those of these variables that are not set yet; what the user has set is kept."""
     for name, value in variables.items():

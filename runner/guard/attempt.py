@@ -7,13 +7,13 @@ import signal
 from collections.abc import Mapping
 
 from runner.guard.busy import BusyRanks
+from runner.guard.child import Child
 from runner.guard.collectives import Requests
 from runner.guard.console import Console
 from runner.guard.decision import WorkerEnd
 from runner.guard.hang import Hang, Patience
 from runner.guard.meeting import Meeting
 from runner.guard.messages import Reason
-from runner.guard.nursery import Child
 from runner.guard.others import Others
 from runner.guard.peers import Peers
 from runner.guard.settings import Watched, Words
@@ -41,9 +41,9 @@ class Attempt:
             hosts: of the ranks, as far as they are known.
         """
         requests = Requests(child.requests, child.answers) if words.size > 1 else None
-        self.number, self.process, self.worker = number, child.process, Worker(child, watched.rendezvous_timeout)
+        self.number, self.worker = number, Worker(child, watched.rendezvous_timeout)
         self.patience = Patience(
-            child.process,
+            lambda: child.shown[0],
             child.board,
             watched.hang_after,
             watched.save_within,
@@ -53,11 +53,12 @@ class Attempt:
             trains=watched.trains,
         )
         calls = requests.take if requests else list
-        self.hang = Hang(child.process, child.stacks, words.rank, words.size, calls, number)
-        self.meeting = Meeting(self.worker, self.patience, self.hang, words, console, watched.rendezvous_timeout)
+        self.hang = Hang(lambda: child.shown, words.rank, words.size, calls, number)
+        self.meeting = Meeting(self.worker, self.patience, self.hang, words, console, watched)
         self.busy = BusyRanks(peers, self.patience, number)
         self.others = Others(words, hosts, console)
         self.follows = False  # another rank has failed
+        self.is_without_proxy = False  # the process that the launcher had started was killed
         self._was_lost_early = False
 
     def lost(self) -> Reason | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import struct
 import time
 from collections.abc import Iterator, Sequence
@@ -61,14 +62,19 @@ class Progress(NamedTuple):
 class Board:
     """Made before the fork; the worker writes, the guard reads. Of the ranks that have ended it is the other way round."""
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _FORM.size + _ENDED.size + _LOCKS.size)
+    def __init__(self, file: int | None = None) -> None:
+        """``file``: that of a board which is there; else one is made, in ``file`` of the new board."""
+        size = _FORM.size + _ENDED.size + _LOCKS.size
+        is_new = file is None
+        self.file = _new_file(size) if file is None else file
+        self._memory = mmap.mmap(self.file, size)
         self.process = 0  # the worker's
         self.began = time.monotonic()  # when the job did, also where this worker has taken another's place
         self._last = Progress()
         self._every = _EVERY
         self._start_interval()
-        self._write(self._last)
+        if is_new:
+            self._write(self._last)
 
     def step(
         self, step: int, steps: int, epoch: int, epochs: int, loss: float | None = None, own: float | None = None
@@ -195,6 +201,18 @@ class Board:
     def _write(self, new: Progress) -> None:
         self._last = new
         _FORM.pack_into(self._memory, 0, new.at, PHASES.index(new.phase), *new[2:])
+
+
+def _new_file(size: int) -> int:
+    if hasattr(os, "memfd_create"):  # no folder has to be writable
+        file = os.memfd_create("board")
+    else:
+        import tempfile
+
+        with tempfile.TemporaryFile() as temporary:
+            file = os.dup(temporary.fileno())
+    os.truncate(file, size)
+    return file
 
 
 def _averaged(mean: float, new: float, steps: int) -> float:

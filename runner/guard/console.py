@@ -7,9 +7,9 @@ import os
 import select
 import sys
 import time
-from typing import TextIO
 
 from runner.guard.launcher import described, error_output_of
+from runner.guard.origin import Origin
 from runner.guard.output import Output
 from runner.guard.settings import Words
 
@@ -17,10 +17,10 @@ _PRINTING = 2.0  # seconds in which a launcher, or a pager behind it, takes what
 
 
 class Console:
-    """Standard error, or that of the launcher where it no longer shows its ranks'."""
+    """The rank's standard error, or that of the launcher where it no longer shows its ranks'."""
 
-    def __init__(self, words: Words, launcher: int, output: Output) -> None:
-        self._words, self._launcher, self._output = words, launcher, output
+    def __init__(self, words: Words, launcher: int, output: Output, origin: Origin) -> None:
+        self._words, self._launcher, self._output, self._origin = words, launcher, output, origin
         self.said = ""  # last, without further lines; or the worker's own cause of its end
 
     def say(self, text: str, *, fix: str = "", last: bool = False, is_named: bool = True) -> None:
@@ -34,7 +34,7 @@ class Console:
         output = error_output_of(self._launcher) if last and not self._words.is_shown_to_the_end else None
         self.said, end, more = text.partition("\n")
         line = self._line("; ".join(filter(None, (self.said, fix))), is_named) + end + more
-        _print(line, output or sys.stderr)
+        print_line(line, output.fileno() if output else self._errors)
         if output:
             output.close()
             self._output.keep(line)
@@ -42,7 +42,7 @@ class Console:
     def repeat(self, text: str) -> None:
         """Print what the worker has printed itself, if its launcher does not show that any more."""
         if not self._words.is_shown_to_the_end and (output := error_output_of(self._launcher)):
-            _print(self._line(text, False), output)
+            print_line(self._line(text, False), output.fileno())
             output.close()
 
     def say_once(self, text: str) -> None:
@@ -62,28 +62,40 @@ class Console:
 
     def is_launchers(self, sender: int) -> bool:
         """Whether a signal comes from the launcher."""
-        return bool(self._launcher) and sender in (os.getppid(), self._launcher)
+        return bool(self._launcher) and sender in (self._origin.parent, self._launcher)
 
     def complain(self, text: str) -> None:
         """Print what has nothing to do with the end of the rank."""
-        _print(self._line(text, True), sys.stderr)
+        print_line(self._line(text, True), self._errors)
+
+    @property
+    def _errors(self) -> int | None:
+        """Where the rank's errors go; None if it was started without."""
+        return self._output.ends.get(2, self._origin.descriptors.get(2))
 
     def _line(self, text: str, is_named: bool) -> str:
         return f"runner: {self._words.label}: {text}" if is_named else f"runner: {text}"
 
 
-def _print(text: str, file: TextIO | None) -> None:
+def print_line(text: str, file: int | None) -> None:
+    """Print a line: see ``print_text``."""
+    print_text(f"{text}\n", file)
+
+
+def print_text(text: str, file: int | None) -> None:
     """Print a line, as far as it is taken in time: a guard does not wait for a launcher that was stopped, or has ended."""
-    if file is None:  # this process was started without one
+    if file is None:
         return
-    left, end = memoryview(f"{text}\n".encode(errors="replace")), time.monotonic() + _PRINTING
+    stream = sys.stderr  # its encoding is the ranks', too; None: it was closed
+    content = text.encode(stream.encoding, stream.errors or "strict") if stream else text.encode(errors="replace")
+    left, end = memoryview(content), time.monotonic() + _PRINTING
     with contextlib.suppress(OSError, ValueError):  # it was closed
         while left and _is_writable(file, end - time.monotonic()):
             # A pipe that is writable has room for so many bytes.
-            left = left[os.write(file.fileno(), left[: select.PIPE_BUF]) :]
+            left = left[os.write(file, left[: select.PIPE_BUF]) :]
 
 
-def _is_writable(file: TextIO, within: float) -> bool:
+def _is_writable(file: int, within: float) -> bool:
     poll = select.poll()
     poll.register(file, select.POLLOUT)
     return bool(poll.poll(1000 * max(0.0, within)))

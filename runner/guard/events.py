@@ -1,7 +1,8 @@
-"""What a guard waits for: signals, messages, and the end of its launcher."""
+"""What the thread of a rank waits for: signals to its proxy, messages, what the importer tells, and the end of its launcher."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -10,28 +11,39 @@ import threading
 
 from runner.guard.launcher import end_of
 
-# The first end a job; the others inform the program. Both are passed to the worker only: if SIGTERM ended its data
-# loaders, a checkpoint on SIGTERM would fail. Its child processes get SIGTERM after it has ended.
-ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-TELLS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-WATCHED = (*ENDS, *TELLS, signal.SIGCHLD)
 _EVENT = struct.Struct("=iqi")  # a signal, the process that sent it, and si_code (above 0: the kernel sent it)
 
 
 class Events:
-    """Signals are taken by a thread, which knows their senders; each becomes an event in a pipe."""
+    """Each is written to a pipe, by whichever thread has it."""
 
-    def __init__(self, launcher: int) -> None:
-        """``launcher``: the process whose end is waited for, 0 for none."""
-        self._signals, events = os.pipe()
-        self._messages, self.wake = os.pipe()  # wake: where a byte is written for each message
-        for end in (self._signals, self._messages):
+    def __init__(self) -> None:
+        self._signals, self._put = os.pipe()
+        self._messages, self._wake = os.pipe()
+        for end in (self._signals, self._put, self._messages, self._wake):
             os.set_blocking(end, False)
-        self.own_ends = (self._signals, events, self._messages, self.wake)  # that only the guard may hold
-        self._end_of_launcher = end_of(launcher)
+        self._lock, self._is_open = threading.Lock(), True  # a pipe that is closed has given its number away
+        self._end_of_launcher: int | None = None
         self.is_orphan = False  # the launcher has ended
+        self.has_lost_proxy = False
         self._ready: list[int] = []
-        threading.Thread(target=_take_signals, args=(events,), daemon=True).start()
+
+    def watch(self, launcher: int) -> None:
+        """Wait for the end of this process, too; 0 for none."""
+        self._end_of_launcher = end_of(launcher)
+
+    def put(self, number: int, sender: int = 0, code: int = 0) -> None:
+        """A signal has come to the proxy; 0: only that something has changed."""
+        self._write(self._put, _EVENT.pack(number, sender, code))
+
+    def wake(self) -> None:
+        """There is a message."""
+        self._write(self._wake, b"m")
+
+    def _write(self, pipe: int, content: bytes) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):  # it is full: whoever reads it is woken anyway
+            if self._is_open:
+                os.write(pipe, content)
 
     def wait(self, within: float, *more: int) -> None:
         """Wait for one of them, or until something can be read from one of these file descriptors."""
@@ -46,10 +58,8 @@ class Events:
 
     def signals(self) -> list[tuple[int, int, int]]:
         """Those that have come since the last call: number, sender and si_code of each."""
-        try:
-            return list(_EVENT.iter_unpack(os.read(self._signals, 256 * _EVENT.size)))
-        except BlockingIOError:
-            return []
+        found = read(self._signals)
+        return [event for event in _EVENT.iter_unpack(found or b"") if event[0]]
 
     def has_messages(self) -> bool:
         """Whether there may be messages since the last call."""
@@ -61,16 +71,14 @@ class Events:
         self.is_orphan = self.is_orphan or is_lost
         return is_lost
 
-
-def _take_signals(events: int) -> None:
-    """Write every signal to this process to a pipe, with its sender, which a signal handler would not know."""
-    while True:
-        if hasattr(signal, "sigwaitinfo"):
-            received = signal.sigwaitinfo(WATCHED)
-            event = received.si_signo, received.si_pid, received.si_code
-        else:  # not Linux
-            event = signal.sigwait(WATCHED), 0, 0
-        os.write(events, _EVENT.pack(*event))
+    def close(self) -> None:
+        """Nothing is waited for any more."""
+        with self._lock:
+            self._is_open = False
+            for end in (self._signals, self._put, self._messages, self._wake):
+                os.close(end)
+        if self._end_of_launcher:
+            os.close(self._end_of_launcher)
 
 
 def readable(sources: list[int], within: float) -> list[int]:

@@ -1,4 +1,4 @@
-"""The worker's Unix process group: the processes that the worker has started end with it, even if the guard dies first."""
+"""The worker's Unix process group: the processes that the worker has started end with it."""
 
 from __future__ import annotations
 
@@ -6,55 +6,26 @@ import contextlib
 import ctypes
 import os
 import signal
-import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
 
 from runner.base.errors import EXIT_FAILURE
-from runner.base.locks import remove_left
+
+if TYPE_CHECKING:
+    import psutil
 
 # linux/prctl.h
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_NUMBER = struct.Struct("=i")  # a process id
-_DONE = _NUMBER.pack(0)
-_DYING = 10.0  # seconds that a killed worker may take to its end
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
 
 class Group:
-    """The worker and the processes that it has started.
+    """The worker and the processes that it has started. If the agent is killed, the rank's proxy ends them."""
 
-    If the worker has a process group of its own, a second process (the sweeper) watches the guard: a launcher that kills
-    only the guard would leave the group behind, and the worker's locks. (The kernel ends the worker itself, see ``die_with``.)
-    """
-
-    def __init__(self, *, is_own: bool, but: Sequence[int], locks: Callable[[], list[str]] = list) -> None:
-        """Call in the guard, right before the fork: the sweeper is there before the worker starts anything.
-
-        Args:
-            is_own: the worker leads a group of its own; otherwise it is in the guard's, on a terminal.
-            but: file descriptors that only the guard may hold.
-            locks: those that the worker has held (runner/base/locks.py).
-
-        Raises:
-            OSError: there is no room for one more process.
-        """
+    def __init__(self, *, is_own: bool) -> None:
+        """``is_own``: the worker leads a group of its own; otherwise it is in its proxy's, on a terminal."""
         self.is_own, self._is_over = is_own, False
-        self._sweeper = _start_sweeper(but, locks) if is_own else None
-
-    @property
-    def own_ends(self) -> list[int]:
-        """The file descriptors that only the guard may hold."""
-        return [] if self._sweeper is None else [self._sweeper]
-
-    def lead(self) -> None:
-        """Call in the worker: it leads a group of its own, and tells the sweeper."""
-        os.setpgid(0, 0)
-        if self._sweeper is not None:
-            with contextlib.suppress(OSError):  # it was killed: no reason to end the job
-                os.write(self._sweeper, _NUMBER.pack(os.getpid()))
-            os.close(self._sweeper)
 
     def end_if_empty(self, worker: int) -> None:
         """After the worker's end: take the group as ended if no process is left. The kernel may give its number to another group then."""
@@ -63,23 +34,18 @@ class Group:
                 os.killpg(worker, 0)
             except (ProcessLookupError, PermissionError):
                 self._is_over = True
-                self.close()
 
-    def end(self, worker: int, grace: float) -> None:
-        """After the worker's end: send SIGTERM to the remaining processes, and SIGKILL after ``grace`` seconds."""
+    def end(self, worker: int, grace: float, importer: int = 0, others: Collection[int] = ()) -> None:
+        """After the worker's end: send SIGTERM to the remaining processes, and SIGKILL after ``grace`` seconds.
+
+        Args:
+            importer: the worker's parent, which has adopted what it has left; of no group of its own only.
+            others: workers of other ranks.
+        """
         if not self.is_own:
-            _end_children(grace)
-        elif not self._is_over:
+            _end_children(grace, importer, others)
+        elif worker and not self._is_over:
             _end_group(worker, grace)
-        self.close()
-
-    def close(self) -> None:
-        """End the sweeper: the group has ended, or there is none."""
-        if self._sweeper is not None:
-            with contextlib.suppress(OSError):
-                os.write(self._sweeper, _DONE)
-            os.close(self._sweeper)
-            self._sweeper = None
 
 
 def adopt_orphans() -> None:
@@ -88,51 +54,23 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def name_process(name: str) -> str:
+    """Give this process a name of 15 letters at most, which ps and top show (Linux). Returns the one before."""
+    if sys.platform != "linux":
+        return name
+    with open("/proc/self/comm", encoding="utf-8", errors="surrogateescape") as file:
+        before = file.read().rstrip("\n")
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, os.fsencode(name), 0, 0, 0)
+    return before
+
+
 def die_with(parent: int, by: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent, such as the guard, dies for any reason (Linux)."""
+    """Have the kernel send this process a signal when its parent, such as the agent, dies for any reason (Linux)."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by, 0, 0, 0)
     if os.getppid() != parent:  # it died before the call
         os._exit(EXIT_FAILURE)
-
-
-def _start_sweeper(but: Sequence[int], locks: Callable[[], list[str]]) -> int:
-    """Fork a process that kills the worker's group if this one ends before it says that it has done so.
-
-    Returns:
-        The pipe on which the worker writes its process id, and then the guard that it is done.
-    """
-    pipe_out, pipe_in = os.pipe()
-    try:
-        process = os.fork()
-    except OSError:
-        os.close(pipe_out)
-        os.close(pipe_in)
-        raise
-    if process:
-        os.close(pipe_out)
-        return pipe_in
-    try:
-        os.close(pipe_in)
-        _sweep(pipe_out, but, locks)
-    finally:  # whatever it raises: this process must not go on as a guard
-        os._exit(0)
-
-
-def _sweep(pipe: int, but: Sequence[int], locks: Callable[[], list[str]]) -> None:
-    """Wait for the worker's process id, then for the guard; kill the group, and remove the locks, if the guard ends without a word."""
-    os.setsid()  # so that signals to the guard's group do not reach it
-    nothing = os.open(os.devnull, os.O_RDWR)
-    # A launcher waits until no process holds its pipes. One that it has closed may have given its number to this pipe.
-    for descriptor in {0, 1, 2, *but} - {pipe}:
-        os.dup2(nothing, descriptor)
-    group = os.read(pipe, _NUMBER.size)
-    if group not in (b"", _DONE) and os.read(pipe, _NUMBER.size) != _DONE:
-        (worker,) = _NUMBER.unpack(group)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(worker, signal.SIGKILL)
-        remove_left([Path(lock) for lock in locks()], worker, _DYING)
 
 
 def _end_group(group: int, grace: float) -> None:
@@ -141,30 +79,32 @@ def _end_group(group: int, grace: float) -> None:
         try:
             os.killpg(group, number)
             while time.monotonic() < deadline:
-                _reap()
                 os.killpg(group, 0)  # raises ProcessLookupError when the group is empty
                 time.sleep(0.02)
         except (ProcessLookupError, PermissionError):
             return
 
 
-def _end_children(grace: float) -> None:
-    """The same where the guard itself is in the group: end only the guard's descendants that are in it."""
+def _end_children(grace: float, importer: int, others: Collection[int]) -> None:
+    """The same where the worker is in the group of a terminal: end what it has left there, and no other rank's worker."""
     import psutil
 
-    own = os.getpgrp()
     left = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error, OSError):
-            if os.getpgid(process.pid) == own:
-                process.terminate()
-                left.append(process)
+    with contextlib.suppress(psutil.Error, OSError):
+        own = os.getpgid(importer)
+        for process in _without(psutil.Process(importer), others):
+            with contextlib.suppress(psutil.Error, OSError):
+                if os.getpgid(process.pid) == own:
+                    process.terminate()
+                    left.append(process)
     for process in psutil.wait_procs(left, grace)[1]:
         with contextlib.suppress(psutil.Error):
             process.kill()
 
 
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG) != (0, 0):
-            pass
+def _without(process: psutil.Process, others: Collection[int]) -> Iterator[psutil.Process]:
+    """The descendants of a process, without these children and theirs."""
+    for child in process.children():
+        if child.pid not in others:
+            yield child
+            yield from _without(child, ())

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-
-from runner.base.errors import EXIT_OK
+from runner.base.errors import EXIT_FAILURE, EXIT_OK
+from runner.guard.child import Child
 from runner.guard.decision import Decision
 from runner.guard.ending import Ending
+from runner.guard.host import OnHost
 from runner.guard.messages import Failed
 from runner.guard.notice import Notice
-from runner.guard.nursery import Child, Lifeline, Nursery
 from runner.guard.output import Output
 from runner.guard.settings import Watched, Words
 from runner.guard.watch import Watch
@@ -25,20 +22,19 @@ _WRITING = 2.0  # seconds for what is still to be written, at the end
 class Guard:
     """One rank's."""
 
-    def __init__(self, nursery: Nursery, words: Words, watched: Watched, output: Output, notice: Notice) -> None:
-        self._nursery, self._words, self._output = nursery, words, output
-        self._watch = Watch(nursery, words, watched, output, notice)
+    def __init__(self, host: OnHost, words: Words, watched: Watched, output: Output, notice: Notice) -> None:
+        self._host, self._words, self._output = host, words, output
+        self._watch = Watch(host, words, watched, output, notice)
         self.restarts, self._peers = self._watch.restarts, self._watch.peers
         self._console, self._events = self._watch.console, self._watch.events
 
-    def watch(self, child: Child) -> Decision | Lifeline:
-        """Watch a worker until it has ended. Returns what that means; in a spare process that was called, its lifeline."""
+    def watch(self, child: Child) -> Decision:
+        """Watch a worker until it has ended. Returns what that means."""
         watch = self._watch
         attempt = watch.begin(child)
         worker = attempt.worker
-        while (status := self._nursery.status_of(worker.process)) is None:
-            if (spare := watch.look()) is not None:
-                return spare
+        while (status := child.status) is None:
+            watch.look()
             if worker.is_late():
                 if worker.verdict is None and worker.rendezvous_at:
                     self._console.say("has not ended in time")
@@ -48,6 +44,9 @@ class Guard:
                     return self._conclude(None)
             self._events.wait(worker.left(_ROUND), *([] if worker.is_silent else [worker.messages]))
         watch.receive_from_worker()  # its last words
+        if child.problem and worker.verdict is None:
+            self._console.say(child.problem)
+            worker.verdict = EXIT_FAILURE
         worker.has_ended = attempt.hang.has_ended = True
         attempt.busy.note(self._words.rank, is_busy=False)
         worker.group.end_if_empty(worker.process)
@@ -63,20 +62,29 @@ class Guard:
             self._watch.note(failure)
         if decision.tells_failure:
             self._peers.tell(Failed(attempt=attempt.number, again=decision.starts_again, failure=report.first))
-        worker.group.end(worker.process, GRACE)
+        self._end_group()
         if decision.starts_again:
             report.write(is_mended=True)
             self.restarts.next()
             self._console.say_once(f"all ranks start again ({self.restarts.attempt} of {self.restarts.most})")
             self._output.start_again()
-            worker.close()
+        worker.close()
         return decision.starts_again
+
+    def end_without_proxy(self, why: str) -> None:
+        """The process that the launcher had started was killed: nobody takes an exit code. Within a few seconds."""
+        worker = self._watch.attempt.worker
+        self._end_group()
+        worker.close()
+        self._end(why)
 
     def leave(self, decision: Decision) -> None:
         """Tell the others how this rank has ended, leave their line, and write what is left; within a few seconds."""
         states = self._watch.states
         if decision.ends_launch:
-            end_other_ranks(os.environ, decision.code)  # Hydra has them wait for a rank that has not called MPI_Init()
+            end_other_ranks(
+                self._host.origin.hydra, decision.code
+            )  # Hydra has them wait for a rank that has not called MPI_Init()
         if states:
             states.end(decision.code, self._console.said, decision.ended_by)
         if decision.code != EXIT_OK:
@@ -84,10 +92,18 @@ class Guard:
         if states and states.come_by_line:
             for rank, state in self._peers.last_states():
                 states.take(rank, state)
-        self._peers.leave()
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        self._end("")
+
+    def _end_group(self) -> None:
+        """End what the worker has left."""
+        worker = self._watch.attempt.worker
+        others = self._host.workers() - {worker.process}
+        worker.group.end(worker.process, GRACE, self._host.importer()[0], others)
+
+    def _end(self, why: str) -> None:
+        """Leave the link, and write what is left. ``why``: this rank is gone."""
+        states = self._watch.states
+        self._peers.leave(why)
         self._output.close()
         if states:
             states.close()

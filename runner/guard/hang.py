@@ -58,7 +58,7 @@ class Patience:
 
     def __init__(
         self,
-        worker: int,
+        worker: Callable[[], int],
         board: Board,
         hang_after: float,
         save_within: float = 0.0,
@@ -104,7 +104,7 @@ class Patience:
         self.watched += passed
         if now - self._looked_at_process >= _BETWEEN:
             self._looked_at_process = now
-            self._stopped = self._stopped + 1 if _is_stopped(self._worker) else 0
+            self._stopped = self._stopped + 1 if _is_stopped(self._worker()) else 0
         allowed = self._allowed(progress.phase)
         self._progress.see(self._mark(progress, allowed), passed)
         if allowed:
@@ -189,15 +189,14 @@ class Hang:
 
     def __init__(
         self,
-        worker: int,
-        file: IO[Any],
+        shown: Callable[[], tuple[int, IO[Any]]],
         rank: int = 0,
         size: int = 1,
         calls: Callable[[], list[Call]] = list,
         attempt: int = 0,
     ) -> None:
-        """``calls`` asks the worker what it has called last."""
-        self._worker, self._file, self._rank, self._size, self._calls = worker, file, rank, size, calls
+        """``shown``: whose stack tells where the worker is, and its file; ``calls`` asks the worker what it has called last."""
+        self._shown, self._rank, self._size, self._calls = shown, rank, size, calls
         self._attempt = attempt
         self.reasons: dict[int, Reason] = {}  # by rank
         self.stacks: dict[int, str | None] = {}  # None: the worker has ended well
@@ -255,8 +254,9 @@ class Hang:
 
     def place(self) -> str:
         """Where this worker is now."""
-        frames = stacks.main_thread(stacks.take(self._worker, self._file))
-        in_kernel = "" if frames else stacks.place_in_kernel(self._worker)
+        process, file = self._shown()
+        frames = stacks.main_thread(stacks.take(process, file))
+        in_kernel = "" if frames else stacks.place_in_kernel(process)
         return stacks.place(frames) + (f" ({in_kernel})" if in_kernel else "")
 
     def look(self, peers: Peers, hosts: Mapping[int, str | None]) -> str:
@@ -283,7 +283,7 @@ class Hang:
         # First: the signal that takes the stacks may end the wait in which the worker is.
         if not self.has_ended:
             self.calls[self._rank] = self._calls()
-        self.stacks[self._rank] = None if self.has_ended else stacks.take(self._worker, self._file)
+        self.stacks[self._rank] = None if self.has_ended else stacks.take(*self._shown())
 
     def report(
         self,

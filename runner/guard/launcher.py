@@ -17,13 +17,13 @@ from runner.launch.launcher_processes import launcher_process
 _LOOK = 1.0  # seconds between two looks
 
 
-def launcher_of(context: LaunchContext) -> int:
+def launcher_of(context: LaunchContext, parent: int) -> int:
     """The id of the process whose end leaves this host's ranks without a launcher; 0 if there is none or it is not seen."""
     if not context.launcher.has_process:
         return 0
     if context.launcher.is_parent:
-        return os.getppid()
-    process = launcher_process()
+        return parent
+    process = launcher_process(context.process)
     return process.pid if process is not None else 0
 
 

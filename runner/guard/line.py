@@ -1,13 +1,12 @@
-"""The line between the guards of a job: a star with rank 0's guard in the middle, which passes messages on.
+"""The control link between the hosts of a job: a star with the agent of rank 0's host as its hub, which passes messages on.
 
-What one guard tells, all others receive. So a rank that has failed, is frozen or has lost its host is known everywhere at once,
-also where the launcher does not end the others.
+What is told of one rank, the guards of all others receive. So a rank that has failed, is frozen or has lost its host is known
+everywhere at once, also where the launcher does not end the others. An agent has one connection, however many ranks are on its host.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import socket
 import threading
@@ -19,24 +18,37 @@ from dataclasses import dataclass
 from runner.base.errors import RunnerError
 from runner.guard.board import MOST_ENDED
 from runner.guard.libraries import in_library
-from runner.guard.messages import Alive, Apart, Failed, Gone, Left, Message, Returned, ToMiddle, packed, unpacked
+from runner.guard.messages import (
+    Alive,
+    Apart,
+    Failed,
+    Gone,
+    Joined,
+    Left,
+    Message,
+    Returned,
+    ToMiddle,
+    packed,
+    unpacked,
+)
 from runner.rendezvous.transport.client import Client, UnreachableError, connect
+from runner.rendezvous.transport.endpoint import listen
 from runner.rendezvous.transport.protocol import ProtocolError
 from runner.rendezvous.transport.server import Server
 
 _LARGEST = 1 << 22  # bytes of a message: the stacks of a rank
-_ROUND = 0.05  # seconds in which the middle looks for something to send
+_ROUND = 0.05  # seconds in which the hub looks for something to send
 _BEAT = 5.0  # seconds between two signs of life
-_SILENT = 30.0  # seconds without one after which a guard counts as gone
-_JOINING = 10.0  # seconds for the connection to the middle
+_SILENT = 30.0  # seconds without one after which an agent counts as gone
+_JOINING = 10.0  # seconds for the connection to the hub
 _SENDING = 1.0
-_ENDED = "its guard has ended, with its host or by a signal"
+_ENDED = "its host's agent has ended, with the host or by a signal"
 _SILENCE = f"its host has not answered for {_SILENT:.0f} s"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where the middle is, and who asks."""
+    """Where the hub is, and which rank asks."""
 
     host: str
     port: int
@@ -46,82 +58,125 @@ class Address:
     size: int
 
 
-class Line:
-    """This guard's end. ``wake`` is the writing end of a pipe that gets a byte for each message."""
+class Link:
+    """An agent's end, for all its ranks."""
 
-    def __init__(self, address: Address, listener: socket.socket | None, wake: int) -> None:
-        """Join the line, in a thread. ``listener`` is that of rank 0's guard."""
-        self._address, self._listener, self._wake = address, listener, wake
-        self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self.is_open = True
-        self._middle: _Middle | None = None
-        work = self._join if listener is None else self._serve
-        self._thread = threading.Thread(target=work, name="line", daemon=True)
-        self._thread.start()
+    def __init__(self) -> None:
+        self.listener: socket.socket | None = None  # the hub's, on rank 0's host
+        self.is_open = False
+        self._lines: dict[int, Line] = {}  # by rank: those that have not left
+        self._told: list[tuple[int, Message]] = []  # for ranks that join later
+        self._has_had_rank_0 = False
+        self._lock = threading.Lock()
+        self._outbox: queue.SimpleQueue[tuple[int, Message] | None] = queue.SimpleQueue()
+        self._hub: _Hub | None = None
+        self._thread: threading.Thread | None = None
 
-    @property
+    def listen(self) -> None:
+        """Called where rank 0 is, before its worker is started."""
+        with contextlib.suppress(OSError):  # the job runs without a link
+            self.listener = listen(loopback=False)
+
+    def join(self, address: Address, wake: Callable[[], None]) -> Line:
+        """A rank joins. ``wake``: called for each message to it."""
+        line = Line(self, address.rank, wake)
+        with self._lock:
+            told, self._lines[address.rank] = list(self._told), line
+            self._has_had_rank_0 = self._has_had_rank_0 or address.rank == 0
+            is_first = self._thread is None
+            if is_first:
+                self.is_open = True
+                work = self._join if self.listener is None else self._serve
+                self._thread = threading.Thread(target=work, args=(address,), name="link", daemon=True)
+        self._outbox.put((address.rank, Joined()))
+        for rank, message in told:
+            if line.rank == 0 or not isinstance(message, ToMiddle):
+                line.deliver(rank, message)
+        if is_first and self._thread is not None:
+            self._thread.start()
+        return line
+
     def present(self) -> set[int]:
-        """The ranks whose guards have joined and not left, as far as this one knows: the middle knows all others."""
-        return {self._address.rank, *(list(self._middle.last_received) if self._middle else ())}
+        """The ranks that have joined and not left, as far as this agent knows: the hub's knows all."""
+        with self._lock:
+            own = set(self._lines)
+        return own | (self._hub.present() if self._hub else set())
 
     def silent(self) -> set[int]:
-        """On rank 0: those from which it has not heard for two signs of life, as if their hosts cannot be reached."""
-        heard = dict(self._middle.last_received) if self._middle else {}
-        return {rank for rank, at in heard.items() if time.monotonic() - at > 2 * _BEAT}
+        """At the hub: the ranks of which it has not heard for two signs of life, as if their hosts cannot be reached."""
+        return self._hub.silent() if self._hub else set()
 
-    def received(self) -> list[tuple[int, Message]]:
-        """The messages that have arrived, each after the rank that told it, or that is gone."""
-        found = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                found.append(self._inbox.get_nowait())
-        return found
+    def tell(self, rank: int, message: Message) -> None:
+        """A rank tells all others, or only rank 0: see the message."""
+        self.deliver(rank, message)
+        if self.is_open and not (isinstance(message, ToMiddle) and self.listener):
+            self._outbox.put((rank, message))
 
-    def tell(self, message: Message) -> None:
-        """Tell all other guards, or only rank 0's: see the message."""
-        if self.is_open:
-            self._outbox.put(message)
+    def deliver(self, rank: int, message: Message) -> None:
+        """To the ranks of this host, but to that which has told it."""
+        with self._lock:
+            if isinstance(message, Failed | Gone) or (
+                isinstance(message, ToMiddle) and self.listener and not self._has_had_rank_0
+            ):
+                self._told.append((rank, message))
+            lines = [line for line in self._lines.values() if line.rank != rank]
+        for line in lines:
+            if line.rank == 0 or not isinstance(message, ToMiddle | Left):
+                line.deliver(rank, message)
 
-    def close(self) -> None:
-        """Leave, after what was told is sent; within a second or two."""
-        self._outbox.put(Left())
-        self._outbox.put(None)
-        self._thread.join(2 * _SENDING)
+    def leave(self, rank: int, last: Message) -> None:
+        """A rank leaves, after what it has told is sent; within a second or two."""
+        with self._lock:
+            self._lines.pop(rank, None)
+            is_last = not self._lines
+        self.deliver(rank, last)
+        self._outbox.put((rank, last))
+        if is_last and self._thread is not None:
+            self._outbox.put(None)
+            self._thread.join(2 * _SENDING)
+            with self._lock:
+                if not self._lines:  # another job of this agent's may begin
+                    if self.listener is not None:
+                        self.listener.close()
+                    self._thread = self._hub = self.listener = None
+                    self._told.clear()
+                    self._has_had_rank_0 = False
 
-    def _deliver(self, rank: int, message: Message) -> None:
-        self._inbox.put((rank, message))
-        with contextlib.suppress(OSError):
-            os.write(self._wake, b"l")
-
-    def _serve(self) -> None:
-        assert self._listener is not None
-        server = Server(self._listener, bytes.fromhex(self._address.key), self._address.size, _LARGEST)
-        with contextlib.suppress(OSError, RunnerError), server:
-            self._middle = _Middle(server, self._outbox, self._deliver)
-            self._middle.serve()
-        self.is_open = False
-
-    def _join(self) -> None:
-        one = self._address
+    def _serve(self, address: Address) -> None:
+        assert self.listener is not None
+        server = Server(self.listener, bytes.fromhex(address.key), address.size, _LARGEST)
         try:
-            client = self._connect()
+            with contextlib.suppress(OSError, RunnerError), server:
+                self._hub = _Hub(server, self._outbox, self.deliver)
+                self._hub.serve()
+        finally:
+            self.is_open = False
+
+    def _join(self, one: Address) -> None:
+        try:
+            client = self._connect(one)
         except (OSError, ProtocolError) as error:
             self.is_open = False  # the launcher alone ends the ranks then
             # Where nothing listens any more the job is about to end.
             if isinstance(error, (UnreachableError, socket.gaierror)):
-                self._deliver(one.rank, Apart(f"{one.host}:{one.port}: {error.strerror}"))
+                self._deliver_to_all(one.rank, Apart(f"{one.host}:{one.port}: {error.strerror}"))
             return
         with client:
             if why := self._talk(client):
-                self._deliver(0, Gone(why))
+                self._deliver_to_all(0, Gone(why))
         self.is_open = False
 
-    def _connect(self) -> Client:
-        one, end = self._address, time.monotonic() + _JOINING
+    def _deliver_to_all(self, rank: int, message: Message) -> None:
+        with self._lock:
+            lines = list(self._lines.values())
+        for line in lines:
+            line.deliver(rank, message)
+
+    def _connect(self, one: Address) -> Client:
+        end = time.monotonic() + _JOINING
         while True:
             try:
-                # Bytes: for a str Python imports a codec, here in a thread. A process that the guard forks meanwhile would wait
+                # Bytes: for a str Python imports a codec, here in a thread. A process that the agent forks meanwhile would wait
                 # without end for the lock of that import.
                 with in_library():
                     family = socket.getaddrinfo(one.host.encode(), one.port, type=socket.SOCK_STREAM)[0][0]
@@ -134,7 +189,7 @@ class Line:
     def _talk(self, client: Client) -> str:
         """Send and receive until one side leaves. Returns why rank 0 counts as gone.
 
-        "": a side has said that it leaves, or rank 0's had not noticed that this guard has come.
+        "": a side has said that it leaves, or the hub had not noticed that this agent has come.
         """
         received = sent = looked = time.monotonic()
         has_joined, is_heard = False, True
@@ -145,13 +200,13 @@ class Line:
             looked = now
             try:
                 if now - sent > _BEAT:
-                    self._outbox.put(Alive())
+                    client.send(packed(0, Alive()), _SENDING)
                     sent = now
                 while is_heard:
-                    message = self._outbox.get_nowait()
-                    if message is None:
+                    told = self._outbox.get_nowait()
+                    if told is None:
                         return ""
-                    client.send(packed(self._address.rank, message), _SENDING)
+                    client.send(packed(*told), _SENDING)
             except queue.Empty:
                 pass
             except TimeoutError:
@@ -159,12 +214,12 @@ class Line:
             except OSError:
                 is_heard = False  # the other end is closed; it may have said before that it leaves
             try:
-                rank, told = unpacked(client.receive(2 * _ROUND))
+                rank, message = unpacked(client.receive(2 * _ROUND))
                 received, has_joined = now, True
-                if isinstance(told, Left):
+                if isinstance(message, Left) and rank == 0:
                     return ""
-                if not isinstance(told, Alive):
-                    self._deliver(rank, told)
+                if not isinstance(message, Alive | Left):
+                    self.deliver(rank, message)
             except TimeoutError:
                 if now - received > _SILENT:
                     return _SILENCE
@@ -172,69 +227,142 @@ class Line:
                 return _ENDED if has_joined else ""
 
 
-class _Middle:
-    """Rank 0's guard: it passes messages on, and notices who is gone."""
+class Line:
+    """A rank's end of its agent's link."""
+
+    def __init__(self, link: Link, rank: int, wake: Callable[[], None]) -> None:
+        self._link, self.rank, self._wake = link, rank, wake
+        self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
+
+    @property
+    def is_open(self) -> bool:
+        return self._link.is_open
+
+    @property
+    def present(self) -> set[int]:
+        """The ranks whose guards have joined and not left, as far as this one is to know: rank 0's knows all others."""
+        return {self.rank, *(self._link.present() if self.rank == 0 else ())}
+
+    def silent(self) -> set[int]:
+        """See ``Link``."""
+        return self._link.silent()
+
+    def received(self) -> list[tuple[int, Message]]:
+        """The messages that have arrived, each after the rank that told it, or that is gone."""
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._inbox.get_nowait())
+        return found
+
+    def tell(self, message: Message) -> None:
+        """Tell all others, or only rank 0: see the message."""
+        self._link.tell(self.rank, message)
+
+    def close(self, why: str = "") -> None:
+        """Leave, after what was told is sent; within a second or two.
+
+        Args:
+            why: the rank is gone.
+        """
+        self._link.leave(self.rank, Gone(why) if why else Left())
+
+    def deliver(self, rank: int, message: Message) -> None:
+        """A message for this rank's guard."""
+        self._inbox.put((rank, message))
+        self._wake()
+
+
+class _Hub:
+    """On rank 0's host: it passes messages on, and notices which hosts are gone."""
 
     def __init__(
-        self, server: Server, outbox: queue.SimpleQueue[Message | None], deliver: Callable[[int, Message], None]
+        self,
+        server: Server,
+        outbox: queue.SimpleQueue[tuple[int, Message] | None],
+        deliver: Callable[[int, Message], None],
     ) -> None:
         self._server, self._outbox, self._deliver = server, outbox, deliver
         self._told: list[list[object]] = []  # for those that join later
-        self.last_received: dict[int, float] = {}  # by rank: when it was last received; not those that have left
-        self._left: set[int] = set()
+        self._heard: dict[int, float] = {}  # by the rank that an agent has connected as: when it was last heard
+        self._ranks: dict[int, set[int]] = {}  # by the same: its ranks that have joined and not left
+        self._greeted: set[int] = set()
+        self._has_left = False  # rank 0 has, so that the other agents close their connections
         self._returned: Counter[int] = Counter()  # ranks of which was passed on that they have, by attempt
+
+    def present(self) -> set[int]:
+        """The other hosts' ranks that have joined and not left."""
+        return set().union(*list(self._ranks.values()))
+
+    def silent(self) -> set[int]:
+        """Those of hosts that were not heard for two signs of life."""
+        now = time.monotonic()
+        late = [agent for agent, at in list(self._heard.items()) if now - at > 2 * _BEAT]
+        return set().union(*(self._ranks.get(agent, set()) for agent in late))
 
     def serve(self) -> None:
         sent = looked = time.monotonic()
         while True:
             now = time.monotonic()
-            if now - looked > _BEAT:
-                self.last_received = dict.fromkeys(self.last_received, now)
+            if now - looked > _BEAT:  # this process was suspended, and perhaps the others, too
+                self._heard = dict.fromkeys(self._heard, now)
             looked = now
             with contextlib.suppress(queue.Empty):
                 while True:
                     own = self._outbox.get_nowait()
                     if own is None:
                         return
-                    if not isinstance(own, ToMiddle):
-                        self._pass_on(0, own)
+                    self._pass_on(*own)
+                    self._has_left = self._has_left or (own[0] == 0 and isinstance(own[1], Left))
             if now - sent > _BEAT:
                 sent = now
                 self._pass_on(0, Alive())
             for peer, message in self._server.receive(_ROUND):
                 if peer.rank is not None:
-                    self._take(peer.rank, unpacked(message)[1])  # of the rank that it has proved
-            for rank in self._server.ranks.keys() - self.last_received.keys() - self._left:
-                self.last_received[rank] = now
+                    self._take(peer.rank, *unpacked(message))
+            for agent in self._server.ranks.keys() - self._greeted:
+                self._greeted.add(agent)
+                self._heard.setdefault(agent, now)
                 for message in [packed(0, Alive()), *self._told]:  # the first says that it has joined
-                    self._server.send(rank, message, _SENDING)
+                    self._server.send(agent, message, _SENDING)
             self._look_for_the_gone(now)
 
-    def _take(self, rank: int, message: Message) -> None:
-        self.last_received[rank] = time.monotonic()
-        if isinstance(message, Left):
-            self._left.add(rank)
-            self.last_received.pop(rank, None)
-        elif not isinstance(message, Alive | ToMiddle):
-            self._pass_on(rank, message)
-        if not isinstance(message, Alive):
-            self._deliver(rank, message)
+    def _take(self, agent: int, rank: int, message: Message) -> None:
+        self._heard[agent] = time.monotonic()
+        match message:
+            case Alive():
+                return
+            case Joined():
+                self._ranks.setdefault(agent, set()).add(rank)
+                return
+            case Left() | Gone():
+                self._ranks.get(agent, set()).discard(rank)
+        if not isinstance(message, ToMiddle | Left):
+            self._pass_on(rank, message, agent)
+        self._deliver(rank, message)
 
     def _look_for_the_gone(self, now: float) -> None:
-        for rank, received in list(self.last_received.items()):
+        for agent, heard in list(self._heard.items()):
             reason = ""
-            if rank not in self._server.ranks:
+            if agent not in self._server.ranks:
                 reason = _ENDED
-            elif now - received > _SILENT:
+            elif now - heard > _SILENT:
                 reason = _SILENCE
-            if reason:
-                # First: a rank that is absent without a message counts as one that has done its work.
+            if not reason:
+                continue
+            del self._heard[agent]
+            self._server.ranks.pop(agent, None)
+            ranks = self._ranks.pop(agent, set())
+            if self._has_left and reason == _ENDED:
+                continue
+            for rank in sorted(ranks):
                 self._deliver(rank, Gone(reason))
-                del self.last_received[rank]
-                self._left.add(rank)
-                self._pass_on(rank, Gone(reason))
+                self._pass_on(rank, Gone(reason), agent)
 
-    def _pass_on(self, rank: int, message: Message) -> None:
+    def _pass_on(self, rank: int, message: Message, from_agent: int = 0) -> None:
+        """To all agents but that of the rank."""
+        if isinstance(message, Joined) or (isinstance(message, Left) and rank != 0):
+            return
         whole = packed(rank, message)
         if isinstance(message, Returned):
             self._returned[message.attempt] += 1
@@ -242,6 +370,6 @@ class _Middle:
                 return
         if isinstance(message, Failed | Gone):
             self._told.append(whole)
-        for other in self.last_received.keys() & self._server.ranks.keys():
-            if other != rank:
+        for other in self._heard.keys() & self._server.ranks.keys():
+            if other != from_agent:
                 self._server.send(other, whole, _SENDING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from runner.base.errors import EXIT_USAGE
 from runner.guard.console import Console
 from runner.guard.hang import Hang, Patience
-from runner.guard.settings import Words
+from runner.guard.settings import Watched, Words
 from runner.guard.strangers import Strangers
 from runner.guard.worker import GRACE, Worker
 from runner.launch.siblings import HOW_TO_START
@@ -18,11 +18,11 @@ class Meeting:
     """Of one worker with the others."""
 
     def __init__(
-        self, worker: Worker, patience: Patience, hang: Hang, words: Words, console: Console, within: float
+        self, worker: Worker, patience: Patience, hang: Hang, words: Words, console: Console, watched: Watched
     ) -> None:
-        """``within``: seconds in which the ranks are to meet."""
         self._worker, self._patience, self._hang, self._words, self._console = worker, patience, hang, words, console
-        self._slow_after = min(_STARTING, within / 2)
+        self._slow_after = min(_STARTING, watched.rendezvous_timeout / 2)
+        self._is_first_on_host = watched.is_first_on_host
         self._is_slow = False  # that it starts slowly was said
         self._strangers = Strangers(words.find_siblings)
 
@@ -49,7 +49,10 @@ class Meeting:
             return
         if self._patience.watched > self._slow_after:
             self._is_slow = True
-            self._console.complain(f"has not started yet: it is in {self._hang.place()}")
+            if self._worker.process:
+                self._console.complain(f"has not started yet: it is in {self._hang.place()}")
+            elif self._is_first_on_host:  # its host's ranks wait for the same
+                self._console.complain(f"has not started yet: what it needs is being imported, in {self._hang.place()}")
 
     def _look_for_other_programs(self) -> None:
         """End a wait for ranks that will never meet this one, and name those that may not."""

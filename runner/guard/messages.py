@@ -24,13 +24,18 @@ class Alive:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """The rank's guard has joined the link. Its agent sends it by itself."""
+
+
+@dataclass(frozen=True)
 class Left:
-    """The guard leaves the line, after all that it has told."""
+    """The rank's guard leaves the link, after all that it has told."""
 
 
 @dataclass(frozen=True)
 class Gone:
-    """The guard of the rank beside it is no longer there. Rank 0's guard tells it; of rank 0's guard the own line does."""
+    """The rank's processes, its agent or its host are no longer there. The hub tells it; of the hub itself each agent's link does."""
 
     why: str
 
@@ -140,6 +145,7 @@ class Hung:
 
 Message: TypeAlias = (
     Alive
+    | Joined
     | Left
     | Gone
     | Apart

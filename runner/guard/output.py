@@ -1,8 +1,8 @@
 """What a rank prints, kept in files (``DIR/output/rank-00003.out`` and ``.err``) and shown with its rank.
 
-Before the guard forks it puts pipes in the place of its standard output and error. So they take what C code, child processes and
-the guard itself write, in the order of writing; a thread of the guard passes it on. In the place of a terminal they are
-pseudo-terminals: programs see one as before.
+A worker gets pipes in the place of its standard output and error. So they take what C code, child processes and the agent itself
+write, in the order of writing; a thread of the agent passes it on. In the place of a terminal they are pseudo-terminals:
+programs see one as before.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from runner.guard.events import read, readable
@@ -22,21 +23,21 @@ _LEAVING = 2.0  # seconds that the end may take where a process of the rank's st
 class Output:
     """Standard output and error of a rank. Without a folder or a prefix they stay as they are."""
 
-    def __init__(self, folder: Path | None, rank: int, *, with_rank: bool) -> None:
-        """Call before the fork."""
+    def __init__(self, folder: Path | None, rank: int, shown: Mapping[int, int], *, with_rank: bool) -> None:
+        """``shown``: the descriptors of where the rank's output goes, by its numbers there."""
         prefix = f"[{rank}] ".encode() if with_rank else b""
         paths = {number: f"rank-{rank:05d}.{name}" for number, name in ((1, "out"), (2, "err"))}
         self._streams = [
-            _Stream(number, folder / "output" / name if folder else None, prefix)
+            _Stream(number, shown[number], folder / "output" / name if folder else None, prefix)
             for number, name in paths.items()
-            if folder or with_rank
+            if number in shown and (folder or with_rank)
         ]
-        self.ends = [end for one in self._streams for end in (one.end, one.shown)]  # that only the guard may hold
+        self.ends = {one.number: one.writing for one in self._streams}  # what the worker, and the agent, write to
         self._lock = threading.Lock()
         self._files: Files | None = None
 
     def pass_on(self, files: Files | None) -> None:
-        """Begin; after the fork."""
+        """Begin."""
         self._files = files
         if self._streams:
             threading.Thread(target=self._work, name="output", daemon=True).start()
@@ -56,11 +57,14 @@ class Output:
         """Pass on the rest. A child process that holds a pipe open is not waited for."""
         streams, deadline = list(self._streams), time.monotonic() + _LEAVING
         for one in streams:
-            os.dup2(one.shown, one.number)
+            one.close()
+        self.ends = {}
         while self._turn(_LEAVING) and time.monotonic() < deadline:
             if not readable([one.end for one in streams if one in self._streams], _QUIET):
                 break
         self._turn(_QUIET, is_quiet=True)  # not 0: the thread may be at it
+        for one in streams:
+            one.shown = -1  # the number is about to be another file's
 
     def _work(self) -> None:
         while streams := list(self._streams):
@@ -93,15 +97,16 @@ class Output:
 class _Stream:
     """One of the two. ``shown`` is where it went before, ``end`` that of the pipe which the guard reads."""
 
-    def __init__(self, number: int, path: Path | None, prefix: bytes) -> None:
-        self.number, self.path, self._prefix = number, path, prefix
-        self.shown = os.dup(number)
-        self.end, writing = _terminal_like(number) if os.isatty(number) else os.pipe()
+    def __init__(self, number: int, shown: int, path: Path | None, prefix: bytes) -> None:
+        self.number, self.shown, self.path, self._prefix = number, shown, path, prefix
+        self.end, self.writing = _terminal_like(shown) if os.isatty(shown) else os.pipe()
         os.set_blocking(self.end, False)
-        os.dup2(writing, number)
-        os.close(writing)
         self.rest = b""  # of a line that is not finished; only with a prefix
         self._is_in_line = False
+
+    def close(self) -> None:
+        """The agent writes no more to it."""
+        os.close(self.writing)
 
     def read(self) -> bytes | None:
         """What was written; None if there is nothing now, b"" if nothing can come any more."""

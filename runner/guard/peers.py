@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 
 from runner.guard.events import Events
-from runner.guard.line import Address, Line
+from runner.guard.line import Address, Line, Link
 from runner.guard.messages import Failed, Host, Message, State, attempt_of
 from runner.guard.restarts import Restarts
 
@@ -18,10 +17,10 @@ _LAST_STATES = 1.0  # seconds that rank 0's guard waits for the others' last sta
 class Peers:
     """As one rank's guard sees them; nobody before the first rendezvous, or where rank 0's guard cannot be reached."""
 
-    def __init__(self, rank: int, listener: socket.socket | None, events: Events, restarts: Restarts) -> None:
-        """``listener``: of the line, on rank 0."""
-        self._rank, self._listener, self._events, self._restarts = rank, listener, events, restarts
-        self.is_middle = listener is not None  # whether this guard passes the others' messages on
+    def __init__(self, rank: int, link: Link, events: Events, restarts: Restarts) -> None:
+        """``link``: its agent's."""
+        self._rank, self._link, self._events, self._restarts = rank, link, events, restarts
+        self.is_middle = rank == 0 and link.listener is not None  # whether this is the guard that the others report to
         self._line: Line | None = None
         self._early: list[tuple[int, Message]] = []  # of guards that have begun the next attempt
 
@@ -58,7 +57,7 @@ class Peers:
         """Join the line, after the first rendezvous. Returns whether that is new. ``host``: this one's name."""
         if self._line or (address.rank == 0 and not self.is_middle):
             return False
-        self._line = Line(address, self._listener, self._events.wake)
+        self._line = self._link.join(address, self._events.wake)
         self.tell(Host(host))
         return True
 
@@ -93,10 +92,10 @@ class Peers:
                 if isinstance(message, State):
                     yield rank, message
 
-    def leave(self) -> None:
-        """Leave the line, after all that was told is sent; within a second or two."""
+    def leave(self, why: str = "") -> None:
+        """Leave the line, after all that was told is sent; within a second or two. ``why``: this rank is gone."""
         if self._line:
-            self._line.close()
+            self._line.close(why)
 
 
 def _is_final(message: Message) -> bool:

@@ -52,3 +52,11 @@ class Watched:
     def is_first_on_host(self) -> bool:
         """Whether this rank is the first of its host, or may be."""
         return not self.names.get("local_rank")
+
+
+class Refused(Exception):
+    """A process cannot become a rank: the line to print, "" for none, the exit code, and the seconds until then."""
+
+    def __init__(self, line: str, code: int, after: float = 0.0) -> None:
+        super().__init__(line)
+        self.line, self.code, self.after = line, code, after

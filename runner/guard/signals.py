@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from runner.guard.console import Console
-from runner.guard.events import ENDS, name_of
+from runner.guard.events import name_of
 from runner.guard.launcher import described
 from runner.guard.notice import Notice
+from runner.guard.proxy import ENDS
 from runner.guard.worker import Worker
 
 # Seconds that Ctrl-C gives ranks: one that waits for another in C does not notice it. A script may save by itself.
@@ -26,6 +27,7 @@ class Signals:
         *,
         is_alone: bool,
         script_saves_within: float,
+        ignored: Collection[int] = (),
     ) -> None:
         """Nothing has come yet.
 
@@ -33,10 +35,11 @@ class Signals:
             script_saves_within: seconds that a script gets which is told to save.
             before_telling: called before it is printed who ends this rank, with whether that is the launcher.
             is_alone: this is the only rank.
+            ignored: signals that the worker ignores from its start.
         """
         self._console, self._notice, self._before_telling = console, notice, before_telling
         self._is_alone, self._script_saves_within = is_alone, script_saves_within
-        self._ignored = {number for number in ENDS if signal.getsignal(number) == signal.SIG_IGN}  # nohup
+        self._ignored = set(ignored)  # nohup
         self.passed_on: set[int] = set()
         self.is_ended_by_launcher = False
         self.first_end: tuple[str, str] | None = None  # who ends the job by a signal, and its name
@@ -48,7 +51,7 @@ class Signals:
 
     def take(self, worker: Worker, number: int, sender: int, code: int) -> None:
         """A signal to this process. ``code``: si_code, above 0 if the kernel has sent it."""
-        if number == signal.SIGCHLD or (code > 0 and not worker.group.is_own):
+        if code > 0 and not worker.group.is_own and worker.process:
             return  # the terminal has sent it to the whole group, and so to the worker
         is_new = number not in self.passed_on
         self.passed_on.add(number)

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +30,19 @@ PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", PACKAGE)
 _BELOW = (
-    *(f"{PACKAGE}{file}" for file in ("launch/program.py", "dispatch.py", "cli.py", "__main__.py")),
+    *(
+        f"{PACKAGE}{file}"
+        for file in (
+            "launch/program.py",
+            "dispatch.py",
+            "cli.py",
+            "launching.py",
+            "__main__.py",
+            "guard/importer.py",
+            "guard/agent.py",
+            "guard/proxy.py",
+        )
+    ),
     "<frozen runpy>",
     f"{os.sep}runpy.py",  # Python 3.10
 )
@@ -62,6 +75,9 @@ _SYNCS = (
 )
 
 
+_taking: dict[int, threading.Lock] = {}  # by the file: ranks of a host have one importer
+
+
 class Frame(NamedTuple):
     """A line of a stack."""
 
@@ -90,10 +106,14 @@ def let_show(file: IO[Any]) -> None:
 
 def take(worker: int, file: IO[Any]) -> str:
     """Called in the guard: the stacks of all threads of its worker, "" if it does not show them. A stopped worker goes on."""
-    descriptor = file.fileno()
+    with _taking.setdefault(file.fileno(), threading.Lock()):
+        return _take(worker, file.fileno())
+
+
+def _take(worker: int, descriptor: int) -> str:
     os.ftruncate(descriptor, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)  # the worker has the same position
-    if not catches(worker, _SIGNAL):  # it has just been forked, and the signal would end it
+    if not worker or not catches(worker, _SIGNAL):  # it has just been forked, and the signal would end it
         return ""
     with contextlib.suppress(ProcessLookupError):
         _signal_main_thread(worker)

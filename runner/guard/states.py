@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from runner.guard.board import Board
 from runner.guard.files import Files
 from runner.guard.line import Address
 from runner.guard.messages import Message, State
-from runner.guard.nursery import Child
 from runner.guard.rank_state import FOLDER, path_of
 from runner.guard.settings import Watched
 from runner.guard.state import StateFile
@@ -36,11 +36,11 @@ class States:
         if self._entry and watched.job_entry:
             self._entry.put(watched.job_entry, written_entry(str(watched.names.get("host")), self._folder))
 
-    def begin(self, child: Child) -> None:
+    def begin(self, board: Board, process: int) -> None:
         """Turn to a new worker."""
         if self._own:
             self._own.stop()
-        self._own = StateFile(self._folder, child.board, child.process, **self._watched.names)
+        self._own = StateFile(self._folder, board, process, **self._watched.names)
         self._share()
 
     def join(self, tell: Callable[[Message], None], address: Address) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import signal
-import time
 
 from runner.base.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK
 from runner.guard.attempt import Attempt
+from runner.guard.child import Child
 from runner.guard.console import Console
-from runner.guard.events import Events
 from runner.guard.failure import Failure, Report
 from runner.guard.files import Files
+from runner.guard.host import OnHost
 from runner.guard.line import Address
 from runner.guard.messages import Apart, Busy, Done, Ends, Failed, Gone, Host, Hung, Message, Patient, Returned, State
 from runner.guard.notice import Notice
-from runner.guard.nursery import Child, Lifeline, Nursery
 from runner.guard.output import Output
 from runner.guard.peers import Peers
 from runner.guard.restarts import Restarts
@@ -27,9 +26,6 @@ from runner.hardware.nvml import GpuMeter
 _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended
 # Seconds that a worker gets after another rank has failed: before SIGTERM, or SIGKILL in a training.
 _AFTER_ANOTHER = 1.0
-# A spare process is made when the training has begun, or so many seconds after the rendezvous: importing torch, too, it would slow
-# the start down.
-_SPARE_AFTER = 5.0
 _STOPPING = 0.3  # seconds in which all guards have stopped their workers, after a hang was reported
 
 
@@ -38,11 +34,9 @@ class Watch:
 
     attempt: Attempt
 
-    def __init__(self, nursery: Nursery, words: Words, watched: Watched, output: Output, notice: Notice) -> None:
-        self._nursery, self._words, self._watched = nursery, words, watched
-        launcher = watched.launcher()
-        self.events = Events(launcher)
-        self.console = Console(words, launcher, output)
+    def __init__(self, host: OnHost, words: Words, watched: Watched, output: Output, notice: Notice) -> None:
+        self._words, self._watched, self.events = words, watched, host.events
+        self.console = Console(words, watched.launcher(), output, host.origin)
         complain = self.console.complain if watched.is_first_on_host else None
         self.files = Files(complain) if watched.log_folder else None
         output.pass_on(self.files)
@@ -53,9 +47,10 @@ class Watch:
             self._say_before_a_signal,
             is_alone=words.size == 1,
             script_saves_within=watched.script_saves_within,
+            ignored=host.origin.ignored,
         )
         self.restarts = Restarts(watched.restarts, words.rank, words.size)
-        self.peers = Peers(words.rank, nursery.listener, self.events, self.restarts)
+        self.peers = Peers(words.rank, host.link, self.events, self.restarts)
         self.states = States(watched, self.files) if self.files else None
 
     def begin(self, child: Child) -> Attempt:
@@ -64,20 +59,18 @@ class Watch:
         self.attempt = Attempt(
             child, number, self._words, self._watched, console=self.console, peers=self.peers, hosts=hosts
         )
-        if self.states:
-            self.states.begin(child)
         self.report.start_again()
         self.console.said = ""
         self.receive_from_others()  # what they have said of this attempt before
         return self.attempt
 
-    def look(self) -> Lifeline | None:
-        """See how the worker does, and keep a spare one. Returns a lifeline in a spare process that was called."""
+    def look(self) -> None:
+        """See how the worker does."""
         self.receive_from_worker()
         self.take_events()
         attempt, worker = self.attempt, self.attempt.worker
         if worker.verdict is not None:
-            return None
+            return
         if worker.rendezvous_at is not None:
             self.signals.give_notice_when_due(worker)
         reason = attempt.lost()
@@ -87,11 +80,6 @@ class Watch:
         attempt.busy.forget_silent()
         self.look_for_a_hang()
         attempt.meeting.look()
-        if worker.rendezvous_at is None or self.restarts.is_last:
-            return None
-        if worker.board.read().step == 0 and time.monotonic() - worker.rendezvous_at < _SPARE_AFTER:
-            return None
-        return self._nursery.keep_spare((*self.events.own_ends, *worker.own_ends))
 
     def look_for_a_hang(self) -> None:
         """Report a hang once its report is complete, and end the worker for it."""
@@ -137,10 +125,17 @@ class Watch:
     def take_events(self) -> None:
         """Take the signals that have come, the launcher's end, and the other guards' messages."""
         worker, known = self.attempt.worker, self.signals.first_end
+        if worker.has_begun() and self.states:
+            self.states.begin(worker.board, worker.process)
         for event in self.events.signals():
             self.signals.take(worker, *event)
         if self.states and self.signals.first_end and not known:
             self.states.note(*self.signals.first_end)
+        if (
+            self.events.has_lost_proxy and not self.attempt.is_without_proxy
+        ):  # it was killed, and nobody takes the exit code
+            self.attempt.is_without_proxy = True
+            worker.end(EXIT_FAILURE, 0.0)
         if self.events.has_lost_launcher():
             worker.end(EXIT_FAILURE, _ORPHANED)
             worker.signal(signal.SIGTERM)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from runner.base.errors import EXIT_FAILURE
 from runner.base.locks import remove_left
+from runner.guard.child import Child
 from runner.guard.events import read
 from runner.guard.memory import killed_for_memory
-from runner.guard.nursery import Child
 from runner.guard.worker_messages import Fails, WorkerMessage, read_message
 
 # Seconds that a failed worker's exit handlers get before it is killed, and that its child processes get between
@@ -31,7 +31,7 @@ class Worker:
 
     def __init__(self, child: Child, rendezvous_timeout: float) -> None:
         """``rendezvous_timeout``: seconds until its rendezvous must be complete."""
-        self._child, self.process, self.messages, self.board = child, child.process, child.messages, child.board
+        self._child, self.messages, self.board = child, child.messages, child.board
         os.set_blocking(self.messages, False)
         self.group = child.group
         self.rendezvous_at: float | None = None  # when it was complete
@@ -50,12 +50,22 @@ class Worker:
         self._late_code = 128 + signal.SIGTERM  # where it does not end in the time that it gets for it
         self._signals: list[int] = [signal.SIGKILL]  # that end it, one at each deadline
         self._deadline: float | None = time.monotonic() + rendezvous_timeout
+        self._is_there, self._early = False, list[int]()  # whether it is forked, and signals that came before
         self._received = b""  # without the end of a message
 
     @property
-    def own_ends(self) -> list[int]:
-        """The file descriptors that only the guard may hold."""
-        return self._child.own_ends
+    def process(self) -> int:
+        """Its number; 0 until it is forked."""
+        return self._child.process
+
+    def has_begun(self) -> bool:
+        """Whether it has been forked since the last call. It gets the signals that have come before."""
+        if not self.process or self._is_there:
+            return False
+        self._is_there = True
+        for number in self._early:
+            self.signal(number)
+        return True
 
     def received(self) -> list[WorkerMessage]:
         """What it has told since the last call."""
@@ -80,7 +90,9 @@ class Worker:
 
     def signal(self, number: int) -> None:
         """Send a signal, if it is still there."""
-        if not self.has_ended:  # else the number may be another process's
+        if not self.process:
+            self._early.append(number)
+        elif not self.has_ended:  # else the number may be another process's
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process, number)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from runner.base.errors import LaunchError
@@ -49,6 +49,7 @@ class LaunchContext:
     ignored: tuple[Ignored, ...]
     environment: Mapping[str, str]
     attempt: int = 0  # how often the guards have started the ranks again
+    process: int = field(default_factory=os.getpid)  # that the launcher has started for this rank
 
     @property
     def host(self) -> str:
@@ -91,7 +92,7 @@ class LaunchContext:
         names = self.launcher.job or ("",)
         if not all(self.environment.get(name) for name in names):
             names = tuple(name for name in SCHEDULER_JOBS if self.environment.get(name))[:1]
-            parent = launcher_process() if self.on_one_host else None
+            parent = launcher_process(self.process) if self.on_one_host else None
             if parent is not None:
                 return f"{self.launcher.name}/{os.getuid()}/process {parent.pid}@{parent.create_time()}"
             if not names:

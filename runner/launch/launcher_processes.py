@@ -29,27 +29,40 @@ _HOLD_LINES = frozenset({"prterun", "prted", "prte"})
 RANK_STARTERS = LAUNCHER_PROCESSES - {"slurmstepd", "srun", "flux-shell"}
 
 
-def ancestors() -> Iterator[psutil.Process]:
-    """This process's ancestors, nearest first, as far as they are visible."""
+_own: list[int] = []
+
+
+def stand_for(process: int) -> None:
+    """This process works for a rank for which the launcher has started another one: what is above that counts."""
+    _own[:] = [process]
+
+
+def own_process() -> int:
+    """The process that the launcher has started for this rank."""
+    return _own[0] if _own else os.getpid()
+
+
+def ancestors(process: int | None = None) -> Iterator[psutil.Process]:
+    """The ancestors of the process that the launcher has started, nearest first, as far as they are visible."""
     import psutil
 
     try:
-        process = psutil.Process(os.getpid()).parent()
-        while process is not None:
-            yield process
-            process = process.parent()
+        above = psutil.Process(process or own_process()).parent()
+        while above is not None:
+            yield above
+            above = above.parent()
     except psutil.Error:
         return
 
 
-def launcher_process(names: frozenset[str] = LAUNCHER_PROCESSES) -> psutil.Process | None:
-    """The nearest ancestor that is a launcher, or None."""
-    return next((process for process in ancestors() if is_one_of(process, names)), None)
+def launcher_process(started: int | None = None, names: frozenset[str] = LAUNCHER_PROCESSES) -> psutil.Process | None:
+    """The nearest ancestor that is a launcher, or None. ``started``: the process that it has started, if not this one's."""
+    return next((process for process in ancestors(started) if is_one_of(process, names)), None)
 
 
-def rank_starter(environment: Mapping[str, str]) -> tuple[psutil.Process, str] | None:
+def rank_starter(environment: Mapping[str, str], started: int | None = None) -> tuple[psutil.Process, str] | None:
     """The nearest ancestor that starts ranks only, and its name; None if there is none. Slurm's may start batch scripts and shells."""
-    for process in ancestors():
+    for process in ancestors(started):
         if is_one_of(process, RANK_STARTERS):
             return process, process.name()
         words = _command_line(process)

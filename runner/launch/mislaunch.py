@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 from runner.base.command_name import COMMAND
@@ -50,10 +49,10 @@ def idle_tasks(context: LaunchContext) -> str:
 
 def _refuse_lost_ranks(context: LaunchContext) -> None:
     """Refuse to run alone under a launcher whose variables did not arrive (a container that clears them, say)."""
-    found = rank_starter(context.environment)
+    found = rank_starter(context.environment, context.process)
     if found is not None:
         parent, name = found
-        line = [os.getpid(), *(process.pid for process in ancestors())]
+        line = [context.process, *(process.pid for process in ancestors(context.process))]
         own_branch = line[line.index(parent.pid) - 1]  # this process, or the shell around it
         if own_branch != min((child.pid for child in parent.children()), default=own_branch):
             time.sleep(1)  # the first end makes the launcher end all, and the reporting sibling prints first

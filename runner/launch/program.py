@@ -124,6 +124,8 @@ def _run(code: types.CodeType, **names: Any) -> None:
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={}, **names)
     sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # multiprocessing was imported before, and spawned children name classes so
+        sys.modules["__mp_main__"] = main
     exec(code, main.__dict__)
 
 

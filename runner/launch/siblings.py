@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,8 +41,8 @@ def siblings_of(context: LaunchContext) -> Siblings:
     """
     import psutil
 
-    launcher = launcher_process()
-    if launcher is None or not _is_ours(_words(psutil.Process(os.getpid()))):
+    launcher = launcher_process(context.process)
+    if launcher is None or not _is_ours(_words(psutil.Process(context.process))):
         return Siblings()
     by_rank: dict[int, list[psutil.Process]] = {}
     try:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Any
 
 from runner.base.collector import paused_collector
+from runner.versions.torch_private import COMPILER
 
 
 def when_imported(module: str, call: Callable[[], None]) -> None:
@@ -40,8 +43,24 @@ def _finder_of(module: str) -> _CallingFinder:
     return new
 
 
+def call_for_imported(modules: Collection[str]) -> None:
+    """Run the calls of modules that are there, but were not imported by their finders."""
+    for finder in list(sys.meta_path):
+        if isinstance(finder, _CallingFinder) and finder.module in modules:
+            finder.has_imported()
+
+
+def _found_by_others(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
+    for finder in list(sys.meta_path):
+        find = getattr(finder, "find_spec", None)  # an old one has none
+        if find is not None and not isinstance(finder, _CallingFinder) and (spec := find(name, path, None)) is not None:
+            found: importlib.machinery.ModuleSpec = spec
+            return found
+    return None
+
+
 class _CallingFinder(importlib.abc.MetaPathFinder):
-    """Finds one module in the usual way, pauses the collector during its import, and runs the calls once, at its end."""
+    """Finds one module as the other finders do, pauses the collector during its import, and runs the calls once, at its end."""
 
     def __init__(self, module: str) -> None:
         self.module = module
@@ -52,12 +71,13 @@ class _CallingFinder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if name != self.module:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        spec = _found_by_others(name, path)
         if spec is not None and spec.loader is not None:
-            spec.loader = _CallingLoader(spec.loader, self._is_imported)
+            spec.loader = _CallingLoader(spec.loader, self.has_imported)
         return spec
 
-    def _is_imported(self) -> None:
+    def has_imported(self) -> None:
+        """The module is there: run the calls, once."""
         # Removed only after the import: find_spec() is also called by programs that only check whether the module exists.
         if self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -81,3 +101,13 @@ class _CallingLoader(importlib.abc.Loader):
         with paused_collector():
             self._loader.exec_module(module)
             self._call()  # now: freeze() comes too late when the collector has looked through all that is new
+
+
+AHEAD = ("torch.distributed", COMPILER)  # DDP's constructor imports the second
+
+
+def import_ahead() -> None:
+    """Import torch, for a target that is to start in this process later."""
+    for module in AHEAD:
+        with contextlib.suppress(Exception):  # the target may not need it, and else raises it itself
+            importlib.import_module(module)

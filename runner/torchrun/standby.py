@@ -6,8 +6,8 @@ import os
 from datetime import timedelta
 
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
-from runner.guard.nursery import import_ahead
 from runner.job import Job
+from runner.torchrun.import_hooks import import_ahead
 from runner.torchrun.store import serve_store
 from runner.versions import torch_private
 

@@ -14,9 +14,11 @@ from datetime import timedelta
 from runner.job import Job
 from runner.torchrun.import_hooks import when_imported
 from runner.torchrun.keeping import keep
+from runner.torchrun.shared_import import is_held
 from runner.versions import torch_private
 from runner.versions.torch_api import SERVE_SOCKET
 
+_AT_ONCE = 1.0  # seconds
 _has_served = threading.Event()
 _serving = threading.Lock()
 
@@ -83,6 +85,8 @@ def serve_when_needed(job: Job) -> None:
 
 def _serve_first_client(job: Job, listener: socket.socket, clients: select.poll) -> None:
     clients.poll()
+    if is_held("torch"):  # then the program's import takes milliseconds, and a process would take a second
+        _has_served.wait(_AT_ONCE)
     while not _has_served.is_set():
         with _serving:
             # While the program imports torch, the client waits for the end of that: this may be any second.

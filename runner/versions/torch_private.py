@@ -264,3 +264,16 @@ def attention_on_cpus() -> Any:
 def identity_of(storage: torch.UntypedStorage) -> int:
     """A number that the storages of two tensors share if they are one. Instead: data_ptr(), which fake tensors do not have."""
     return cast("int", storage._cdata)
+
+
+def read_log_settings() -> None:
+    """Read TORCH_LOGS again, as the import of torch does. Instead: nothing."""
+    from torch._logging import _internal
+
+    initialise: Any = _internal._init_logs
+    initialise()
+
+
+def read_debug_level() -> None:
+    """Read TORCH_DISTRIBUTED_DEBUG again, as the import of torch.distributed does. Instead: nothing."""
+    import_module(C10D).set_debug_level_from_env()

@@ -62,7 +62,7 @@ def training(folder: Path, *arguments: str) -> list[str]:
 
 
 def test_a_job_goes_on_on_the_host_that_is_left(vc: Cluster, tmp_path: Path) -> None:
-    program = training(tmp_path / "parts", "--fault", "guard", "--at", "31")
+    program = training(tmp_path / "parts", "--fault", "agent", "--at", "31")
     done = ok(LAUNCHERS["openmpi5"](supervised(vc, tmp_path, "--min-ranks", "1"), [1, 1], [*RUNNER, *program]))
     assert f"{tmp_path}/parts/step-20," in done.stdout
     first, second = (json.loads(line) for line in (tmp_path / "log" / "attempts.jsonl").read_text().splitlines())
@@ -89,7 +89,7 @@ def test_a_host_that_is_not_reached_any_more(tmp_path: Path) -> None:
 
 
 def test_a_job_without_enough_hosts_ends(vc: Cluster, tmp_path: Path) -> None:
-    program = training(tmp_path / "run", "--fault", "guard", "--at", "31")
+    program = training(tmp_path / "run", "--fault", "agent", "--at", "31")
     done = LAUNCHERS["srun"](supervised(vc, tmp_path, "--min-ranks", "2"), [1, 1], [*RUNNER, *program])
     assert done.returncode != 0
     assert "without node2 there is room for 1 ranks, on node1" in done.stderr
@@ -115,7 +115,7 @@ def test_the_hosts_of_a_slurm_job(vc: Cluster, launcher: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("launcher", ["srun", "openmpi5"])
 def test_a_spare_host_takes_the_place_of_one_that_has_failed(vc: Cluster, launcher: str, tmp_path: Path) -> None:
-    program = training(tmp_path / "run", "--fault", "guard", "--at", "31", "--once", str(tmp_path / "failed"))
+    program = training(tmp_path / "run", "--fault", "agent", "--at", "31", "--once", str(tmp_path / "failed"))
     job = supervised(vc, tmp_path, "--spares", "1")
     if launcher == "srun":
         line = shlex.join([*RUNNER, "supervise", *job.options, "--", "srun", *RUNNER, *program])

@@ -122,11 +122,11 @@ def test_the_first_failure_is_kept_until_the_next_job(tmp_path: Path) -> None:
     assert not (tmp_path / "log" / "failure.json").exists()
 
 
-def test_a_guard_that_is_gone_is_the_failure(tmp_path: Path) -> None:
-    assert runner(2, "--log-dir", str(tmp_path), PRINTS, "kills-its-guard").returncode != 0
+def test_a_process_of_the_launchers_that_is_gone_is_the_failure(tmp_path: Path) -> None:
+    assert runner(2, "--log-dir", str(tmp_path), PRINTS, "kills-its-proxy").returncode != 0
     found = failure(tmp_path)
     assert (found["rank"], found["exit_code"], found["host"]) == (1, None, socket.gethostname())
-    assert found["what"] == "its guard has ended, with its host or by a signal"
+    assert found["what"] == "the process that its launcher had started was killed"
 
 
 def test_a_file_system_that_hangs_stops_nothing(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from runner.guard.rank_state import read_states
 from runner.training.checkpoint.checkpoint_folder import read_manifest
 from tests.launching import PROGRAMS, RUNNER, clean_environment, mpirun_path, ok, own_lines, path_of, run, runner
 from tests.polling import LIMIT, poll_until
+from tests.processes import is_worker
 from tests.results import metrics, refused
 from tests.turns import Turns
 
@@ -67,7 +68,7 @@ def test_the_time_limit_does_so_before_it_is_over(arguments: list[str], turns: T
 
 def test_a_rank_that_alone_gets_sigterm_takes_the_others_with_it(tmp_path: Path) -> None:
     process = started(tmp_path, of_runner=["--log-dir", str(tmp_path / "log")])
-    worker = max(psutil.Process(process.pid).children(recursive=True), key=lambda one: one.memory_info().rss)
+    worker = next(one for one in psutil.Process(process.pid).children(recursive=True) if is_worker(one))
     worker.send_signal(SIGTERM)
     _, stderr = process.communicate(timeout=LIMIT)
     assert process.returncode == 75, stderr

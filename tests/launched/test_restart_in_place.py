@@ -57,13 +57,6 @@ def test_a_rank_that_has_finished_starts_again_with_one_that_hangs(tmp_path: Pat
     assert lines[1] == "runner: all ranks start again (1 of 2)"
 
 
-def test_a_spare_process_that_was_stopped_goes_on(tmp_path: Path) -> None:
-    once = str(tmp_path / "once")
-    done = ok(runner(2, "--timeout", "20", *IN_PLACE, path_of("stops_its_spare"), once))
-    assert done.stderr.count("all ranks start again") == 1
-    assert sorted(done.stdout.splitlines()) == ["rank 0 is done", "rank 1 is done"]
-
-
 def test_a_wrong_request_does_not_start_again() -> None:
     done = mpirun(2, *RUNNER, *IN_PLACE, "faulty", "--epochs", "none", cwd=folder_of("faulty"))
     assert done.returncode == 2

@@ -47,7 +47,7 @@ def test_a_command_that_measures(command: str, jobs: Turns, tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-def test_the_runner_without_its_guard(tmp_path: Path) -> None:
+def test_the_runner_without_its_agent(tmp_path: Path) -> None:
     """With which ``tests.campaigns.speed.guard`` compares."""
     (tmp_path / "script.py").write_text("print('done')")
     assert ok(run(sys.executable, path_of("unguarded"), str(tmp_path / "script.py"))).stdout == "done\n"
@@ -77,7 +77,7 @@ def all_loops_of(mark: str) -> list[psutil.Process]:
     return loops if policies == [os.SCHED_OTHER] * 2 + [os.SCHED_IDLE] * len(cores) else []
 
 
-@pytest.mark.parametrize("killed", ["rank", "guard", "mpirun"])
+@pytest.mark.parametrize("killed", ["rank", "proxy", "mpirun"])
 def test_busy_loops_end_with_what_runs_beside_them(killed: str) -> None:
     mark = uuid.uuid4().hex
     busy = [sys.executable, "-m", "tests.campaigns.speed.busy", "--load", "2", "--awake"]
@@ -91,10 +91,12 @@ def test_busy_loops_end_with_what_runs_beside_them(killed: str) -> None:
     ) as launcher:
         try:
             loops = poll_until(lambda: all_loops_of(mark), LIMIT, "all busy loops run", launcher)
-            (guard,) = {loop.parent() for loop in loops}
-            assert guard is not None
-            ranks = poll_until(lambda: [one for one in guard.children() if is_worker(one)], LIMIT, "a rank", launcher)
-            {"rank": ranks[0], "guard": guard, "mpirun": psutil.Process(launcher.pid)}[killed].kill()
+            (proxy,) = {loop.parent() for loop in loops}
+            assert proxy is not None
+            ranks = poll_until(
+                lambda: [one for one in proxy.children(recursive=True) if is_worker(one)], LIMIT, "a rank", launcher
+            )
+            {"rank": ranks[0], "proxy": proxy, "mpirun": psutil.Process(launcher.pid)}[killed].kill()
             assert launcher.wait(timeout=LIMIT) != 0
             assert not psutil.wait_procs([*loops, *ranks], timeout=LIMIT)[1]
         finally:

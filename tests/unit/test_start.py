@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 from tests.launching import RUNNER, ok, run
 
-# What few launches need, or none; with what it imports itself. (torch imports most of it, but not in the guard.)
+# What few launches need, or none; with what it imports itself. (torch imports most of it, but not in the agent.)
 NEEDLESS = {
     *("torch", "numpy", "mpi4py", "rich"),
     *("asyncio", "concurrent.futures", "csv", "decimal", "difflib", "email", "http", "importlib.metadata", "logging"),
     *("multiprocessing", "pydoc", "ssl", "unittest", "urllib.request", "uuid", "xml", "zipfile"),
 }
-OURS = range(100, 151)  # modules of runner/ that a guard may have; one more that it needs may raise the limit
+OURS = range(100, 161)  # modules of runner/ that an agent may have; one more that it needs may raise the limit
+OF_A_PROXY = {
+    "runner",
+    "runner.cli",
+    "runner.guard",
+    "runner.guard.identity",
+    "runner.guard.proxy",
+    "runner.guard.wire",
+}
 
 SHOW_MODULES = "import sys; print(*sys.modules)"
-SHOW_MODULES_AT_THE_FORK = f"""
+# The first fork is that of the agent, by a proxy; the second that of the importer, by the agent.
+SHOW_MODULES_AT_A_FORK = """
 import os, sys
+fork, file = int(sys.argv.pop(1)), sys.argv.pop(1)
+forks = []
 def show():
-    {SHOW_MODULES}
-    sys.stdout.flush()
-    os._exit(0)
+    forks.append(1)
+    if len(forks) == fork:
+        open(file, "w").write(" ".join(sys.modules))
 os.register_at_fork(before=show)
 from runner.cli import main
 main(sys.argv[1:])
@@ -34,8 +46,24 @@ def shown(*command: str) -> set[str]:
     return set(ok(run(*command)).stdout.split()) - set(plain.split())
 
 
-def test_a_guard_forks_with_little() -> None:
-    loaded = shown(sys.executable, "-c", SHOW_MODULES_AT_THE_FORK, "-c", "pass")
+def at_fork(number: int, folder: Path) -> set[str]:
+    """The modules of the process that forks then."""
+    plain = ok(run(sys.executable, "-c", SHOW_MODULES)).stdout
+    ok(run(sys.executable, "-c", SHOW_MODULES_AT_A_FORK, str(number), str(folder / "modules"), "-c", "pass"))
+    return set((folder / "modules").read_text().split()) - set(plain.split())
+
+
+def test_a_proxy_imports_next_to_nothing(tmp_path: Path) -> None:
+    loaded = at_fork(1, tmp_path)
+    assert {name for name in loaded if name.partition(".")[0] == "runner"} == OF_A_PROXY
+    assert (
+        loaded & (NEEDLESS | {"psutil", "json", "dataclasses", "hashlib", "inspect", "subprocess", "threading"})
+        == set()
+    )
+
+
+def test_an_agent_forks_with_little(tmp_path: Path) -> None:
+    loaded = at_fork(2, tmp_path)
     assert len([name for name in loaded if name.partition(".")[0] == "runner"]) in OURS
     assert loaded & NEEDLESS == set()
 

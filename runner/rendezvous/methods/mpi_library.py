@@ -206,7 +206,7 @@ def settings_for_mpi(context: LaunchContext) -> dict[str, str]:
 
 def library_of_launcher() -> str | None:
     """The MPI library that belongs to the launcher process above this one; None if unknown."""
-    starter = launcher_process(RANK_STARTERS)
+    starter = launcher_process(names=RANK_STARTERS)
     program = executable(starter) if starter is not None else ""
     if not program:
         return None

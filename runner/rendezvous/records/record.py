@@ -46,6 +46,7 @@ class RankRecord:
     arguments: Sequence[str] = field(default_factory=list)
     resources: Mapping[str, Any] = field(default_factory=dict)  # the fields of placement.Resources
     guard_port: int = 0  # rank 0's: where its guard listens for the others
+    importer: int = 0  # the process of which this one was forked
     # Rank 0's, where the ranks meet by a socket file: where the store is, and the job's key in hexadecimal.
     store: Sequence[Any] | None = None
     key: str | None = None

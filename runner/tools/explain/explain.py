@@ -51,6 +51,7 @@ def facts_of(job: Job, layout: Layout, options: ParallelSettings) -> dict[str, A
         "rendezvous": {"way": job.endpoint.way, "why": job.rendezvous_why},
         "backend": {"name": job.backend, "why": job.backend_why},
         "endpoint": {"host": job.endpoint.host, "port": job.endpoint.port, "interface": job.endpoint.interface},
+        "imports": _imports(job),
         "settings": settings(job),
         "versions": {name: getattr(topology.records[0], name) for name in ("runner", "python", "torch")},
         "not_with_it": [f"{one.name} (torch {number_of(one.floor)})" for one in lacking(topology.records[0].torch)],
@@ -60,6 +61,20 @@ def facts_of(job: Job, layout: Layout, options: ParallelSettings) -> dict[str, A
             _rank_facts(job, rank) | {"mesh": _place(layout, options.stage_owners, rank)} for rank in range(job.size)
         ],
     }
+
+
+def _imports(job: Job) -> str:
+    """How often torch is imported on a host where ranks start."""
+    if job.imports_why:
+        return f"per rank: {job.imports_why}"
+    records = job.topology.records
+    for host in job.topology.hosts:
+        if (found := len({records[rank].importer for rank in host.ranks})) > 1:
+            return (
+                f"{found} times on host {host.name}: its ranks differ in variables, limits, control groups or in the process that "
+                "has started them"
+            )
+    return "once per host"
 
 
 def _place(layout: Layout, stage_owners: list[int], rank: int) -> dict[str, Any]:
@@ -107,6 +122,7 @@ def _print_tables(facts: dict[str, Any]) -> None:
         ("versions", ", ".join(f"{name} {version or 'none'}" for name, version in facts["versions"].items())),
         *[("not with it", "; ".join(facts["not_with_it"]))] * bool(facts["not_with_it"]),
         ("sets", " ".join(map(_setting, facts["settings"].items())) or "nothing: you have set all of it"),
+        ("imports", facts["imports"]),
         ("threads", f"{ranks[0]['threads']} per rank: {ranks[0]['threads_source']}"),
         *(("warning", text) for text in dict.fromkeys(rank["warning"] for rank in ranks if rank["warning"])),
         *(("GPUs", text) for text in dict.fromkeys(_gpu_texts(ranks))),

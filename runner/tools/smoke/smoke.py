@@ -41,7 +41,7 @@ def smoke(job: Job, argv: list[str]) -> None:
     parser.add_argument("--device", choices=DEVICES, default="auto", help="what the jobs compute on")
     parser.add_argument("--limit", type=seconds, default=120.0, metavar="SECONDS", help="of each job (default: 120)")
     options = parser.parse_args(argv)
-    if launcher_process(RANK_STARTERS) is not None:
+    if launcher_process(names=RANK_STARTERS) is not None:
         raise UsageError("smoke starts mpirun or srun itself", fix="start it without")
     script, settings = _launcher(options.device)
     for number in (signal.SIGTERM, signal.SIGHUP):  # time limit or closed terminal: end the job that runs, too

@@ -20,7 +20,7 @@ from runner.guard.rank_state import read_states
 from runner.training.checkpoint.checkpoint_folder import check_files, name_of, read_manifest, steps_in
 from tests.launching import ROOT, RUNNER, clean_environment, folder_of, ok, run
 from tests.polling import poll_until
-from tests.processes import is_worker, left_of
+from tests.processes import AGENT, IMPORTER, left_of, of_name, proxies
 from tests.results import metrics
 
 T = TypeVar("T")
@@ -138,7 +138,7 @@ class Job:
 
     def problems(self, last: int) -> list[str]:
         """What is wrong, once it has ended with this step: what was lost, and what differs from an uninterrupted run."""
-        resumed = self.resumed()  # after the kill of a spare process only with the next one
+        resumed = self.resumed()  # after the kill of an importer that was not used only with the next one
         lost = [step for step, count in self.before if count < len(resumed) and resumed[count] < step]
         found = [f"step {step} was saved, and neither it nor a later one was gone on from" for step in lost]
         if [line["step"] for line in metrics(self.checkpoints)] != list(range(1, last + 1)):
@@ -169,18 +169,18 @@ def _tensors(checkpoint: Path) -> dict[tuple[str, str], bytes]:
     return {(path.name, name): one.numpy().tobytes() for path in files for name, one in load_file(path).items()}
 
 
-def _guards(ranks: list[psutil.Process]) -> list[psutil.Process]:
-    """The processes of which the ranks are forks. A rank whose guard is gone has another parent, such as supervise."""
-    return [guard for one in ranks if (guard := one.parent()) and guard.cmdline() == one.cmdline()]
+def _above(name: str) -> Callable[[list[psutil.Process]], list[psutil.Process]]:
+    """The processes of a name above the ranks."""
+    return lambda ranks: list({one.pid: one for rank in ranks for one in of_name(rank.parents(), name)}.values())
 
 
-def _spares(ranks: list[psutil.Process]) -> list[psutil.Process]:
-    """The processes that have imported torch and wait to take a rank's place: its guard's other children."""
-    return [one for guard in _guards(ranks) for one in guard.children() if one not in ranks and is_worker(one)]
+def _proxies(ranks: list[psutil.Process]) -> list[psutil.Process]:
+    return proxies(ranks, psutil.process_iter())
 
 
 VICTIMS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
     "ranks": lambda ranks: ranks,
-    "guards": _guards,
-    "spare processes": _spares,
+    "agents": _above(AGENT),
+    "importers": _above(IMPORTER),
+    "proxies": _proxies,
 }

@@ -5,7 +5,7 @@
 The job starts again in place, or with --supervise by its launcher, from the newest intact checkpoint. After each kill it has to continue
 from the newest checkpoint that was complete before the kill, or a later one; at the end its weights are those of an uninterrupted
 run, bit for bit, its metrics those of each step once, and no process is left. The kills are those of ranks' own processes; between
-them some spare processes are killed, with --supervise some guards. Exit code 1 if something was lost.
+them some importers are killed, with --supervise some agents. Exit code 1 if something was lost.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ def main() -> None:
             options=given.training,
         )
         with closing(job):
-            killed = kill(
-                job, given.kills, "guards" if given.supervise else "spare processes", random.Random(given.seed)
-            )
+            killed = kill(job, given.kills, "agents" if given.supervise else "importers", random.Random(given.seed))
             job.go_on(job.newest())
             last = job.finish()
         counts = ", ".join(f"{number} {kind}" for kind, number in killed.items())

@@ -31,8 +31,9 @@ from tests.cluster.virtual import Cluster, cluster
 SIGNALS = {
     "a rank is killed": (SIGKILL, "ranks"),
     "a rank is stopped": (SIGSTOP, "ranks"),
-    "a spare process is killed": (SIGKILL, "spare processes"),
-    "a guard is killed": (SIGKILL, "guards"),
+    "an importer is killed": (SIGKILL, "importers"),
+    "an agent is killed": (SIGKILL, "agents"),
+    "a proxy is killed": (SIGKILL, "proxies"),
 }
 MPIRUN, LINK = "mpirun is killed", "a host is cut off for 5 s"
 FAULTS = (*SIGNALS, MPIRUN, LINK)
@@ -43,7 +44,7 @@ def strike(job: Job, vc: Cluster, fault: str, draw: random.Random) -> None:
     if fault == MPIRUN:
         below = psutil.Process(job.process.pid).children(recursive=True)
         next(one for one in below if one.name() in ("mpirun", "prterun")).send_signal(SIGKILL)
-    elif fault == LINK:  # for less time than a guard waits for signs of life: the job is to continue by itself
+    elif fault == LINK:  # for less time than an agent waits for signs of life: the job is to continue by itself
         vc.network("-n", "node2", "link", "set", "eth0", "down")
         time.sleep(5)
         vc.network("-n", "node2", "link", "set", "eth0", "up")

@@ -373,7 +373,15 @@ CASES = (
         says=r"rank 1 on host node2 is gone: its host has not answered for 30 s",
         within=120,
     ),
-    Case(number=21, title="a rank's guard is killed", fault="guard", within=10.0),
+    Case(number=21, title="a host's agent is killed", fault="agent", says=r"killed by SIGKILL", within=10.0),
+    Case(
+        number=21,
+        title="what imports for a host's ranks is killed",
+        fault="importer",
+        says=r"killed by SIGKILL",
+        within=10.0,
+    ),
+    Case(number=21, title="the process that the launcher has started is killed", fault="proxy", within=10.0),
     Case(
         number=22,
         title="a rank is given other arguments",

@@ -18,8 +18,8 @@ from dataclasses import replace
 from typing import Any
 
 from runner.base.errors import Policy
-from runner.cli import place
 from runner.hardware.resources import Resources, as_record, cores_text
+from runner.joining import place
 from runner.launch.detect import detect
 from runner.rendezvous.records.compatibility import compare_ranks
 from runner.rendezvous.records.record import own_record

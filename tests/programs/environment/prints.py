@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from runner.launch.launcher_processes import own_process
+
 RANK = os.environ["RANK"]
 how = sys.argv[1]
 if how == "ways":
@@ -37,10 +39,10 @@ elif how == "asks":
     print(sys.stdin.readline().strip())
     print("10 %", end="\r")
     print("done")
-elif how == "kills-its-guard":
-    time.sleep(1)  # until the guards have joined their line
+elif how == "kills-its-proxy":
+    time.sleep(1)  # until the guards have joined their link
     if RANK == "1":
-        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(own_process(), signal.SIGKILL)
     time.sleep(60)
 elif how == "fails-once" and not (once := Path(sys.argv[2])).exists():
     print("first")

@@ -10,12 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from runner.base.settings import option
+from runner.launch.launcher_processes import own_process
 from runner.training.loop import State, Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings
@@ -63,7 +65,9 @@ FAULTS: dict[str, Callable[[], object]] = {
     "pause": lambda: time.sleep(20),
     "skip": lambda: dist.all_reduce(torch.ones(1)),  # one collective more than the others
     "memory": take_all_memory,
-    "guard": lambda: os.kill(os.getppid(), signal.SIGKILL),
+    "agent": lambda: os.kill(psutil.Process(os.getppid()).ppid(), signal.SIGKILL),
+    "importer": lambda: os.kill(os.getppid(), signal.SIGKILL),
+    "proxy": lambda: os.kill(own_process(), signal.SIGKILL),
 }
 
 

@@ -8,10 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+import traceback
 from pathlib import Path
-
-import psutil
 
 children: list[subprocess.Popen[bytes]] = []
 
@@ -64,82 +62,52 @@ def fill_errors() -> None:
         os.set_blocking(2, True)
 
 
-def spares() -> list[psutil.Process]:
-    """The guard's other children in this session: spare processes, and for a moment the sweeper, which begins one of its own."""
-    found = []
-    for one in psutil.Process(os.getppid()).children():
-        with suppress(ProcessLookupError):  # it has just ended
-            if one.pid != os.getpid() and os.getsid(one.pid) == os.getsid(0):
-                found.append(one)
-    return found
+class Guarded:
+    """Ranks, each of which runs a line."""
 
+    is_refused = False
 
-def wait_for_spare() -> psutil.Process:
-    """The process that would be the next worker."""
-    while True:
-        before = spares()
-        time.sleep(0.5)
-        for one in spares():
-            if one in before:
-                return one
+    def __init__(self, line: str, watched: str, words: str) -> None:
+        self.line, self.watched, self.words = line, watched, words
 
+    def rank(self, origin):
+        from runner.guard.settings import Watched, Words
 
-def ends_of_pipes(process: int) -> set[tuple[str, str]]:
-    """The pipes that a process holds, and on which side."""
-    ends = set()
-    for number in os.listdir(f"/proc/{process}/fd"):
-        with suppress(OSError):
-            target = os.readlink(f"/proc/{process}/fd/{number}")
-            if target.startswith("pipe:") and int(number) > 2:
-                ends.add((target, Path(f"/proc/{process}/fdinfo/{number}").read_text().split()[3][-1]))
-    return ends
+        words = Words(
+            label="rank 0 of 1 on host here",
+            no_rendezvous=lambda code: f"nobody came ({code})",
+            is_reporting=True,
+            how_to_resume="continue",
+            **eval(f"dict({self.words})"),
+        )
+        names = {"origin": origin, "os": os, "signal": signal, "Path": Path}
+        return words, Watched(**{"rendezvous_timeout": 60.0} | eval(f"dict({self.watched})", names))
 
+    def prepare(self) -> str:
+        return ""
 
-def shared_with_a_spare() -> None:
-    """Print how many ends of pipes the guard holds, and how many of them a spare process does, too, once it has closed some."""
-    end = time.monotonic() + 30
-    while True:
-        guard, spare = ends_of_pipes(os.getppid()), ends_of_pipes(wait_for_spare().pid)
-        if not guard & spare or time.monotonic() > end:
-            break
-    print("ends", len(guard), len(guard & spare), flush=True)
+    def work(self, lifeline) -> None:
+        from runner.guard.worker_messages import Fails, Met, Seeks
+        from runner.shutdown import shutdown
 
-
-def count_files() -> None:
-    """Print how many files the guard holds open with a spare process: the least of some counts, as it opens others for a moment."""
-    wait_for_spare()
-    guard = psutil.Process(os.getppid())
-    counts = []
-    for _ in range(20):
-        time.sleep(0.05)
-        counts.append(guard.num_fds())
-    print("files", min(counts), flush=True)
-
-
-def count_files_around_the_end_of_a_spare() -> None:
-    count_files()
-    spare = wait_for_spare()
-    spare.kill()
-    spare.wait()
-    count_files()
+        print("worker", os.getpid(), flush=True)
+        code = 0
+        try:
+            exec(self.line, globals() | {"lifeline": lifeline, "Seeks": Seeks, "Met": Met, "Fails": Fails})
+        except SystemExit as leaving:
+            code = leaving.code or 0
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        shutdown(code, collective=False)
 
 
 def main(line: str, before: str = "", watched: str = "", words: str = "") -> None:
     exec(before)
-    from runner.guard.settings import Watched, Words
-    from runner.guard.start import start_worker
-    from runner.guard.worker_messages import Fails, Met, Seeks
+    from runner.guard import agent
+    from runner.guard.proxy import start
 
-    texts = Words(
-        label="rank 0 of 1 on host here",
-        no_rendezvous=lambda code: f"nobody came ({code})",
-        is_reporting=True,
-        how_to_resume="continue",
-        **eval(f"dict({words})"),
-    )
-    lifeline = start_worker(texts, Watched(**{"rendezvous_timeout": 60.0} | eval(f"dict({watched})")))
-    print("worker", os.getpid(), flush=True)
-    exec(line, globals() | {"lifeline": lifeline, "Seeks": Seeks, "Met": Met, "Fails": Fails})
+    start(lambda listener, first: agent.serve(listener, first, lambda: Guarded(line, watched, words)))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """Another guard of a job of three ranks, which tells that its rank has failed: ``other_guard.py PORT KEY RANK``."""
 
-import os
 import sys
 import time
 
-from runner.guard.line import Address, Line
+from runner.guard.line import Address, Link
 from runner.guard.messages import Failed
 
 port, key, rank = sys.argv[1:]
-line = Line(Address(host="127.0.0.1", port=int(port), key=key, rank=int(rank), size=3), None, os.pipe()[1])
+line = Link().join(Address(host="127.0.0.1", port=int(port), key=key, rank=int(rank), size=3), lambda: None)
 line.tell(Failed(attempt=0, again=False, failure=None))
 time.sleep(60)

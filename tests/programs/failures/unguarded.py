@@ -1,17 +1,21 @@
-"""The runner without its guard: the worker is the process that was started. The arguments are the runner's."""
+"""The runner without its agent: the worker is the process that was started. The arguments are the runner's."""
 
 import os
+import sys
 from typing import Any
 
 from runner import cli
 from runner.guard.board import Board
-from runner.guard.nursery import Lifeline
+from runner.guard.lifeline import Lifeline
+from runner.launching import Launch
 
 
-def start_alone(*_: Any) -> Lifeline:
+def start_alone(_: Any) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
-    return Lifeline(nothing, Board(), 0, asked=nothing, answers=open(os.devnull, "w"))
+    Launch(sys.argv[1:]).work(
+        Lifeline(nothing, Board(), asked=nothing, answers=open(os.devnull, "w"), origin=os.getpid())
+    )
 
 
-cli.start_worker = start_alone
+cli.start = start_alone
 cli.main()

@@ -5,18 +5,18 @@ import signal
 import sys
 from typing import Any
 
-from runner import cli
+from runner import cli, launching
 
 number = signal.Signals[sys.argv.pop(1)]
-find_target = cli.find_target
+refuse_idle_options = launching.refuse_idle_options  # a worker calls it, before it looks for the others
 
 
 def find_and_kill(*arguments: Any, **options: Any) -> Any:
     ranks = (os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"))
     if "1" in ranks:
         os.kill(os.getpid(), number)
-    return find_target(*arguments, **options)
+    return refuse_idle_options(*arguments, **options)
 
 
-cli.find_target = find_and_kill
+launching.refuse_idle_options = find_and_kill
 cli.main()

@@ -225,14 +225,6 @@ def test_without_standard_input_what_the_program_has_started_ends_with_its_guard
         staying.kill()
 
 
-def test_a_child_for_which_there_is_no_room_leaves_nothing() -> None:
-    done = subprocess.run([sys.executable, path_of("few_files")], capture_output=True, text=True, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr
-    failures = done.stdout.splitlines()
-    assert len(failures) > 5  # it opens some files one after the other
-    assert set(failures) == {"left: 0 files, 0 processes"}
-
-
 def test_a_rank_that_fails_as_all_do_waits_for_the_one_that_says_why() -> None:
     line = "lifeline.tell(Met(None)); lifeline.tell(Fails(code=2, everywhere=True)); time.sleep(4); print('left', flush=True); os._exit(2)"
     with guarded(line) as process:
@@ -266,32 +258,6 @@ def exit_code_after_ctrl_c(*program: str, is_typed: bool = True) -> int:
 @pytest.mark.parametrize("is_typed", [True, False], ids=["typed", "sent"])
 def test_ctrl_c_and_sigint_on_a_terminal_are_received_once(is_typed: bool) -> None:
     assert exit_code_after_ctrl_c("sys.exit(interrupts(then=0.5))", is_typed=is_typed) == 1
-
-
-def test_ctrl_c_reaches_the_worker_that_was_a_spare_process() -> None:
-    killed_once = "lifeline.attempt or (wait_for_spare(), os.kill(os.getpid(), signal.SIGKILL))"
-    line = f"lifeline.tell(Met(None)); {killed_once}; os._exit(interrupts())"
-    assert exit_code_after_ctrl_c(line, WITHOUT_TORCH, "restarts=1") == 1
-
-
-def test_a_guard_holds_no_more_files_after_restarts() -> None:
-    """Nor after the end of a spare process."""
-    count = "lifeline.attempt < 2 and count_files_around_the_end_of_a_spare()"
-    line = f"lifeline.tell(Met(None)); {count}; os._exit(1)"
-    with guarded(line, WITHOUT_TORCH, "restarts=2") as process:
-        output, _ = process.communicate(timeout=LIMIT)
-        counts = [int(line.split()[1]) for line in output.splitlines() if line.startswith("files")]
-        assert len(counts) == 4
-        assert len(set(counts)) == 1, counts
-
-
-def test_a_spare_process_holds_none_of_the_guards_ends() -> None:
-    """If one hangs in the kernel, the end of the guard would not be seen."""
-    with guarded("lifeline.tell(Met(None)); shared_with_a_spare()", WITHOUT_TORCH, "restarts=1") as process:
-        output, _ = process.communicate(timeout=LIMIT)
-        held, shared = (int(number) for number in output.splitlines()[-1].split()[1:])
-        assert held > 4
-        assert shared == 0
 
 
 def test_a_script_that_was_started_again_is_told_to_save_too() -> None:
@@ -359,7 +325,7 @@ def test_a_launcher_that_drops_the_last_words_and_kills_is_no_loss(tmp_path: Pat
     line = f"signal.signal(signal.SIGTERM, lambda *_: {tell}); print('ready', flush=True); time.sleep(60)"
     line = f"lifeline.tell(Met(None)); {line}; time.sleep(60)"
     names = "{'rank': 0, 'size': 1, 'local_rank': 0, 'host': 'here'}"
-    watched = f"launcher=os.getppid, log_folder=Path({str(tmp_path)!r}), names={names}"
+    watched = f"launcher=lambda: origin.parent, log_folder=Path({str(tmp_path)!r}), names={names}"
     job = command(line, watched=watched, words="is_shown_to_the_end=False")
     launcher = subprocess.run(
         [sys.executable, "-c", LAUNCHER, str(tmp_path), *job], stderr=subprocess.PIPE, text=True, timeout=120

@@ -70,7 +70,7 @@ def child(file: IO[Any]) -> Iterator[int]:
 
 
 def test_the_rank_that_others_wait_for_is_named(file: IO[Any]) -> None:
-    hang = Hang(0, file)
+    hang = Hang(lambda: (0, file))
     hang.stacks = {0: WAITING, 1: SLEEPING, 2: WAITING, 3: WAITING}
     hang.reasons = {2: SLOW}
     lines = hang.report(range(4), {0: "a", 1: "b", 2: "b"}).splitlines()
@@ -103,7 +103,7 @@ IN_A_LAUNCH = f"""Current thread 0x00007e (most recent call first):
 
 def test_on_a_gpu_ranks_that_wait_for_their_device_are_not_blamed(file: IO[Any]) -> None:
     """A collective returns at once there: they wait at the next sync, or where no more kernels can be launched."""
-    hang = Hang(0, file)
+    hang = Hang(lambda: (0, file))
     hang.stacks = {0: AT_A_SYNC, 1: SLEEPING, 2: AT_A_SYNC}
     hang.reasons = dict.fromkeys(range(3), SLOW)
     assert (
@@ -113,7 +113,7 @@ def test_on_a_gpu_ranks_that_wait_for_their_device_are_not_blamed(file: IO[Any])
     )
     assert hang.late == [1]
 
-    hang = Hang(0, file)
+    hang = Hang(lambda: (0, file))
     hang.stacks = {0: AT_A_SYNC, 1: SLEEPING, 2: IN_A_LAUNCH, 3: IN_A_LAUNCH}
     hang.reasons = dict.fromkeys(range(4), SLOW)
     ahead = Call(group="0", number=9, name="all_reduce", is_over=False)
@@ -124,7 +124,7 @@ def test_on_a_gpu_ranks_that_wait_for_their_device_are_not_blamed(file: IO[Any])
 
 
 def test_a_rank_that_is_stopped_is_named_wherever_it_is(file: IO[Any]) -> None:
-    hang = Hang(0, file)
+    hang = Hang(lambda: (0, file))
     hang.stacks = {0: WAITING, 1: WAITING}
     hang.reasons = {0: SLOW, 1: Reason("stopped by a signal (SIGSTOP) for 10 s", is_stopped=True)}
     first = hang.report(range(2)).splitlines()[0]
@@ -136,14 +136,14 @@ def test_a_rank_that_is_stopped_is_named_wherever_it_is(file: IO[Any]) -> None:
 
 
 def test_a_rank_without_a_stack_is_not_taken_for_one_that_waits(file: IO[Any]) -> None:
-    hang = Hang(0, file)
+    hang = Hang(lambda: (0, file))
     hang.stacks = {0: WAITING, 1: ""}
     hang.reasons = {0: SLOW}
     assert "rank 1 in a place that it does not show; rank 0 waiting in all_reduce" in hang.report(range(2))
 
 
 def test_a_rank_whose_guard_does_not_answer_is_named_with_its_host(file: IO[Any]) -> None:
-    hang = Hang(0, file)
+    hang = Hang(lambda: (0, file))
     hang.stacks = {0: WAITING}
     hang.reasons = {0: SLOW}
     text = hang.report(range(5), {0: "a", 1: "b", 2: "b", 3: "b", 4: "c"}, {0, 1, 3, 4})
@@ -181,7 +181,7 @@ class Clock:
 
 def test_progress_is_what_the_worker_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, board = Clock(monkeypatch), Board()
-    patience = Patience(os.getpid(), board, 5.0, save_within=90.0)
+    patience = Patience(os.getpid, board, 5.0, save_within=90.0)
     assert not any(clock.watch(patience, 60))  # before the training
     board.step(1, 9, 1, 1)
     assert not any(clock.watch(patience, 5))
@@ -199,7 +199,7 @@ def test_a_checkpoint_may_take_25_minutes(monkeypatch: pytest.MonkeyPatch) -> No
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     board = Board()
-    patience, patient = (Patience(os.getpid(), board, seconds, save_within=1500.0) for seconds in (5.0, 0.0))
+    patience, patient = (Patience(os.getpid, board, seconds, save_within=1500.0) for seconds in (5.0, 0.0))
     board.step(7, 9, 1, 1)
     with board.during("saving"):
         for _ in range(1500):
@@ -213,7 +213,7 @@ def test_a_checkpoint_may_take_25_minutes(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_comes_first_may_take_five_times_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, board = Clock(monkeypatch), Board()
-    patience = Patience(os.getpid(), board, 5.0)
+    patience = Patience(os.getpid, board, 5.0)
     with board.training():
         assert not any(clock.watch(patience, 25))
         assert clock.watch(patience, 2)[-1] == Reason("no progress for 25 s, before the first step")
@@ -224,7 +224,7 @@ def test_what_comes_first_may_take_five_times_as_long(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("phase", "seconds"), [("step hook", 25), ("epoch hook", 90)])
 def test_a_hook_is_a_phase_of_its_own(phase: str, seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, board = Clock(monkeypatch), Board()
-    patience = Patience(os.getpid(), board, 5.0, save_within=90.0)
+    patience = Patience(os.getpid, board, 5.0, save_within=90.0)
     board.step(3, 9, 1, 1)
     with board.during(phase):
         assert not any(clock.watch(patience, seconds))
@@ -237,7 +237,7 @@ def test_a_hook_is_a_phase_of_its_own(phase: str, seconds: int, monkeypatch: pyt
 
 def test_micro_batches_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, board = Clock(monkeypatch), Board()
-    patience = Patience(os.getpid(), board, 5.0)
+    patience = Patience(os.getpid, board, 5.0)
     board.step(1, 9, 1, 1)
     board.step(2, 9, 1, 1)
     for _ in range(4):
@@ -251,7 +251,7 @@ def test_micro_batches_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_waits_for_a_rank_that_is_busy_has_not_hung(monkeypatch: pytest.MonkeyPatch) -> None:
     """One in a hook, for example, that has counted itself as such before."""
     clock, board = Clock(monkeypatch), Board()
-    waits, works = (Patience(os.getpid(), board, 5.0) for _ in range(2))
+    waits, works = (Patience(os.getpid, board, 5.0) for _ in range(2))
     board.step(1, 9, 1, 1)
     assert not any(clock.watch(waits, 4))
     waits.others_are_busy = True
@@ -279,7 +279,7 @@ def test_before_the_training_a_call_of_torch_distributed_is_bounded_and_preparin
     clock = Clock(monkeypatch)
     answers = [Answer([], inside=0)]
     requests: Any = SimpleNamespace(ask=lambda: None, answered=lambda: answers[-1])
-    patience = Patience(os.getpid(), Board(), 60.0, in_collective=1500.0, requests=requests, in_call=60.0)
+    patience = Patience(os.getpid, Board(), 60.0, in_collective=1500.0, requests=requests, in_call=60.0)
     assert not any(clock.watch(patience, 3000))
     assert patience.is_busy
     for call in range(1, 9):  # each takes a while, as process groups are made
@@ -331,7 +331,7 @@ def test_the_runners_files_that_stacks_are_searched_for_are_there() -> None:
 
 def _fix_of(reason: Reason) -> str:
     with stacks.new_file() as file:
-        hang = Hang(0, file)
+        hang = Hang(lambda: (0, file))
         hang.begin(reason)
         return hang.fix("")
 
@@ -365,7 +365,7 @@ def test_a_script_makes_progress_by_its_collectives(monkeypatch: pytest.MonkeyPa
         ask=lambda: asked.append(1),
         answered=lambda: None if is_silent[0] or len(asked) == 1 else Answer(list(calls), inside=0),
     )
-    patience = Patience(os.getpid(), Board(), 600.0, in_collective=60.0, requests=requests)
+    patience = Patience(os.getpid, Board(), 600.0, in_collective=60.0, requests=requests)
     assert not any(clock.watch(patience, 200))  # it computes
     for number in range(1, 9):  # each collective takes a while
         calls[:] = [Call(group="0", number=number, name="all_reduce", is_over=False)]

@@ -1,4 +1,4 @@
-"""The line between the guards: what one tells, all others receive; who leaves or is gone."""
+"""The link between the agents: what is told of one rank, all others receive; who leaves or is gone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import pytest
 
-from runner.guard.line import Address, Line
-from runner.guard.messages import Apart, Failed, Gone, Show, Stacks
+from runner.guard.line import Address, Line, Link
+from runner.guard.messages import Apart, Failed, Gone, Host, Show, Stacks
 from runner.rendezvous.transport.endpoint import listen, port_of
 from tests.launching import path_of
 from tests.polling import LIMIT, poll_until
@@ -31,7 +31,11 @@ class End:
     def __init__(self, rank: int, listener: socket.socket | None, port: int, host: str = "127.0.0.1") -> None:
         self.port = port
         self.pipe, wake = os.pipe()
-        self.line = Line(Address(host=host, port=port, key=KEY, rank=rank, size=3), listener, wake)
+        link = Link()
+        link.listener = listener
+        self.line = link.join(
+            Address(host=host, port=port, key=KEY, rank=rank, size=3), lambda: bool(os.write(wake, b"l"))
+        )
 
     def receive(self, kind: type[Kind]) -> tuple[int, Kind]:
         """Wait for a message of this kind, as the guard does: asleep until the pipe has a byte."""
@@ -91,7 +95,7 @@ def test_who_leaves_is_not_missed_and_who_is_gone_is(ends: list[End]) -> None:
         assert ends[2].receive(Failed)[0] == 1
         process.kill()
     for end in (ends[0], ends[2]):
-        assert end.receive(Gone) == (1, Gone("its guard has ended, with its host or by a signal"))
+        assert end.receive(Gone) == (1, Gone("its host's agent has ended, with the host or by a signal"))
 
 
 def test_the_middle_that_leaves_is_not_missed(ends: list[End]) -> None:
@@ -107,3 +111,56 @@ def test_a_guard_that_does_not_reach_rank_0s_says_so() -> None:
     end = End(1, None, 1, host="no-such-host.invalid")
     assert end.receive(Apart)[1].why.startswith("no-such-host.invalid:1: ")
     assert not end.line.is_open
+
+
+def test_ranks_of_a_host_share_a_connection_and_each_is_told_what_concerns_it() -> None:
+    """Ranks 0 and 1 are on one host, 2 and 3 on another, whose agent is killed."""
+    listener = listen(loopback=True)
+    port = port_of(listener)
+    here, there = Link(), Link()
+    here.listener = listener
+    pipes = [os.pipe() for _ in range(4)]
+
+    def joined(rank: int) -> Line:
+        address = Address(host="127.0.0.1", port=port, key=KEY, rank=rank, size=4)
+        return (here if rank < 2 else there).join(address, lambda: bool(os.write(pipes[rank][1], b"l")))
+
+    lines = [joined(rank) for rank in (2, 0, 3)]
+    poll_until(lambda: lines[1].present == {0, 2, 3}, LIMIT, "the other host joins")
+    lines[0].tell(FAILED)
+    second, first, third = lines
+    lines = [first, joined(1), second, third]  # rank 1 comes late
+    for rank in (0, 1, 3):
+        poll_until(lambda: (2, FAILED) in lines[rank].received(), LIMIT, f"rank {rank} is told")  # noqa: B023
+    lines[3].tell(Host("there"))
+    poll_until(lambda: (3, Host("there")) in lines[0].received(), LIMIT, "rank 0 is told")
+    lines[0].tell(Show(0))
+    for rank in (1, 2, 3):
+        assert poll_until(lambda: (0, Show(0)) in lines[rank].received(), LIMIT, f"rank {rank} is asked")  # noqa: B023
+    lines[2].close()
+    poll_until(lambda: lines[0].present == {0, 1, 3}, LIMIT, "rank 2 has left")
+    lines[3].close("its process was killed")
+    for rank in (0, 1):
+        poll_until(lambda: (3, Gone("its process was killed")) in lines[rank].received(), LIMIT, "rank 3 is gone")  # noqa: B023
+    for line in (lines[1], lines[0]):
+        line.close()
+    listener.close()
+
+
+def test_hosts_that_leave_after_rank_0_are_not_missed() -> None:
+    """Rank 1 is on the hub's host; it works on when rank 0 has left, and rank 2's host closes its connection then."""
+    listener = listen(loopback=True)
+    port = port_of(listener)
+    here, there = Link(), Link()
+    here.listener = listener
+
+    def joined(link: Link, rank: int) -> Line:
+        return link.join(Address(host="127.0.0.1", port=port, key=KEY, rank=rank, size=3), lambda: None)
+
+    first, second, third = joined(here, 0), joined(here, 1), joined(there, 2)
+    poll_until(lambda: first.present == {0, 1, 2}, LIMIT, "all have joined")
+    first.close()
+    poll_until(lambda: not third.is_open, LIMIT, "the other host has closed its connection")
+    time.sleep(0.5)
+    assert [told for told in second.received() if isinstance(told[1], Gone)] == []
+    second.close()

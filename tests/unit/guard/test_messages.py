@@ -16,8 +16,9 @@ FAILURE = Failure(rank=3, host="b", exit_code=None, what="killed", step=7, time=
 CALL = Call(group="0", ranks=[0, 2], number=4, name="all_reduce", is_over=False)
 MESSAGES: list[Message] = [
     messages.Alive(),
+    messages.Joined(),
     messages.Left(),
-    messages.Gone("its guard has ended"),
+    messages.Gone("its host's agent has ended"),
     messages.Apart("a:1: timed out"),
     messages.Host(None),
     messages.State({"rank": 3, "loss": None, "phase": "training"}),

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from runner.guard import events
 from runner.guard.events import Events
 from runner.guard.failure import Failure
-from runner.guard.line import Address
+from runner.guard.line import Address, Link
 from runner.guard.messages import Done, Failed, Gone, Host, Hung, Message, Reason, Returned, Show, Stacks, State
 from runner.guard.peers import Peers
 from runner.guard.restarts import Restarts
@@ -22,8 +21,10 @@ class Peer:
     """A guard's view of the others, which begins attempts when it is told to."""
 
     def __init__(self, rank: int, listener: socket.socket | None, port: int) -> None:
-        self.restarts, self.events = Restarts(9, rank, 2), Events(0)
-        self.peers = Peers(rank, listener, self.events, self.restarts)
+        link = Link()
+        link.listener = listener
+        self.restarts, self.events = Restarts(9, rank, 2), Events()
+        self.peers = Peers(rank, link, self.events, self.restarts)
         assert not self.peers.are_reached
         assert self.peers.join(Address(host="127.0.0.1", port=port, key="00" * 32, rank=rank, size=2), f"host {rank}")
         self.heard: list[Message] = []
@@ -36,9 +37,8 @@ class Peer:
 
 
 @pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Peer, Peer]]:
+def pair() -> Iterator[tuple[Peer, Peer]]:
     """Rank 0's and rank 1's."""
-    monkeypatch.setattr(events, "_take_signals", lambda _: None)  # this process's are not for them
     listener = listen(loopback=True)
     middle = Peer(0, listener, port_of(listener))
     other = Peer(1, None, port_of(listener))

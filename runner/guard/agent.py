@@ -1,0 +1,375 @@
+"""The runner's agent on a host: the parent of nobody's rank, which watches all ranks of a launch there, and cleans up after them.
+
+    launcher ─► proxy 0 … n ─elect─► agent ─fork─► importer ─fork─► worker 0 … n ─► target
+
+It is forked by the proxy that was elected. Its main thread takes proxies and what importer and proxies tell; each rank has a thread
+that watches its worker (watch.py). It ends when no rank is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import IO, Any, NoReturn, Protocol
+
+from runner.base.errors import EXIT_FAILURE
+from runner.guard.child import Child
+from runner.guard.events import name_of
+from runner.guard.group import adopt_orphans, name_process
+from runner.guard.importer import Importer, Work, fork_importer
+from runner.guard.line import Link
+from runner.guard.origin import Origin, origin_of
+from runner.guard.proxy import CREDENTIALS, ENDS, TELLS
+from runner.guard.rank import Rank
+from runner.guard.settings import Watched, Words
+from runner.guard.stacks import new_file
+from runner.guard.wire import receive, send
+from runner.rendezvous.transport.endpoint import allow_open_files
+
+_EVENT = struct.Struct("=iqi")  # as a proxy sends it
+_HANDING_OVER = 5.0  # seconds for what a proxy has begun to send
+_ROUND = 1.0  # seconds between two looks for orphans
+_STACK = 1 << 19  # bytes of a thread's stack
+
+
+class Setup(Work, Protocol):
+    """What the agent is for; made in the agent, once."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether no process can become a rank."""
+
+    def rank(self, origin: Origin) -> tuple[Words, Watched]:
+        """What the guard of a rank prints and watches.
+
+        Raises:
+            Refused: the process cannot become a rank.
+        """
+
+    def import_per_rank(self, why: str) -> None:
+        """The next importer imports nothing ahead."""
+
+
+def serve(listener: socket.socket | None, first: socket.socket, make: Callable[[], Setup]) -> NoReturn:
+    """Be the agent. Called in the process that was just forked."""
+    code, agent = EXIT_FAILURE, None
+    try:
+        if not os.isatty(0):  # a terminal's signals stop and end the agent with its ranks
+            os.setpgid(0, 0)
+        _close_pmi()
+        for number in (*ENDS, *TELLS):  # they are for ranks
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ENDS, *TELLS))
+        adopt_orphans()
+        allow_open_files()
+        agent = Agent(listener, first, make)
+        agent.run()
+        code = 0
+    except BaseException:  # a defect of the runner's
+        if agent is None:
+            raise
+        agent.print(traceback.format_exc().rstrip())
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _close_pmi() -> None:
+    """The elected rank's connection to Hydra is open in this process as in its proxy: its end would not be seen."""
+    number = os.environ.get("PMI_FD", "")
+    if number.isdecimal() and int(number) > 2:
+        with contextlib.suppress(OSError):
+            os.close(int(number))
+
+
+def _open_files() -> list[int]:
+    return [int(number) for number in os.listdir("/proc/self/fd")] if sys.platform == "linux" else [0, 1, 2]
+
+
+def _is_own(connection: socket.socket) -> bool:
+    """Whether the other side is a process of this user: others can see the name, too."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    return bool(CREDENTIALS.unpack(credentials)[1] == os.geteuid())
+
+
+class _Proxy:
+    """A process that a launcher has started."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.rank: Rank | None = None  # once it has handed over
+        self.rest = b""  # of an event
+
+
+class Agent:
+    """Of one host."""
+
+    def __init__(self, listener: socket.socket | None, first: socket.socket, make: Callable[[], Setup]) -> None:
+        # What the launcher or a shell has opened for the elected rank: a worker alone has it, too.
+        self._inherited = {*_open_files()} - {first.fileno(), *([listener.fileno()] if listener else [])}
+        self._listener = listener
+        self._proxies: dict[int, _Proxy] = {}  # by the descriptor of the connection
+        self._workers: dict[
+            int, tuple[Rank, Child, dict[str, Any], list[int]]
+        ] = {}  # by number: those that have not ended
+        self._ranks: set[Rank] = set()  # those that have not ended
+        self._number = 0
+        self._importer: Importer | None = None
+        self._stacks = new_file()  # of the importer
+        self._adopts = False  # an importer was killed, so that this process has its children
+        self._link = Link()
+        self._name = name_process("runner-agent")  # of the process that the launcher has started
+        self._lock = threading.Lock()
+        self._woken, self._wake = os.pipe()
+        self._left: queue.SimpleQueue[Rank] = queue.SimpleQueue()  # ranks that have ended
+        self._asked: list[int] = []  # workers that are to be forked
+        threading.stack_size(_STACK)
+        self._setup = make()
+        # Only its ranks, of which each has descriptors of its own, hold the launcher's pipes.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(nothing, number)
+        os.close(nothing)
+        if listener is not None:
+            listener.setblocking(False)
+        self._welcome(first)
+        if not self._setup.is_refused:
+            self._renew_importer()
+
+    def run(self) -> None:
+        """Until no proxy is left."""
+        while self._proxies or self._ranks or self._accept():
+            poll = select.poll()
+            sources = [self._woken, *self._proxies]
+            sources += [self._listener.fileno()] if self._listener else []
+            sources += [self._importer.connection.fileno()] if self._importer else []
+            for source in sources:
+                poll.register(source, select.POLLIN)
+            ready = {number for number, _ in poll.poll(1000 * _ROUND if self._adopts else None)}
+            self._reap()
+            if self._woken in ready:
+                os.read(self._woken, 4096)
+            self._accept()
+            if self._importer and self._importer.connection.fileno() in ready:
+                self._hear_importer(self._importer)
+            for number in ready & self._proxies.keys():
+                self._hear(number, self._proxies[number])
+            self._ask_importer()
+            while not self._left.empty():
+                rank = self._left.get()
+                self._ranks.remove(rank)
+                self._proxies.pop(rank.connection.fileno(), None)
+                rank.connection.close()
+
+    def print(self, text: str) -> None:
+        """Print with a rank's output, as this process has none."""
+        for rank in list(self._ranks)[:1]:
+            rank.print(text)
+
+    def _accept(self) -> bool:
+        """Take the proxies that have come. Returns whether there were any."""
+        found = False
+        while self._listener is not None:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # there is none, or no room for it
+                break
+            if not _is_own(connection):
+                connection.close()
+                continue
+            connection.setblocking(True)
+            found = True
+            self._welcome(connection)
+        return found
+
+    def _welcome(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it has gone
+            send(connection, {"agent": os.getpid()})
+            self._proxies[connection.fileno()] = _Proxy(connection)
+
+    def _hear(self, number: int, proxy: _Proxy) -> None:
+        """A proxy hands over, or passes a signal on, or was killed."""
+        if proxy.rank is None:
+            self._take_over(number, proxy)
+            return
+        try:
+            events = proxy.connection.recv(64 * _EVENT.size)
+        except OSError:
+            events = b""
+        if not events:
+            del self._proxies[number]
+            proxy.rank.lose_proxy()
+            return
+        proxy.rest += events
+        whole = len(proxy.rest) // _EVENT.size * _EVENT.size
+        for event in _EVENT.iter_unpack(proxy.rest[:whole]):
+            proxy.rank.events.put(*event)
+        proxy.rest = proxy.rest[whole:]
+
+    def _take_over(self, number: int, proxy: _Proxy) -> None:
+        """Begin to watch the rank of a proxy that hands over."""
+        handed = None
+        proxy.connection.settimeout(_HANDING_OVER)
+        with contextlib.suppress(OSError):
+            handed = receive(proxy.connection)
+        proxy.connection.settimeout(None)
+        if handed is None:
+            self._proxies.pop(number).connection.close()
+            return
+        try:
+            proxy.rank = Rank(
+                origin_of(*handed),
+                proxy.connection,
+                self._setup.rank,
+                link=self._link,
+                fork=self._fork,
+                importer=self._shown_importer,
+                leave=self._leave,
+                workers=self._live_workers,
+            )
+        except (OSError, RuntimeError, ValueError):  # no room for its files, or for one more thread
+            with contextlib.suppress(OSError):
+                send(proxy.connection, {"exit": EXIT_FAILURE})
+            self._proxies.pop(number).connection.close()
+            return
+        self._ranks.add(proxy.rank)
+
+    def _leave(self, rank: Rank) -> None:
+        """A rank has ended. Called in its thread."""
+        self._left.put(rank)
+        os.write(self._wake, b"l")
+
+    def _shown_importer(self) -> tuple[int, IO[Any]]:
+        importer = self._importer
+        return (importer.process if importer else 0), self._stacks
+
+    def _live_workers(self) -> set[int]:
+        with self._lock:
+            return {child.process for _, child, *_ in self._workers.values() if child.process}
+
+    def _fork(self, rank: Rank, child: Child, described: dict[str, Any], descriptors: list[int]) -> None:
+        """Have a worker forked. Called in a rank's thread."""
+        with self._lock:
+            self._number += 1
+            number = self._number
+            described = described | {"worker": number}
+            self._workers[number] = rank, child, described, descriptors
+            self._asked.append(number)
+            child.cancel = lambda: self._cancel(number)
+        os.write(self._wake, b"f")
+
+    def _cancel(self, number: int) -> None:
+        """A worker is not to be forked any more, or has ended: its descriptors are about to be closed. Called in a rank's thread."""
+        with self._lock:
+            self._workers.pop(number, None)
+            if number in self._asked:
+                self._asked.remove(number)
+
+    def _ask_importer(self) -> None:
+        """Have the workers forked that are asked for; by a new importer, if the last one was killed."""
+        if self._asked and self._importer is None:
+            self._renew_importer()
+        if self._importer is None or not self._importer.is_ready:
+            return
+        with self._lock:
+            asked, self._asked = self._asked, []
+            for number in asked:
+                _, child, described, descriptors = self._workers[number]
+                try:
+                    self._importer.start(described, descriptors)
+                except OSError as error:
+                    child.problem, child.status = f"cannot be started: {error.strerror}", 1 << 8
+                    child.wake()
+
+    def _renew_importer(self) -> None:
+        try:
+            self._importer = fork_importer(self._setup, self._stacks, self._name, self._inherited)
+        except OSError as error:  # no room for one more process
+            self._end_workers(
+                f"the process that imports for this host's ranks cannot be started: {error.strerror}", 1 << 8
+            )
+
+    def _hear_importer(self, importer: Importer) -> None:
+        told = None
+        with contextlib.suppress(OSError):
+            told = receive(importer.connection)
+        if told is None:
+            self._lose_importer(importer)
+            return
+        message, _ = told
+        if "ready" in message:
+            importer.is_ready = message["ready"]
+            if said := message["said"].decode(errors="replace").rstrip():
+                self.print(said)  # once, as each rank would print the same
+            if not importer.is_ready:
+                self._replace_importer(importer, message["why"])
+        elif "worker" in message:
+            self._note_start(message)
+        else:
+            for number, (_, child, *_) in list(self._workers.items()):
+                if child.process == message["process"]:
+                    self._end(number, "", message["status"])
+
+    def _note_start(self, message: dict[str, Any]) -> None:
+        with self._lock:
+            rank, child, *_ = self._workers.get(message["worker"], (None, None))
+        if rank is None or child is None:  # it was cancelled meanwhile
+            if "process" in message:
+                os.kill(message["process"], signal.SIGKILL)
+        elif "error" in message:
+            self._end(message["worker"], f"cannot be started: {message['error']}", 1 << 8)
+        else:
+            child.process = message["process"]
+            rank.tell_proxy(child)
+            child.give()
+            rank.events.put(0)
+
+    def _replace_importer(self, importer: Importer, why: str) -> None:
+        """What it has imported cannot be forked: the next one imports nothing ahead."""
+        self._setup.import_per_rank(why)
+        importer.connection.close()
+        self._importer = None
+        os.waitpid(importer.process, 0)  # it ends by itself, and has forked none
+
+    def _lose_importer(self, importer: Importer) -> None:
+        """It has ended, and the kernel ends its workers with it."""
+        importer.connection.close()
+        self._importer = None
+        _, status = os.waitpid(importer.process, 0)
+        self._adopts = True
+        code = os.waitstatus_to_exitcode(status)
+        how = f"was killed by {name_of(-code)}" if code < 0 else f"has ended with code {code}"
+        self._end_workers(f"the process that has imported for this host's ranks {how}, and its ranks with it", status)
+
+    def _reap(self) -> None:
+        """Take the exit codes of what an importer has left. A library's own child, in this process's group, is the library's."""
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):
+            while self._adopts and (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                is_importer = self._importer is not None and found.si_pid == self._importer.process
+                if is_importer or os.getpgid(found.si_pid) == os.getpgrp():
+                    return
+                os.waitpid(found.si_pid, 0)
+
+    def _end_workers(self, problem: str, status: int) -> None:
+        for number in list(self._workers):
+            self._end(number, problem, status)
+
+    def _end(self, number: int, problem: str, status: int) -> None:
+        with self._lock:
+            if number not in self._workers:
+                return
+            rank, child, *_ = self._workers.pop(number)
+            if number in self._asked:
+                self._asked.remove(number)
+        child.problem, child.status = problem, status
+        rank.events.put(0)

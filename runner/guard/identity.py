@@ -1,0 +1,141 @@
+"""What has to be equal for ranks of a host to share one agent and one import of torch, as a text.
+
+Whatever Python and torch read while they start is in it, and what a forked process cannot change afterwards. The variables by which
+launchers tell ranks apart are not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+# Variables that torch and what it loads read while they are imported; and those that Python and its libraries read at their start.
+_READ_BY_TORCH = re.compile(
+    r"OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|GOTO_|BLIS_|NUMEXPR_|ATEN_|C10_|TORCH|PYTORCH_|TRITON_|KINETO_|CUDA_|NVIDIA_|HIP_|HSA_|ROCM_|"
+    r"NPY_|NUMPY_"
+)
+_READ_BY_PYTHON = re.compile(r"LD_|PYTHON|GLIBC_|MALLOC_|LANG$|LC_|TZ$|VIRTUAL_ENV|CONDA_PREFIX|HF_|RUNNER_")
+# Read later, when a device is first used; some launchers and job scripts give each rank its own. TORCHELASTIC_* tell ranks apart.
+_LATER = re.compile(
+    r"(CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|CUDA_LAUNCH_BLOCKING|CUDA_CACHE_|HIP_VISIBLE_DEVICES|NVIDIA_VISIBLE_DEVICES|"
+    r"TORCHELASTIC_|TORCH_NCCL_|TORCH_FR_)"
+)
+_JOBS = (
+    *(
+        "PMIX_NAMESPACE",
+        "OMPI_MCA_ess_base_jobid",
+        "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
+        "PALS_APID",
+        "FLUX_JOB_ID",
+        "PBS_JOBID",
+    ),
+    *("LSB_JOBID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
+)
+_BINDING = (
+    "OMP_PROC_BIND",
+    "OMP_PLACES",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+)  # OpenMP binds threads when it is loaded
+_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+_STATUS = ("Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp")  # lines of /proc/PID/status
+
+
+def is_read_by_torch(name: str) -> bool:
+    """Whether a variable may be read while torch and what it loads are imported."""
+    return bool(_READ_BY_TORCH.match(name) and not _LATER.match(name))
+
+
+def identity() -> bytes:
+    """Of this process, as its launcher has started it."""
+    status = dict(line.partition(":")[::2] for line in _read("/proc/self/status").splitlines())
+    parts: list[object] = [
+        os.getppid(),
+        os.getsid(0) if os.isatty(0) else 0,  # a terminal's processes stay in its session
+        *(sys.version, sys.executable, sys.prefix, sys.orig_argv, sys.argv, sys.path),
+        _folder(),
+        [number for number in (0, 1, 2) if not _is_open(number)],
+        sorted(item for item in os.environ.items() if is_read_by_torch(item[0]) or _READ_BY_PYTHON.match(item[0])),
+        [os.environ.get(name) for name in _JOBS],
+        os.getpriority(os.PRIO_PROCESS, 0),
+        sorted(os.sched_getaffinity(0)) if any(name in os.environ for name in _BINDING) else None,
+        os.sched_getscheduler(0) if hasattr(os, "sched_getscheduler") else 0,
+        _first_line("/proc/self/numa_maps").split(" ")[1:2],  # the policy by which memory is placed (numactl)
+        _read("/proc/self/oom_score_adj"),
+        *(os.getuid(), os.getgid(), [status.get(name, "") for name in _STATUS]),
+        _read("/proc/self/limits"),
+        *(_target(f"/proc/self/ns/{name}") for name in _NAMESPACES),
+        _target("/proc/self/root"),
+        _control_group(),
+    ]
+    return repr(parts).encode(errors="surrogateescape")
+
+
+def _control_group() -> object:
+    """Of the control group what takes effect: Slurm gives each task of a step its own, with the same limits or with others."""
+    found: list[object] = []
+    for line in _read("/proc/self/cgroup").splitlines():
+        path = line.partition("::")[2]
+        if not path or "/task" not in path:
+            found.append(line)
+            continue
+        above = path.rpartition("/")[0]
+        folder = f"/sys/fs/cgroup{path}"
+        limits = [
+            _read(f"{folder}/{name}") for name in ("cpuset.cpus.effective", "cpuset.mems.effective", "memory.max")
+        ]
+        found.append((above, limits, _devices()))
+    return found
+
+
+def _devices() -> list[str]:
+    """The GPUs that this process may open."""
+    found = []
+    for name in sorted(os.listdir("/dev")):
+        if re.fullmatch(r"nvidia\d+|kfd", name):
+            try:
+                os.close(os.open(f"/dev/{name}", os.O_RDWR | os.O_CLOEXEC))
+                found.append(name)
+            except OSError:
+                continue
+    return found
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:  # not Linux, or not this version of it
+        return ""
+
+
+def _first_line(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.readline()
+    except OSError:
+        return ""
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""

@@ -1,0 +1,200 @@
+"""The process that a launcher has started for a rank: it stands for the rank's worker, which is forked elsewhere.
+
+The proxies of a host elect one, by who is first to bind a name. It forks the agent (agent.py), to which each proxy hands over what a
+launcher has given it: variables, folder, descriptors, limits. Then a proxy passes signals on, and ends with its rank's exit code. It
+imports nothing that this does not need. If the agent is killed, each proxy kills its rank's processes: a launcher sees only proxies.
+"""
+
+from __future__ import annotations
+
+import _blake2
+import _thread
+import contextlib
+import errno
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+from runner.guard.identity import identity
+from runner.guard.wire import receive, send
+
+# The first end a job; the others inform the program. Both are passed to the worker only: if SIGTERM ended its data
+# loaders, a checkpoint on SIGTERM would fail. Its child processes get SIGTERM after it has ended.
+ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+TELLS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+_FORWARDED = (*ENDS, *TELLS)
+_ELECTING = 30.0  # seconds for an agent to take a proxy: it may be ending, or importing from a slow file system
+_LOOKS = 0.02  # seconds between two attempts to reach an agent that has bound the name and does not listen yet
+_EVENT = struct.Struct("=iqi")  # a signal, the process that sent it, and si_code (above 0: the kernel sent it)
+CREDENTIALS = struct.Struct("=iii")  # process, user and group of the other side of a Unix socket
+_DYING = 10.0  # seconds that a killed worker may take to its end
+_PMI = "PMI_FD"
+
+
+Serve: TypeAlias = Callable[[socket.socket | None, socket.socket], NoReturn]
+
+
+def start(serve: Serve) -> NoReturn:
+    """Become the proxy of this rank, and perhaps the parent of the host's agent. ``serve`` is called there, and only there.
+
+    Args:
+        serve: is the agent, of the socket to which other proxies connect, and of the connection to this one.
+    """
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
+    ignored = [number for number in _FORWARDED if signal.getsignal(number) == signal.SIG_IGN]  # nohup, trap ''
+    numbers = [number for number in (0, 1, 2) if _is_open(number)]
+    while (nothing := os.open(os.devnull, os.O_RDWR)) <= 2:  # else a socket would have such a number
+        pass
+    os.close(nothing)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored a child's exit status is lost
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    connection = _join(
+        serve
+    )  # until then a signal ends this process: the agent may be importing from a file system that hangs
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    _hand_over(connection, ignored, numbers)
+    _thread.start_new_thread(_forward_signals, (connection,))
+    _obey(connection)
+
+
+def _join(serve: Serve) -> socket.socket:
+    """A connection to the host's agent: to one that is there, or to one that is forked now."""
+    text = identity()
+    name = b"\0torch-mpi-runner-" + _blake2.blake2b(text, digest_size=20).hexdigest().encode()
+    end = time.monotonic() + _ELECTING
+    while sys.platform == "linux" and time.monotonic() < end:  # elsewhere each process has an agent of its own
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.bind(name)
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRINUSE:
+                break
+            if (connection := _reach(name, end)) is not None:
+                return connection
+            time.sleep(_LOOKS)
+            continue
+        listener.listen(4096)
+        return _fork_agent(listener, serve)
+    return _fork_agent(None, serve)
+
+
+def _reach(name: bytes, end: float) -> socket.socket | None:
+    """The agent that has this name, once it has taken this proxy; None: it does not, or ends."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(max(_LOOKS, end - time.monotonic()))
+        connection.connect(name)
+        option = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        if CREDENTIALS.unpack(option)[1] == os.geteuid() and receive(connection) is not None:
+            connection.settimeout(None)
+            return connection
+    except OSError:
+        pass
+    connection.close()
+    return None
+
+
+def _fork_agent(listener: socket.socket | None, serve: Serve) -> socket.socket:
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        ours.close()
+        serve(listener, theirs)
+    theirs.close()
+    if listener is not None:
+        listener.close()
+    receive(ours)
+    return ours
+
+
+def _hand_over(connection: socket.socket, ignored: Sequence[int], numbers: list[int]) -> None:
+    """Hand the agent what the launcher has given this process.
+
+    It keeps all of it open itself: Hydra takes the end of its connection to PMI for a crash unless the process ends with it.
+    """
+    pmi = os.environ.get(_PMI, "")
+    if pmi.isdecimal() and int(pmi) > 2 and _is_open(int(pmi)):
+        numbers.append(int(pmi))
+    umask = os.umask(0)
+    os.umask(umask)
+    message = {
+        "process": os.getpid(),
+        "parent": os.getppid(),
+        "group": os.getpgrp(),
+        "environment": dict(os.environb),
+        "umask": umask,
+        "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+        "ignored": [int(number) for number in ignored],
+        "numbers": numbers,
+    }
+    send(connection, message, numbers)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def _forward_signals(connection: socket.socket) -> None:
+    """Send the agent every signal to this process, with its sender, which a signal handler would not know."""
+    while True:
+        if hasattr(signal, "sigwaitinfo"):
+            received = signal.sigwaitinfo(_FORWARDED)
+            event = received.si_signo, received.si_pid, received.si_code
+        else:  # not Linux
+            event = int(signal.sigwait(_FORWARDED)), 0, 0
+        try:
+            connection.sendall(_EVENT.pack(*event))
+        except OSError:
+            return  # the other thread sees it, too
+
+
+def _obey(connection: socket.socket) -> NoReturn:
+    """Do what the agent tells, until it tells the exit code."""
+    worker: dict[str, Any] = {}
+    board = -1
+    while (told := _told(connection)) is not None:
+        if "exit" in told[0]:
+            os._exit(told[0]["exit"])
+        if board >= 0:
+            os.close(board)
+        worker, (board,) = told
+    _end_after_agent(worker, board)
+
+
+def _told(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    try:
+        return receive(connection)
+    except OSError:
+        return None
+
+
+def _end_after_agent(worker: dict[str, Any], board: int) -> NoReturn:
+    """The agent was killed, and its importer and workers with it, by the kernel: end what the worker has started."""
+    if worker:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(worker["process"], signal.SIGKILL) if worker["leads"] else os.kill(
+                worker["process"], signal.SIGKILL
+            )
+    label = f"{worker['label']}: " if worker else ""
+    with contextlib.suppress(OSError):  # it was closed
+        text = "the runner's agent on this host has ended, perhaps killed by SIGKILL, so this rank ends too"
+        os.write(2, f"runner: {label}{text}\n".encode(errors="replace"))
+    if worker:
+        from pathlib import Path
+
+        from runner.base.locks import remove_left
+        from runner.guard.board import Board
+
+        remove_left([Path(lock) for lock in Board(board).locks()], worker["process"], _DYING)
+    os._exit(1)

@@ -1,0 +1,172 @@
+"""A rank of this host: its proxy, and the thread in which its workers are watched, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import IO, Any
+
+from runner.base.errors import EXIT_FAILURE
+from runner.guard.child import Child, new_child
+from runner.guard.console import print_line
+from runner.guard.events import Events
+from runner.guard.guard import Guard
+from runner.guard.host import OnHost
+from runner.guard.line import Link
+from runner.guard.messages import Gone
+from runner.guard.notice import Notice
+from runner.guard.origin import Origin
+from runner.guard.output import Output
+from runner.guard.settings import Refused, Watched, Words
+from runner.guard.wire import send
+from runner.launch.hydra import end_other_ranks
+from runner.rendezvous.transport.endpoint import port_of
+
+_KILLED = "the process that its launcher had started was killed"
+
+
+class Rank:
+    """Of one launch."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        connection: socket.socket,
+        prepare: Callable[[Origin], tuple[Words, Watched]],
+        *,
+        link: Link,
+        fork: Callable[[Rank, Child, dict[str, Any], list[int]], None],
+        importer: Callable[[], tuple[int, IO[Any]]],
+        leave: Callable[[Rank], None],
+        workers: Callable[[], set[int]],
+    ) -> None:
+        """Begin to watch.
+
+        Args:
+            prepare: what is printed and watched; raises Refused where the process cannot become a rank.
+            link: of this host.
+            fork: has a worker forked, which a dictionary describes, and gives it these descriptors.
+            importer: the process of which workers are forked, and the file for its stack.
+            leave: called when the rank has ended.
+            workers: the processes of all ranks' workers.
+        """
+        self.origin, self.connection, self.events = origin, connection, Events()
+        self._prepare, self._link = prepare, link
+        self._fork, self._importer, self._leave, self._workers = fork, importer, leave, workers
+        self._child: Child | None = None
+        self._words: Words | None = None
+        self._thread = threading.Thread(target=self._work, name=f"rank of process {origin.process}", daemon=True)
+        self._thread.start()
+
+    def print(self, text: str) -> None:
+        """Print to the rank's standard error, if it has one."""
+        print_line(text, self.origin.descriptors.get(2))
+
+    def lose_proxy(self) -> None:
+        """The proxy has ended before its rank: it was killed."""
+        self.events.has_lost_proxy = True
+        self.events.put(0)
+
+    def _work(self) -> None:
+        code = EXIT_FAILURE
+        try:
+            code = self._watch()
+        except Refused as refused:
+            code = self._refuse(refused)
+        except BaseException:  # a defect of the runner's: with the rank's output, as this process has none
+            self.print(traceback.format_exc().rstrip())
+            self._end_after_defect()
+        finally:
+            self.origin.close()
+            with contextlib.suppress(OSError):  # the proxy has gone
+                send(self.connection, {"exit": code})
+            self.events.close()
+            self._leave(self)
+
+    def _end_after_defect(self) -> None:
+        """End what is there without the guard, and tell the other ranks."""
+        child = self._child
+        if child is not None and child.process and child.status is None:
+            with contextlib.suppress(OSError):
+                os.killpg(child.process, signal.SIGKILL) if child.group.is_own else os.kill(
+                    child.process, signal.SIGKILL
+                )
+        if self._words is not None:
+            self._link.leave(self._words.rank, Gone("a defect of the runner's has ended it"))
+
+    def _refuse(self, refused: Refused) -> int:
+        """When a rank ends the launcher ends the others: so that rank 0 has the time to print, others wait."""
+        time.sleep(refused.after)
+        if refused.line:
+            self.print(refused.line)
+        end_other_ranks(self.origin.hydra, refused.code)
+        return refused.code
+
+    def _watch(self) -> int:
+        origin = self.origin
+        words, watched = self._prepare(origin)
+        self._words, self._watched = words, watched
+        self.events.watch(watched.launcher())
+        if watched.is_middle:
+            self._link.listen()
+        self._began = time.monotonic() - watched.passed
+        notice = Notice(watched, words.rank)
+        output = Output(watched.log_folder, words.rank, origin.descriptors, with_rank=watched.prefixes_output)
+        guard = Guard(
+            OnHost(origin, self.events, self._link, self._importer, self._workers), words, watched, output, notice
+        )
+        while True:
+            decision = guard.watch(self._new_worker(output, guard.restarts.attempt))
+            if self.events.has_lost_proxy:
+                guard.end_without_proxy(_KILLED)
+                return EXIT_FAILURE
+            if not guard.starts_again(decision):
+                break
+        guard.leave(decision)
+        return decision.code
+
+    def _new_worker(self, output: Output, attempt: int) -> Child:
+        """Have the next worker forked."""
+        origin, watched = self.origin, self._watched
+        # Launchers signal a rank's whole process group, and the worker should get each signal once, from here: so it has a
+        # group of its own. Not on a terminal, whose input goes to the foreground group only.
+        leads = not origin.is_on_terminal
+        self._child = child = new_child(leads=leads, wake=lambda: self.events.put(0), importer=self._importer)
+        streams = {**origin.descriptors, **output.ends}
+        described = {
+            "environment": {_bytes(name): _bytes(value) for name, value in origin.environment.items()},
+            "umask": origin.umask,
+            "affinity": list(origin.affinity),
+            "ignored": list(origin.ignored),
+            "numbers": list(streams),
+            "leads": leads,
+            "group": origin.group,
+            "origin": origin.process,
+            "port": port_of(self._link.listener) if watched.is_middle and self._link.listener else 0,
+            "attempt": attempt,
+            "began": self._began,
+        }
+        self._fork(
+            self, child, described, [*streams.values(), *child.given, child.stacks.fileno(), child.answers.fileno()]
+        )
+        return child
+
+    def tell_proxy(self, child: Child) -> None:
+        """Tell the proxy which process its worker is, and where its locks are: it ends it if the agent is killed."""
+        told = {
+            "process": child.process,
+            "leads": child.group.is_own,
+            "label": self._words.label if self._words else "",
+        }
+        with contextlib.suppress(OSError):
+            send(self.connection, told, [child.board.file])
+
+
+def _bytes(text: str) -> bytes:
+    return os.fsencode(text)

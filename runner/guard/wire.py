@@ -1,0 +1,55 @@
+"""Messages between the processes of a job on one host, over a Unix socket, and file descriptors beside them.
+
+They are written by ``marshal``: both ends are of one user and one Python, and a proxy has no other import for it.
+"""
+
+from __future__ import annotations
+
+import marshal
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+_LENGTH = struct.Struct("=I")
+_MOST = 16  # descriptors beside a message
+_CLOSED_BY_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+def send(connection: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+    """Send a message; the other side gets descriptors of its own for the same files.
+
+    Raises:
+        OSError: the other side has gone.
+    """
+    content = marshal.dumps(message)
+    content = _LENGTH.pack(len(content)) + content
+    sent = socket.send_fds(connection, [content], descriptors) if descriptors else 0
+    connection.sendall(memoryview(content)[sent:])
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Wait for a message. Returns it and its descriptors; None if the other side has gone.
+
+    Raises:
+        OSError: the connection is broken, or its time limit is over.
+    """
+    head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, _MOST, _CLOSED_BY_EXEC)
+    if not head:
+        return None
+    content = _exactly(connection, _LENGTH.size - len(head), head)
+    if content is None:
+        return None
+    content = _exactly(connection, _LENGTH.unpack(content)[0])
+    return None if content is None else (marshal.loads(content), descriptors)  # noqa: S302  # of this user's own process
+
+
+def _exactly(connection: socket.socket, size: int, content: bytes = b"") -> bytes | None:
+    chunks = [content]
+    while size:
+        chunk = connection.recv(min(size, 1 << 20))
+        if not chunk:
+            return None
+        chunks.append(chunk)
+        size -= len(chunk)
+    return b"".join(chunks)

@@ -1,0 +1,221 @@
+"""A launch on a host: what its agent is for, and the steps of a worker from its environment to the target."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from runner.backends.flight_recorder import answer_when_asked
+from runner.backends.selection import with_spare_cores
+from runner.base.early_signals import EARLY
+from runner.base.errors import Policy, RunnerError, UsageError
+from runner.base.streams import replace_characters
+from runner.command import Request, parse, refuse_idle_options
+from runner.dispatch import dispatch
+from runner.guard.console import print_text
+from runner.guard.lifeline import Lifeline
+from runner.guard.origin import Origin
+from runner.guard.settings import Watched, Words
+from runner.guard.worker_messages import Computes, Met, Seeks
+from runner.guarding import guard_watched, guard_words, guards_address
+from runner.job import Job
+from runner.joining import job_of, place, record_of
+from runner.launch.context import LaunchContext
+from runner.launch.detect import detect, is_reporting
+from runner.launch.launcher_processes import stand_for
+from runner.launch.launchers import SINGLE
+from runner.launch.mislaunch import idle_tasks, refuse_mislaunch
+from runner.launch.program import put_program_on_path
+from runner.launch.target import EXECUTABLE, WORKLOAD, Target, find_target
+from runner.outcome import SUCCESS, end_worker, outcome_of, refusing
+from runner.parsing import keeping_help
+from runner.rendezvous.records.compatibility import compare_ranks
+from runner.rendezvous.records.record import RankRecord
+from runner.rendezvous.rendezvous import RendezvousMethod, choose_way, rendezvous
+from runner.rendezvous.transport.endpoint import allow_open_files
+from runner.sharing import source_of, why_not_for_target, why_not_here
+from runner.tools.registry import examines, shows_training, summaries, tool_names, works_alone
+from runner.torchrun.import_hooks import AHEAD
+from runner.torchrun.shared_import import draw_own_numbers, import_once
+from runner.versions.extras import OF_WORKLOADS, require
+from runner.versions.features import FEATURES, RUNNER, need
+
+# What a program names that needs torch's compiler: its import takes as long as the rest of torch's.
+_COMPILES = re.compile(
+    rb"DistributedDataParallel|DDP|FSDP|fully_shard|torch\.compile|lightning|accelerate|deepspeed|transformers"
+)
+
+
+class Launch:
+    """What the ranks of a host have in common, known to its agent and to their workers."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        """Read the command line; what is wrong with it is told each rank."""
+        self._problem: RunnerError | SystemExit | None = None
+        self._help = ""
+        try:
+            replace_characters()
+            require("psutil")
+            with keeping_help() as kept:
+                try:
+                    self._request = parse(argv, summaries())
+                finally:
+                    self._help = "".join(kept)
+            self._why_not_here = why_not_here(self._request.job, os.environ)
+            # Why each rank imports torch by itself; "": it does not.
+            self._per_rank = self._why_not_here or why_not_for_target(self._request)
+        except (RunnerError, SystemExit) as problem:
+            self._problem = problem
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether no process of this launch can become a rank."""
+        return self._problem is not None
+
+    def rank(self, origin: Origin) -> tuple[Words, Watched]:
+        """What the guard of a rank prints and watches.
+
+        Raises:
+            Refused: the launch is wrong.
+        """
+        with refusing(origin.environment):
+            if self._help and is_reporting(origin.environment):
+                print_text(self._help, origin.descriptors.get(1))
+            if self._problem is not None:
+                raise self._problem
+            context, way = self._place(origin.environment, origin.process)
+            refuse_mislaunch(context)
+        return guard_words(context, self._request, way), guard_watched(context, self._request, origin.parent)
+
+    def prepare(self) -> str:
+        """Import what workers need, in the importer. Returns why they must not be forked of it."""
+        if self._request.may_be_workload:
+            EARLY.listen()  # before the fork, so that a worker has no moment without it
+        if self._per_rank:
+            return ""
+        modules: Sequence[str] = AHEAD
+        with contextlib.suppress(UsageError):  # of which each rank tells the others
+            target = find_target(self._request.target, form=self._request.form, tools=tool_names())
+            if target.is_program:
+                put_program_on_path(target)
+                modules = AHEAD if _COMPILES.search(source_of(target)) else AHEAD[:1]
+        return import_once(modules, self._request.job.preload)
+
+    def import_per_rank(self, why: str) -> None:
+        """Each rank imports torch by itself."""
+        self._per_rank = why
+
+    def work(self, lifeline: Lifeline) -> NoReturn:
+        """Be a rank's worker."""
+        stand_for(lifeline.origin)
+        draw_own_numbers()
+        context, way = self._place(os.environ, lifeline.origin)
+        if warning := idle_tasks(context):
+            print(f"runner: {warning}", file=sys.stderr, flush=True)
+        _work(self._request, replace(context, attempt=lifeline.attempt), way, lifeline, self._why_not_here)
+
+    def _place(self, environment: Mapping[str, str], process: int) -> tuple[LaunchContext, RendezvousMethod]:
+        request = self._request
+        launcher = SINGLE.name if works_alone(request.tool) else request.job.launcher
+        context = replace(detect(environment, launcher), process=process)
+        return context, choose_way(context, request.job.rendezvous, restarts=request.job.restart_in_place > 0)
+
+
+def _work(
+    request: Request, context: LaunchContext, way: RendezvousMethod, lifeline: Lifeline, imports_why: str
+) -> NoReturn:
+    job: Job | None = None
+    try:
+        _prepare_process()
+        policy = Policy.DIAGNOSTIC if examines(request.tool) else Policy.STRICT
+        target, record = _find(request, context, lifeline)
+        lifeline.tell(Seeks())
+        result = rendezvous(context, record, way=way, timeout=request.job.timeout, policy=policy)
+        topology = compare_ranks(result.records, policy)
+        lifeline.tell(Met(guards_address(context, result)))
+        # A tool that works alone may be started anywhere, also where a job's GPUs are not.
+        placements = place(context, topology, "cpu" if works_alone(request.tool) else request.job.device, policy)
+        if (gpu := placements[context.rank.value].device_index) is not None:
+            lifeline.tell(Computes(record.resources["gpus"][gpu]))
+        if context.size.value > 1:
+            answer_when_asked(lifeline, placements[context.rank.value].torch_device)
+        assert target is not None  # otherwise compare_ranks() has refused the records
+        is_replaced = target.runs_in_python and request.job.backend is not None
+        job = job_of(
+            request.job,
+            context,
+            result,
+            topology,
+            placements,
+            lifeline.board,
+            replaces_gloo=is_replaced,
+            imports_why=imports_why,
+        )
+        if target.kind == WORKLOAD or shows_training(request.tool):
+            job = with_spare_cores(job)
+        _warn_of_host(job, target)
+        if request.job.hang_timeout and target.is_program:
+            _warn_of_hangs(job)
+        dispatch(target, request, job)
+        outcome = SUCCESS
+    except BaseException as error:
+        outcome = outcome_of(error, context, job)
+    end_worker(outcome, lifeline, job)
+
+
+def _prepare_process() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # Block buffering, the default for a launcher's pipe, holds lines back until the end. Without buffering (as
+        # torchrun starts ranks) a line takes two writes, and the lines of several ranks mix.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True, write_through=False)
+    allow_open_files()
+
+
+def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple[Target | None, RankRecord]:
+    """The target (None if it is not found), and this rank's record, which holds the problem if there is one."""
+    problem: UsageError | None = None
+    target: Target | None = None
+    try:
+        target = find_target(request.target, form=request.form, tools=tool_names())
+        refuse_idle_options(request, target)
+        if target.kind != EXECUTABLE and not any(
+            predicate(request.tool) for predicate in (works_alone, examines, shows_training)
+        ):
+            need(RUNNER)
+        if target.kind == WORKLOAD:
+            require(*OF_WORKLOADS)
+    except UsageError as error:
+        problem = error
+    record = record_of(
+        context,
+        request.target,
+        target.digest if target else "",
+        list(request.arguments),
+        problem=problem,
+        asks_for_gpus=request.job.device != "cpu" or examines(request.tool),
+        guard_port=lifeline.port,
+    )
+    return target, record
+
+
+def _warn_of_hangs(job: Job) -> None:
+    """If torch is too old for a script's hang to be noticed wherever it waits, rank 0 says so."""
+    feature = FEATURES["recorder"]
+    lack = feature.shortfall(job.topology.records[0].torch)
+    if lack and job.size > 1 and job.rank == 0:
+        print(f"runner: {feature.name}: it {lack}", file=sys.stderr)
+
+
+def _warn_of_host(job: Job, target: Target) -> None:
+    warnings = [job.placement.warning, job.placement.gpu_warning]
+    if job.size > 1 and target.is_program and (absent := job.topology.records[job.rank].absent_interfaces):
+        warnings.append(f"GLOO_SOCKET_IFNAME names {', '.join(absent)}, which is not here, so gloo will fail")
+    if job.local_rank == 0 and target.kind != "tool":
+        for warning in filter(None, warnings):
+            print(f"runner: {job.context.host}: {warning}", file=sys.stderr)

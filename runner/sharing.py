@@ -1,0 +1,55 @@
+"""Whether the ranks of a host share one import of torch, and if not, why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from runner.base.errors import UsageError
+from runner.command import Request
+from runner.guard.identity import is_read_by_torch
+from runner.job_settings import JobSettings
+from runner.launch.detect import detect
+from runner.launch.target import NO_PYTHON, Target, find_target
+from runner.tools.registry import tool_names
+from runner.torchrun.shared_import import APPLIED
+
+_NAME = re.compile(rb"""["']([A-Z][A-Z0-9_]+)["']""")
+
+
+def why_not_here(job: JobSettings, environment: Mapping[str, str]) -> str:
+    """Why each rank is to import torch by itself, whatever the target; "" if nothing speaks against one import for this host.
+
+    Raises:
+        RunnerError: the variables of the launch are wrong.
+    """
+    if job.share_import == "off":
+        return "--share-import off"
+    if job.share_import == "auto" and not job.restart_in_place:
+        context = detect(environment, job.launcher)
+        if (context.local_size or context.size).value < 2:
+            return "one rank on this host"
+    return ""
+
+
+def why_not_for_target(request: Request) -> str:
+    """The same for a target."""
+    if request.tool in tool_names():
+        return f"{request.tool} needs no torch"
+    if request.form == NO_PYTHON:
+        return "the target is no Python program"
+    if request.target == "-":
+        return ""
+    try:
+        target = find_target(request.target, form=request.form, tools=tool_names())
+    except UsageError:  # of which each rank tells the others
+        return "the target cannot be run"
+    names = {name.decode() for name in _NAME.findall(source_of(target))}
+    if late := sorted(name for name in names if is_read_by_torch(name) and name not in APPLIED):
+        return f"{target.name} sets {late[0]}, which is read at the import"
+    return ""
+
+
+def source_of(target: Target) -> bytes:
+    """A program's own text, without that of what it imports; empty where it is no text."""
+    return target.path.read_bytes() if target.path is not None and target.path.suffix == ".py" else target.source
