@@ -12,10 +12,10 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from runner.base.errors import RunnerError
+from runner.base.errors import RendezvousError, RunnerError
 from runner.guard.board import MOST_ENDED
 from runner.guard.libraries import in_library
 from runner.guard.messages import (
@@ -33,7 +33,7 @@ from runner.guard.messages import (
 )
 from runner.rendezvous.transport.client import Client, UnreachableError, connect
 from runner.rendezvous.transport.endpoint import listen
-from runner.rendezvous.transport.protocol import ProtocolError
+from runner.rendezvous.transport.protocol import ProtocolError, text_of
 from runner.rendezvous.transport.server import Server
 
 _LARGEST = 1 << 22  # bytes of a message: the stacks of a rank
@@ -78,7 +78,7 @@ class Link:
             self.listener = listen(loopback=False)
 
     def join(self, address: Address, wake: Callable[[], None]) -> Line:
-        """A rank joins. ``wake``: called for each message to it."""
+        """A rank joins. ``wake``: called for each message to it, and once for several that come together."""
         line = Line(self, address.rank, wake)
         with self._lock:
             told, self._lines[address.rank] = list(self._told), line
@@ -89,9 +89,7 @@ class Link:
                 work = self._join if self.listener is None else self._serve
                 self._thread = threading.Thread(target=work, args=(address,), name="link", daemon=True)
         self._outbox.put((address.rank, Joined()))
-        for rank, message in told:
-            if line.rank == 0 or not isinstance(message, ToMiddle):
-                line.deliver(rank, message)
+        line.deliver(_for_rank(address.rank, told))
         if is_first and self._thread is not None:
             self._thread.start()
         return line
@@ -108,28 +106,29 @@ class Link:
 
     def tell(self, rank: int, message: Message) -> None:
         """A rank tells all others, or only rank 0: see the message."""
-        self.deliver(rank, message)
+        self.deliver([(rank, message)])
         if self.is_open and not (isinstance(message, ToMiddle) and self.listener):
             self._outbox.put((rank, message))
 
-    def deliver(self, rank: int, message: Message) -> None:
-        """To the ranks of this host, but to that which has told it."""
+    def deliver(self, told: Sequence[tuple[int, Message]]) -> None:
+        """Messages, each after the rank that has told it, to the other ranks of this host."""
         with self._lock:
-            if isinstance(message, Failed | Gone) or (
-                isinstance(message, ToMiddle) and self.listener and not self._has_had_rank_0
-            ):
-                self._told.append((rank, message))
-            lines = [line for line in self._lines.values() if line.rank != rank]
+            has_no_rank_0 = self.listener is not None and not self._has_had_rank_0
+            self._told += [
+                one
+                for one in told
+                if isinstance(one[1], Failed | Gone) or (isinstance(one[1], ToMiddle) and has_no_rank_0)
+            ]
+            lines = list(self._lines.values())
         for line in lines:
-            if line.rank == 0 or not isinstance(message, ToMiddle | Left):
-                line.deliver(rank, message)
+            line.deliver(_for_rank(line.rank, told))
 
     def leave(self, rank: int, last: Message) -> None:
         """A rank leaves, after what it has told is sent; within a second or two."""
         with self._lock:
             self._lines.pop(rank, None)
             is_last = not self._lines
-        self.deliver(rank, last)
+        self.deliver([(rank, last)])
         self._outbox.put((rank, last))
         if is_last and self._thread is not None:
             self._outbox.put(None)
@@ -170,7 +169,7 @@ class Link:
         with self._lock:
             lines = list(self._lines.values())
         for line in lines:
-            line.deliver(rank, message)
+            line.deliver([(rank, message)])
 
     def _connect(self, one: Address) -> Client:
         end = time.monotonic() + _JOINING
@@ -219,7 +218,7 @@ class Link:
                 if isinstance(message, Left) and rank == 0:
                     return ""
                 if not isinstance(message, Alive | Left):
-                    self.deliver(rank, message)
+                    self.deliver([(rank, message)])
             except TimeoutError:
                 if now - received > _SILENT:
                     return _SILENCE
@@ -267,10 +266,18 @@ class Line:
         """
         self._link.leave(self.rank, Gone(why) if why else Left())
 
-    def deliver(self, rank: int, message: Message) -> None:
-        """A message for this rank's guard."""
-        self._inbox.put((rank, message))
-        self._wake()
+    def deliver(self, told: Sequence[tuple[int, Message]]) -> None:
+        """Messages for this rank's guard."""
+        for one in told:
+            self._inbox.put(one)
+        if told:
+            self._wake()
+
+
+def _for_rank(rank: int, told: Sequence[tuple[int, Message]]) -> list[tuple[int, Message]]:
+    """Those of these messages that concern a rank: not its own."""
+    for_rank_0 = () if rank == 0 else (ToMiddle, Left)
+    return [(source, message) for source, message in told if source != rank and not isinstance(message, for_rank_0)]
 
 
 class _Hub:
@@ -280,10 +287,12 @@ class _Hub:
         self,
         server: Server,
         outbox: queue.SimpleQueue[tuple[int, Message] | None],
-        deliver: Callable[[int, Message], None],
+        deliver: Callable[[Sequence[tuple[int, Message]]], None],
     ) -> None:
         self._server, self._outbox, self._deliver = server, outbox, deliver
-        self._told: list[list[object]] = []  # for those that join later
+        self._told: list[bytes] = []  # for those that join later
+        self._received: list[tuple[int, Message]] = []  # in this round, for the ranks of this host
+        self._to_send: list[tuple[int, bytes]] = []  # in this round, to all agents but this one
         self._heard: dict[int, float] = {}  # by the rank that an agent has connected as: when it was last heard
         self._ranks: dict[int, set[int]] = {}  # by the same: its ranks that have joined and not left
         self._greeted: set[int] = set()
@@ -311,21 +320,33 @@ class _Hub:
                 while True:
                     own = self._outbox.get_nowait()
                     if own is None:
+                        self._send()
                         return
                     self._pass_on(*own)
                     self._has_left = self._has_left or (own[0] == 0 and isinstance(own[1], Left))
             if now - sent > _BEAT:
                 sent = now
                 self._pass_on(0, Alive())
-            for peer, message in self._server.receive(_ROUND):
-                if peer.rank is not None:
-                    self._take(peer.rank, *unpacked(message))
+            self._send()
+            self._receive()
+            self._send()  # first: who comes now gets what all have been told
             for agent in self._server.ranks.keys() - self._greeted:
                 self._greeted.add(agent)
                 self._heard.setdefault(agent, now)
-                for message in [packed(0, Alive()), *self._told]:  # the first says that it has joined
-                    self._server.send(agent, message, _SENDING)
+                # The first says that it has joined.
+                self._server.send(agent, text_of(packed(0, Alive())), *self._told, within=_SENDING)
             self._look_for_the_gone(now)
+            if self._received:  # at once: each waking of a guard's thread costs
+                received, self._received = self._received, []
+                self._deliver(received)
+
+    def _receive(self) -> None:
+        try:
+            for peer, message in self._server.receive(_ROUND):
+                if peer.rank is not None:
+                    self._take(peer.rank, *unpacked(message))
+        except RendezvousError:  # it may open no more files: the launcher alone ends the ranks of hosts that come now
+            self._server.stop_accepting()
 
     def _take(self, agent: int, rank: int, message: Message) -> None:
         self._heard[agent] = time.monotonic()
@@ -339,7 +360,7 @@ class _Hub:
                 self._ranks.get(agent, set()).discard(rank)
         if not isinstance(message, ToMiddle | Left):
             self._pass_on(rank, message, agent)
-        self._deliver(rank, message)
+        self._received.append((rank, message))
 
     def _look_for_the_gone(self, now: float) -> None:
         for agent, heard in list(self._heard.items()):
@@ -356,20 +377,24 @@ class _Hub:
             if self._has_left and reason == _ENDED:
                 continue
             for rank in sorted(ranks):
-                self._deliver(rank, Gone(reason))
+                self._received.append((rank, Gone(reason)))
                 self._pass_on(rank, Gone(reason), agent)
 
     def _pass_on(self, rank: int, message: Message, from_agent: int = 0) -> None:
-        """To all agents but that of the rank."""
+        """To all agents but that of the rank, in this round."""
         if isinstance(message, Joined) or (isinstance(message, Left) and rank != 0):
             return
-        whole = packed(rank, message)
         if isinstance(message, Returned):
             self._returned[message.attempt] += 1
             if self._returned[message.attempt] > MOST_ENDED:  # at the end of a job all ranks do, and some are enough
                 return
+        text = text_of(packed(rank, message))
         if isinstance(message, Failed | Gone):
-            self._told.append(whole)
-        for other in self._heard.keys() & self._server.ranks.keys():
-            if other != from_agent:
-                self._server.send(other, whole, _SENDING)
+            self._told.append(text)
+        self._to_send.append((from_agent, text))
+
+    def _send(self) -> None:
+        """What is to be passed on, to each agent at once."""
+        messages, self._to_send = self._to_send, []
+        for agent in self._heard.keys() & self._server.ranks.keys() if messages else ():
+            self._server.send(agent, *(text for source, text in messages if source != agent), within=_SENDING)

@@ -107,7 +107,7 @@ def _is_same_process(one: Flat, other: Flat) -> bool:
 def _answer(server: Server, answer: dict[str, Any]) -> None:
     text, deadline = text_of(answer), time.monotonic() + _ANSWERING
     for peer in server.proved():  # if this fails the rank has died, which its launcher handles
-        peer.send(text, max(0.1, deadline - time.monotonic()))
+        peer.send(text, within=max(0.1, deadline - time.monotonic()))
 
 
 def exchange_records(

@@ -72,7 +72,7 @@ class ControlChannel:
             values = self._collect(topic, value, within)
             answer = text_of({"topic": topic, "values": values if to_all else []})
             for peer in list(self._server.ranks.values()):  # a rank that has ended is silent at the next topic
-                peer.send(answer, _SLACK)
+                peer.send(answer, within=_SLACK)
             return values
         deadline = time.monotonic() + within + _SLACK
         try:

@@ -37,22 +37,30 @@ class Peer:
         self._received_stream: Stream | None = None
         self._sent_stream: Stream | None = None
 
-    def send(self, message: Any, within: float) -> bool:
-        """Send a message to a rank that has proved itself. Returns False if it does not take it within ``within`` seconds.
+    def send(self, *messages: Any, within: float) -> bool:
+        """Send messages to a rank that has proved itself. Returns False if it does not take them within ``within`` seconds.
 
         One that has closed its end gets nothing. That is seen when it is received from: what it had sent before comes first.
         """
         assert self._sent_stream is not None
+        rest = memoryview(b"".join([self._sent_stream.pack(message) for message in messages]))
         try:
-            self.connection.settimeout(within)
-            self.connection.sendall(self._sent_stream.pack(message))
+            with contextlib.suppress(BlockingIOError):
+                rest = rest[self.connection.send(rest) :]
+            if rest:  # seldom: there is no room for all of it
+                self._send_slowly(rest, within)
         except TimeoutError:
             return False
         except OSError:
             pass
+        return True
+
+    def _send_slowly(self, rest: memoryview, within: float) -> None:
+        self.connection.settimeout(within)
+        try:
+            self.connection.sendall(rest)
         finally:
             self.connection.setblocking(False)
-        return True
 
     def prove(self, key: bytes) -> bool:
         """Continue the handshake with the bytes received so far. Returns whether it is done.
@@ -129,10 +137,10 @@ class Server:
         """All peers that have proved a rank, also if two have proved the same one."""
         return [peer for peer in self._peers if peer.rank is not None]
 
-    def send(self, rank: int, message: Any, within: float) -> None:
-        """Send a message to a rank that is connected. One that does not take it within ``within`` seconds is disconnected."""
+    def send(self, rank: int, *messages: Any, within: float) -> None:
+        """Send messages to a rank that is connected. One that does not take them within ``within`` seconds is disconnected."""
         peer = self.ranks.get(rank)
-        if peer is not None and not peer.send(message, within):
+        if peer is not None and not peer.send(*messages, within=within):
             self._disconnect(peer)
 
     def receive(self, within: float) -> Iterator[tuple[Peer, Any]]:

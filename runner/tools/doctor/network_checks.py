@@ -79,7 +79,7 @@ def _serving(job: Job) -> Iterator[int]:
         with suppress(RendezvousError), Server(listener, _key(job, job.rank), job.size, _REQUEST) as server:
             while not over.is_set():
                 for peer, _ in server.receive(0.1):
-                    peer.send(time.time(), _CONNECTING)
+                    peer.send(time.time(), within=_CONNECTING)
 
     with listen(loopback=False) as listener:
         thread = threading.Thread(target=answer, args=(listener,), daemon=True)

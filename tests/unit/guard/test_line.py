@@ -7,6 +7,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import make_dataclass
@@ -14,9 +15,11 @@ from typing import TypeVar
 
 import pytest
 
+from runner.base.errors import RendezvousError
 from runner.guard.line import Address, Line, Link
 from runner.guard.messages import Apart, Failed, Gone, Host, Show, Stacks
 from runner.rendezvous.transport.endpoint import listen, port_of
+from runner.rendezvous.transport.server import Server
 from tests.launching import path_of
 from tests.polling import LIMIT, poll_until
 
@@ -105,6 +108,24 @@ def test_the_middle_that_leaves_is_not_missed(ends: list[End]) -> None:
     ends[0].line.close()
     poll_until(lambda: not ends[1].line.is_open and not ends[2].line.is_open, LIMIT, "the line is closed")
     assert [told for end in ends for told in end.line.received() if isinstance(told[1], Gone)] == []
+
+
+def test_a_hub_that_may_open_no_more_files_keeps_its_connections(
+    ends: list[End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poll_until(lambda: ends[0].line.present == {0, 1, 2}, LIMIT, "all have joined")
+    refused = threading.Event()
+
+    def accept(*_: object) -> None:
+        refused.set()
+        raise RendezvousError("too many open files")
+
+    monkeypatch.setattr(Server, "_accept", accept)
+    with socket.create_connection(("127.0.0.1", ends[0].port)):
+        assert refused.wait(LIMIT)
+    ends[1].line.tell(FAILED)
+    for other in (ends[0], ends[2]):
+        assert other.receive(Failed) == (1, FAILED)
 
 
 def test_a_guard_that_does_not_reach_rank_0s_says_so() -> None:

@@ -46,7 +46,7 @@ def server() -> Iterator[tuple[str, int]]:
             with Server(listener, KEY, 3, 1 << 16) as server:
                 while not over.is_set():
                     for peer, message in server.receive(0.05):
-                        peer.send(message, 5.0)
+                        peer.send(message, within=5.0)
 
         answering = pool.submit(answer)
         yield listener.getsockname()
@@ -229,7 +229,7 @@ def test_one_who_stands_between_the_two_changes_nothing_unnoticed() -> None:
             coming = pool.submit(connect, socket.AF_INET, ("127.0.0.1", squatter.port), KEY, 1, 20.0)
             while not server.ranks:
                 list(server.receive(0.05))
-            assert server.ranks[1].send(["truth"], 5.0)
+            assert server.ranks[1].send(["truth"], within=5.0)
             with coming.result() as client, pytest.raises(WrongJobError):
                 client.receive(20.0)
 
@@ -289,20 +289,20 @@ def server_with_rank_1() -> Iterator[tuple[Server, Client]]:
 def test_a_rank_that_takes_no_message_is_disconnected() -> None:
     """What it has got of one would be the beginning of the next."""
     with server_with_rank_1() as (server, _):
-        server.send(1, "x" * (64 << 20), 0.5)
+        server.send(1, "x" * (64 << 20), within=0.5)
         assert 1 not in server.ranks
-        server.send(1, "more", 0.5)  # to nobody
+        server.send(1, "more", within=0.5)  # to nobody
 
 
 def test_what_a_rank_sent_before_it_left_is_received() -> None:
     """Also where the server has something for it meanwhile, which it cannot send any more."""
     with server_with_rank_1() as (server, rank):
-        server.send(1, "not read, so its end is a reset", 5.0)
+        server.send(1, "not read, so its end is a reset", within=5.0)
         assert select.select([rank.connection], [], [], 20)[0]
         rank.send("it leaves", 5.0)
         rank.connection.close()
         for _ in range(3):
-            server.send(1, "to nobody", 5.0)
+            server.send(1, "to nobody", within=5.0)
         received: list[str] = []
 
         def has_left() -> bool:
