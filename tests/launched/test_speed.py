@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.campaigns.speed.opens import count
 from tests.launching import ROOT, RUNNER, clean_environment, mpirun_path, ok, path_of, run
 from tests.polling import LIMIT, poll_until
 from tests.processes import is_worker
@@ -45,6 +46,33 @@ def test_a_command_that_measures(command: str, jobs: Turns, tmp_path: Path) -> N
     done = ok(jobs(2, module, *COMMANDS[command], cwd=tmp_path))
     assert any(figures in done.stdout for figures in ("ms per step", " ÷ ", "  ratio ", "% of an allreduce"))
     assert not list(tmp_path.iterdir())
+
+
+def test_the_hub_of_simulated_hosts() -> None:
+    measured = [
+        sys.executable,
+        "-m",
+        "tests.campaigns.speed.hub",
+        "--hosts",
+        "3",
+        "--ranks-per-host",
+        "2",
+        "--seconds",
+        "0.2",
+    ]
+    assert "all know of a failure" in ok(run(*measured, cwd=ROOT)).stdout
+
+
+def test_what_strace_writes_is_counted() -> None:
+    lines = [
+        '12 openat(AT_FDCWD, "/usr/lib/a.so", O_RDONLY|O_CLOEXEC) = 3',
+        '12 newfstatat(3, "", {st_mode=S_IFREG|0644, st_size=1, ...}, AT_EMPTY_PATH) = 0',
+        '13 newfstatat(AT_FDCWD, "/usr/lib", {st_mode=S_IFDIR|0755, st_size=1, ...}, 0) = 0',
+        '13 openat(AT_FDCWD, "/proc/self/stat", O_RDONLY) = 3',
+        '14 readlink("/usr/bin/python", <unfinished ...>',
+        '14 <... readlink resumed>"python3", 4096) = 7',
+    ]
+    assert count(lines) == (1, 2)
 
 
 def test_the_runner_without_its_agent(tmp_path: Path) -> None:
