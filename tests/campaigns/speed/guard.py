@@ -1,9 +1,9 @@
-"""What a guard costs: time at the start and end of a job, memory, and processor time while the job trains.
+"""What watching a job costs: time at the start and end of a job, memory, and processor time while the job trains.
 
-    python -m tests.campaigns.speed.guard [--rounds 15] [--seconds 20]
+    python -m tests.campaigns.speed.guard [--rounds 15] [--ranks 2 8] [--seconds 20]
 
-The job of the first is a script that does nothing, with the guard and without, in turn. Memory is what the guard and its sweeper
-have for themselves (USS), per rank.
+The job of the first is a script that only imports torch, with the runner's processes and without, in turn. Memory is the proportional set
+size (PSS) of each kind of process, with its share of what several have in common: torch's is the importer's and the workers'.
 """
 
 from __future__ import annotations
@@ -14,26 +14,35 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 
 from tests.launching import RUNNER, clean_environment, mpirun_path, ok, path_of, run
+from tests.polling import poll_until
+from tests.processes import AGENT, IMPORTER, is_worker, left_of, of_name, processes, proxies
 
-MEMORY, SECONDS = 10.0, 0.050  # MB and seconds per rank, wanted at most
+SECONDS = 0.050  # wanted at most
+STARTING = 120.0  # seconds until all ranks train
 UNGUARDED = [sys.executable, path_of("unguarded")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--seconds", type=float, default=20, help="of training")
     given = parser.parse_args()
     measure_start(given.rounds)
-    measure_training(given.seconds)
+    for ranks in given.ranks:
+        measure_training(ranks, given.seconds)
 
 
 def measure_start(rounds: int) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+        script.write("import torch\n")
+        script.flush()
         differences = []
         for number in range(rounds + 1):  # the first fills the file cache
             took = [_seconds([*command, script.name]) for command in (RUNNER, UNGUARDED)]
@@ -41,7 +50,7 @@ def measure_start(rounds: int) -> None:
                 differences.append(took[0] - took[1])
     middle = statistics.median(differences)
     spread = f"{1e3 * min(differences):.0f} to {1e3 * max(differences):.0f}"
-    print(f"start and end: {1e3 * middle:.0f} ms more ({spread}), wanted: at most {1e3 * SECONDS:.0f}")
+    print(f"start and end: {1e3 * middle:.0f} ms more ({spread}), wanted: at most {1e3 * SECONDS:.0f}", flush=True)
 
 
 def _seconds(command: list[str]) -> float:
@@ -50,29 +59,41 @@ def _seconds(command: list[str]) -> float:
     return time.perf_counter() - start
 
 
-def measure_training(seconds: float) -> None:
-    training = ["workloads.mnist", "--data", "digits", "--epochs", "1000", "--save-every", "end"]
-    with tempfile.TemporaryDirectory() as folder:
-        command = [mpirun_path(), "-np", "2", *RUNNER, *training, "--checkpoint-dir", folder]
-        job = subprocess.Popen(command, env=clean_environment(), stdout=subprocess.DEVNULL)
+def measure_training(ranks: int, seconds: float) -> None:
+    training = ["workloads.mnist", "--data", "digits", "--epochs", "100000", "--save-every", "end"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        files = ["--checkpoint-dir", str(folder / "runs"), "--log-dir", str(folder / "log")]
+        command = [mpirun_path(), "-np", str(ranks), *RUNNER, *training, *files]
+        job = subprocess.Popen(command, env=clean_environment(OMP_NUM_THREADS="1"), stdout=subprocess.DEVNULL)
         try:
-            time.sleep(15)  # the ranks start
-            guards = [child for child in psutil.Process(job.pid).children() if child.children()]
-            small = [
-                process
-                for guard in guards
-                for process in (guard, *guard.children())
-                if process.memory_info().rss < 100e6
-            ]
-            before = sum(sum(process.cpu_times()[:2]) for process in small)
+            poll_until(lambda: _that_train(folder) == ranks, STARTING, "all ranks train")
+            found = [process for process in processes(folder) if process.pid != job.pid]
+            workers = [process for process in found if is_worker(process)]
+            agents, importers = of_name(found, AGENT), of_name(found, IMPORTER)
+            before = _processor(agents)
             time.sleep(seconds)
-            used = sum(sum(process.cpu_times()[:2]) for process in small) - before
-            memory = sum(process.memory_full_info().uss for process in small)
+            used = _processor(agents) - before
+            kinds = {"proxies": proxies(workers, found), "agent": agents, "importer": importers, "workers": workers}
+            print(f"{ranks} ranks:")
+            for kind, those in kinds.items():
+                memory = sum(process.memory_full_info().pss for process in those) / 2**20
+                print(f"{kind:>10}  {len(those)}  {memory:6.1f} MiB, {memory / ranks:5.1f} per rank")
         finally:
             job.terminate()
             job.wait(30)
-    print(f"memory per rank: {memory / len(guards) / 1e6:.1f} MB, wanted: at most {MEMORY:.0f}")
-    print(f"processor time per rank: {100 * used / seconds / len(guards):.2f} % of a core")
+            left_of(folder)
+    print(
+        f"     agent  {100 * used / seconds:.2f} % of a core, {100 * used / seconds / ranks:.2f} per rank", flush=True
+    )
+
+
+def _that_train(folder: Path) -> int:
+    return sum('"phase": "training"' in state.read_text() for state in folder.glob("log/state/rank-*.json"))
+
+
+def _processor(those: Sequence[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in those)
 
 
 if __name__ == "__main__":
