@@ -14,6 +14,7 @@ class ProcessStat(NamedTuple):
     """proc(5), /proc/pid/stat."""
 
     state: str  # R, S, D, T, Z, …
+    parent: int
     processor_seconds: float  # of all its threads, in user and kernel mode
     started: str  # in ticks since boot, which tells it from a later process of its number
     memory: int  # bytes that are resident
@@ -31,4 +32,10 @@ def process_stat(process: int) -> ProcessStat | None:
     except OSError:
         return None
     seconds = (int(fields[11]) + int(fields[12])) / _TICKS
-    return ProcessStat(state=fields[0], processor_seconds=seconds, started=fields[19], memory=int(fields[21]) * _PAGE)
+    return ProcessStat(
+        state=fields[0],
+        parent=int(fields[1]),
+        processor_seconds=seconds,
+        started=fields[19],
+        memory=int(fields[21]) * _PAGE,
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import resource
 import select
 import signal
 import socket
@@ -39,6 +40,7 @@ _EVENT = struct.Struct("=iqi")  # as a proxy sends it
 _HANDING_OVER = 5.0  # seconds for what a proxy has begun to send
 _ROUND = 1.0  # seconds between two looks for orphans
 _STACK = 1 << 19  # bytes of a thread's stack
+_FILES = 24  # descriptors that a rank takes here, at most
 
 
 class Setup(Work, Protocol):
@@ -75,9 +77,10 @@ def serve(listener: socket.socket | None, first: socket.socket, make: Callable[[
         agent.run()
         code = 0
     except BaseException:  # a defect of the runner's
-        if agent is None:
-            raise
-        agent.print(traceback.format_exc().rstrip())
+        if agent is None:  # it has the elected rank's output
+            traceback.print_exc()
+        else:
+            agent.print(traceback.format_exc().rstrip())
     finally:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.flush()
@@ -127,6 +130,8 @@ class Agent:
         self._importer: Importer | None = None
         self._stacks = new_file()  # of the importer
         self._adopts = False  # an importer was killed, so that this process has its children
+        # Half of them: rank 0's agent has one for each host, too.
+        self._most = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 // _FILES)
         self._link = Link()
         self._name = name_process("runner-agent")  # of the process that the launcher has started
         self._lock = threading.Lock()
@@ -148,7 +153,7 @@ class Agent:
 
     def run(self) -> None:
         """Until no proxy is left."""
-        while self._proxies or self._ranks or self._accept():
+        while self._accept() or self._ranks:
             poll = select.poll()
             sources = [self._woken, *self._proxies]
             sources += [self._listener.fileno()] if self._listener else []
@@ -159,7 +164,6 @@ class Agent:
             self._reap()
             if self._woken in ready:
                 os.read(self._woken, 4096)
-            self._accept()
             if self._importer and self._importer.connection.fileno() in ready:
                 self._hear_importer(self._importer)
             for number in ready & self._proxies.keys():
@@ -177,8 +181,7 @@ class Agent:
             rank.print(text)
 
     def _accept(self) -> bool:
-        """Take the proxies that have come. Returns whether there were any."""
-        found = False
+        """Take the proxies that have come. Returns whether any is there."""
         while self._listener is not None:
             try:
                 connection, _ = self._listener.accept()
@@ -188,14 +191,17 @@ class Agent:
                 connection.close()
                 continue
             connection.setblocking(True)
-            found = True
             self._welcome(connection)
-        return found
+        return bool(self._proxies)
 
     def _welcome(self, connection: socket.socket) -> None:
+        is_full = len(self._proxies) >= self._most
         with contextlib.suppress(OSError):  # it has gone
-            send(connection, {"agent": os.getpid()})
-            self._proxies[connection.fileno()] = _Proxy(connection)
+            send(connection, {"full": self._most} if is_full else {"agent": os.getpid()})
+            if not is_full:
+                self._proxies[connection.fileno()] = _Proxy(connection)
+                return
+        connection.close()
 
     def _hear(self, number: int, proxy: _Proxy) -> None:
         """A proxy hands over, or passes a signal on, or was killed."""
@@ -227,8 +233,9 @@ class Agent:
             self._proxies.pop(number).connection.close()
             return
         try:
+            origin = origin_of(*handed)
             proxy.rank = Rank(
-                origin_of(*handed),
+                origin,
                 proxy.connection,
                 self._setup.rank,
                 link=self._link,
@@ -237,9 +244,11 @@ class Agent:
                 leave=self._leave,
                 workers=self._live_workers,
             )
-        except (OSError, RuntimeError, ValueError):  # no room for its files, or for one more thread
+        except (OSError, RuntimeError, ValueError) as error:  # no room for its files, or for one more thread
+            for descriptor in handed[1]:
+                os.close(descriptor)
             with contextlib.suppress(OSError):
-                send(proxy.connection, {"exit": EXIT_FAILURE})
+                send(proxy.connection, {"exit": EXIT_FAILURE, "why": f"this rank cannot be started: {error}"})
             self._proxies.pop(number).connection.close()
             return
         self._ranks.add(proxy.rank)
@@ -321,18 +330,19 @@ class Agent:
                     self._end(number, "", message["status"])
 
     def _note_start(self, message: dict[str, Any]) -> None:
-        with self._lock:
-            rank, child, *_ = self._workers.get(message["worker"], (None, None))
-        if rank is None or child is None:  # it was cancelled meanwhile
-            if "process" in message:
-                os.kill(message["process"], signal.SIGKILL)
-        elif "error" in message:
+        if "error" in message:
             self._end(message["worker"], f"cannot be started: {message['error']}", 1 << 8)
-        else:
+            return
+        with self._lock:  # meanwhile its rank's thread cannot cancel it, and close its files
+            rank, child, *_ = self._workers.get(message["worker"], (None, None))
+            if rank is None or child is None:  # it was cancelled
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(message["process"], signal.SIGKILL)
+                return
             child.process = message["process"]
             rank.tell_proxy(child)
             child.give()
-            rank.events.put(0)
+        rank.events.put(0)
 
     def _replace_importer(self, importer: Importer, why: str) -> None:
         """What it has imported cannot be forked: the next one imports nothing ahead."""

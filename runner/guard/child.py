@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -26,6 +27,7 @@ class Child:
         requests: the pipe on which it is asked.
         answers: to what it is asked.
         given: descriptors for the worker, until it has them.
+        ignored: signals that the worker ignores from its start.
     """
 
     group: Group
@@ -40,12 +42,22 @@ class Child:
     status: int | None = None
     problem: str = ""
     cancel: Callable[[], None] = lambda: None
+    ignored: Collection[int] = ()
     importer: Callable[[], tuple[int, IO[Any]]] = field(default=lambda: (0, open(os.devnull, "r+b")))
 
     @property
     def shown(self) -> tuple[int, IO[Any]]:
         """The process whose stack tells where the worker is, and the file for it: the importer while that imports."""
         return (self.process, self.stacks) if self.process else self.importer()
+
+    def end_unforked(self, number: int) -> None:
+        """End it by a signal before it is forked: the import for which it waits may take long."""
+        self.cancel()
+        if self.process:  # it was forked at this moment
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process, signal.SIGKILL)
+        self.status = number
+        self.wake()
 
     def close(self) -> None:
         """Close the agent's ends, after it has ended, or where it is not to be forked any more."""

@@ -18,10 +18,15 @@ _LOOK = 1.0  # seconds between two looks
 
 
 def launcher_of(context: LaunchContext, parent: int) -> int:
-    """The id of the process whose end leaves this host's ranks without a launcher; 0 if there is none or it is not seen."""
+    """The id of the process whose end leaves this host's ranks without a launcher; 0 if there is none or it is not seen.
+
+    Args:
+        parent: of the process that the launcher has started, when that began.
+    """
     if not context.launcher.has_process:
         return 0
-    if context.launcher.is_parent:
+    started = process_stat(context.process)
+    if context.launcher.is_parent or (started is not None and started.parent != parent):  # which has ended meanwhile
         return parent
     process = launcher_process(context.process)
     return process.pid if process is not None else 0
@@ -33,7 +38,11 @@ def end_of(process: int) -> int | None:
         return None
     try:
         return os.pidfd_open(process)
-    except (AttributeError, OSError):  # Linux before 5.3, as in RHEL 8, has none; or the process has ended already
+    except ProcessLookupError:
+        ended, alive = os.pipe()
+        os.close(alive)
+        return ended
+    except (AttributeError, OSError):  # Linux before 5.3, as in RHEL 8, has none
         return _end_by_looking(process)
 
 

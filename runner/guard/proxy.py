@@ -28,7 +28,8 @@ from runner.guard.wire import receive, send
 ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 TELLS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 _FORWARDED = (*ENDS, *TELLS)
-_ELECTING = 30.0  # seconds for an agent to take a proxy: it may be ending, or importing from a slow file system
+_ELECTING = 30.0  # seconds for an agent to take a proxy: it may be importing from a slow file system
+_STRANGE = 3.0  # the same where it is not known that it is one: the process that was elected has ended, or another has the name
 _LOOKS = 0.02  # seconds between two attempts to reach an agent that has bound the name and does not listen yet
 _EVENT = struct.Struct("=iqi")  # a signal, the process that sent it, and si_code (above 0: the kernel sent it)
 CREDENTIALS = struct.Struct("=iii")  # process, user and group of the other side of a Unix socket
@@ -45,6 +46,7 @@ def start(serve: Serve) -> NoReturn:
     Args:
         serve: is the agent, of the socket to which other proxies connect, and of the connection to this one.
     """
+    parent = os.getppid()  # before an agent may be waited for: a launcher that ends meanwhile is missed
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
     ignored = [number for number in _FORWARDED if signal.getsignal(number) == signal.SIG_IGN]  # nohup, trap ''
@@ -59,47 +61,84 @@ def start(serve: Serve) -> NoReturn:
         serve
     )  # until then a signal ends this process: the agent may be importing from a file system that hangs
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
-    _hand_over(connection, ignored, numbers)
+    _hand_over(connection, parent, ignored, numbers)
     _thread.start_new_thread(_forward_signals, (connection,))
     _obey(connection)
 
 
+def agent_name(number: int = 0) -> bytes:
+    """In the abstract namespace, of an agent that this process may share; they are numbered, as one may have no room for all ranks."""
+    return b"\0torch-mpi-runner-" + _blake2.blake2b(b"%d" % number + identity(), digest_size=20).hexdigest().encode()
+
+
 def _join(serve: Serve) -> socket.socket:
-    """A connection to the host's agent: to one that is there, or to one that is forked now."""
-    text = identity()
-    name = b"\0torch-mpi-runner-" + _blake2.blake2b(text, digest_size=20).hexdigest().encode()
-    end = time.monotonic() + _ELECTING
-    while sys.platform == "linux" and time.monotonic() < end:  # elsewhere each process has an agent of its own
-        listener = socket.socket(socket.AF_UNIX)
+    """A connection to an agent of the host: to one that is there, or to one that is forked now."""
+    number, began = 0, time.monotonic()
+    while sys.platform == "linux":  # elsewhere each process has an agent of its own
+        listener, name = socket.socket(socket.AF_UNIX), agent_name(number)
         try:
             listener.bind(name)
         except OSError as error:
             listener.close()
             if error.errno != errno.EADDRINUSE:
                 break
-            if (connection := _reach(name, end)) is not None:
+            connection, within, is_full = _reach(name, began)
+            if connection is not None:
                 return connection
-            time.sleep(_LOOKS)
+            if is_full:
+                number, began = number + 1, time.monotonic()
+            elif time.monotonic() > began + within:
+                _complain_of_silence(within)
+                break
+            else:
+                time.sleep(_LOOKS)
             continue
         listener.listen(4096)
         return _fork_agent(listener, serve)
     return _fork_agent(None, serve)
 
 
-def _reach(name: bytes, end: float) -> socket.socket | None:
-    """The agent that has this name, once it has taken this proxy; None: it does not, or ends."""
-    connection = socket.socket(socket.AF_UNIX)
+def _reach(name: bytes, began: float) -> tuple[socket.socket | None, float, bool]:
+    """The agent that has this name, once it has taken this proxy; for how many seconds it may be waited for; whether it has no room.
+
+    None: it does not, or ends. Anybody may have the name: one of another user is not waited for.
+    """
+    connection, within, is_full = socket.socket(socket.AF_UNIX), _STRANGE, False
     try:
-        connection.settimeout(max(_LOOKS, end - time.monotonic()))
+        connection.settimeout(within)
         connection.connect(name)
         option = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        if CREDENTIALS.unpack(option)[1] == os.geteuid() and receive(connection) is not None:
-            connection.settimeout(None)
-            return connection
+        process, user, _ = CREDENTIALS.unpack(option)  # of the process that was elected
+        within = 0.0 if user != os.geteuid() else _ELECTING if _is_sibling(process) else _STRANGE
+        if within:
+            connection.settimeout(max(_LOOKS, began + within - time.monotonic()))
+            if (answer := receive(connection)) is not None:
+                if "agent" in answer[0]:
+                    connection.settimeout(None)
+                    return connection, within, False
+                is_full = True
     except OSError:
         pass
     connection.close()
-    return None
+    return None, within, is_full
+
+
+def _is_sibling(process: int) -> bool:
+    """Whether the launcher's process that has started this one has started that one, too."""
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{process}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[1]) == os.getppid()
+    return False
+
+
+def _complain_of_silence(within: float) -> None:
+    if within:
+        text = f"what has the name of this host's agent has not answered for {within:.0f} s, so this rank has an agent of its own"
+        _print(text)
+
+
+def _print(text: str) -> None:
+    with contextlib.suppress(OSError):  # it was closed
+        os.write(2, f"runner: {text}\n".encode(errors="replace"))
 
 
 def _fork_agent(listener: socket.socket | None, serve: Serve) -> socket.socket:
@@ -114,7 +153,7 @@ def _fork_agent(listener: socket.socket | None, serve: Serve) -> socket.socket:
     return ours
 
 
-def _hand_over(connection: socket.socket, ignored: Sequence[int], numbers: list[int]) -> None:
+def _hand_over(connection: socket.socket, parent: int, ignored: Sequence[int], numbers: list[int]) -> None:
     """Hand the agent what the launcher has given this process.
 
     It keeps all of it open itself: Hydra takes the end of its connection to PMI for a crash unless the process ends with it.
@@ -126,7 +165,7 @@ def _hand_over(connection: socket.socket, ignored: Sequence[int], numbers: list[
     os.umask(umask)
     message = {
         "process": os.getpid(),
-        "parent": os.getppid(),
+        "parent": parent,
         "group": os.getpgrp(),
         "environment": dict(os.environb),
         "umask": umask,
@@ -134,7 +173,8 @@ def _hand_over(connection: socket.socket, ignored: Sequence[int], numbers: list[
         "ignored": [int(number) for number in ignored],
         "numbers": numbers,
     }
-    send(connection, message, numbers)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the agent has ended, which is seen next
+        send(connection, message, numbers)
 
 
 def _is_open(number: int) -> bool:
@@ -165,6 +205,8 @@ def _obey(connection: socket.socket) -> NoReturn:
     board = -1
     while (told := _told(connection)) is not None:
         if "exit" in told[0]:
+            if why := told[0].get("why"):
+                _print(why)
             os._exit(told[0]["exit"])
         if board >= 0:
             os.close(board)
@@ -187,9 +229,7 @@ def _end_after_agent(worker: dict[str, Any], board: int) -> NoReturn:
                 worker["process"], signal.SIGKILL
             )
     label = f"{worker['label']}: " if worker else ""
-    with contextlib.suppress(OSError):  # it was closed
-        text = "the runner's agent on this host has ended, perhaps killed by SIGKILL, so this rank ends too"
-        os.write(2, f"runner: {label}{text}\n".encode(errors="replace"))
+    _print(f"{label}the runner's agent on this host has ended, perhaps killed by SIGKILL, so this rank ends too")
     if worker:
         from pathlib import Path
 

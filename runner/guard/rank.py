@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import resource
 import signal
 import socket
 import threading
@@ -79,8 +81,8 @@ class Rank:
             code = self._watch()
         except Refused as refused:
             code = self._refuse(refused)
-        except BaseException:  # a defect of the runner's: with the rank's output, as this process has none
-            self.print(traceback.format_exc().rstrip())
+        except BaseException as error:  # with the rank's output, as this process has none
+            self.print(_described(error))
             self._end_after_defect()
         finally:
             self.origin.close()
@@ -137,7 +139,9 @@ class Rank:
         # Launchers signal a rank's whole process group, and the worker should get each signal once, from here: so it has a
         # group of its own. Not on a terminal, whose input goes to the foreground group only.
         leads = not origin.is_on_terminal
-        self._child = child = new_child(leads=leads, wake=lambda: self.events.put(0), importer=self._importer)
+        self._child = child = new_child(
+            leads=leads, wake=lambda: self.events.put(0), importer=self._importer, ignored=origin.ignored
+        )
         streams = {**origin.descriptors, **output.ends}
         described = {
             "environment": {_bytes(name): _bytes(value) for name, value in origin.environment.items()},
@@ -166,6 +170,19 @@ class Rank:
         }
         with contextlib.suppress(OSError):
             send(self.connection, told, [child.board.file])
+
+
+def _described(error: BaseException) -> str:
+    """A line for what a user can mend; else a defect of the runner's."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return (
+            f"runner: too many files are open for one more rank on this host; raise the limit of {_limit()} (ulimit -n)"
+        )
+    return traceback.format_exc().rstrip()
+
+
+def _limit() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _bytes(text: str) -> bytes:

@@ -136,7 +136,7 @@ class Watch:
         ):  # it was killed, and nobody takes the exit code
             self.attempt.is_without_proxy = True
             worker.end(EXIT_FAILURE, 0.0)
-        if self.events.has_lost_launcher():
+        if self.events.has_lost_launcher() and not self.attempt.is_without_proxy:
             worker.end(EXIT_FAILURE, _ORPHANED)
             worker.signal(signal.SIGTERM)
             self.console.say("the launcher has ended without its ranks, so this one ends too")

@@ -14,6 +14,7 @@ from runner.base.locks import remove_left
 from runner.guard.child import Child
 from runner.guard.events import read
 from runner.guard.memory import killed_for_memory
+from runner.guard.proxy import ENDS
 from runner.guard.worker_messages import Fails, WorkerMessage, read_message
 
 # Seconds that a failed worker's exit handlers get before it is killed, and that its child processes get between
@@ -89,8 +90,10 @@ class Worker:
         self._deadline = time.monotonic() + (_TOGETHER if message.everywhere else GRACE)
 
     def signal(self, number: int) -> None:
-        """Send a signal, if it is still there."""
-        if not self.process:
+        """Send a signal, if it is still there. Before it is forked, one that would end it does so at once."""
+        if not self.process and number in (*ENDS, signal.SIGKILL) and number not in self._child.ignored:
+            self._child.end_unforked(number)
+        elif not self.process:
             self._early.append(number)
         elif not self.has_ended:  # else the number may be another process's
             with contextlib.suppress(ProcessLookupError):

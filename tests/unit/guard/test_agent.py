@@ -81,8 +81,13 @@ def _family(process: int) -> list[psutil.Process]:
 
 
 def children_of(worker: psutil.Process) -> list[psutil.Process]:
-    """What ``start_children`` has started."""
-    return poll_until(lambda: len(found := worker.children()) == 3 and found, LIMIT, "it has children")
+    """What ``start_children`` has started, once each is what it is to be."""
+
+    def found() -> list[psutil.Process]:
+        children = worker.children()
+        return children if any("301" in child.cmdline() for child in children) else []
+
+    return poll_until(found, LIMIT, "it has children")
 
 
 def named(workers: list[psutil.Process], name: str) -> list[psutil.Process]:
@@ -211,3 +216,23 @@ def test_each_rank_has_the_standard_input_that_its_process_had() -> None:
     both = f"{shlex.join(command(line))} 0<&- & p=$!; echo text | {shlex.join(command(line))}; wait $p"
     done = subprocess.run(["bash", "-c", both], stdout=subprocess.PIPE, text=True, timeout=LIMIT)
     assert sorted(one for one in done.stdout.splitlines() if one.startswith("input")) == ["input None", "input text"]
+
+
+def test_a_rank_whose_proxy_is_killed_with_its_launcher_gets_no_time_to_save(tmp_path: Path) -> None:
+    """Hydra kills its processes when its mpirun is gone, and ends."""
+    saves = f"signal.signal(signal.SIGTERM, lambda *_: (time.sleep(3), open({str(tmp_path / 'saved')!r}, 'w').close()))"
+    line = f"{saves}; lifeline.tell(Met(None)); print('ready', flush=True); [time.sleep(1) for _ in range(300)]"
+    with (
+        subprocess.Popen(["sleep", "300"]) as launcher,
+        launched(line, watched=f"launcher=lambda: {launcher.pid}") as launch,
+    ):
+        workers = launch.workers()
+        assert launch.proxies[0].stdout is not None
+        launch.proxies[0].stdout.readline()
+        (agent,) = named(workers, "runner-agent")
+        agent.suspend()
+        launch.proxies[0].kill()
+        launcher.kill()
+        agent.resume()
+        assert not psutil.wait_procs([*workers, agent], timeout=LIMIT)[1]
+    assert not (tmp_path / "saved").exists()
