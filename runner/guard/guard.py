@@ -80,18 +80,18 @@ class Guard:
 
     def leave(self, decision: Decision) -> None:
         """Tell the others how this rank has ended, leave their line, and write what is left; within a few seconds."""
-        states = self._watch.states
+        state = self._watch.state
         if decision.ends_launch:
             end_other_ranks(
                 self._host.origin.hydra, decision.code
             )  # Hydra has them wait for a rank that has not called MPI_Init()
-        if states:
-            states.end(decision.code, self._console.said, decision.ended_by)
+        if state:
+            state.end(decision.code, self._console.said, decision.ended_by)
         if decision.code != EXIT_OK:
             self._watch.report.write()
-        if states and states.come_by_line:
-            for rank, state in self._peers.last_states():
-                states.take(rank, state)
+        if state and state.come_by_line:
+            for rank, last in self._peers.last_states():
+                state.take(rank, last)
         self._end("")
 
     def _end_group(self) -> None:
@@ -102,11 +102,11 @@ class Guard:
 
     def _end(self, why: str) -> None:
         """Leave the link, and write what is left. ``why``: this rank is gone."""
-        states = self._watch.states
+        state = self._watch.state
         self._peers.leave(why)
         self._output.close()
-        if states:
-            states.close()
+        if state:
+            state.close()
         if self._watch.files:
             self._watch.files.close(_WRITING)
 

@@ -6,6 +6,7 @@ Where a host has a DIR of its own its ranks send their states to rank 0's guard,
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -18,48 +19,86 @@ from typing import Any
 
 from runner.base.process_stat import process_stat
 from runner.guard.board import ENDED, Board
+from runner.guard.files import Files
 from runner.guard.libraries import in_library
+from runner.guard.line import Address
 from runner.guard.messages import State
-from runner.guard.rank_state import RankState, path_of
+from runner.guard.rank_state import FOLDER, RankState, path_of
+from runner.guard.settings import Watched
 from runner.hardware.nvml import GpuMeter
+from runner.launch.job_entry import written_entry
 
 _INTERVAL = 2.0  # seconds between two writings
-_LAST = 2.0  # seconds that the last one may take
+_LAST = 2.0  # seconds that the last one may take, and the removal of the job's entry
 _LOOKING = 4.0  # seconds that rank 0's guard gets to mark its folder, before this one sends
 _PER_SECOND = 500  # states that rank 0's guard is to take
+_NUMBERS = ("step", "steps", "epoch", "epochs", "step_seconds", "own_seconds")  # of Progress: 0 is unknown
 
 
 class StateFile:
-    """Written by a rank's guard, so also while its worker hangs. It is replaced as a whole.
+    """Of one rank: its guard writes it, so also while its worker hangs; at rank 0 the others', too, where they come by the link.
 
-    A thread does it: a file system or a driver that hangs does not stop the guard.
+    It is replaced as a whole. A thread does it: a file system or a driver that hangs does not stop the guard.
     """
 
-    def __init__(self, folder: Path, board: Board, worker: int, **names: Any) -> None:
-        """``names``: rank, size, local_rank and host."""
-        self._path = path_of(folder, names["rank"])
-        self._board, self._worker = board, worker
-        self._facts = RankState(**names, pid=worker, started=time.time(), interval=_INTERVAL)
+    def __init__(self, watched: Watched, files: Files) -> None:
+        """``watched`` must have a log folder."""
+        assert watched.log_folder
+        self._watched, self._files, self._folder = watched, files, watched.log_folder
+        self._facts = RankState(**watched.names)
+        self._path = path_of(self._folder, self._facts.rank)
+        self._board: Board | None = None  # of the worker that runs
         self.gpu: GpuMeter | None = None
-        self._used: tuple[float, float] | None = None  # processor seconds of the worker, and when
+        self._used: tuple[int, float, float] | None = None  # a worker, its processor seconds, and when
         self._end: dict[str, Any] = {}
         self._tell: Callable[[State], None] | None = None
-        self._mark, self._look_at = self._path, 0.0
+        self._mark: Path | None = None  # a file that rank 0's guard makes: who sees it shares the folder
+        self._look_at = 0.0
+        self.come_by_line = False
         self._is_over = False
         self._soon = threading.Event()
         self._thread = threading.Thread(target=self._work, name="state", daemon=True)
-        self._thread.start()
+        # Apart from the other files: the home folder may hang where the log folder does not.
+        self._entry = Files(None) if watched.job_entry else None
+        if self._entry and watched.job_entry:
+            self._entry.put(watched.job_entry, written_entry(str(watched.names.get("host")), self._folder))
 
-    def send_by(self, tell: Callable[[State], None], mark: Path) -> None:
-        """Send the state to rank 0's guard, too, where that has another folder: one without this file."""
-        self._mark, self._look_at = mark, time.monotonic() + _LOOKING
-        self._tell = tell  # last: the thread goes by it
+    def begin(self, board: Board, process: int) -> None:
+        """Turn to a new worker."""
+        is_first = self._board is None
+        self._facts = RankState(**self._watched.names, pid=process, started=time.time(), interval=_INTERVAL)
+        self._board, self.gpu = board, None
+        self._thread.start() if is_first else self._soon.set()
+
+    def join(self, tell: Callable[[State], None], address: Address) -> None:
+        """The guards' link is there: mark rank 0's folder, or have the state sent by ``tell`` where that is another one."""
+        start = f"{address.key} {address.port}"  # another start of the job has another port
+        self._mark = self._folder / FOLDER / f".folder-{hashlib.sha256(start.encode()).hexdigest()[:16]}"
+        if self._watched.is_middle:
+            self._files.put(self._mark, "")
+        else:
+            self._look_at = time.monotonic() + _LOOKING
+            self._tell = tell  # last: the thread goes by it
+
+    def take(self, rank: int, state: State) -> None:
+        """Write the state of a rank that has another folder."""
+        self.come_by_line = True
+        self._files.put(path_of(self._folder, rank), json.dumps(state.fields))
 
     def stop(self) -> None:
         """Write no more; within two seconds."""
         self._is_over = True
         self._soon.set()
-        self._thread.join(_LAST)
+        if self._board:
+            self._thread.join(_LAST)
+
+    def close(self) -> None:
+        """Remove the job's entry and the folder's mark; within two seconds."""
+        if self._entry and self._watched.job_entry:
+            self._entry.put(self._watched.job_entry, None)
+            self._entry.close(_LAST)
+        if self._mark and self._watched.is_middle:
+            self._files.put(self._mark, None)
 
     def lost(self, rank: int) -> None:
         """Write that another rank's guard is gone; at once, as the launcher may end this one next."""
@@ -87,19 +126,16 @@ class StateFile:
             self._write(self._end)
 
     def _write(self, more: dict[str, Any]) -> None:
+        assert self._board is not None
         progress = self._board.read()
+        numbers: dict[str, Any] = {name: getattr(progress, name) or None for name in _NUMBERS}
         state = replace(
             self._facts,
             time=time.time(),
             phase=progress.phase,
-            step=progress.step or None,
-            steps=progress.steps or None,
-            epoch=progress.epoch or None,
-            epochs=progress.epochs or None,
             loss=None if math.isnan(progress.loss) else progress.loss,
-            step_seconds=progress.step_seconds or None,
-            own_seconds=progress.own_seconds or None,
             progress=time.time() - (time.monotonic() - progress.at) if progress.at else None,
+            **numbers,
         )
         state = replace(state, **more)
         draft = self._path.with_suffix(".new")
@@ -111,7 +147,7 @@ class StateFile:
 
     def _send(self, tell: Callable[[State], None], state: RankState) -> None:
         with contextlib.suppress(OSError):  # a folder that this user may not read is another one
-            if self._mark.exists():
+            if self._mark and self._mark.exists():
                 self._tell = None  # rank 0's guard sees what is written here
                 return
         interval = max(_INTERVAL, (self._facts.size or 1) / _PER_SECOND)
@@ -120,12 +156,13 @@ class StateFile:
 
     def _usage(self) -> dict[str, Any]:
         """The worker's share of a core in percent, its memory (Linux), and its GPU's use."""
-        stat = process_stat(self._worker)
-        if stat is None:
+        worker = self._facts.pid or 0
+        if (stat := process_stat(worker)) is None:
             return {}
         with in_library():
             gpu = self.gpu.usage() if self.gpu else {}
-        now, seconds = time.monotonic(), stat.processor_seconds
-        before, self._used = self._used, (seconds, now)
-        cpu = None if before is None or now <= before[1] else 100 * (seconds - before[0]) / (now - before[1])
+        now, seconds, last = time.monotonic(), stat.processor_seconds, self._used
+        self._used = worker, seconds, now
+        is_known = last is not None and last[0] == worker and now > last[2]
+        cpu = 100 * (seconds - last[1]) / (now - last[2]) if last and is_known else None
         return {"cpu": cpu, "memory": stat.memory} | gpu

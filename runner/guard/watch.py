@@ -19,7 +19,7 @@ from runner.guard.peers import Peers
 from runner.guard.restarts import Restarts
 from runner.guard.settings import Watched, Words
 from runner.guard.signals import Signals
-from runner.guard.states import States
+from runner.guard.state import StateFile
 from runner.guard.worker_messages import Computes, Fails, Leaves, Met, Seeks
 from runner.hardware.nvml import GpuMeter
 
@@ -51,7 +51,7 @@ class Watch:
         )
         self.restarts = Restarts(watched.restarts, words.rank, words.size)
         self.peers = Peers(words.rank, host.link, self.events, self.restarts)
-        self.states = States(watched, self.files) if self.files else None
+        self.state = StateFile(watched, self.files) if self.files else None
 
     def begin(self, child: Child) -> Attempt:
         """Turn to a new worker."""
@@ -109,8 +109,8 @@ class Watch:
                     if message.address:
                         self._join(message.address)
                 case Computes():
-                    if self.states:
-                        self.states.use_gpu(GpuMeter(message.gpu))
+                    if self.state:
+                        self.state.gpu = GpuMeter(message.gpu)
                 case Leaves():
                     worker.has_said = True
                     if message.code == EXIT_OK:
@@ -125,12 +125,12 @@ class Watch:
     def take_events(self) -> None:
         """Take the signals that have come, the launcher's end, and the other guards' messages."""
         worker, known = self.attempt.worker, self.signals.first_end
-        if worker.has_begun() and self.states:
-            self.states.begin(worker.board, worker.process)
+        if worker.has_begun() and self.state:
+            self.state.begin(worker.board, worker.process)
         for event in self.events.signals():
             self.signals.take(worker, *event)
-        if self.states and self.signals.first_end and not known:
-            self.states.note(*self.signals.first_end)
+        if self.state and self.signals.first_end and not known:
+            self.state.note(*self.signals.first_end)
         if (
             self.events.has_lost_proxy and not self.attempt.is_without_proxy
         ):  # it was killed, and nobody takes the exit code
@@ -176,15 +176,15 @@ class Watch:
             return
         if message.why and self._words.is_reporting:
             self.console.repeat(message.why)
-        if self.states:
-            self.states.end(message.code, message.why, message.signal)
+        if self.state:
+            self.state.end(message.code, message.why, message.signal)
 
     def _join(self, address: Address) -> None:
         """Join the line of the guards: after the first rendezvous."""
         if self.peers.join(address, self._watched.names.get("host")):
             self.report.hosts[0] = address.name
-            if self.states:
-                self.states.join(self.peers.tell, address)
+            if self.state:
+                self.state.join(self.peers.tell, address)
 
     def _take(self, rank: int, message: Message) -> None:
         """A message of another guard."""
@@ -220,8 +220,8 @@ class Watch:
                         "another rank fails; a firewall may block it"
                     )
             case State():
-                if self.states:
-                    self.states.take(rank, message)
+                if self.state:
+                    self.state.take(rank, message)
             case _:
                 self.peers.tell(attempt.hang.take(rank, message))
 
@@ -240,8 +240,8 @@ class Watch:
         if failure:
             self.note(failure)
         if worker.verdict is None:
-            if gone and self.states:
-                self.states.lost(rank)
+            if gone and self.state:
+                self.state.lost(rank)
             # Rank 0 reports what concerns all.
             if gone and (self._words.is_reporting if rank else self._is_next_to_report):
                 host = self.report.hosts.get(rank)

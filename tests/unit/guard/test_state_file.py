@@ -13,9 +13,18 @@ import pytest
 
 from runner.guard import libraries
 from runner.guard.board import Board
+from runner.guard.files import Files
+from runner.guard.settings import Watched
 from runner.guard.state import StateFile
 from runner.hardware.nvml import GpuMeter
 from tests.polling import LIMIT, poll_until
+
+
+def state_of_this_process(folder: Path, **names: int) -> StateFile:
+    """With this process as the worker."""
+    state = StateFile(Watched(rendezvous_timeout=1.0, log_folder=folder, names=names), Files(None))
+    state.begin(Board(), os.getpid())
+    return state
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
@@ -26,7 +35,7 @@ def test_without_nvml_or_a_driver_nothing_is_said_of_a_gpu(
         monkeypatch.setitem(sys.modules, "pynvml", None)
     gpu = GpuMeter("GPU-00000000-0000-0000-0000-000000000000")
     assert gpu.usage() == {}
-    state = StateFile(tmp_path, Board(), os.getpid(), rank=3, size=4)
+    state = state_of_this_process(tmp_path, rank=3, size=4)
     state.gpu = gpu
     state.end(0, "")
     found = json.loads((tmp_path / "state" / "rank-00003.json").read_text())
@@ -50,7 +59,7 @@ def test_no_process_is_forked_while_a_thread_is_in_the_driver(
 
     gpu = GpuMeter("GPU-00000000-0000-0000-0000-000000000000")
     gpu._library = SimpleNamespace(nvmlInit=call)
-    state = StateFile(tmp_path, Board(), os.getpid(), rank=0)
+    state = state_of_this_process(tmp_path, rank=0)
     state.stop()  # its own thread
     state.gpu = gpu
     thread = Thread(target=state._usage)
@@ -69,7 +78,7 @@ def test_no_process_is_forked_while_a_thread_is_in_the_driver(
 
 
 def test_the_worker_is_measured_while_it_runs(tmp_path: Path) -> None:
-    state = StateFile(tmp_path, Board(), os.getpid(), rank=0)
+    state = state_of_this_process(tmp_path, rank=0)
     path = tmp_path / "state" / "rank-00000.json"
     poll_until(path.exists, LIMIT, "the guard writes the state")
     assert json.loads(path.read_text())["memory"] > 1 << 20
