@@ -6,12 +6,10 @@ from runner.base.errors import EXIT_FAILURE, EXIT_OK
 from runner.guard.child import Child
 from runner.guard.decision import Decision
 from runner.guard.ending import Ending
-from runner.guard.host import OnHost
 from runner.guard.messages import Failed
-from runner.guard.notice import Notice
 from runner.guard.output import Output
 from runner.guard.settings import Watched, Words
-from runner.guard.watch import Watch
+from runner.guard.watch import OnHost, Watch
 from runner.guard.worker import GRACE
 from runner.launch.hydra import end_other_ranks
 
@@ -22,9 +20,9 @@ _WRITING = 2.0  # seconds for what is still to be written, at the end
 class Guard:
     """One rank's."""
 
-    def __init__(self, host: OnHost, words: Words, watched: Watched, output: Output, notice: Notice) -> None:
+    def __init__(self, host: OnHost, words: Words, watched: Watched, output: Output) -> None:
         self._host, self._words, self._output = host, words, output
-        self._watch = Watch(host, words, watched, output, notice)
+        self._watch = Watch(host, words, watched, output)
         self.restarts, self._peers = self._watch.restarts, self._watch.peers
         self._console, self._events = self._watch.console, self._watch.events
 

@@ -19,13 +19,12 @@ from runner.guard.child import Child, new_child
 from runner.guard.console import print_line
 from runner.guard.events import Events
 from runner.guard.guard import Guard
-from runner.guard.host import OnHost
 from runner.guard.line import Link
 from runner.guard.messages import Gone
-from runner.guard.notice import Notice
 from runner.guard.origin import Origin
 from runner.guard.output import Output
 from runner.guard.settings import Refused, Watched, Words
+from runner.guard.watch import OnHost
 from runner.guard.wire import send
 from runner.launch.hydra import end_other_ranks
 from runner.rendezvous.transport.endpoint import port_of
@@ -118,11 +117,9 @@ class Rank:
         if watched.is_middle:
             self._link.listen()
         self._began = time.monotonic() - watched.passed
-        notice = Notice(watched, words.rank)
         output = Output(watched.log_folder, words.rank, origin.descriptors, with_rank=watched.prefixes_output)
-        guard = Guard(
-            OnHost(origin, self.events, self._link, self._importer, self._workers), words, watched, output, notice
-        )
+        host = OnHost(origin, self.events, self._link, self._importer, self._workers)
+        guard = Guard(host, words, watched, output)
         while True:
             decision = guard.watch(self._new_worker(output, guard.restarts.attempt))
             if self.events.has_lost_proxy:

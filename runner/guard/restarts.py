@@ -13,11 +13,6 @@ class Restarts:
         self.is_possible = most > 0  # as far as the other guards say
         self.done: set[int] = set()  # ranks whose workers have ended well in this attempt
 
-    @property
-    def is_last(self) -> bool:
-        """Whether this attempt cannot be followed by another."""
-        return not self.is_possible or self.attempt >= self.most
-
     def next(self) -> None:
         """Another attempt begins."""
         self.attempt += 1

@@ -1,19 +1,23 @@
-"""The signals that a guard gets, and passes on to its worker."""
+"""The signals that a guard gets, and passes on to its worker; and how a script is told to save (``--on-preempt``)."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import time
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 from runner.guard.console import Console
 from runner.guard.events import name_of
-from runner.guard.launcher import described
-from runner.guard.notice import Notice
+from runner.guard.launcher import catches, described
 from runner.guard.proxy import ENDS
+from runner.guard.settings import Watched, Words
 from runner.guard.worker import Worker
 
 # Seconds that Ctrl-C gives ranks: one that waits for another in C does not notice it. A script may save by itself.
 _INTERRUPTED, _SCRIPT_INTERRUPTED = 5.0, 10.0
+_ASK_TO_SAVE = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Signals:
@@ -22,24 +26,25 @@ class Signals:
     def __init__(
         self,
         console: Console,
-        notice: Notice,
+        words: Words,
+        watched: Watched,
         before_telling: Callable[[bool], None],
         *,
-        is_alone: bool,
-        script_saves_within: float,
         ignored: Collection[int] = (),
     ) -> None:
-        """Nothing has come yet.
+        """Nothing has come yet. Call before the fork: a file that an earlier job has left is removed.
 
         Args:
-            script_saves_within: seconds that a script gets which is told to save.
             before_telling: called before it is printed who ends this rank, with whether that is the launcher.
-            is_alone: this is the only rank.
-            ignored: signals that the worker ignores from its start.
+            ignored: signals that the worker ignores from its start, as under nohup.
         """
-        self._console, self._notice, self._before_telling = console, notice, before_telling
-        self._is_alone, self._script_saves_within = is_alone, script_saves_within
-        self._ignored = set(ignored)  # nohup
+        self._console, self._watched, self._before_telling = console, watched, before_telling
+        self._is_alone, self._ignored, self._notice = words.size == 1, set(ignored), watched.notice
+        self._told = 0  # the worker that was told before its time limit
+        self._near_at = None if watched.notice_within is None else time.monotonic() + watched.notice_within
+        if words.rank == 0 and isinstance(self._notice, Path):
+            with contextlib.suppress(OSError):
+                self._notice.unlink()
         self.passed_on: set[int] = set()
         self.is_ended_by_launcher = False
         self.first_end: tuple[str, str] | None = None  # who ends the job by a signal, and its name
@@ -55,8 +60,8 @@ class Signals:
             return  # the terminal has sent it to the whole group, and so to the worker
         is_new = number not in self.passed_on
         self.passed_on.add(number)
-        is_notice = self._notice.is_asked_for_by(number, worker)
-        if not is_notice or self._notice.is_by(number):
+        is_notice = number in _ASK_TO_SAVE and self._is_listening(worker)
+        if not is_notice or number == self._notice:
             worker.signal(number)
         elif is_new or number == signal.SIGUSR1:
             self._give_notice(worker)
@@ -66,7 +71,7 @@ class Signals:
             self._before_telling(self.is_ended_by_launcher)
             self._console.say_ended(name_of(number), sender, has_trained=worker.board.read().step > 0)
             if number == signal.SIGTERM and is_notice:  # the worker has not got it yet
-                worker.let_save(number, within=self._script_saves_within)
+                worker.let_save(number, within=self._watched.script_saves_within)
             elif number == signal.SIGTERM and worker.board.read().is_in_training:
                 worker.let_save()
             elif number == signal.SIGINT and worker.board.read().is_in_training:
@@ -80,11 +85,25 @@ class Signals:
             worker.let_end(128 + signal.SIGINT, _SCRIPT_INTERRUPTED)
 
     def give_notice_when_due(self, worker: Worker) -> None:
-        """Tell a script to save if its time limit is near."""
-        if self._notice.is_due(worker):
+        """Tell a script to save if its time limit is near; once for each worker."""
+        is_near = self._near_at is not None and time.monotonic() >= self._near_at
+        if is_near and worker.process != self._told and self._is_listening(worker):
+            self._told = worker.process
             self._console.say_once("the time limit is near: the script is told to save")
             self._give_notice(worker)
 
     def _give_notice(self, worker: Worker) -> None:
-        if error := self._notice.give(worker):
-            self._console.say(error)
+        if isinstance(self._notice, Path):
+            try:
+                self._notice.touch()
+            except OSError as error:
+                self._console.say(f"--on-preempt: cannot create {self._notice}: {error.strerror}")
+        elif self._notice is not None:
+            worker.signal(self._notice)
+
+    def _is_listening(self, worker: Worker) -> bool:
+        """Whether the script would take the notice by now: a signal without a handler would end it."""
+        way = self._notice
+        return bool(worker.rendezvous_at) and (
+            isinstance(way, Path) or (way is not None and catches(worker.process, way))
+        )

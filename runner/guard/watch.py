@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
+from typing import IO, Any, NamedTuple
 
 from runner.base.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK
 from runner.guard.attempt import Attempt
 from runner.guard.child import Child
 from runner.guard.console import Console
+from runner.guard.events import Events
 from runner.guard.failure import Failure, Report
 from runner.guard.files import Files
-from runner.guard.host import OnHost
-from runner.guard.line import Address
+from runner.guard.line import Address, Link
 from runner.guard.messages import Apart, Busy, Done, Ends, Failed, Gone, Host, Hung, Message, Patient, Returned, State
-from runner.guard.notice import Notice
+from runner.guard.origin import Origin
 from runner.guard.output import Output
 from runner.guard.peers import Peers
 from runner.guard.restarts import Restarts
@@ -29,26 +31,34 @@ _AFTER_ANOTHER = 1.0
 _STOPPING = 0.3  # seconds in which all guards have stopped their workers, after a hang was reported
 
 
+class OnHost(NamedTuple):
+    """What the guard of a rank has of its host.
+
+    Attributes:
+        importer: the process of which workers are forked (0: there is none), and the file for its stack.
+        workers: the processes of all ranks' workers.
+    """
+
+    origin: Origin
+    events: Events
+    link: Link
+    importer: Callable[[], tuple[int, IO[Any]]]
+    workers: Callable[[], set[int]]
+
+
 class Watch:
     """Over one worker after the other. What is known of the one that runs is its ``attempt``."""
 
     attempt: Attempt
 
-    def __init__(self, host: OnHost, words: Words, watched: Watched, output: Output, notice: Notice) -> None:
+    def __init__(self, host: OnHost, words: Words, watched: Watched, output: Output) -> None:
         self._words, self._watched, self.events = words, watched, host.events
         self.console = Console(words, watched.launcher(), output, host.origin)
         complain = self.console.complain if watched.is_first_on_host else None
         self.files = Files(complain) if watched.log_folder else None
         output.pass_on(self.files)
         self.report = Report(words, watched, self.files)
-        self.signals = Signals(
-            self.console,
-            notice,
-            self._say_before_a_signal,
-            is_alone=words.size == 1,
-            script_saves_within=watched.script_saves_within,
-            ignored=host.origin.ignored,
-        )
+        self.signals = Signals(self.console, words, watched, self._say_before_a_signal, ignored=host.origin.ignored)
         self.restarts = Restarts(watched.restarts, words.rank, words.size)
         self.peers = Peers(words.rank, host.link, self.events, self.restarts)
         self.state = StateFile(watched, self.files) if self.files else None
