@@ -1,21 +1,29 @@
-"""A worker that has not met the other ranks yet: what is said about it, and when it waits in vain."""
+"""A worker that has not met the other ranks yet: what is said about it, and when it waits in vain, as for another program."""
 
 from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
 
 from runner.base.errors import EXIT_USAGE
 from runner.guard.console import Console
 from runner.guard.hang import Hang, Patience
 from runner.guard.settings import Watched, Words
-from runner.guard.strangers import Strangers
 from runner.guard.worker import GRACE, Worker
-from runner.launch.siblings import HOW_TO_START
+from runner.launch.siblings import HOW_TO_START, OtherProgram, Siblings
 
 # Seconds after which a worker that does not look for the others is slow: it only reads a few files before.
 _STARTING = 20.0
+_FIRST_LOOK, _LAST_LOOK = 3.0, 90.0  # seconds of waiting for the other ranks
+_GROWTH = 1.5  # of the time until the next look
+_REMARK = 10.0  # seconds of waiting after which a program that may yet start the runner is named
+_SO_FAR = "runs another program so far"
+_NAMED = 3  # ranks in a message
 
 
 class Meeting:
-    """Of one worker with the others."""
+    """Of one worker with the others. Those of this host that run another program will never come."""
 
     def __init__(
         self, worker: Worker, patience: Patience, hang: Hang, words: Words, console: Console, watched: Watched
@@ -24,7 +32,11 @@ class Meeting:
         self._slow_after = min(_STARTING, watched.rendezvous_timeout / 2)
         self._is_first_on_host = watched.is_first_on_host
         self._is_slow = False  # that it starts slowly was said
-        self._strangers = Strangers(words.find_siblings)
+        self._began = time.monotonic()
+        self._next, self._is_remarked, self._suspected = _FIRST_LOOK, False, set[OtherProgram]()
+        self._found: Siblings | None = None  # what the thread has found
+        self._known = ""  # in words, what was found last
+        self._thread: threading.Thread | None = None
 
     def look(self) -> None:
         """Say where the worker is if it starts slowly, and end a wait for ranks that will never come."""
@@ -34,8 +46,8 @@ class Meeting:
 
     def say_that_it_is_late(self) -> None:
         """Print that its time is over."""
-        if self._worker.has_started and self._strangers.known:
-            self._console.say(f"has not met all other ranks: {self._strangers.known}", fix=HOW_TO_START)
+        if self._worker.has_started and self._known:
+            self._console.say(f"has not met all other ranks: {self._known}", fix=HOW_TO_START)
         elif self._worker.has_started:
             self._console.say(self._words.no_rendezvous(None))
         else:
@@ -55,13 +67,38 @@ class Meeting:
                 self._console.complain(f"has not started yet: what it needs is being imported, in {self._hang.place()}")
 
     def _look_for_other_programs(self) -> None:
-        """End a wait for ranks that will never meet this one, and name those that may not."""
-        if (news := self._strangers.look()) is None:
-            return
-        text, is_certain = news
-        if text and is_certain:
-            self._console.say(text, fix=HOW_TO_START, is_named=False)
-        elif text:
-            self._console.complain(text)
-        if is_certain:
-            self._worker.end(EXIT_USAGE, 0.0 if text else GRACE)  # the launcher ends all when the first has ended
+        waited = time.monotonic() - self._began
+        if self._found is not None:
+            found, self._found = self._found, None
+            self._judge(found, waited)
+        elif waited > self._next and self._next < _LAST_LOOK and not (self._thread and self._thread.is_alive()):
+            self._next = waited * _GROWTH
+            # Reading of another process may hang, as one does that hangs in the kernel.
+            self._thread = threading.Thread(target=self._find, daemon=True)
+            self._thread.start()
+
+    def _find(self) -> None:
+        self._found = self._words.find_siblings()
+
+    def _judge(self, found: Siblings, waited: float) -> None:
+        """End a wait for ranks that will never meet this one, and name those that may not, unless another rank does."""
+        self._known = _in_words(found.others)
+        final = {one for one in found.others if one.is_final}
+        are_certain, self._suspected = bool(final & self._suspected), final  # it is seen twice
+        if are_certain:
+            if found.is_speaking:
+                self._console.say(_in_words(sorted(final)), fix=HOW_TO_START, is_named=False)
+            # The launcher ends all when the first has ended.
+            self._worker.end(EXIT_USAGE, 0.0 if found.is_speaking else GRACE)
+        elif final:
+            self._next = waited + 1.0
+        elif found.others and waited > _REMARK and not self._is_remarked:
+            self._is_remarked = True
+            if found.is_speaking:
+                self._console.complain(f"waits for the other ranks: {_in_words(found.others, _SO_FAR)}")
+
+
+def _in_words(found: Sequence[OtherProgram], what: str = "is another program") -> str:
+    """``rank 1 is another program (sleep 60)``, of the first few."""
+    texts = [f"rank {one.rank} {what} ({one.command})" for one in found[:_NAMED]]
+    return ", ".join(texts) + (f", and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
