@@ -8,40 +8,45 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TypeAlias, get_args
 
 from runner.guard.collectives import Call
 from runner.guard.failure import Failure
 
 
-class ToMiddle:
+@dataclass(frozen=True)
+class Message:
+    """What a guard tells."""
+
+
+@dataclass(frozen=True)
+class ToMiddle(Message):
     """A kind of message that only rank 0's guard receives. The other kinds go to all guards."""
 
 
 @dataclass(frozen=True)
-class Alive:
+class Alive(Message):
     """A sign of life. The line sends it by itself, and no guard is woken by it."""
 
 
 @dataclass(frozen=True)
-class Joined:
+class Joined(Message):
     """The rank's guard has joined the link. Its agent sends it by itself."""
 
 
 @dataclass(frozen=True)
-class Left:
+class Left(Message):
     """The rank's guard leaves the link, after all that it has told."""
 
 
 @dataclass(frozen=True)
-class Gone:
+class Gone(Message):
     """The rank's processes, its agent or its host are no longer there. The hub tells it; of the hub itself each agent's link does."""
 
     why: str
 
 
 @dataclass(frozen=True)
-class Apart:
+class Apart(Message):
     """This guard could not join. Its own line tells it."""
 
     why: str  # address and error
@@ -62,7 +67,7 @@ class State(ToMiddle):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failed:
+class Failed(Message):
     """The rank's worker has failed in this attempt, or was ended, so all ranks end."""
 
     attempt: int
@@ -71,7 +76,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Ends:
+class Ends(Message):
     """All workers end by themselves, with this exit code and for this reason; the rank's worker has said so."""
 
     code: int
@@ -79,7 +84,7 @@ class Ends:
 
 
 @dataclass(frozen=True)
-class Returned:
+class Returned(Message):
     """The rank's worker has ended with code 0 in this attempt, or is about to: who waits for it in a collective waits in vain."""
 
     attempt: int
@@ -87,7 +92,7 @@ class Returned:
 
 
 @dataclass(frozen=True)
-class Done:
+class Done(Message):
     """The rank's worker has ended well in this attempt; told where ranks may be started again."""
 
     attempt: int
@@ -102,7 +107,7 @@ class Busy(ToMiddle):
 
 
 @dataclass(frozen=True)
-class Patient:
+class Patient(Message):
     """Rank 0's guard: some rank is busy, so those that wait for it have not hung; or none is any more."""
 
     attempt: int
@@ -121,7 +126,7 @@ class Reason(ToMiddle):
 
 
 @dataclass(frozen=True)
-class Show:
+class Show(Message):
     """Rank 0's guard asks all others where their workers of this attempt are."""
 
     attempt: int
@@ -137,43 +142,21 @@ class Stacks(ToMiddle):
 
 
 @dataclass(frozen=True)
-class Hung:
+class Hung(Message):
     """Rank 0's guard has reported a hang, so all ranks end."""
 
     failure: Failure
 
 
-Message: TypeAlias = (
-    Alive
-    | Joined
-    | Left
-    | Gone
-    | Apart
-    | Host
-    | State
-    | Failed
-    | Ends
-    | Returned
-    | Done
-    | Busy
-    | Patient
-    | Reason
-    | Show
-    | Stacks
-    | Hung
-)
-
-_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
+_KINDS: dict[str, type[Message]] = {
+    kind.__name__: kind for base in (Message, ToMiddle) for kind in base.__subclasses__()
+}
 
 
 def attempt_of(message: Message) -> int | None:
     """The attempt that a message is about; None: the whole job."""
-    match message:
-        case Hung(failure):
-            return failure.attempt
-        case Failed() | Returned() | Done() | Busy() | Patient() | Reason() | Show() | Stacks():
-            return message.attempt
-    return None
+    attempt: int | None = getattr(message.failure if isinstance(message, Hung) else message, "attempt", None)
+    return attempt
 
 
 def packed(rank: int, message: Message) -> list[object]:
