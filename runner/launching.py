@@ -18,10 +18,9 @@ from runner.base.streams import replace_characters
 from runner.command import Request, parse, refuse_idle_options
 from runner.dispatch import dispatch
 from runner.guard.console import print_text
-from runner.guard.lifeline import Lifeline
+from runner.guard.lifeline import Computes, Lifeline, Met, Seeks
 from runner.guard.origin import Origin
 from runner.guard.settings import Watched, Words
-from runner.guard.worker_messages import Computes, Met, Seeks
 from runner.guarding import guard_watched, guard_words, guards_address
 from runner.job import Job
 from runner.joining import job_of, place, record_of

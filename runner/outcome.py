@@ -19,9 +19,8 @@ import runner.launch.modules
 import runner.launch.program
 from runner.base.errors import EXIT_FAILURE, EXIT_OK, RunnerError, is_echo
 from runner.guard.advice import EVERY_STEP, after_error
-from runner.guard.lifeline import Lifeline
+from runner.guard.lifeline import Fails, Leaves, Lifeline
 from runner.guard.settings import Refused
-from runner.guard.worker_messages import Fails, Leaves
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import is_reporting

@@ -1,22 +1,76 @@
-"""A worker's end of its pipes to the agent that watches it."""
+"""What a worker tells the agent that watches it, one class per kind of message, and its end of the pipes to it."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import IO, Any
 
 from runner.guard.board import Board
 from runner.guard.collectives import Call, answer
-from runner.guard.worker_messages import Fails, WorkerMessage, written
+from runner.guard.line import Address
 
 _TRACEBACK = 8000  # characters that are kept of it, the last ones: a message fits into a pipe
 
 
+@dataclass(frozen=True)
+class WorkerMessage:
+    """It is written as a line of JSON."""
+
+
+@dataclass(frozen=True)
+class Seeks(WorkerMessage):
+    """The worker begins to look for the other ranks."""
+
+
+@dataclass(frozen=True)
+class Met(WorkerMessage):
+    """The rendezvous is complete: its time limit ends."""
+
+    address: Address | None  # of the line between the guards
+
+
+@dataclass(frozen=True)
+class Computes(WorkerMessage):
+    """The worker computes on a GPU."""
+
+    gpu: str  # its UUID
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fails(WorkerMessage):
+    """The worker is about to end with this code, and is to be killed if it does not."""
+
+    code: int
+    everywhere: bool  # all ranks do
+    why: str = ""  # the cause, in a line
+    traceback: str = ""
+    signal: str | None = None  # that has asked for it
+
+
+@dataclass(frozen=True)
+class Leaves(WorkerMessage):
+    """The worker ends by itself, with this code; MPI_Finalize() may keep it."""
+
+    code: int
+
+
+_KINDS: dict[str, type[WorkerMessage]] = {kind.__name__: kind for kind in WorkerMessage.__subclasses__()}
+
+
+def read_message(line: bytes) -> WorkerMessage:
+    """What a worker has told, from its line."""
+    kind, fields = json.loads(line)
+    if fields.get("address") is not None:
+        fields["address"] = Address(**fields["address"])
+    return _KINDS[kind](**fields)
+
+
 class Lifeline:
-    """What the worker tells, and where it reports its progress.
+    """Where the worker tells, and reports its progress.
 
     Attributes:
         port: at which rank 0's agent listens for the others; 0 on other ranks.
@@ -35,7 +89,7 @@ class Lifeline:
         if isinstance(message, Fails):
             message = replace(message, why=message.why[:500], traceback=message.traceback[-_TRACEBACK:])
         with contextlib.suppress(OSError):
-            os.write(self._pipe, written(message))
+            os.write(self._pipe, json.dumps([type(message).__name__, asdict(message)]).encode() + b"\n")
 
     def answer_with(self, calls: Callable[[], list[Call]]) -> None:
         """Have a thread tell the agent, when it asks, what this rank has called last in each process group."""

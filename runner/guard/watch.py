@@ -13,6 +13,7 @@ from runner.guard.console import Console
 from runner.guard.events import Events
 from runner.guard.failure import Failure, Report
 from runner.guard.files import Files
+from runner.guard.lifeline import Computes, Fails, Leaves, Met, Seeks
 from runner.guard.line import Address, Link
 from runner.guard.messages import Apart, Busy, Done, Ends, Failed, Gone, Host, Hung, Message, Patient, Returned, State
 from runner.guard.origin import Origin
@@ -22,7 +23,6 @@ from runner.guard.restarts import Restarts
 from runner.guard.settings import Watched, Words
 from runner.guard.signals import Signals
 from runner.guard.state import StateFile
-from runner.guard.worker_messages import Computes, Fails, Leaves, Met, Seeks
 from runner.hardware.nvml import GpuMeter
 
 _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended

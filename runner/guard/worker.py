@@ -13,9 +13,9 @@ from runner.base.errors import EXIT_FAILURE
 from runner.base.locks import remove_left
 from runner.guard.child import Child
 from runner.guard.events import read
+from runner.guard.lifeline import Fails, WorkerMessage, read_message
 from runner.guard.memory import killed_for_memory
 from runner.guard.proxy import ENDS
-from runner.guard.worker_messages import Fails, WorkerMessage, read_message
 
 # Seconds that a failed worker's exit handlers get before it is killed, and that its child processes get between
 # SIGTERM and SIGKILL.

@@ -87,7 +87,7 @@ class Guarded:
         return ""
 
     def work(self, lifeline) -> None:
-        from runner.guard.worker_messages import Fails, Met, Seeks
+        from runner.guard.lifeline import Fails, Met, Seeks
         from runner.shutdown import shutdown
 
         print("worker", os.getpid(), flush=True)
