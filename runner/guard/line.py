@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from runner.base.errors import RendezvousError, RunnerError
 from runner.guard.board import MOST_ENDED
@@ -45,6 +46,8 @@ _SENDING = 1.0
 _ENDED = "its host's agent has ended, with the host or by a signal"
 _SILENCE = f"its host has not answered for {_SILENT:.0f} s"
 
+Deliver: TypeAlias = Callable[[Sequence[tuple[int, Message]]], None]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
@@ -64,7 +67,7 @@ class Link:
     def __init__(self) -> None:
         self.listener: socket.socket | None = None  # the hub's, on rank 0's host
         self.is_open = False
-        self._lines: dict[int, Line] = {}  # by rank: those that have not left
+        self._ranks: dict[int, Deliver] = {}  # those that have not left
         self._told: list[tuple[int, Message]] = []  # for ranks that join later
         self._has_had_rank_0 = False
         self._lock = threading.Lock()
@@ -77,11 +80,10 @@ class Link:
         with contextlib.suppress(OSError):  # the job runs without a link
             self.listener = listen(loopback=False)
 
-    def join(self, address: Address, wake: Callable[[], None]) -> Line:
-        """A rank joins. ``wake``: called for each message to it, and once for several that come together."""
-        line = Line(self, address.rank, wake)
+    def join(self, address: Address, deliver: Deliver) -> None:
+        """A rank joins. ``deliver``: is called for messages to it, each after the rank that told it, or that is gone."""
         with self._lock:
-            told, self._lines[address.rank] = list(self._told), line
+            told, self._ranks[address.rank] = list(self._told), deliver
             self._has_had_rank_0 = self._has_had_rank_0 or address.rank == 0
             is_first = self._thread is None
             if is_first:
@@ -89,15 +91,14 @@ class Link:
                 work = self._join if self.listener is None else self._serve
                 self._thread = threading.Thread(target=work, args=(address,), name="link", daemon=True)
         self._outbox.put((address.rank, Joined()))
-        line.deliver(_for_rank(address.rank, told))
+        deliver(_for_rank(address.rank, told))
         if is_first and self._thread is not None:
             self._thread.start()
-        return line
 
     def present(self) -> set[int]:
         """The ranks that have joined and not left, as far as this agent knows: the hub's knows all."""
         with self._lock:
-            own = set(self._lines)
+            own = set(self._ranks)
         return own | (self._hub.present() if self._hub else set())
 
     def silent(self) -> set[int]:
@@ -119,22 +120,22 @@ class Link:
                 for one in told
                 if isinstance(one[1], Failed | Gone) or (isinstance(one[1], ToMiddle) and has_no_rank_0)
             ]
-            lines = list(self._lines.values())
-        for line in lines:
-            line.deliver(_for_rank(line.rank, told))
+            own = list(self._ranks.items())
+        for rank, deliver in own:
+            deliver(_for_rank(rank, told))
 
     def leave(self, rank: int, last: Message) -> None:
         """A rank leaves, after what it has told is sent; within a second or two."""
         with self._lock:
-            self._lines.pop(rank, None)
-            is_last = not self._lines
+            self._ranks.pop(rank, None)
+            is_last = not self._ranks
         self.deliver([(rank, last)])
         self._outbox.put((rank, last))
         if is_last and self._thread is not None:
             self._outbox.put(None)
             self._thread.join(2 * _SENDING)
             with self._lock:
-                if not self._lines:  # another job of this agent's may begin
+                if not self._ranks:  # another job of this agent's may begin
                     if self.listener is not None:
                         self.listener.close()
                     self._thread = self._hub = self.listener = None
@@ -167,9 +168,9 @@ class Link:
 
     def _deliver_to_all(self, rank: int, message: Message) -> None:
         with self._lock:
-            lines = list(self._lines.values())
-        for line in lines:
-            line.deliver([(rank, message)])
+            own = list(self._ranks.values())
+        for deliver in own:
+            deliver([(rank, message)])
 
     def _connect(self, one: Address) -> Client:
         end = time.monotonic() + _JOINING
@@ -226,54 +227,6 @@ class Link:
                 return _ENDED if has_joined else ""
 
 
-class Line:
-    """A rank's end of its agent's link."""
-
-    def __init__(self, link: Link, rank: int, wake: Callable[[], None]) -> None:
-        self._link, self.rank, self._wake = link, rank, wake
-        self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
-
-    @property
-    def is_open(self) -> bool:
-        return self._link.is_open
-
-    @property
-    def present(self) -> set[int]:
-        """The ranks whose guards have joined and not left, as far as this one is to know: rank 0's knows all others."""
-        return {self.rank, *(self._link.present() if self.rank == 0 else ())}
-
-    def silent(self) -> set[int]:
-        """See ``Link``."""
-        return self._link.silent()
-
-    def received(self) -> list[tuple[int, Message]]:
-        """The messages that have arrived, each after the rank that told it, or that is gone."""
-        found = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                found.append(self._inbox.get_nowait())
-        return found
-
-    def tell(self, message: Message) -> None:
-        """Tell all others, or only rank 0: see the message."""
-        self._link.tell(self.rank, message)
-
-    def close(self, why: str = "") -> None:
-        """Leave, after what was told is sent; within a second or two.
-
-        Args:
-            why: the rank is gone.
-        """
-        self._link.leave(self.rank, Gone(why) if why else Left())
-
-    def deliver(self, told: Sequence[tuple[int, Message]]) -> None:
-        """Messages for this rank's guard."""
-        for one in told:
-            self._inbox.put(one)
-        if told:
-            self._wake()
-
-
 def _for_rank(rank: int, told: Sequence[tuple[int, Message]]) -> list[tuple[int, Message]]:
     """Those of these messages that concern a rank: not its own."""
     for_rank_0 = () if rank == 0 else (ToMiddle, Left)
@@ -283,12 +236,7 @@ def _for_rank(rank: int, told: Sequence[tuple[int, Message]]) -> list[tuple[int,
 class _Hub:
     """On rank 0's host: it passes messages on, and notices which hosts are gone."""
 
-    def __init__(
-        self,
-        server: Server,
-        outbox: queue.SimpleQueue[tuple[int, Message] | None],
-        deliver: Callable[[Sequence[tuple[int, Message]]], None],
-    ) -> None:
+    def __init__(self, server: Server, outbox: queue.SimpleQueue[tuple[int, Message] | None], deliver: Deliver) -> None:
         self._server, self._outbox, self._deliver = server, outbox, deliver
         self._told: list[bytes] = []  # for those that join later
         self._received: list[tuple[int, Message]] = []  # in this round, for the ranks of this host

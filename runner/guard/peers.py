@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from runner.guard.events import Events
-from runner.guard.line import Address, Line, Link
-from runner.guard.messages import Failed, Host, Message, State, attempt_of
+from runner.guard.line import Address, Link
+from runner.guard.messages import Failed, Gone, Host, Left, Message, State, attempt_of
 from runner.guard.restarts import Restarts
 
 _JOINING = 15.0  # seconds after the rendezvous in which a guard joins the line, if it can reach rank 0's
@@ -21,23 +23,25 @@ class Peers:
         """``link``: its agent's."""
         self._rank, self._link, self._events, self._restarts = rank, link, events, restarts
         self.is_middle = rank == 0 and link.listener is not None  # whether this is the guard that the others report to
-        self._line: Line | None = None
+        self._has_joined = False
+        self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._early: list[tuple[int, Message]] = []  # of guards that have begun the next attempt
 
     @property
     def are_reached(self) -> bool:
         """Whether the line to them is open."""
-        return self._line is not None and self._line.is_open
+        return self._has_joined and self._link.is_open
 
     @property
     def present(self) -> set[int]:
-        """The ranks whose guards are on the line, with this one; none before it is there."""
-        return self._line.present if self._line else set()
+        """The ranks whose guards are on the line, as far as this one is to know: rank 0's knows all. None before it has joined."""
+        others = self._link.present() if self._rank == 0 else set()
+        return {self._rank, *others} if self._has_joined else set()
 
     @property
     def silent(self) -> set[int]:
         """On rank 0: the ranks from whose guards it has not heard for a while."""
-        return self._line.silent() if self._line else set()
+        return self._link.silent() if self._has_joined else set()
 
     @property
     def others_present(self) -> set[int]:
@@ -51,27 +55,28 @@ class Peers:
             met_at: when the rendezvous was complete.
         """
         has_had_time = met_at is not None and time.monotonic() - met_at > _JOINING
-        return self.present if self._line and self.is_middle and has_had_time else None
+        return self.present if self._has_joined and self.is_middle and has_had_time else None
 
     def join(self, address: Address, host: str | None) -> bool:
         """Join the line, after the first rendezvous. Returns whether that is new. ``host``: this one's name."""
-        if self._line or (address.rank == 0 and not self.is_middle):
+        if self._has_joined or (address.rank == 0 and not self.is_middle):
             return False
-        self._line = self._link.join(address, self._events.wake)
+        self._link.join(address, self._deliver)
+        self._has_joined = True
         self.tell(Host(host))
         return True
 
     def tell(self, message: Message | None) -> None:
         """Tell all of them, or rank 0's only: see the message."""
-        if self._line and message:
-            self._line.tell(message)
+        if self._has_joined and message:
+            self._link.tell(self._rank, message)
 
     def received(self) -> list[tuple[int, Message]]:
         """The messages since the last call, each after the rank that told it, without those of attempts that are over.
 
         What is of the next attempt is kept until that begins here, too.
         """
-        new = self._line.received() if self._events.has_messages() and self._line else []
+        new = self._arrived() if self._events.has_messages() else []
         known, self._early = [*self._early, *new], []
         taken = []
         for rank, message in known:
@@ -85,17 +90,31 @@ class Peers:
     def last_states(self) -> Iterator[tuple[int, State]]:
         """Wait a second for the others' ends, and return their states, each after its rank."""
         end = time.monotonic() + _LAST_STATES
-        while self._line and self.others_present and time.monotonic() < end:
+        while self.others_present and time.monotonic() < end:
             self._events.wait_for_messages(0.1)
             self._events.has_messages()
-            for rank, message in self._line.received():
+            for rank, message in self._arrived():
                 if isinstance(message, State):
                     yield rank, message
 
     def leave(self, why: str = "") -> None:
         """Leave the line, after all that was told is sent; within a second or two. ``why``: this rank is gone."""
-        if self._line:
-            self._line.close(why)
+        if self._has_joined:
+            self._link.leave(self._rank, Gone(why) if why else Left())
+
+    def _deliver(self, told: Sequence[tuple[int, Message]]) -> None:
+        """Called in the thread of the link, or of a rank of this host."""
+        for one in told:
+            self._inbox.put(one)
+        if told:
+            self._events.wake()
+
+    def _arrived(self) -> list[tuple[int, Message]]:
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._inbox.get_nowait())
+        return found
 
 
 def _is_final(message: Message) -> bool:

@@ -7,6 +7,7 @@ from runner.guard.line import Address, Link
 from runner.guard.messages import Failed
 
 port, key, rank = sys.argv[1:]
-line = Link().join(Address(host="127.0.0.1", port=int(port), key=key, rank=int(rank), size=3), lambda: None)
-line.tell(Failed(attempt=0, again=False, failure=None))
+link = Link()
+link.join(Address(host="127.0.0.1", port=int(port), key=key, rank=int(rank), size=3), lambda told: None)
+link.tell(int(rank), Failed(attempt=0, again=False, failure=None))
 time.sleep(60)

@@ -9,15 +9,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import make_dataclass
 from typing import TypeVar
 
 import pytest
 
 from runner.base.errors import RendezvousError
-from runner.guard.line import Address, Line, Link
-from runner.guard.messages import Apart, Failed, Gone, Host, Show, Stacks
+from runner.guard.line import Address, Link
+from runner.guard.messages import Apart, Failed, Gone, Host, Left, Message, Show, Stacks
 from runner.rendezvous.transport.endpoint import listen, port_of
 from runner.rendezvous.transport.server import Server
 from tests.launching import path_of
@@ -28,6 +28,32 @@ FAILED = Failed(attempt=0, again=False, failure=None)
 Kind = TypeVar("Kind")
 
 
+class Line:
+    """A rank's end of its agent's link. ``wake``: called for each message."""
+
+    def __init__(self, link: Link, address: Address, wake: Callable[[], object] = bool) -> None:
+        self.link, self.rank, self.wake = link, address.rank, wake
+        self.arrived: list[tuple[int, Message]] = []
+        link.join(address, self.deliver)
+
+    def deliver(self, told: Sequence[tuple[int, Message]]) -> None:
+        self.arrived += told
+        if told:
+            self.wake()
+
+    def received(self) -> list[tuple[int, Message]]:
+        """What has come since the last call."""
+        found = list(self.arrived)
+        del self.arrived[: len(found)]
+        return found
+
+    def tell(self, message: Message) -> None:
+        self.link.tell(self.rank, message)
+
+    def close(self, last: Message = Left()) -> None:  # noqa: B008  # it does not change
+        self.link.leave(self.rank, last)
+
+
 class End:
     """A guard's end of the line, and the pipe by which it wakes its guard."""
 
@@ -36,9 +62,8 @@ class End:
         self.pipe, wake = os.pipe()
         link = Link()
         link.listener = listener
-        self.line = link.join(
-            Address(host=host, port=port, key=KEY, rank=rank, size=3), lambda: bool(os.write(wake, b"l"))
-        )
+        address = Address(host=host, port=port, key=KEY, rank=rank, size=3)
+        self.line = Line(link, address, lambda: os.write(wake, b"l"))
 
     def receive(self, kind: type[Kind]) -> tuple[int, Kind]:
         """Wait for a message of this kind, as the guard does: asleep until the pipe has a byte."""
@@ -106,7 +131,7 @@ def test_the_middle_that_leaves_is_not_missed(ends: list[End]) -> None:
         end.line.tell(Show(0))
         assert ends[0].receive(Show)
     ends[0].line.close()
-    poll_until(lambda: not ends[1].line.is_open and not ends[2].line.is_open, LIMIT, "the line is closed")
+    poll_until(lambda: not ends[1].line.link.is_open and not ends[2].line.link.is_open, LIMIT, "the line is closed")
     assert [told for end in ends for told in end.line.received() if isinstance(told[1], Gone)] == []
 
 
@@ -131,7 +156,7 @@ def test_a_hub_that_may_open_no_more_files_keeps_its_connections(
 def test_a_guard_that_does_not_reach_rank_0s_says_so() -> None:
     end = End(1, None, 1, host="no-such-host.invalid")
     assert end.receive(Apart)[1].why.startswith("no-such-host.invalid:1: ")
-    assert not end.line.is_open
+    assert not end.line.link.is_open
 
 
 def test_ranks_of_a_host_share_a_connection_and_each_is_told_what_concerns_it() -> None:
@@ -140,14 +165,13 @@ def test_ranks_of_a_host_share_a_connection_and_each_is_told_what_concerns_it() 
     port = port_of(listener)
     here, there = Link(), Link()
     here.listener = listener
-    pipes = [os.pipe() for _ in range(4)]
 
     def joined(rank: int) -> Line:
         address = Address(host="127.0.0.1", port=port, key=KEY, rank=rank, size=4)
-        return (here if rank < 2 else there).join(address, lambda: bool(os.write(pipes[rank][1], b"l")))
+        return Line(here if rank < 2 else there, address)
 
     lines = [joined(rank) for rank in (2, 0, 3)]
-    poll_until(lambda: lines[1].present == {0, 2, 3}, LIMIT, "the other host joins")
+    poll_until(lambda: here.present() == {0, 2, 3}, LIMIT, "the other host joins")
     lines[0].tell(FAILED)
     second, first, third = lines
     lines = [first, joined(1), second, third]  # rank 1 comes late
@@ -159,8 +183,8 @@ def test_ranks_of_a_host_share_a_connection_and_each_is_told_what_concerns_it() 
     for rank in (1, 2, 3):
         assert poll_until(lambda: (0, Show(0)) in lines[rank].received(), LIMIT, f"rank {rank} is asked")  # noqa: B023
     lines[2].close()
-    poll_until(lambda: lines[0].present == {0, 1, 3}, LIMIT, "rank 2 has left")
-    lines[3].close("its process was killed")
+    poll_until(lambda: here.present() == {0, 1, 3}, LIMIT, "rank 2 has left")
+    lines[3].close(Gone("its process was killed"))
     for rank in (0, 1):
         poll_until(lambda: (3, Gone("its process was killed")) in lines[rank].received(), LIMIT, "rank 3 is gone")  # noqa: B023
     for line in (lines[1], lines[0]):
@@ -176,12 +200,13 @@ def test_hosts_that_leave_after_rank_0_are_not_missed() -> None:
     here.listener = listener
 
     def joined(link: Link, rank: int) -> Line:
-        return link.join(Address(host="127.0.0.1", port=port, key=KEY, rank=rank, size=3), lambda: None)
+        return Line(link, Address(host="127.0.0.1", port=port, key=KEY, rank=rank, size=3))
 
-    first, second, third = joined(here, 0), joined(here, 1), joined(there, 2)
-    poll_until(lambda: first.present == {0, 1, 2}, LIMIT, "all have joined")
+    first, second = joined(here, 0), joined(here, 1)
+    joined(there, 2)
+    poll_until(lambda: here.present() == {0, 1, 2}, LIMIT, "all have joined")
     first.close()
-    poll_until(lambda: not third.is_open, LIMIT, "the other host has closed its connection")
+    poll_until(lambda: not there.is_open, LIMIT, "the other host has closed its connection")
     time.sleep(0.5)
     assert [told for told in second.received() if isinstance(told[1], Gone)] == []
     second.close()
