@@ -15,7 +15,6 @@ import resource
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
 import traceback
@@ -29,14 +28,13 @@ from runner.guard.group import adopt_orphans, name_process
 from runner.guard.importer import Importer, Work, fork_importer
 from runner.guard.line import Link
 from runner.guard.origin import Origin, origin_of
-from runner.guard.proxy import CREDENTIALS, ENDS, TELLS
+from runner.guard.proxy import CREDENTIALS, ENDS, EVENT, TELLS
 from runner.guard.rank import Rank
 from runner.guard.settings import Watched, Words
 from runner.guard.stacks import new_file
 from runner.guard.wire import receive, send
 from runner.rendezvous.transport.endpoint import allow_open_files
 
-_EVENT = struct.Struct("=iqi")  # as a proxy sends it
 _HANDING_OVER = 5.0  # seconds for what a proxy has begun to send
 _ROUND = 1.0  # seconds between two looks for orphans
 _STACK = 1 << 19  # bytes of a thread's stack
@@ -209,7 +207,7 @@ class Agent:
             self._take_over(number, proxy)
             return
         try:
-            events = proxy.connection.recv(64 * _EVENT.size)
+            events = proxy.connection.recv(64 * EVENT.size)
         except OSError:
             events = b""
         if not events:
@@ -217,8 +215,8 @@ class Agent:
             proxy.rank.lose_proxy()
             return
         proxy.rest += events
-        whole = len(proxy.rest) // _EVENT.size * _EVENT.size
-        for event in _EVENT.iter_unpack(proxy.rest[:whole]):
+        whole = len(proxy.rest) // EVENT.size * EVENT.size
+        for event in EVENT.iter_unpack(proxy.rest[:whole]):
             proxy.rank.events.put(*event)
         proxy.rest = proxy.rest[whole:]
 

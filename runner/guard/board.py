@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from runner.guard.stacks import new_file
+
 # warm-up: of a training or evaluation, what may take long where it comes first: starting to read data, compiling, connecting.
 # done: with the training; the program may go on.
 ENDED = "ended"  # the rank, as its guard says in its state
@@ -66,7 +68,11 @@ class Board:
         """``file``: that of a board which is there; else one is made, in ``file`` of the new board."""
         size = _FORM.size + _ENDED.size + _LOCKS.size
         is_new = file is None
-        self.file = _new_file(size) if file is None else file
+        if file is None:
+            with new_file() as new:
+                file = os.dup(new.fileno())
+            os.truncate(file, size)
+        self.file = file
         self._memory = mmap.mmap(self.file, size)
         self.process = 0  # the worker's
         self.began = time.monotonic()  # when the job did, also where this worker has taken another's place
@@ -201,18 +207,6 @@ class Board:
     def _write(self, new: Progress) -> None:
         self._last = new
         _FORM.pack_into(self._memory, 0, new.at, PHASES.index(new.phase), *new[2:])
-
-
-def _new_file(size: int) -> int:
-    if hasattr(os, "memfd_create"):  # no folder has to be writable
-        file = os.memfd_create("board")
-    else:
-        import tempfile
-
-        with tempfile.TemporaryFile() as temporary:
-            file = os.dup(temporary.fileno())
-    os.truncate(file, size)
-    return file
 
 
 def _averaged(mean: float, new: float, steps: int) -> float:

@@ -6,12 +6,10 @@ import contextlib
 import os
 import select
 import signal
-import struct
 import threading
 
 from runner.guard.launcher import end_of
-
-_EVENT = struct.Struct("=iqi")  # a signal, the process that sent it, and si_code (above 0: the kernel sent it)
+from runner.guard.proxy import EVENT
 
 
 class Events:
@@ -34,7 +32,7 @@ class Events:
 
     def put(self, number: int, sender: int = 0, code: int = 0) -> None:
         """A signal has come to the proxy; 0: only that something has changed."""
-        self._write(self._put, _EVENT.pack(number, sender, code))
+        self._write(self._put, EVENT.pack(number, sender, code))
 
     def wake(self) -> None:
         """There is a message."""
@@ -59,7 +57,7 @@ class Events:
     def signals(self) -> list[tuple[int, int, int]]:
         """Those that have come since the last call: number, sender and si_code of each."""
         found = read(self._signals)
-        return [event for event in _EVENT.iter_unpack(found or b"") if event[0]]
+        return [event for event in EVENT.iter_unpack(found or b"") if event[0]]
 
     def has_messages(self) -> bool:
         """Whether there may be messages since the last call."""

@@ -56,7 +56,7 @@ def identity() -> bytes:
         os.getsid(0) if os.isatty(0) else 0,  # a terminal's processes stay in its session
         *(sys.version, sys.executable, sys.prefix, sys.orig_argv, sys.argv, sys.path),
         _folder(),
-        [number for number in (0, 1, 2) if not _is_open(number)],
+        [number for number in (0, 1, 2) if not is_open(number)],
         sorted(item for item in os.environ.items() if is_read_by_torch(item[0]) or _READ_BY_PYTHON.match(item[0])),
         [os.environ.get(name) for name in _JOBS],
         os.getpriority(os.PRIO_PROCESS, 0),
@@ -110,7 +110,8 @@ def _folder() -> str:
         return ""
 
 
-def _is_open(number: int) -> bool:
+def is_open(number: int) -> bool:
+    """Whether this process has a descriptor of this number."""
     try:
         os.fstat(number)
     except OSError:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
-from runner.guard.identity import identity
+from runner.guard.identity import identity, is_open
 from runner.guard.wire import receive, send
 
 # The first end a job; the others inform the program. Both are passed to the worker only: if SIGTERM ended its data
@@ -31,7 +31,7 @@ _FORWARDED = (*ENDS, *TELLS)
 _ELECTING = 30.0  # seconds for an agent to take a proxy: it may be importing from a slow file system
 _STRANGE = 3.0  # the same where it is not known that it is one: the process that was elected has ended, or another has the name
 _LOOKS = 0.02  # seconds between two attempts to reach an agent that has bound the name and does not listen yet
-_EVENT = struct.Struct("=iqi")  # a signal, the process that sent it, and si_code (above 0: the kernel sent it)
+EVENT = struct.Struct("=iqi")  # a signal, the process that sent it, and si_code (above 0: the kernel sent it)
 CREDENTIALS = struct.Struct("=iii")  # process, user and group of the other side of a Unix socket
 _DYING = 10.0  # seconds that a killed worker may take to its end
 _PMI = "PMI_FD"
@@ -50,7 +50,7 @@ def start(serve: Serve) -> NoReturn:
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
     ignored = [number for number in _FORWARDED if signal.getsignal(number) == signal.SIG_IGN]  # nohup, trap ''
-    numbers = [number for number in (0, 1, 2) if _is_open(number)]
+    numbers = [number for number in (0, 1, 2) if is_open(number)]
     while (nothing := os.open(os.devnull, os.O_RDWR)) <= 2:  # else a socket would have such a number
         pass
     os.close(nothing)
@@ -159,7 +159,7 @@ def _hand_over(connection: socket.socket, parent: int, ignored: Sequence[int], n
     It keeps all of it open itself: Hydra takes the end of its connection to PMI for a crash unless the process ends with it.
     """
     pmi = os.environ.get(_PMI, "")
-    if pmi.isdecimal() and int(pmi) > 2 and _is_open(int(pmi)):
+    if pmi.isdecimal() and int(pmi) > 2 and is_open(int(pmi)):
         numbers.append(int(pmi))
     umask = os.umask(0)
     os.umask(umask)
@@ -177,14 +177,6 @@ def _hand_over(connection: socket.socket, parent: int, ignored: Sequence[int], n
         send(connection, message, numbers)
 
 
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
-
-
 def _forward_signals(connection: socket.socket) -> None:
     """Send the agent every signal to this process, with its sender, which a signal handler would not know."""
     while True:
@@ -194,7 +186,7 @@ def _forward_signals(connection: socket.socket) -> None:
         else:  # not Linux
             event = int(signal.sigwait(_FORWARDED)), 0, 0
         try:
-            connection.sendall(_EVENT.pack(*event))
+            connection.sendall(EVENT.pack(*event))
         except OSError:
             return  # the other thread sees it, too
 

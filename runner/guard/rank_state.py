@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +88,12 @@ def parse(rank: int, text: str) -> RankState:
     Raises:
         ValueError: it is not a JSON object, or a later runner has written it.
     """
-    fields = json.loads(text)
-    if not isinstance(fields, dict):
+    found = json.loads(text)
+    if not isinstance(found, dict):
         raise ValueError("it is not a JSON object")
-    if isinstance(written := fields.get("format"), int) and written > FORMAT:
+    if isinstance(written := found.get("format"), int) and written > FORMAT:
         raise ValueError(f"it is of format {written}, and this runner reads {FORMAT}; update the runner")
-    return RankState(rank=rank, **{name: read(fields.get(name)) for name, read in _FIELDS.items()})
+    return RankState(rank=rank, **{name: read(found.get(name)) for name, read in _FIELDS.items()})
 
 
 def _text(value: object) -> str | None:
@@ -123,15 +123,8 @@ def _whole(value: object) -> int | None:
     return None if number is None else int(number)
 
 
-def _fields(read: Callable[[object], Any], *names: str) -> dict[str, Callable[[object], Any]]:
-    return dict.fromkeys(names, read)
-
-
-_FIELDS = {
-    **_fields(_text, "host", "phase", "what", "ended_by"),
-    **_fields(_texts, "addresses"),
-    **_fields(_whole, "size", "local_rank", "pid", "step", "steps", "epoch", "epochs", "memory", "gpu_memory"),
-    **_fields(_whole, "exit_code", "lost"),
-    **_fields(_number, "time", "started", "interval", "step_seconds", "own_seconds", "progress", "cpu", "gpu"),
-    **_fields(_any_number, "loss"),
+_READ = {"str | None": _text, "int | None": _whole, "float | None": _number, "tuple[str, ...]": _texts}
+_FIELDS: dict[str, Callable[[object], Any]] = {
+    **{field.name: _READ[str(field.type)] for field in fields(RankState) if field.name != "rank"},
+    "loss": _any_number,
 }

@@ -90,9 +90,9 @@ class Frame(NamedTuple):
 
 
 def new_file() -> IO[Any]:
-    """The file through which worker and guard share stacks. Made before the fork."""
+    """A file that worker and guard share. Made before the fork."""
     if hasattr(os, "memfd_create"):  # no folder has to be writable
-        return open(os.memfd_create("stacks"), "w+b")
+        return open(os.memfd_create("shared"), "w+b")
     return tempfile.TemporaryFile()
 
 

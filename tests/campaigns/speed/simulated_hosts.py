@@ -62,7 +62,15 @@ def be_hub(asked: Connection, ranks: int) -> None:
     link.listen()
     assert link.listener is not None
     address = Address(host="127.0.0.1", port=port_of(link.listener), key=KEY.hex(), rank=0, size=ranks)
-    line = link.join(address, events.wake)
+    inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
+
+    def deliver(told: Sequence[tuple[int, Message]]) -> None:
+        for one in told:
+            inbox.put(one)
+        if told:
+            events.wake()
+
+    link.join(address, deliver)
     counts: Counter[str] = Counter()
     wanted: tuple[str, int] | None = None
     with tempfile.TemporaryDirectory() as folder:
@@ -80,7 +88,9 @@ def be_hub(asked: Connection, ranks: int) -> None:
                 else:
                     usage = psutil.Process().memory_info().rss
                     asked.send((time.process_time(), usage))
-            for rank, message in line.received() if events.has_messages() else ():
+            events.has_messages()
+            while not inbox.empty():
+                rank, message = inbox.get()
                 counts[type(message).__name__] += 1
                 if isinstance(message, State):  # as the guard does
                     files.put(Path(folder) / f"rank-{rank:05}.json", json.dumps(message.fields))
