@@ -16,10 +16,10 @@ from runner.guard.proxy import start
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; ends the process with the exit code that the README documents."""
 
-    def serve(listener: socket.socket | None, first: socket.socket) -> NoReturn:
+    def serve(listener: socket.socket | None, first: socket.socket, kept: bytes) -> NoReturn:
         from runner.guard import agent
         from runner.launching import Launch
 
-        agent.serve(listener, first, lambda: Launch(sys.argv[1:] if argv is None else argv))
+        agent.serve(listener, first, kept, lambda: Launch(sys.argv[1:] if argv is None else argv))
 
     start(serve)

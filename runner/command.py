@@ -271,7 +271,6 @@ _IDLE = {
     ("hang_timeout", "tool"): "it is for workloads",
     ("on_preempt", "workload"): "a workload saves by itself",
     ("on_preempt", "tool"): "it is for scripts",
-    ("standby", "tool"): "it is for scripts and workloads",
     ("time_limit", "tool"): "it is for scripts and workloads",
     ("time_to_save", "tool"): "it is for scripts and workloads",
 }
@@ -297,8 +296,6 @@ def refuse_idle_options(request: Request, target: Target) -> None:
             raise UsageError(f"--{option.replace('_', '-')} has no effect on {name}: {why}")
     if job.backend is not None and target.is_program and not target.runs_in_python:
         raise UsageError(f"--backend has no effect on {name}: --no-python starts a process that knows no such backend")
-    if job.standby and job.restart_in_place:
-        raise UsageError("--standby and --restart-in-place do not go together", fix="take one of them")
     for option, given in (("--time-limit", job.time_limit), ("--time-to-save", job.time_to_save)):
         if given is not None and job.on_preempt is None and target.is_program:
             raise UsageError(f"{option} has no effect on {name}: add --on-preempt, by which a script is told to save")

@@ -23,7 +23,6 @@ from runner.torchrun.alone import ran_alone
 from runner.torchrun.import_hooks import import_without_collector, when_imported
 from runner.torchrun.own_modules import find_first_workloads, hide_own_modules, keep_own_modules
 from runner.torchrun.served_store import serve_own_endpoint_only
-from runner.torchrun.standby import wait_until_needed
 from runner.torchrun.store import serve_when_needed
 from runner.torchrun.variables import accelerate_variables, settings, torchrun_variables
 from runner.versions.features import need, number_of, untried
@@ -38,12 +37,6 @@ def dispatch(target: Target, request: Request, job: Job) -> None:
         target.kind == "tool" and works_alone(target.name)
     ):  # such a tool starts jobs that get threads and interfaces of their own
         set_variables(settings(job))
-        if (
-            job.context.attempt and "torch" in sys.modules
-        ):  # a spare process has imported it before the variables were set
-            sys.modules["torch"].set_num_threads(job.placement.threads)
-    if job.is_standby:
-        wait_until_needed(job)
     if target.kind == "tool":
         _check_torch(job, target.name)
         load_tool(target.name)(job, list(request.arguments))

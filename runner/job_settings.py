@@ -157,10 +157,7 @@ class JobSettings:
         group="runner",
         advanced=True,
     )
-    # Set by `supervise`: Open MPI's mpirun passes no environment variables on to other hosts, so these are options.
+    # Set by `supervise`: Open MPI's mpirun passes no environment variables on to other hosts, so this is an option.
     began: float | None = option(
         None, "the job's start in seconds since 1970", parse=float, group="runner", hidden=True
-    )
-    standby: bool = option(
-        False, 'import torch, then wait for the line "start" on rank 0\'s standard input', group="runner", hidden=True
     )

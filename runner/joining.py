@@ -93,7 +93,6 @@ def job_of(
         replaces_gloo=replaces_gloo,
         imports_why=imports_why,
         collective_timeout=asked.collective_timeout or Job.collective_timeout,
-        is_standby=asked.standby,
         supervised=f"{asked.log_dir.parent} {asked.began:.0f}" if asked.log_dir and asked.began else "",
         attempt=asked.log_dir.name if asked.log_dir else "",
         time_limit=asked.time_limit,

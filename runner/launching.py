@@ -76,6 +76,11 @@ class Launch:
         """Whether no process of this launch can become a rank."""
         return self._problem is not None
 
+    @property
+    def shares(self) -> bool:
+        """Whether the ranks of this host share an import of torch."""
+        return self._problem is None and not self._per_rank
+
     def rank(self, origin: Origin) -> tuple[Words, Watched]:
         """What the guard of a rank prints and watches.
 

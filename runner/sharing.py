@@ -25,7 +25,7 @@ def why_not_here(job: JobSettings, environment: Mapping[str, str]) -> str:
     """
     if job.share_import == "off":
         return "--share-import off"
-    if job.share_import == "auto" and not job.restart_in_place:
+    if job.share_import == "auto" and not job.restart_in_place and job.began is None:  # else a next start uses it, too
         context = detect(environment, job.launcher)
         if (context.local_size or context.size).value < 2:
             return "one rank on this host"

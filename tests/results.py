@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tests.launching import own_lines
 from tests.polling import LIMIT, poll_until
 
@@ -63,11 +61,3 @@ def wait_for_phase(process: subprocess.Popen[Any], folder: Path, rank: int, phas
     found = poll_until(state, LIMIT, f"rank {rank} is {phase}", process)
     assert found is not None
     return found
-
-
-def see_the_next_start_go_on(process: subprocess.Popen[Any], log: Path) -> None:
-    """Kill a rank of ``supervise --standby`` once the next start waits, and assert that this start's ranks train then."""
-    waiting = [wait_for_phase(process, log / "attempt-2", rank, "standby") for rank in range(2)]
-    psutil.Process(wait_for_phase(process, log / "attempt-1", 1, "training")["pid"]).kill()
-    training = [wait_for_phase(process, log / "attempt-2", rank, "training") for rank in range(2)]
-    assert [one["pid"] for one in training] == [one["pid"] for one in waiting]

@@ -3,7 +3,8 @@
     launcher ─► proxy 0 … n ─elect─► agent ─fork─► importer ─fork─► worker 0 … n ─► target
 
 It is forked by the proxy that was elected. Its main thread takes proxies and what importer and proxies tell; each rank has a thread
-that watches its worker (watch.py). It ends when no rank is left.
+that watches its worker (watch.py). It ends when no rank is left; but after a failure of a launch by `supervise` it waits for the
+next one, which is then that of a new agent, in the same process and with the same importer.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import IO, Any, NoReturn, Protocol
 
-from runner.base.errors import EXIT_FAILURE
+from runner.base.environment import replace_variables
+from runner.base.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
 from runner.guard.child import Child
 from runner.guard.events import name_of
 from runner.guard.group import adopt_orphans, name_process
@@ -37,6 +40,8 @@ from runner.rendezvous.transport.endpoint import allow_open_files
 
 _HANDING_OVER = 5.0  # seconds for what a proxy has begun to send
 _ROUND = 1.0  # seconds between two looks for orphans
+_FINAL = {EXIT_OK, EXIT_USAGE, EXIT_REQUEUE}  # exit codes after which `supervise` does not start the job again
+_KEPT = 4.0  # seconds after a failed attempt of `supervise` in which its next one has to come
 _STACK = 1 << 19  # bytes of a thread's stack
 _FILES = 24  # descriptors that a rank takes here, at most
 
@@ -47,6 +52,10 @@ class Setup(Work, Protocol):
     @property
     def is_refused(self) -> bool:
         """Whether no process can become a rank."""
+
+    @property
+    def shares(self) -> bool:
+        """Whether what the importer imports is shared."""
 
     def rank(self, origin: Origin) -> tuple[Words, Watched]:
         """What the guard of a rank prints and watches.
@@ -59,11 +68,18 @@ class Setup(Work, Protocol):
         """The next importer imports nothing ahead."""
 
 
-def serve(listener: socket.socket | None, first: socket.socket, make: Callable[[], Setup]) -> NoReturn:
-    """Be the agent. Called in the process that was just forked."""
+def serve(listener: socket.socket | None, first: socket.socket, kept: bytes, make: Callable[[], Setup]) -> NoReturn:
+    """Be the agent. Called in the process that was just forked.
+
+    Args:
+        kept: the name by which a next launch of `supervise` finds this process; empty: none is to.
+        make: makes what the agent is for, of this process's command line.
+    """
     code, agent = EXIT_FAILURE, None
     try:
-        if not os.isatty(0):  # a terminal's signals stop and end the agent with its ranks
+        if os.isatty(0):  # a terminal's signals stop and end the agent with its ranks
+            kept = b""
+        else:
             os.setpgid(0, 0)
         _close_pmi()
         for number in (*ENDS, *TELLS):  # they are for ranks
@@ -73,6 +89,8 @@ def serve(listener: socket.socket | None, first: socket.socket, make: Callable[[
         allow_open_files()
         agent = Agent(listener, first, make)
         agent.run()
+        while kept and agent.is_worth_keeping and agent.wait_for_launch(kept):
+            agent.run()
         code = 0
     except BaseException:  # a defect of the runner's
         if agent is None:  # it has the elected rank's output
@@ -119,6 +137,8 @@ class Agent:
         # What the launcher or a shell has opened for the elected rank: a worker alone has it, too.
         self._inherited = {*_open_files()} - {first.fileno(), *([listener.fileno()] if listener else [])}
         self._listener = listener
+        self._make = make
+        self._codes = set[int]()  # of ranks that have ended
         self._proxies: dict[int, _Proxy] = {}  # by the descriptor of the connection
         self._workers: dict[
             int, tuple[Rank, Child, dict[str, Any], list[int]]
@@ -170,8 +190,57 @@ class Agent:
             while not self._left.empty():
                 rank = self._left.get()
                 self._ranks.remove(rank)
+                self._codes.add(rank.code)
                 self._proxies.pop(rank.connection.fileno(), None)
                 rank.connection.close()
+
+    @property
+    def is_worth_keeping(self) -> bool:
+        """Whether `supervise` may start the job again, which can take over what was imported."""
+        return bool(self._codes - _FINAL) and self._setup.shares and self._importer is not None
+
+    def wait_for_launch(self, name: bytes) -> bool:
+        """Wait for the next launch by this name, and become its agent. Returns whether it has come."""
+        end = time.monotonic() + _KEPT
+        with socket.socket(socket.AF_UNIX) as kept, contextlib.suppress(OSError):  # another one has the name
+            if self._listener is not None:
+                self._listener.close()
+            kept.bind(name)
+            kept.listen()
+            while self._importer is not None and (left := end - time.monotonic()) > 0:
+                poll = select.poll()
+                poll.register(kept, select.POLLIN)
+                poll.register(self._importer.connection, select.POLLIN)
+                ready = {number for number, _ in poll.poll(1000 * left)}
+                if self._importer.connection.fileno() in ready:
+                    self._hear_importer(self._importer)
+                if kept.fileno() in ready and self._is_launched(kept.accept()[0]):
+                    return True
+        return False
+
+    def _is_launched(self, connection: socket.socket) -> bool:
+        """Become the agent of the launch whose elected process has connected."""
+        told = None
+        if _is_own(connection):
+            connection.settimeout(_HANDING_OVER)
+            self._welcome(connection)
+            with contextlib.suppress(OSError):
+                told = receive(connection)
+        if told is None:
+            self._proxies.pop(connection.fileno(), None)
+            connection.close()
+            return False
+        connection.settimeout(None)
+        message, (listener,) = told
+        self._listener = socket.socket(fileno=listener)
+        self._listener.setblocking(False)
+        sys.argv, sys.orig_argv = message["argv"], message["orig_argv"]
+        replace_variables(message["environment"])
+        self._link, self._codes, self._setup = Link(), set(), self._make()
+        if not self._setup.shares and self._importer is not None:  # the program has changed
+            os.kill(self._importer.process, signal.SIGKILL)
+            self._lose_importer(self._importer)  # the first worker has another made
+        return True
 
     def print(self, text: str) -> None:
         """Print with a rank's output, as this process has none."""
@@ -269,7 +338,7 @@ class Agent:
         with self._lock:
             self._number += 1
             number = self._number
-            described = described | {"worker": number}
+            described = described | {"worker": number, "argv": sys.argv, "orig_argv": sys.orig_argv}
             self._workers[number] = rank, child, described, descriptors
             self._asked.append(number)
             child.cancel = lambda: self._cancel(number)
@@ -300,7 +369,7 @@ class Agent:
 
     def _renew_importer(self) -> None:
         try:
-            self._importer = fork_importer(self._setup, self._stacks, self._name, self._inherited)
+            self._importer = fork_importer(self._make, self._setup, self._stacks, self._name, self._inherited)
         except OSError as error:  # no room for one more process
             self._end_workers(
                 f"the process that imports for this host's ranks cannot be started: {error.strerror}", 1 << 8

@@ -16,18 +16,7 @@ from runner.guard.stacks import new_file
 # warm-up: of a training or evaluation, what may take long where it comes first: starting to read data, compiling, connecting.
 # done: with the training; the program may go on.
 ENDED = "ended"  # the rank, as its guard says in its state
-PHASES = (
-    "starting",
-    "standby",
-    "training",
-    "evaluating",
-    "saving",
-    "done",
-    "warm-up",
-    "step hook",
-    "epoch hook",
-    ENDED,
-)
+PHASES = ("starting", "training", "evaluating", "saving", "done", "warm-up", "step hook", "epoch hook", ENDED)
 
 _FORM = struct.Struct("=dqqqqqddd")  # of Progress
 MOST_ENDED = 8  # ranks that are named
@@ -58,7 +47,7 @@ class Progress(NamedTuple):
     @property
     def is_in_training(self) -> bool:
         """Whether a training has begun and not ended."""
-        return self.phase not in ("starting", "standby", "done")
+        return self.phase not in ("starting", "done")
 
 
 class Board:
@@ -135,16 +124,6 @@ class Board:
             yield
         finally:
             self.enter(before)
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """A time before the program begins, in which no progress is expected; after it all is as before."""
-        before = self._last
-        self._write(Progress(phase="standby"))
-        try:
-            yield
-        finally:
-            self._write(before)
 
     @contextmanager
     def training(self, every: int = _EVERY) -> Iterator[Board]:

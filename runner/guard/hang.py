@@ -110,7 +110,7 @@ class Patience:
         if allowed:
             self._outside = 0.0
         else:
-            self._see_calls(now, passed, may_wait=has_met and progress.phase != "standby")
+            self._see_calls(now, passed, may_wait=has_met)
         busy = self._progress.seconds if allowed > self._hang_after else self._outside
         self.is_busy = bool(self._busy_after) and busy > self._busy_after
         if self._stopped >= _STOPPED:

@@ -1,4 +1,4 @@
-"""What has to be equal for ranks of a host to share one agent and one import of torch, as a text.
+"""What has to be equal for processes of a host to share one agent and one import of torch, as a text.
 
 Whatever Python and torch read while they start is in it, and what a forked process cannot change afterwards. The variables by which
 launchers tell ranks apart are not.
@@ -9,6 +9,10 @@ from __future__ import annotations
 import os
 import re
 import sys
+from typing import NamedTuple
+
+# The options, the first two, by which `supervise` starts each attempt: a folder of its own, and when the first of them began.
+OF_SUPERVISE = ("--log-dir", "--began")
 
 # Variables that torch and what it loads read while they are imported; and those that Python and its libraries read at their start.
 _READ_BY_TORCH = re.compile(
@@ -22,17 +26,16 @@ _LATER = re.compile(
     r"TORCHELASTIC_|TORCH_NCCL_|TORCH_FR_)"
 )
 _JOBS = (
-    *(
-        "PMIX_NAMESPACE",
-        "OMPI_MCA_ess_base_jobid",
-        "SLURM_JOB_ID",
-        "SLURM_STEP_ID",
-        "PALS_APID",
-        "FLUX_JOB_ID",
-        "PBS_JOBID",
-    ),
-    *("LSB_JOBID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
+    "PMIX_NAMESPACE",
+    "OMPI_MCA_ess_base_jobid",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "PALS_APID",
+    "FLUX_JOB_ID",
+    "PBS_JOBID",
+    "LSB_JOBID",
 )
+_MEETING = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
 _BINDING = (
     "OMP_PROC_BIND",
     "OMP_PLACES",
@@ -48,17 +51,38 @@ def is_read_by_torch(name: str) -> bool:
     return bool(_READ_BY_TORCH.match(name) and not _LATER.match(name))
 
 
-def identity() -> bytes:
-    """Of this process, as its launcher has started it."""
+class Identity(NamedTuple):
+    """Of a process, as its launcher has started it.
+
+    Attributes:
+        launch: of ranks of this host that share an agent.
+        supervised: of launches of one `supervise`, of which each can take over what the one before has imported; else empty.
+    """
+
+    launch: bytes
+    supervised: bytes
+
+
+def identity() -> Identity:
+    """Of this process."""
+    words, common = sys.argv[1:], _common()
+    launch = repr((common, os.getppid(), words, [os.environ.get(name) for name in _JOBS]))
+    supervised = ""
+    if tuple(words[0:4:2]) == OF_SUPERVISE:
+        supervised = repr((common, os.path.dirname(words[1]), words[3:]))
+    return Identity(*(text.encode(errors="surrogateescape") for text in (launch, supervised)))
+
+
+def _common() -> list[object]:
+    """What neither launcher nor attempt changes."""
     status = dict(line.partition(":")[::2] for line in _read("/proc/self/status").splitlines())
-    parts: list[object] = [
-        os.getppid(),
+    return [
         os.getsid(0) if os.isatty(0) else 0,  # a terminal's processes stay in its session
-        *(sys.version, sys.executable, sys.prefix, sys.orig_argv, sys.argv, sys.path),
+        *(sys.version, sys.executable, sys.prefix, sys.orig_argv[: -len(sys.argv[1:]) or None], sys.argv[0], sys.path),
         _folder(),
         [number for number in (0, 1, 2) if not is_open(number)],
         sorted(item for item in os.environ.items() if is_read_by_torch(item[0]) or _READ_BY_PYTHON.match(item[0])),
-        [os.environ.get(name) for name in _JOBS],
+        [os.environ.get(name) for name in _MEETING],
         os.getpriority(os.PRIO_PROCESS, 0),
         sorted(os.sched_getaffinity(0)) if any(name in os.environ for name in _BINDING) else None,
         os.sched_getscheduler(0) if hasattr(os, "sched_getscheduler") else 0,
@@ -70,7 +94,6 @@ def identity() -> bytes:
         _target("/proc/self/root"),
         _control_group(),
     ]
-    return repr(parts).encode(errors="surrogateescape")
 
 
 def _control_group() -> object:

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 from runner.base.environment import replace_variables
@@ -58,10 +58,11 @@ class Importer:
             send(self.connection, worker, descriptors)
 
 
-def fork_importer(work: Work, stacks: Any, name: str, keep: Collection[int]) -> Importer:
+def fork_importer(make: Callable[[], Work], work: Work, stacks: Any, name: str, keep: Collection[int]) -> Importer:
     """Fork it.
 
     Args:
+        make: makes another one, of the command line of a later launch, in a worker of that.
         stacks: the file by which it shows its stack.
         name: of the workers' processes.
         keep: descriptors that are not the agent's own, but were there before it.
@@ -83,8 +84,9 @@ def fork_importer(work: Work, stacks: Any, name: str, keep: Collection[int]) -> 
         threading.stack_size(0)  # the agent's threads have small ones
         die_with(agent)
         let_show(stacks)
+        argv = sys.argv
         if (worker := _serve(work, theirs, name)) is not None:
-            work.work(worker)
+            (work if sys.argv == argv else make()).work(worker)
         code = 0
     except BaseException:  # a defect of the runner's; a worker has its standard error
         traceback.print_exc()
@@ -177,6 +179,7 @@ def _become(worker: dict[str, Any], descriptors: list[int], close: Sequence[int]
         os.setpgid(0, worker["group"])  # a terminal's input goes to its foreground group only
     die_with(importer)
     _open_streams(worker["numbers"])
+    sys.argv, sys.orig_argv = worker["argv"], worker["orig_argv"]
     replace_variables(worker["environment"])
     if hasattr(time, "tzset"):
         time.tzset()

@@ -37,15 +37,13 @@ _DYING = 10.0  # seconds that a killed worker may take to its end
 _PMI = "PMI_FD"
 
 
-Serve: TypeAlias = Callable[[socket.socket | None, socket.socket], NoReturn]
+# Is the agent, of the socket to which other proxies connect, of the connection to this one, and of the name by which a next
+# launch of `supervise` finds it (empty: none is to).
+Serve: TypeAlias = Callable[[socket.socket | None, socket.socket, bytes], NoReturn]
 
 
 def start(serve: Serve) -> NoReturn:
-    """Become the proxy of this rank, and perhaps the parent of the host's agent. ``serve`` is called there, and only there.
-
-    Args:
-        serve: is the agent, of the socket to which other proxies connect, and of the connection to this one.
-    """
+    """Become the proxy of this rank, and perhaps the parent of the host's agent. ``serve`` is called there, and only there."""
     parent = os.getppid()  # before an agent may be waited for: a launcher that ends meanwhile is missed
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
@@ -66,16 +64,23 @@ def start(serve: Serve) -> NoReturn:
     _obey(connection)
 
 
-def agent_name(number: int = 0) -> bytes:
-    """In the abstract namespace, of an agent that this process may share; they are numbered, as one may have no room for all ranks."""
-    return b"\0torch-mpi-runner-" + _blake2.blake2b(b"%d" % number + identity(), digest_size=20).hexdigest().encode()
+def agent_name() -> bytes:
+    """In the abstract namespace, of the agent that this process would share."""
+    return _name(identity().launch)
+
+
+def _name(what: bytes, number: int = 0) -> bytes:
+    """``number``: of agents, as one may have no room for all ranks."""
+    return b"\0torch-mpi-runner-" + _blake2.blake2b(b"%d" % number + what, digest_size=20).hexdigest().encode()
 
 
 def _join(serve: Serve) -> socket.socket:
     """A connection to an agent of the host: to one that is there, or to one that is forked now."""
+    launch, supervised = identity()
+    kept = _name(supervised) if supervised else b""
     number, began = 0, time.monotonic()
     while sys.platform == "linux":  # elsewhere each process has an agent of its own
-        listener, name = socket.socket(socket.AF_UNIX), agent_name(number)
+        listener, name = socket.socket(socket.AF_UNIX), _name(launch, number)
         try:
             listener.bind(name)
         except OSError as error:
@@ -94,8 +99,23 @@ def _join(serve: Serve) -> socket.socket:
                 time.sleep(_LOOKS)
             continue
         listener.listen(4096)
-        return _fork_agent(listener, serve)
-    return _fork_agent(None, serve)
+        return _renew_agent(listener, kept) or _fork_agent(listener, serve, kept)
+    return _fork_agent(None, serve, b"")
+
+
+def _renew_agent(listener: socket.socket, name: bytes) -> socket.socket | None:
+    """Have the agent of the launch before, which is kept by this name, be the agent of this one; None: there is none."""
+    connection = _reach(name, time.monotonic())[0] if name else None
+    if connection is None:
+        return None
+    message = {"argv": sys.argv, "orig_argv": sys.orig_argv, "environment": dict(os.environb)}
+    try:
+        send(connection, message, [listener.fileno()])
+    except OSError:  # it has ended
+        connection.close()
+        return None
+    listener.close()
+    return connection
 
 
 def _reach(name: bytes, began: float) -> tuple[socket.socket | None, float, bool]:
@@ -141,11 +161,11 @@ def _print(text: str) -> None:
         os.write(2, f"runner: {text}\n".encode(errors="replace"))
 
 
-def _fork_agent(listener: socket.socket | None, serve: Serve) -> socket.socket:
+def _fork_agent(listener: socket.socket | None, serve: Serve, kept: bytes) -> socket.socket:
     ours, theirs = socket.socketpair()
     if os.fork() == 0:
         ours.close()
-        serve(listener, theirs)
+        serve(listener, theirs, kept)
     theirs.close()
     if listener is not None:
         listener.close()

@@ -58,6 +58,7 @@ class Rank:
             workers: the processes of all ranks' workers.
         """
         self.origin, self.connection, self.events = origin, connection, Events()
+        self.code = EXIT_FAILURE
         self._prepare, self._link = prepare, link
         self._fork, self._importer, self._leave, self._workers = fork, importer, leave, workers
         self._child: Child | None = None
@@ -75,18 +76,17 @@ class Rank:
         self.events.put(0)
 
     def _work(self) -> None:
-        code = EXIT_FAILURE
         try:
-            code = self._watch()
+            self.code = self._watch()
         except Refused as refused:
-            code = self._refuse(refused)
+            self.code = self._refuse(refused)
         except BaseException as error:  # with the rank's output, as this process has none
             self.print(_described(error))
             self._end_after_defect()
         finally:
             self.origin.close()
             with contextlib.suppress(OSError):  # the proxy has gone
-                send(self.connection, {"exit": code})
+                send(self.connection, {"exit": self.code})
             self.events.close()
             self._leave(self)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -104,10 +103,3 @@ class _CallingLoader(importlib.abc.Loader):
 
 
 AHEAD = ("torch.distributed", COMPILER)  # DDP's constructor imports the second
-
-
-def import_ahead() -> None:
-    """Import torch, for a target that is to start in this process later."""
-    for module in AHEAD:
-        with contextlib.suppress(Exception):  # the target may not need it, and else raises it itself
-            importlib.import_module(module)

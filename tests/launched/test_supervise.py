@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import shlex
 import subprocess
 import time
 from pathlib import Path
@@ -12,12 +11,11 @@ from signal import SIGSTOP, SIGUSR1
 from typing import Any
 
 import psutil
-import pytest
 
-from tests.launching import RUNNER, clean_environment, folder_of, mpirun_path, own_lines, run
+from tests.launching import RUNNER, clean_environment, folder_of, mpirun_path, run
 from tests.polling import LIMIT, poll_until
 from tests.processes import is_worker
-from tests.results import metrics, see_the_next_start_go_on, wait_for_phase
+from tests.results import metrics
 
 
 def supervised(folder: Path, *arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -117,52 +115,6 @@ def test_a_signal_between_two_attempts_is_received(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 75, stderr
     assert "SIGUSR1 came, so it is not started again" in stderr
-
-
-def test_the_next_start_is_ready_and_goes_on_where_it_is_needed(tmp_path: Path) -> None:
-    job = [mpirun_path(), "-np", "2", *RUNNER, "faulty", "--checkpoint-dir", str(tmp_path / "run"), "--resume", "auto"]
-    job += ["--milliseconds", "20", "--save-every", "20steps"]
-    command = [*RUNNER, "supervise", "--standby", "--log-dir", str(tmp_path / "log"), "--", *job]
-    process = subprocess.Popen(
-        command, cwd=folder_of("faulty"), env=clean_environment(), stderr=subprocess.PIPE, text=True
-    )
-    try:
-        see_the_next_start_go_on(process, tmp_path / "log")
-        for rank in range(2):
-            wait_for_phase(process, tmp_path / "log" / "attempt-3", rank, "standby")
-        below = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(SIGUSR1)
-        _, stderr = process.communicate(timeout=LIMIT)
-    finally:
-        process.kill()
-    assert process.returncode == 75, stderr
-    assert [one["ended_by"] for one in attempts(tmp_path)] == ["SIGKILL", "SIGUSR1"]
-    assert not psutil.wait_procs(below, timeout=LIMIT)[1]
-    assert not (tmp_path / "log" / "attempt-3").exists(), "of a start that was not needed nothing is left"
-
-
-@pytest.mark.parametrize(
-    ("launcher", "job", "told"),
-    [
-        ("mpirun", ["--standby", "train.py"], "--standby is given to the command"),
-        ("mpirun", ["--restart-in-place", "2", "train.py"], "--standby and --restart-in-place do not go together"),
-        ("mpirun", ["--on-preempt", "touch=save", "train.py"], "two starts would share save"),
-        ("mpirun", ["doctor"], "doctor is no training"),
-        ("torchrun", ["train.py"], "torchrun's ranks have no standard input of their own"),
-    ],
-)
-def test_what_cannot_be_made_ready_is_refused(launcher: str, job: list[str], told: str, tmp_path: Path) -> None:
-    done = run(*RUNNER, "supervise", "--standby", "--", launcher, *RUNNER, *job, cwd=tmp_path)
-    assert done.returncode == 2
-    assert told in own_lines(done)[0]
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_start_that_waits_without_an_answer_fails(tmp_path: Path) -> None:
-    (tmp_path / "prints.py").write_text("print('ran')\n")
-    for answer, code, output in (("echo end", 0, ""), ("true", 1, ""), ("echo start", 0, "ran\n")):
-        done = run("bash", "-c", f"{answer} | {shlex.join([*RUNNER, '--standby', 'prints.py'])}", cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (code, output), done.stderr
 
 
 def test_an_error_before_the_first_step_that_comes_again_ends_it(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def test_the_help_of_a_workload_has_35_options_and_the_full_help_all(workload: s
     assert len(usual) <= 35
     assert usual < full
     assert {one.flag for one in settings_in(JobSettings).values() if not one.about.hidden} <= full
-    assert not {"--began", "--standby", "--no-compile"} & full
+    assert not {"--began", "--no-compile"} & full
 
 
 @pytest.mark.needs("workloads.llama")

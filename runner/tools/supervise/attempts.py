@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,11 +20,11 @@ from typing import Any
 from runner.base.errors import EXIT_HANG, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.base.formats import check_format
 from runner.guard.failure import FORMAT
+from runner.guard.group import die_with
 from runner.guard.rank_state import RankState, read_states
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _ROUND = 5.0  # seconds between two looks at a running job
-_SETTLING = 5.0  # seconds of an attempt until the next is prepared: importing torch, too, it would slow the start down
 _LEAVING = 120.0  # seconds that ranks without their launcher get to save and to end
 _IDLE = 6  # rounds in which a launcher whose ranks have all ended may do something else, such as a wrapper's copying of results
 _NO_SIGNAL = 255  # Intel MPI's mpirun gives it for most codes of its ranks, and ssh where the connection is lost
@@ -109,25 +110,14 @@ def passing_signals_on() -> Iterator[SignalRelay]:
             signal.signal(number, handler)
 
 
-def run_attempt(
-    number: int,
-    command: list[str],
-    folder: Path,
-    signals: SignalRelay,
-    ready: subprocess.Popen[bytes] | None,
-    prepare: Callable[[], None],
-) -> Attempt:
+def run_attempt(number: int, command: list[str], folder: Path, signals: SignalRelay) -> Attempt:
     """Run a command, whose ranks write their states into a folder, to its end.
-
-    Args:
-        ready: a launcher of it that runs already.
-        prepare: called when it has run for some seconds.
 
     Raises:
         UsageError: it cannot be started.
     """
     began, start = time.time(), time.monotonic()
-    code = _run(command, folder, signals, ready, prepare)
+    code = _run(command, folder, signals)
     seconds = time.monotonic() - start
     is_killed = _is_killed(code, read_states(folder))
     running = wait_for_ranks(folder, everywhere=is_killed, is_last=lambda: bool(signals.unsent))
@@ -205,35 +195,26 @@ def _read_failure(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def _run(
-    command: list[str],
-    folder: Path,
-    signals: SignalRelay,
-    ready: subprocess.Popen[bytes] | None,
-    prepare: Callable[[], None],
-) -> int:
+def _run(command: list[str], folder: Path, signals: SignalRelay) -> int:
     """Run a command to its end. Returns its exit code (below 0: killed by a signal)."""
+    # Ended with this process, whatever ends that: a later `supervise` would start the job beside this one.
+    end_too = partial(die_with, os.getpid(), signal.SIGTERM)
     try:
-        process = ready or subprocess.Popen(command)
+        process = subprocess.Popen(command, preexec_fn=end_too)  # noqa: PLW1509 — this process has one thread
     except OSError as error:
         raise UsageError(f"cannot start {command[0]}: {error.strerror}") from None
     signals.begin(process)
     try:
-        return _wait(process, folder, signals, prepare)
+        return _wait(process, folder)
     finally:
         signals.process = None
 
 
-def _wait(process: subprocess.Popen[bytes], folder: Path, signals: SignalRelay, prepare: Callable[[], None]) -> int:
+def _wait(process: subprocess.Popen[bytes], folder: Path) -> int:
     """Wait for the launcher's end. Returns its exit code, or its ranks' if it had to be ended after all of them.
 
     One that has lost a host may wait for it for minutes, and is ended: its ranks end by themselves.
     """
-    try:
-        return process.wait(_SETTLING)
-    except subprocess.TimeoutExpired:
-        if not signals.passed_on:
-            prepare()
     rounds, ends, codes = 0, [signal.SIGTERM, signal.SIGKILL], list[int]()
     while True:
         with suppress(subprocess.TimeoutExpired):

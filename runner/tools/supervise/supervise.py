@@ -29,32 +29,28 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from signal import SIGUSR1, Signals
 
 from runner.base.command_name import MODULES, SCRIPT
-from runner.base.environment import set_variables, unset_variables
+from runner.base.environment import unset_variables
 from runner.base.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.base.quantities import nonempty_path, not_negative, positive, positive_float
 from runner.command import Request, parse
 from runner.job import Job
-from runner.launch.commands import calls_torchrun
 from runner.launch.outer_job import places_of_step
 from runner.parsing import Parser
-from runner.tools.registry import summaries, tool_names
+from runner.tools.registry import summaries
 from runner.tools.supervise.attempts import Attempt, SignalRelay, passing_signals_on, read_attempts, run_attempt
 from runner.tools.supervise.command_hosts import CommandHosts, read_hosts
 from runner.tools.supervise.report import print_report
-from runner.tools.supervise.standby import Standby
 from runner.training.settings import shared_in
 
 _LOG = "attempts.jsonl"
 _BY_OTHERS = ("SIGKILL", "SIGTERM")  # the other signals come of the program's errors
-# Else in an allocation of Slurm's a second srun, of mpirun too, waits until the first has ended.
-_OVERLAP = {"SLURM_OVERLAP": "1"}
 
 
 def supervise(job: Job, argv: list[str]) -> None:
@@ -74,21 +70,13 @@ def supervise(job: Job, argv: list[str]) -> None:
     request = _request(given.command[place:])
     if request is not None and request.job.log_dir is not None:
         raise UsageError("supervise: --log-dir is given to the command", fix="give it to supervise, before the --")
-    if request is not None:
-        _check_standby(given, place, request)
     is_workload = request is not None and request.may_be_workload  # whose steps are known
     if request is not None and is_workload and shared_in(request.given, "resume").get("resume") is None:
         _print("the command has no --resume auto; unless the workload's settings do, each restart begins with step 0")
     hosts = _hosts(given, end)
     unset_variables(places_of_step(os.environ))
-    if given.standby:
-        set_variables(_OVERLAP)
-    standby = Standby()
     with _only_one_in(given.log_dir), passing_signals_on() as signals:
-        try:
-            code = _start_until_done(given, end, place, hosts, signals, standby, is_workload=is_workload)
-        finally:
-            standby.end()
+        code = _start_until_done(given, end, place, hosts, signals, is_workload=is_workload)
     sys.exit(code)
 
 
@@ -98,7 +86,6 @@ def _start_until_done(
     place: int,
     hosts: CommandHosts | None,
     signals: SignalRelay,
-    standby: Standby,
     *,
     is_workload: bool,
 ) -> int:
@@ -108,29 +95,21 @@ def _start_until_done(
     last: Attempt | None = None
     left_out: list[str] = []
 
-    def command_of(folder: Path, *more: str) -> list[str]:
+    def command_of(folder: Path) -> list[str]:
         shutil.rmtree(folder, ignore_errors=True)
-        options = ["--log-dir", str(folder), "--began", f"{began:.0f}", *more]
+        options = ["--log-dir", str(folder), "--began", f"{began:.0f}"]
         command = [*given.command[:place], *options, *given.command[place:]]
         if hosts is not None:
             command[:end] = hosts.command(hosts.without(left_out), folder / "hosts")
         return command
 
-    def prepare_after(number: int) -> None:
-        folder = given.log_dir / f"attempt-{number + 1}"
-        with suppress(OSError):  # no reason to end the job that runs
-            standby.prepare(command_of(folder, "--standby"), folder, left_out)
-
     for number in itertools.count(earlier + 1):
         folder = given.log_dir / f"attempt-{number}"
         is_last = number - earlier > given.max_restarts
-        ready = None if signals.unsent else standby.take(left_out)
-        if signals.unsent and ready is None:
+        if signals.unsent:
             _print(f"{_name_of(signals.unsent)}: not started")
             return _code_of(signals.unsent)
-        command = [] if ready is not None else command_of(folder)
-        prepare = partial(prepare_after, number) if given.standby and not is_last else _nothing
-        attempt = run_attempt(number, command, folder, signals, ready, prepare)
+        attempt = run_attempt(number, command_of(folder), folder, signals)
         reason = _reason_to_end(attempt, last, given, is_workload=is_workload, is_last=is_last)
         how = "started again"
         if hosts is not None and not reason and (host := _host_to_leave(attempt, last, hosts)):
@@ -150,33 +129,6 @@ def _start_until_done(
             return _code_of(signals.unsent) if is_asked_to_end else attempt.job_code
         last = attempt
     raise AssertionError  # count() does not end
-
-
-def _check_standby(given: argparse.Namespace, place: int, request: Request) -> None:
-    """Refuse what cannot have its next start ready.
-
-    Raises:
-        UsageError: the command cannot.
-    """
-    if request.job.standby:
-        raise UsageError("supervise: --standby is given to the command", fix="give it to supervise, before the --")
-    if not given.standby:
-        return
-    if request.tool in tool_names():
-        raise UsageError(f"--standby: {request.tool} is no training", fix="leave it out")
-    if request.job.restart_in_place:
-        raise UsageError("--standby and --restart-in-place do not go together", fix="take one of them")
-    if isinstance(request.job.on_preempt, Path):
-        raise UsageError(
-            f"--standby: two starts would share {request.job.on_preempt}, by which the script is told to save",
-            fix="take --on-preempt usr1",
-        )
-    if calls_torchrun(given.command[:place]):
-        raise UsageError("--standby: torchrun's ranks have no standard input of their own", fix="take mpirun or srun")
-
-
-def _nothing() -> None:
-    """Done where nothing is to be prepared."""
 
 
 @contextmanager
@@ -266,11 +218,6 @@ def _parser() -> Parser:
         type=positive,
         metavar="N",
         help="if no spare host is left, continue with fewer ranks, at least N; --global-batch-size keeps the batch as it is",
-    )
-    parser.add_argument(
-        "--standby",
-        action="store_true",
-        help="have the next start ready, with torch imported: faster, for some 400 MB per rank",
     )
     parser.add_argument(
         "--log-dir",

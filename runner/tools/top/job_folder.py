@@ -39,8 +39,7 @@ def _folder_of_number(number: str) -> Path:
     entries = entries_of(number)
     if entries is None:
         raise UsageError(f"there is no folder {Path(number) / FOLDER}", fix=_FIX)
-    starts = list(filter(None, map(read_entry, entries)))
-    known = next((start for start in starts if not _waits(start[1])), starts[0] if starts else None)
+    known = next(filter(None, map(read_entry, entries)), None)
     if known is None:
         raise UsageError(
             f"there is no folder {Path(number) / FOLDER}, and no job {number} of yours runs with --log-dir", fix=_FIX
@@ -56,8 +55,3 @@ def _folder_of_number(number: str) -> Path:
             fix=f"run top on {host}",
         )
     return folder
-
-
-def _waits(folder: Path) -> bool:
-    """Whether a start has its ranks wait until it is needed, or is about to."""
-    return all(state.phase in ("starting", "standby") for state in read_states(folder))

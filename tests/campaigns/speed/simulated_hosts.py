@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import queue
 import resource
 import selectors
 import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path

@@ -1,5 +1,6 @@
 """Starts a worker under guard, which runs a line of Python with the names of this file: ``guarded.py LINE [BEFORE [WATCHED [WORDS]]]``.
 
+As ``supervise`` starts its attempts, ``--log-dir FOLDER --began TIME`` may stand before the line.
 BEFORE is run before the guard starts; WATCHED and WORDS are arguments of ``Watched`` and ``Words``, as Python writes them.
 """
 
@@ -66,6 +67,7 @@ class Guarded:
     """Ranks, each of which runs a line."""
 
     is_refused = False
+    shares = True
 
     def __init__(self, line: str, watched: str, words: str) -> None:
         self.line, self.watched, self.words = line, watched, words
@@ -107,8 +109,8 @@ def main(line: str, before: str = "", watched: str = "", words: str = "") -> Non
     from runner.guard import agent
     from runner.guard.proxy import start
 
-    start(lambda listener, first: agent.serve(listener, first, lambda: Guarded(line, watched, words)))
+    start(lambda *given: agent.serve(*given, lambda: Guarded(line, watched, words)))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[5 if sys.argv[1] == "--log-dir" else 1 :])

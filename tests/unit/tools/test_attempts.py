@@ -51,19 +51,17 @@ def test_a_rank_on_another_host_runs_as_long_as_its_guard_says_so(tmp_path: Path
 def test_a_launcher_that_hangs_after_its_ranks_is_ended_and_their_code_counts(
     codes: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "_SETTLING", 0.01)
     monkeypatch.setattr(attempts, "_ROUND", 0.01)
     for rank, code in enumerate(codes):
         write(tmp_path, rank, size=2, host="elsewhere", phase="ended", exit_code=code)
-    ended = run_attempt(1, ["sleep", "60"], tmp_path, SignalRelay(), None, lambda: None)
+    ended = run_attempt(1, ["sleep", "60"], tmp_path, SignalRelay())
     assert (ended.code, ended.rank_code) == (max(codes), max(codes) or None)
 
 
 def test_a_launcher_waits_for_its_last_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "_SETTLING", 0.01)
     monkeypatch.setattr(attempts, "_ROUND", 0.01)
     write(tmp_path, 0, size=2, host="elsewhere", phase="ended", exit_code=3)
-    assert run_attempt(1, ["sleep", "1"], tmp_path, SignalRelay(), None, lambda: None).code == 0
+    assert run_attempt(1, ["sleep", "1"], tmp_path, SignalRelay()).code == 0
 
 
 @pytest.mark.parametrize(
@@ -82,7 +80,7 @@ def test_ranks_on_other_hosts_are_waited_for_after_a_launcher_that_was_killed(
 
     monkeypatch.setattr(attempts, "wait_for_ranks", waiting)
     write(tmp_path, 0, size=2, host="elsewhere", phase="ended", exit_code=code_of_rank)
-    run_attempt(1, ["bash", "-c", launcher], tmp_path, SignalRelay(), None, lambda: None)
+    run_attempt(1, ["bash", "-c", launcher], tmp_path, SignalRelay())
     assert waited == [is_waited_for]
 
 
@@ -129,7 +127,7 @@ def test_the_ranks_code_counts_where_the_launcher_gives_another(
     launcher: str, code_of_rank: int, ended_by: str | None, code: int, reason: str, tmp_path: Path
 ) -> None:
     write(tmp_path, 0, size=1, host="elsewhere", phase="ended", exit_code=code_of_rank, ended_by=ended_by)
-    attempt = run_attempt(1, ["bash", "-c", launcher], tmp_path, SignalRelay(), None, lambda: None)
+    attempt = run_attempt(1, ["bash", "-c", launcher], tmp_path, SignalRelay())
     assert attempt.job_code == code
     given = argparse.Namespace(min_uptime=0.0, max_restarts=3)
     assert _reason_to_end(attempt, None, given, is_workload=True, is_last=False) == reason
@@ -141,7 +139,7 @@ def ended(folder: Path, code: int, step: int, rank_1: dict[str, object], what: s
     write(folder, 0, host="a", size=2, step=step, phase="ended", addresses=["10.77.0.1"], exit_code=code, what=what)
     write(folder, 1, host="b", size=2, step=step, addresses=["10.77.0.2", "192.168.7.2"], **rank_1)
     (folder / "failure.json").write_text(json.dumps({"rank": 1, "host": "b", "what": what, "step": step, **failed}))
-    return run_attempt(1, ["bash", "-c", f"exit {code}"], folder, SignalRelay(), None, lambda: None)
+    return run_attempt(1, ["bash", "-c", f"exit {code}"], folder, SignalRelay())
 
 
 @pytest.mark.parametrize("hosts", ["a:1,b:1,c:1", "10.77.0.1,192.168.7.2,10.77.0.3"])
