@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import sys
@@ -48,6 +49,8 @@ from runner.versions.features import FEATURES, RUNNER, need
 _COMPILES = re.compile(
     rb"DistributedDataParallel|DDP|FSDP|fully_shard|torch\.compile|lightning|accelerate|deepspeed|transformers"
 )
+# What each worker imports before it has met the others.
+_SMALL = ("psutil", "pynvml", "encodings.idna")
 
 
 class Launch:
@@ -100,6 +103,9 @@ class Launch:
         """Import what workers need, in the importer. Returns why they must not be forked of it."""
         if self._request.may_be_workload:
             EARLY.listen()  # before the fork, so that a worker has no moment without it
+        for module in _SMALL:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module)
         if self._per_rank:
             return ""
         modules: Sequence[str] = AHEAD
