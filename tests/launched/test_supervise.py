@@ -15,7 +15,7 @@ import psutil
 from tests.launching import RUNNER, clean_environment, folder_of, mpirun_path, run
 from tests.polling import LIMIT, poll_until
 from tests.processes import is_worker
-from tests.results import metrics
+from tests.results import metrics, wait_for_phase
 
 
 def supervised(folder: Path, *arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -115,6 +115,28 @@ def test_a_signal_between_two_attempts_is_received(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 75, stderr
     assert "SIGUSR1 came, so it is not started again" in stderr
+
+
+def test_the_next_start_has_the_import_of_the_last_and_nothing_outlives_supervise(tmp_path: Path) -> None:
+    job = [mpirun_path(), "-np", "2", *RUNNER, "faulty", "--checkpoint-dir", str(tmp_path / "run"), "--resume", "auto"]
+    job += ["--milliseconds", "20", "--save-every", "20steps"]
+    command = [*RUNNER, "supervise", "--log-dir", str(tmp_path / "log"), "--", *job]
+    process = subprocess.Popen(command, cwd=folder_of("faulty"), env=clean_environment(), stderr=subprocess.DEVNULL)
+    importers = list[psutil.Process | None]()
+    try:
+        for attempt in (1, 2):
+            folder = tmp_path / "log" / f"attempt-{attempt}"
+            workers = [psutil.Process(wait_for_phase(process, folder, rank, "training")["pid"]) for rank in range(2)]
+            importers += [one.parent() for one in workers]
+            if attempt == 1:
+                workers[1].kill()
+        assert len({*importers}) == 1
+        agents = [one.parent() for one in importers if one is not None]
+        below = psutil.Process(process.pid).children(recursive=True)
+    finally:
+        process.kill()
+        process.wait()
+    assert not psutil.wait_procs(filter(None, {*workers, *importers, *agents, *below}), timeout=LIMIT)[1]
 
 
 def test_an_error_before_the_first_step_that_comes_again_ends_it(tmp_path: Path) -> None:

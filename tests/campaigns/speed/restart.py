@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.launching import RUNNER, mpirun_path, path_of, run, torchrun_command
 
 SCRIPT = path_of("killed_once")
-PAUSE = "15"  # seconds of training before the kill: what waits for it is ready by then
+PAUSE = "3"  # seconds of training before the kill
 
 
 def by_supervise(ranks: int, folder: Path, *options: str) -> list[str]:
