@@ -26,6 +26,7 @@ from tests.results import metrics
 T = TypeVar("T")
 
 PATIENCE = 90.0  # seconds in which a job has to continue
+_LAG = 1.0  # seconds that a line of the job may take through its launcher: later than the next checkpoint, on a busy machine
 _RESUMED = re.compile(r"continuing from \S+, step (\d+)")
 _RESTARTS = "100000"
 
@@ -126,7 +127,9 @@ class Job:
 
     def note(self) -> int:
         """To be called before anything is done to it. Returns the step of the newest complete checkpoint."""
-        self.before.append((self.newest(), len(self.resumed())))
+        newest = self.newest()
+        time.sleep(_LAG)
+        self.before.append((newest, len(self.resumed())))
         return self.before[-1][0]
 
     def finish(self) -> int:
