@@ -42,6 +42,7 @@ _BINDING = (
     "GOMP_CPU_AFFINITY",
     "KMP_AFFINITY",
 )  # OpenMP binds threads when it is loaded
+_LIMITS = ("memory.max", "memory.high", "memory.swap.max", "cpu.max", "pids.max")  # of a control group
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 _STATUS = ("Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp")  # lines of /proc/PID/status
 
@@ -97,20 +98,26 @@ def _common() -> list[object]:
 
 
 def _control_group() -> object:
-    """Of the control group what takes effect: Slurm gives each task of a step its own, with the same limits or with others."""
+    """Of the control group what takes effect: Slurm gives each task of a step its own, perhaps without limits of its own.
+
+    All that an agent forks is in its own group, and would share what that may use.
+    """
     found: list[object] = []
     for line in _read("/proc/self/cgroup").splitlines():
         path = line.partition("::")[2]
-        if not path or "/task" not in path:
+        folder = f"/sys/fs/cgroup{path}"
+        if not path or "/task" not in path or any(_is_limited(f"{folder}/{name}") for name in _LIMITS):
             found.append(line)
             continue
         above = path.rpartition("/")[0]
-        folder = f"/sys/fs/cgroup{path}"
-        limits = [
-            _read(f"{folder}/{name}") for name in ("cpuset.cpus.effective", "cpuset.mems.effective", "memory.max")
-        ]
-        found.append((above, limits, _devices()))
+        allowed = [_read(f"{folder}/{name}") for name in ("cpuset.cpus.effective", "cpuset.mems.effective")]
+        found.append((above, allowed, _devices()))
     return found
+
+
+def _is_limited(path: str) -> bool:
+    text = _read(path)
+    return bool(text) and not text.startswith("max")
 
 
 def _devices() -> list[str]:
