@@ -6,12 +6,11 @@ import os
 import signal
 from collections.abc import Mapping
 
-from runner.guard.busy import BusyRanks
 from runner.guard.child import Child
 from runner.guard.collectives import Requests
 from runner.guard.console import Console
 from runner.guard.decision import WorkerEnd
-from runner.guard.hang import Hang, Patience
+from runner.guard.hang import BusyRanks, Hang, Patience
 from runner.guard.meeting import Meeting
 from runner.guard.messages import Reason
 from runner.guard.others import Others
@@ -42,16 +41,7 @@ class Attempt:
         """
         requests = Requests(child.requests, child.answers) if words.size > 1 else None
         self.number, self.worker = number, Worker(child, watched.rendezvous_timeout)
-        self.patience = Patience(
-            lambda: child.shown[0],
-            child.board,
-            watched.hang_after,
-            watched.save_within,
-            watched.in_collective,
-            requests,
-            in_call=watched.in_call,
-            trains=watched.trains,
-        )
+        self.patience = Patience(lambda: child.shown[0], child.board, watched, requests)
         calls = requests.take if requests else list
         self.hang = Hang(lambda: child.shown, words.rank, words.size, calls, number)
         self.meeting = Meeting(self.worker, self.patience, self.hang, words, console, watched)

@@ -10,9 +10,9 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 
 from runner.guard.events import readable
 from runner.guard.place import Inside
@@ -22,6 +22,7 @@ _WITHIN = 2.0  # seconds for an answer
 _KEPT = 30.0  # seconds after a question in which the next one may be about the same call
 _MOST = 8  # process groups in a report
 _MISSING = "missing: "
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ class Requests:
 
     def answered(self) -> Answer | None:
         """The worker's answer; None if there is none yet."""
-        text = _content(self.file)
+        text = os.pread(self.file.fileno(), os.fstat(self.file.fileno()).st_size, 0)
         if not text.endswith(b"\n"):
             return None
         try:
@@ -121,8 +122,12 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _content(file: IO[Any]) -> bytes:
-    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
+def alike(ranks: Iterable[tuple[Key, int]]) -> Iterable[tuple[Key, list[int]]]:
+    """The ranks of each key, in the order in which the keys come first."""
+    found: dict[Key, list[int]] = {}
+    for key, rank in ranks:
+        found.setdefault(key, []).append(rank)
+    return found.items()
 
 
 def lines(found: Mapping[int, Sequence[Call]]) -> list[str]:
@@ -169,13 +174,11 @@ def _line(calls: Mapping[int, Call], silent: Sequence[int]) -> str:
     """About one process group."""
     any_call = next(iter(calls.values()))
     members = f" of {ranks_text(sorted(any_call.ranks))}" if any_call.ranks else ""
-    alike: dict[tuple[bool, int, str], list[int]] = {}
-    for rank, call in calls.items():
-        alike.setdefault((call.is_over, call.number, call.name), []).append(rank)
-    waiting = [key for key in alike if not key[0] and key[1]]
+    states = dict(alike(((call.is_over, call.number, call.name), rank) for rank, call in calls.items()))
+    waiting = [key for key in states if not key[0] and key[1]]
     last = max((number for _, number, _ in waiting), default=0)
     missing = _missing(calls, last)
-    parts = [f"{_state(ranks_text(alike[key]), *key)}" for key in sorted(alike)]
+    parts = [f"{_state(ranks_text(states[key]), *key)}" for key in sorted(states)]
     if absent := [rank for rank in silent if not any_call.ranks or rank in any_call.ranks]:
         parts.append(f"no answer from {ranks_text(absent)}")
     if missing:

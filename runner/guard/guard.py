@@ -69,12 +69,12 @@ class Guard:
         worker.close()
         return decision.starts_again
 
-    def end_without_proxy(self, why: str) -> None:
+    def end_without_proxy(self) -> None:
         """The process that the launcher had started was killed: nobody takes an exit code. Within a few seconds."""
         worker = self._watch.attempt.worker
         self._end_group()
         worker.close()
-        self._end(why)
+        self._end("the process that its launcher had started was killed")
 
     def leave(self, decision: Decision) -> None:
         """Tell the others how this rank has ended, leave their line, and write what is left; within a few seconds."""

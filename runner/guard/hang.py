@@ -11,9 +11,10 @@ from runner.base.process_stat import process_stat
 from runner.guard import collectives, stacks
 from runner.guard.board import Board, Progress
 from runner.guard.collectives import Call
-from runner.guard.messages import Message, Reason, Show, Stacks
+from runner.guard.messages import Busy, Message, Patient, Reason, Show, Stacks
 from runner.guard.peers import Peers
 from runner.guard.place import IS_RECORDED
+from runner.guard.settings import Watched
 from runner.rendezvous.records.topology import ranks_text
 
 _STOPPED = 10  # looks, one per second, in which a worker is stopped before it counts as frozen
@@ -57,31 +58,13 @@ class Patience:
     """
 
     def __init__(
-        self,
-        worker: Callable[[], int],
-        board: Board,
-        hang_after: float,
-        save_within: float = 0.0,
-        in_collective: float = 0.0,
-        requests: collectives.Requests | None = None,
-        *,
-        in_call: float = 0.0,
-        trains: bool = True,
+        self, worker: Callable[[], int], board: Board, watched: Watched, requests: collectives.Requests | None = None
     ) -> None:
-        """Begin to watch.
-
-        Args:
-            hang_after: seconds without progress, 0 for any number.
-            save_within: seconds in which a checkpoint is written, or ``hang_after`` if that is more.
-            in_collective: seconds in one collective where no steps are reported, as outside of a training; 0 for any number.
-            requests: by which the worker is asked in which collectives it waits.
-            in_call: seconds in one call of torch.distributed, such as making a process group, while no rank is outside of one; 0
-                for any number.
-            trains: the program may be a workload, which is busy also where it prepares its training.
-        """
-        self._worker, self._board, self._hang_after, self._save_within = worker, board, hang_after, save_within
-        self._in_collective, self._in_call, self._requests = in_collective, in_call, requests
-        self._busy_after, self._trains = _TOLD * hang_after, trains
+        """Begin to watch. ``requests``: by which the worker is asked in which collectives it waits."""
+        self._worker, self._board, self._requests = worker, board, requests
+        self._hang_after, self._save_within = watched.hang_after, watched.save_within
+        self._in_collective, self._in_call = watched.in_collective, watched.in_call
+        self._busy_after, self._trains = _TOLD * watched.hang_after, watched.trains
         self._looked = self._looked_at_process = self._asked = time.monotonic()
         self._waiting: tuple[Call, ...] | None = None  # the collectives that the worker waits in
         self._call: object = None  # of torch.distributed, in which it is
@@ -182,6 +165,34 @@ class Patience:
         limits = {"training": usual, "evaluating": usual, "saving": max(usual, saving)}
         limits |= {"warm-up": several, "step hook": several, "epoch hook": max(several, saving)}
         return limits.get(phase, 0.0)
+
+
+class BusyRanks:
+    """Those whose workers may take longer than a step: who waits for them has not hung.
+
+    As rank 0's guard knows them in one attempt; on the others only whether this one is busy.
+    """
+
+    def __init__(self, peers: Peers, patience: Patience, attempt: int) -> None:
+        self._peers, self._patience, self._attempt = peers, patience, attempt
+        self._ranks = set[int]()
+
+    def note(self, rank: int, *, is_busy: bool) -> None:
+        """A worker is busy, or no longer; told where that is new."""
+        if is_busy == (rank in self._ranks):
+            return
+        were_busy = bool(self._ranks)
+        self._ranks ^= {rank}
+        if not self._peers.is_middle:
+            self._peers.tell(Busy(self._attempt, is_busy))
+        elif were_busy != bool(self._ranks):
+            self._patience.others_are_busy = not were_busy
+            self._peers.tell(Patient(self._attempt, not were_busy))
+
+    def forget_silent(self) -> None:
+        """What ranks do whose guards are not heard is not known any more."""
+        for rank in self._ranks & self._peers.silent:
+            self.note(rank, is_busy=False)
 
 
 class Hang:
@@ -310,10 +321,10 @@ class Hang:
         reason = next(iter((frozen or self.reasons).values()))
         hosts = hosts or {}
         where = _silent(self.silent, hosts, present)
-        where += [f"{ranks_text(same)}{_on(same, hosts)} in {place}" for place, same in _by_place(late).items()]
-        where += [f"{ranks_text(same)} waiting in {place}" for place, same in _by_place(waiting).items()]
+        where += [f"{ranks_text(same)}{_on(same, hosts)} in {place}" for place, same in _by_place(late)]
+        where += [f"{ranks_text(same)} waiting in {place}" for place, same in _by_place(waiting)]
         lines = [f"{reason.text}: {'; '.join(where)}", *collectives.lines(self.calls)]
-        for same, frames in _merged(found):
+        for frames, same in collectives.alike((tuple(frames), rank) for rank, frames in found.items()):
             lines.append(f"{ranks_text(same)}, most recent call first:")
             lines += [
                 f'  File "{one.file}", line {one.line}, in {one.function}'
@@ -351,18 +362,8 @@ def _on(ranks: Collection[int], hosts: Mapping[int, str | None]) -> str:
     return f" on host {', '.join(names[:_HOSTS])}{more}" if names else ""
 
 
-def _by_place(found: dict[int, list[stacks.Frame]]) -> dict[str, list[int]]:
-    places: dict[str, list[int]] = {}
-    for rank, frames in found.items():
-        places.setdefault(stacks.place(frames), []).append(rank)
-    return places
-
-
-def _merged(found: dict[int, list[stacks.Frame]]) -> list[tuple[list[int], list[stacks.Frame]]]:
-    same: dict[tuple[stacks.Frame, ...], list[int]] = {}
-    for rank, frames in found.items():
-        same.setdefault(tuple(frames), []).append(rank)
-    return [(ranks, list(frames)) for frames, ranks in same.items()]
+def _by_place(found: Mapping[int, Sequence[stacks.Frame]]) -> Iterable[tuple[str, list[int]]]:
+    return collectives.alike((stacks.place(frames), rank) for rank, frames in found.items())
 
 
 def _is_stopped(process: int) -> bool:

@@ -29,8 +29,6 @@ from runner.guard.wire import send
 from runner.launch.hydra import end_other_ranks
 from runner.rendezvous.transport.endpoint import port_of
 
-_KILLED = "the process that its launcher had started was killed"
-
 
 class Rank:
     """Of one launch."""
@@ -123,7 +121,7 @@ class Rank:
         while True:
             decision = guard.watch(self._new_worker(output, guard.restarts.attempt))
             if self.events.has_lost_proxy:
-                guard.end_without_proxy(_KILLED)
+                guard.end_without_proxy()
                 return EXIT_FAILURE
             if not guard.starts_again(decision):
                 break

@@ -175,11 +175,6 @@ class Watch:
             if not self.restarts.is_possible:
                 self.report.write()  # at once: Open MPI 5 kills the guards half a second after the first has ended
 
-    @property
-    def _is_next_to_report(self) -> bool:
-        """Whether this rank reports what concerns all if rank 0 cannot."""
-        return self._words.rank == 1 or self._watched.is_first_on_host
-
     def _tell_before_the_launcher_kills(self, message: Fails) -> None:
         """Tell how the worker ends where its launcher ends the job: it may kill this guard next."""
         if not self.signals.is_ended_by_launcher:
@@ -252,8 +247,9 @@ class Watch:
         if worker.verdict is None:
             if gone and self.state:
                 self.state.lost(rank)
-            # Rank 0 reports what concerns all.
-            if gone and (self._words.is_reporting if rank else self._is_next_to_report):
+            # Rank 0 reports what concerns all, and another one where it cannot.
+            is_next = self._words.rank == 1 or self._watched.is_first_on_host
+            if gone and (self._words.is_reporting if rank else is_next):
                 host = self.report.hosts.get(rank)
                 named = f"rank {rank} on host {host}" if host else f"rank {rank}"
                 self.console.say(f"{named} is gone: {gone}; so this rank ends too", last=True)

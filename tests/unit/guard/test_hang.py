@@ -21,6 +21,7 @@ from runner.guard.collectives import Answer, Call
 from runner.guard.hang import Hang, Patience
 from runner.guard.messages import Reason
 from runner.guard.place import Inside
+from runner.guard.settings import Watched
 from runner.training.checkpoint.checkpoints import SaveTimes
 from runner.training.preemption import Preemption, Wish
 
@@ -42,6 +43,12 @@ WAITING = f"""Current thread 0x00007e (most recent call first):
 """
 
 SLOW = Reason("no progress for 30 s, after step 7")
+
+
+def patience_of(board: Board, hang_after: float, requests: Any = None, **limits: float) -> Patience:
+    """With this process, as a worker that trains."""
+    watched = Watched(rendezvous_timeout=60.0, hang_after=hang_after, trains=True, **cast(Any, limits))
+    return Patience(os.getpid, board, watched, requests)
 
 
 @pytest.fixture
@@ -181,7 +188,7 @@ class Clock:
 
 def test_progress_is_what_the_worker_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, board = Clock(monkeypatch), Board()
-    patience = Patience(os.getpid, board, 5.0, save_within=90.0)
+    patience = patience_of(board, 5.0, save_within=90.0)
     assert not any(clock.watch(patience, 60))  # before the training
     board.step(1, 9, 1, 1)
     assert not any(clock.watch(patience, 5))
@@ -199,7 +206,7 @@ def test_a_checkpoint_may_take_25_minutes(monkeypatch: pytest.MonkeyPatch) -> No
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     board = Board()
-    patience, patient = (Patience(os.getpid, board, seconds, save_within=1500.0) for seconds in (5.0, 0.0))
+    patience, patient = (patience_of(board, seconds, save_within=1500.0) for seconds in (5.0, 0.0))
     board.step(7, 9, 1, 1)
     with board.during("saving"):
         for _ in range(1500):
@@ -213,7 +220,7 @@ def test_a_checkpoint_may_take_25_minutes(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_comes_first_may_take_five_times_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, board = Clock(monkeypatch), Board()
-    patience = Patience(os.getpid, board, 5.0)
+    patience = patience_of(board, 5.0)
     with board.training():
         assert not any(clock.watch(patience, 25))
         assert clock.watch(patience, 2)[-1] == Reason("no progress for 25 s, before the first step")
@@ -224,7 +231,7 @@ def test_what_comes_first_may_take_five_times_as_long(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("phase", "seconds"), [("step hook", 25), ("epoch hook", 90)])
 def test_a_hook_is_a_phase_of_its_own(phase: str, seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, board = Clock(monkeypatch), Board()
-    patience = Patience(os.getpid, board, 5.0, save_within=90.0)
+    patience = patience_of(board, 5.0, save_within=90.0)
     board.step(3, 9, 1, 1)
     with board.during(phase):
         assert not any(clock.watch(patience, seconds))
@@ -237,7 +244,7 @@ def test_a_hook_is_a_phase_of_its_own(phase: str, seconds: int, monkeypatch: pyt
 
 def test_micro_batches_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, board = Clock(monkeypatch), Board()
-    patience = Patience(os.getpid, board, 5.0)
+    patience = patience_of(board, 5.0)
     board.step(1, 9, 1, 1)
     board.step(2, 9, 1, 1)
     for _ in range(4):
@@ -251,7 +258,7 @@ def test_micro_batches_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_waits_for_a_rank_that_is_busy_has_not_hung(monkeypatch: pytest.MonkeyPatch) -> None:
     """One in a hook, for example, that has counted itself as such before."""
     clock, board = Clock(monkeypatch), Board()
-    waits, works = (Patience(os.getpid, board, 5.0) for _ in range(2))
+    waits, works = (patience_of(board, 5.0) for _ in range(2))
     board.step(1, 9, 1, 1)
     assert not any(clock.watch(waits, 4))
     waits.others_are_busy = True
@@ -279,7 +286,7 @@ def test_before_the_training_a_call_of_torch_distributed_is_bounded_and_preparin
     clock = Clock(monkeypatch)
     answers = [Answer([], inside=0)]
     requests: Any = SimpleNamespace(ask=lambda: None, answered=lambda: answers[-1])
-    patience = Patience(os.getpid, Board(), 60.0, in_collective=1500.0, requests=requests, in_call=60.0)
+    patience = patience_of(Board(), 60.0, in_collective=1500.0, requests=requests, in_call=60.0)
     assert not any(clock.watch(patience, 3000))
     assert patience.is_busy
     for call in range(1, 9):  # each takes a while, as process groups are made
@@ -365,7 +372,7 @@ def test_a_script_makes_progress_by_its_collectives(monkeypatch: pytest.MonkeyPa
         ask=lambda: asked.append(1),
         answered=lambda: None if is_silent[0] or len(asked) == 1 else Answer(list(calls), inside=0),
     )
-    patience = Patience(os.getpid, Board(), 600.0, in_collective=60.0, requests=requests)
+    patience = patience_of(Board(), 600.0, in_collective=60.0, requests=requests)
     assert not any(clock.watch(patience, 200))  # it computes
     for number in range(1, 9):  # each collective takes a while
         calls[:] = [Call(group="0", number=number, name="all_reduce", is_over=False)]
