@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from dataclasses import asdict, dataclass
 
 from runner.guard.files import Files
@@ -47,13 +46,6 @@ class Report:
         """Another attempt begins."""
         self.first: Failure | None = None
         self._ended_with_it: set[int] = set()
-
-    def failure(self, rank: int, code: int | None, what: str, *, step: int, attempt: int, **more: str) -> Failure:
-        """A failure that this guard notices. ``step``: 0 before the first."""
-        host, now = self.hosts.get(rank), time.time()
-        return Failure(
-            rank=rank, host=host, exit_code=code, what=what, step=step or None, time=now, attempt=attempt, **more
-        )
 
     def keep(self, failure: Failure, ended: set[int]) -> None:
         """Take the first failure. ``ended``: the ranks that end because of it, as far as they are known."""

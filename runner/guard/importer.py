@@ -46,8 +46,8 @@ class Work(Protocol):
 class Importer:
     """As the agent sees it. ``process`` is 0 where there is none."""
 
-    def __init__(self, connection: socket.socket, process: int, stacks: Any) -> None:
-        self.connection, self.process, self.stacks = connection, process, stacks
+    def __init__(self, connection: socket.socket, process: int) -> None:
+        self.connection, self.process = connection, process
         self.is_ready = False  # it has imported; before, it takes no requests
 
     def start(self, worker: dict[str, Any], descriptors: Sequence[int]) -> None:
@@ -76,7 +76,7 @@ def fork_importer(make: Callable[[], Work], work: Work, stacks: Any, name: str, 
         process = os.fork()
     if process:
         theirs.close()
-        return Importer(ours, process, stacks)
+        return Importer(ours, process)
     code = 1
     try:
         ours.detach()

@@ -29,20 +29,9 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>
 PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", PACKAGE)
+_OWN = ("launch/program.py", "dispatch.py", "cli.py", "launching.py", "__main__.py", "guard/")
 _BELOW = (
-    *(
-        f"{PACKAGE}{file}"
-        for file in (
-            "launch/program.py",
-            "dispatch.py",
-            "cli.py",
-            "launching.py",
-            "__main__.py",
-            "guard/importer.py",
-            "guard/agent.py",
-            "guard/proxy.py",
-        )
-    ),
+    *(f"{PACKAGE}{part}" for part in _OWN),
     "<frozen runpy>",
     f"{os.sep}runpy.py",  # Python 3.10
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from typing import IO, Any, NamedTuple
 
@@ -164,8 +165,16 @@ class Watch:
 
     def failure(self, rank: int, code: int | None, what: str, **more: str) -> Failure:
         """A failure that this guard notices."""
-        step = self.attempt.worker.board.read().step
-        return self.report.failure(rank, code, what, step=step, attempt=self.restarts.attempt, **more)
+        return Failure(
+            rank=rank,
+            host=self.report.hosts.get(rank),
+            exit_code=code,
+            what=what,
+            step=self.attempt.worker.board.read().step or None,
+            time=time.time(),
+            attempt=self.restarts.attempt,
+            **more,
+        )
 
     def note(self, failure: Failure) -> None:
         """Take a failure, if it is the first."""

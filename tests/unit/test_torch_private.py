@@ -14,7 +14,7 @@ from tests.launching import ROOT
 
 HOME = ROOT / "runner" / "versions" / "torch_private.py"
 FILES = [path for folder in ("runner", "workloads") for path in sorted((ROOT / folder).rglob("*.py")) if path != HOME]
-OF_OTHERS = {"_asdict", "_replace", "_put_value"}  # namedtuple's, and a method of Horovod's server
+OF_OTHERS = {"_asdict", "_fields", "_replace", "_put_value"}  # namedtuple's, and a method of Horovod's server
 STANDARD = {"argparse", "atexit", "os", "sys", "threading"}
 IN_TEXT = re.compile(r"\btorch(\.\w+)*\._\w+")
 
