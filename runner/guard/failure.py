@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from runner.guard.files import Files
 from runner.guard.settings import Watched, Words
@@ -25,6 +26,20 @@ class Failure:
     attempt: int  # how often the ranks had been started again
     traceback: str = ""  # of the rank, where Python had one
     stacks: str = ""  # of all ranks, where they hang
+
+
+def of_lost_agent(words: Words, watched: Watched, attempt: int) -> tuple[str, dict[str, Any]] | None:
+    """The file, and what its proxy writes there if this rank's agent is killed: there may be no other host whose agent notices it.
+
+    None: there is none, or another rank's proxy writes it.
+    """
+    if watched.log_folder is None or not watched.is_first_on_host:
+        return None
+    what = "lost with its host's agent"
+    host = watched.names.get("host")
+    failure = Failure(rank=words.rank, host=host, exit_code=None, what=what, step=None, time=0.0, attempt=attempt)
+    more = {"size": words.size, "ended_with_it": [], "command": sys.orig_argv}
+    return str(watched.log_folder / "failure.json"), {"format": FORMAT} | asdict(failure) | more
 
 
 class Report:

@@ -242,6 +242,15 @@ def _end_after_agent(worker: dict[str, Any], board: int) -> NoReturn:
             )
     label = f"{worker['label']}: " if worker else ""
     _print(f"{label}the runner's agent on this host has ended, perhaps killed by SIGKILL, so this rank ends too")
+    if worker and worker["failure"]:
+        import json
+
+        path, failure = worker["failure"]
+        with (
+            contextlib.suppress(OSError),
+            open(path, "x", encoding="utf-8") as file,
+        ):  # another host's agent may have written it
+            json.dump(failure | {"time": time.time()}, file, indent=1)
     if worker:
         from pathlib import Path
 

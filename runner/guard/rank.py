@@ -18,6 +18,7 @@ from runner.base.errors import EXIT_FAILURE
 from runner.guard.child import Child, new_child
 from runner.guard.console import print_line
 from runner.guard.events import Events
+from runner.guard.failure import of_lost_agent
 from runner.guard.guard import Guard
 from runner.guard.line import Link
 from runner.guard.messages import Gone
@@ -130,7 +131,7 @@ class Rank:
 
     def _new_worker(self, output: Output, attempt: int) -> Child:
         """Have the next worker forked."""
-        origin, watched = self.origin, self._watched
+        origin, watched, self._attempt = self.origin, self._watched, attempt
         # Launchers signal a rank's whole process group, and the worker should get each signal once, from here: so it has a
         # group of its own. Not on a terminal, whose input goes to the foreground group only.
         leads = not origin.is_on_terminal
@@ -162,6 +163,7 @@ class Rank:
             "process": child.process,
             "leads": child.group.is_own,
             "label": self._words.label if self._words else "",
+            "failure": of_lost_agent(self._words, self._watched, self._attempt) if self._words else None,
         }
         with contextlib.suppress(OSError):
             send(self.connection, told, [child.board.file])
