@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -51,10 +52,15 @@ def of_name(found: Iterable[psutil.Process], name: str) -> list[psutil.Process]:
 
 def proxies(workers: Iterable[psutil.Process], found: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Of these processes those that a launcher has started for ranks: they have the workers' command line, and no such work."""
-    lines = {tuple(worker.cmdline()) for worker in workers}
+    lines = {_line(worker) for worker in workers}
     others = {worker.pid for worker in workers}
     return [
         process
         for process in found
-        if process.pid not in others and tuple(process.cmdline()) in lines and process.name() not in (AGENT, IMPORTER)
+        if process.pid not in others and _line(process) in lines and process.name() not in (AGENT, IMPORTER)
     ]
+
+
+def _line(process: psutil.Process) -> str:
+    """Under `supervise` workers may be of the importer of an attempt before."""
+    return re.sub(r"/attempt-\d+", "", " ".join(process.cmdline()))
