@@ -341,7 +341,7 @@ class Agent:
             described = described | {"worker": number, "argv": sys.argv, "orig_argv": sys.orig_argv}
             self._workers[number] = rank, child, described, descriptors
             self._asked.append(number)
-            child.cancel = lambda: self._cancel(number)
+            child.cancel, child.withdraw = lambda: self._cancel(number), lambda: self._withdraw(number)
         os.write(self._wake, b"f")
 
     def _cancel(self, number: int) -> None:
@@ -350,6 +350,15 @@ class Agent:
             self._workers.pop(number, None)
             if number in self._asked:
                 self._asked.remove(number)
+
+    def _withdraw(self, number: int) -> bool:
+        """The same, if it was not asked for yet. Returns whether that is so. Called in a rank's thread."""
+        with self._lock:
+            if number not in self._asked:
+                return False
+            self._asked.remove(number)
+            del self._workers[number]
+            return True
 
     def _ask_importer(self) -> None:
         """Have the workers forked that are asked for; by a new importer, if the last one was killed."""

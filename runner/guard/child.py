@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -23,6 +22,7 @@ class Child:
         status: as waitpid() returns it; None until it has ended.
         problem: why it could not be forked, or ended with the importer.
         cancel: has the agent forget it.
+        withdraw: the same, if the importer was not asked for it yet; returns whether that is so.
         messages: the pipe from its lifeline.
         requests: the pipe on which it is asked.
         answers: to what it is asked.
@@ -42,6 +42,7 @@ class Child:
     status: int | None = None
     problem: str = ""
     cancel: Callable[[], None] = lambda: None
+    withdraw: Callable[[], bool] = lambda: False
     ignored: Collection[int] = ()
     importer: Callable[[], tuple[int, IO[Any]]] = field(default=lambda: (0, open(os.devnull, "r+b")))
 
@@ -50,14 +51,13 @@ class Child:
         """The process whose stack tells where the worker is, and the file for it: the importer while that imports."""
         return (self.process, self.stacks) if self.process else self.importer()
 
-    def end_unforked(self, number: int) -> None:
-        """End it by a signal before it is forked: the import for which it waits may take long."""
-        self.cancel()
-        if self.process:  # it was forked at this moment
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process, signal.SIGKILL)
+    def end_unasked(self, number: int) -> bool:
+        """End it by a signal while the importer imports, which may take long. Returns whether it does; else it is about to be forked."""
+        if not self.withdraw():
+            return False
         self.status = number
         self.wake()
+        return True
 
     def close(self) -> None:
         """Close the agent's ends, after it has ended, or where it is not to be forked any more."""

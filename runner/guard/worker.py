@@ -90,11 +90,11 @@ class Worker:
         self._deadline = time.monotonic() + (_TOGETHER if message.everywhere else GRACE)
 
     def signal(self, number: int) -> None:
-        """Send a signal, if it is still there. Before it is forked, one that would end it does so at once."""
-        if not self.process and number in (*ENDS, signal.SIGKILL) and number not in self._child.ignored:
-            self._child.end_unforked(number)
-        elif not self.process:
-            self._early.append(number)
+        """Send a signal, if it is still there. Before the importer forks it, one that would end it does so at once."""
+        if not self.process:
+            ends = number in (*ENDS, signal.SIGKILL) and number not in self._child.ignored
+            if not (ends and self._child.end_unasked(number)):
+                self._early.append(number)
         elif not self.has_ended:  # else the number may be another process's
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process, number)
