@@ -6,7 +6,7 @@ import time
 
 from runner.command import Request
 from runner.guard.launcher import launcher_of
-from runner.guard.line import Address
+from runner.guard.link import Address
 from runner.guard.settings import Watched, Words
 from runner.job import Job
 from runner.job_settings import HANG_TIMEOUT
@@ -56,7 +56,7 @@ def guard_watched(context: LaunchContext, request: Request, parent: int) -> Watc
         in_call=hang_after if request.may_be_workload else job.hang_timeout or 0.0,
         trains=request.may_be_workload,
         launcher=lambda: launcher_of(context, parent),
-        is_middle=context.rank.value == 0 and context.size.value > 1,
+        is_hub=context.rank.value == 0 and context.size.value > 1,
         log_folder=job.log_dir,
         prefixes_output=job.prefix_output,
         notice=job.on_preempt,
@@ -76,7 +76,7 @@ def guard_watched(context: LaunchContext, request: Request, parent: int) -> Watc
 
 
 def guards_address(context: LaunchContext, result: Rendezvous) -> Address | None:
-    """Where the guards have their line, for this rank's; None if there is none."""
+    """Where the guards have their link, for this rank's; None if there is none."""
     port = result.records[0].guard_port
     if not port:
         return None

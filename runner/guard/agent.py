@@ -29,7 +29,7 @@ from runner.guard.child import Child
 from runner.guard.events import name_of
 from runner.guard.group import adopt_orphans, name_process
 from runner.guard.importer import Importer, Work, fork_importer
-from runner.guard.line import Link
+from runner.guard.link import Link
 from runner.guard.origin import Origin, origin_of
 from runner.guard.proxy import CREDENTIALS, ENDS, EVENT, TELLS
 from runner.guard.rank import Rank

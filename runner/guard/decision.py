@@ -67,8 +67,8 @@ class Facts:
     is_ended_by_signal: bool  # one that ends jobs has come, perhaps after the worker's end
     is_ended_by_launcher: bool  # by such a signal
     is_told_by_another: bool  # a rank below has left without a word, too, and says so
-    is_reached: bool  # the line to the other guards is open
-    present: frozenset[int]  # other ranks whose guards are on the line
+    is_reached: bool  # the link to the other guards is open
+    present: frozenset[int]  # other ranks whose guards are on the link
     unfinished: frozenset[int]  # other ranks that have not ended well in this attempt, and would be heard of
 
     @property

@@ -77,7 +77,7 @@ class Guard:
         self._end("the process that its launcher had started was killed")
 
     def leave(self, decision: Decision) -> None:
-        """Tell the others how this rank has ended, leave their line, and write what is left; within a few seconds."""
+        """Tell the others how this rank has ended, leave their link, and write what is left; within a few seconds."""
         state = self._watch.state
         if decision.ends_launch:
             end_other_ranks(

@@ -183,7 +183,7 @@ class BusyRanks:
             return
         were_busy = bool(self._ranks)
         self._ranks ^= {rank}
-        if not self._peers.is_middle:
+        if not self._peers.is_hub:
             self._peers.tell(Busy(self._attempt, is_busy))
         elif were_busy != bool(self._ranks):
             self._patience.others_are_busy = not were_busy
@@ -281,7 +281,7 @@ class Hang:
         if not peers.are_reached:
             self._look_at_own()
             return self.report([self._rank], hosts)
-        if peers.is_middle and self._answers_by is None:
+        if peers.is_hub and self._answers_by is None:
             peers.tell(Show(self._attempt))
             self._look_at_own()
             self._answers_by = time.monotonic() + _ANSWERING

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from runner.guard.board import Board
 from runner.guard.collectives import Call, answer
-from runner.guard.line import Address
+from runner.guard.link import Address
 
 _TRACEBACK = 8000  # characters that are kept of it, the last ones: a message fits into a pipe
 
@@ -30,7 +30,7 @@ class Seeks(WorkerMessage):
 class Met(WorkerMessage):
     """The rendezvous is complete: its time limit ends."""
 
-    address: Address | None  # of the line between the guards
+    address: Address | None  # of the link between the guards
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What the guards of a job tell each other, one class per kind of message, and how it is written as JSON.
 
-The rank whose guard has told a message goes beside it. The guards join their line once the ranks have compared their
+The rank whose guard has told a message goes beside it. The guards join their link once the ranks have compared their
 versions. These may differ in ``explain`` and ``doctor`` only, where a guard may not know what another tells.
 """
 
@@ -19,13 +19,13 @@ class Message:
 
 
 @dataclass(frozen=True)
-class ToMiddle(Message):
+class ToHub(Message):
     """A kind of message that only rank 0's guard receives. The other kinds go to all guards."""
 
 
 @dataclass(frozen=True)
 class Alive(Message):
-    """A sign of life. The line sends it by itself, and no guard is woken by it."""
+    """A sign of life. The link sends it by itself, and no guard is woken by it."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +47,20 @@ class Gone(Message):
 
 @dataclass(frozen=True)
 class Apart(Message):
-    """This guard could not join. Its own line tells it."""
+    """This guard could not join. Its own link tells it."""
 
     why: str  # address and error
 
 
 @dataclass(frozen=True)
-class Host(ToMiddle):
+class Host(ToHub):
     """A guard that joins names its host."""
 
     name: str | None
 
 
 @dataclass(frozen=True)
-class State(ToMiddle):
+class State(ToHub):
     """The rank's state, as its file has it; from a guard whose log folder is another one than rank 0's."""
 
     fields: dict[str, object]
@@ -99,7 +99,7 @@ class Done(Message):
 
 
 @dataclass(frozen=True)
-class Busy(ToMiddle):
+class Busy(ToHub):
     """The rank's worker does something for which it may take longer than for a step, such as a hook; or no longer."""
 
     attempt: int
@@ -115,7 +115,7 @@ class Patient(Message):
 
 
 @dataclass(frozen=True)
-class Reason(ToMiddle):
+class Reason(ToHub):
     """Why the rank's worker counts as hung."""
 
     text: str
@@ -133,7 +133,7 @@ class Show(Message):
 
 
 @dataclass(frozen=True)
-class Stacks(ToMiddle):
+class Stacks(ToHub):
     """The answer to ``Show``."""
 
     attempt: int
@@ -148,9 +148,7 @@ class Hung(Message):
     failure: Failure
 
 
-_KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind for base in (Message, ToMiddle) for kind in base.__subclasses__()
-}
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for base in (Message, ToHub) for kind in base.__subclasses__()}
 
 
 def attempt_of(message: Message) -> int | None:
@@ -160,7 +158,7 @@ def attempt_of(message: Message) -> int | None:
 
 
 def packed(rank: int, message: Message) -> list[object]:
-    """What goes over the line: the rank whose guard has told a message, its kind and its fields."""
+    """What goes over the link: the rank whose guard has told a message, its kind and its fields."""
     return [rank, type(message).__name__, asdict(message)]
 
 

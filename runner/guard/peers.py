@@ -1,4 +1,4 @@
-"""The guards of the other ranks: the line to them, and what they say of the attempt that runs."""
+"""The guards of the other ranks: the link to them, and what they say of the attempt that runs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 from runner.guard.events import Events
-from runner.guard.line import Address, Link
+from runner.guard.link import Address, Link
 from runner.guard.messages import Failed, Gone, Host, Left, Message, State, attempt_of
 from runner.guard.restarts import Restarts
 
-_JOINING = 15.0  # seconds after the rendezvous in which a guard joins the line, if it can reach rank 0's
+_JOINING = 15.0  # seconds after the rendezvous in which a guard joins the link, if it can reach rank 0's
 _LAST_STATES = 1.0  # seconds that rank 0's guard waits for the others' last states
 
 
@@ -22,19 +22,19 @@ class Peers:
     def __init__(self, rank: int, link: Link, events: Events, restarts: Restarts) -> None:
         """``link``: its agent's."""
         self._rank, self._link, self._events, self._restarts = rank, link, events, restarts
-        self.is_middle = rank == 0 and link.listener is not None  # whether this is the guard that the others report to
+        self.is_hub = rank == 0 and link.listener is not None  # whether this is the guard that the others report to
         self._has_joined = False
         self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._early: list[tuple[int, Message]] = []  # of guards that have begun the next attempt
 
     @property
     def are_reached(self) -> bool:
-        """Whether the line to them is open."""
+        """Whether the link to them is open."""
         return self._has_joined and self._link.is_open
 
     @property
     def present(self) -> set[int]:
-        """The ranks whose guards are on the line, as far as this one is to know: rank 0's knows all. None before it has joined."""
+        """The ranks whose guards are on the link, as far as this one is to know: rank 0's knows all. None before it has joined."""
         others = self._link.present() if self._rank == 0 else set()
         return {self._rank, *others} if self._has_joined else set()
 
@@ -49,17 +49,17 @@ class Peers:
         return self.present - {self._rank}
 
     def known(self, met_at: float | None) -> set[int] | None:
-        """On rank 0 the ranks whose guards are on the line, once all have had the time to join it; otherwise None: all.
+        """On rank 0 the ranks whose guards are on the link, once all have had the time to join it; otherwise None: all.
 
         Args:
             met_at: when the rendezvous was complete.
         """
         has_had_time = met_at is not None and time.monotonic() - met_at > _JOINING
-        return self.present if self._has_joined and self.is_middle and has_had_time else None
+        return self.present if self._has_joined and self.is_hub and has_had_time else None
 
     def join(self, address: Address, host: str | None) -> bool:
-        """Join the line, after the first rendezvous. Returns whether that is new. ``host``: this one's name."""
-        if self._has_joined or (address.rank == 0 and not self.is_middle):
+        """Join the link, after the first rendezvous. Returns whether that is new. ``host``: this one's name."""
+        if self._has_joined or (address.rank == 0 and not self.is_hub):
             return False
         self._link.join(address, self._deliver)
         self._has_joined = True
@@ -98,7 +98,7 @@ class Peers:
                     yield rank, message
 
     def leave(self, why: str = "") -> None:
-        """Leave the line, after all that was told is sent; within a second or two. ``why``: this rank is gone."""
+        """Leave the link, after all that was told is sent; within a second or two. ``why``: this rank is gone."""
         if self._has_joined:
             self._link.leave(self._rank, Gone(why) if why else Left())
 

@@ -20,7 +20,7 @@ from runner.guard.console import print_line
 from runner.guard.events import Events
 from runner.guard.failure import of_lost_agent
 from runner.guard.guard import Guard
-from runner.guard.line import Link
+from runner.guard.link import Link
 from runner.guard.messages import Gone
 from runner.guard.origin import Origin
 from runner.guard.output import Output
@@ -113,7 +113,7 @@ class Rank:
         words, watched = self._prepare(origin)
         self._words, self._watched = words, watched
         self.events.watch(watched.launcher())
-        if watched.is_middle:
+        if watched.is_hub:
             self._link.listen()
         self._began = time.monotonic() - watched.passed
         output = Output(watched.log_folder, words.rank, origin.descriptors, with_rank=watched.prefixes_output)
@@ -148,7 +148,7 @@ class Rank:
             "leads": leads,
             "group": origin.group,
             "origin": origin.process,
-            "port": port_of(self._link.listener) if watched.is_middle and self._link.listener else 0,
+            "port": port_of(self._link.listener) if watched.is_hub and self._link.listener else 0,
             "attempt": attempt,
             "began": self._began,
         }

@@ -37,7 +37,7 @@ class Watched:
     in_call: float = 0.0  # seconds in one call of torch.distributed where no steps are reported and no rank prepares anything; 0: forever
     trains: bool = False  # whether the target may be a workload, which is busy also where it prepares its training
     launcher: Callable[[], int] = lambda: 0  # the id of the process whose end also ends the ranks, 0 for none
-    is_middle: bool = False  # of the line between the guards
+    is_hub: bool = False  # of the link between the guards
     log_folder: Path | None = None  # where the rank's state and output are written
     prefixes_output: bool = False  # with the rank
     notice: Signals | Path | None = None  # how a script is told to save: this signal, or this file

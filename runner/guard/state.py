@@ -21,7 +21,7 @@ from runner.base.process_stat import process_stat
 from runner.guard.board import ENDED, Board
 from runner.guard.files import Files
 from runner.guard.libraries import in_library
-from runner.guard.line import Address
+from runner.guard.link import Address
 from runner.guard.messages import State
 from runner.guard.rank_state import FOLDER, RankState, path_of
 from runner.guard.settings import Watched
@@ -74,7 +74,7 @@ class StateFile:
         """The guards' link is there: mark rank 0's folder, or have the state sent by ``tell`` where that is another one."""
         start = f"{address.key} {address.port}"  # another start of the job has another port
         self._mark = self._folder / FOLDER / f".folder-{hashlib.sha256(start.encode()).hexdigest()[:16]}"
-        if self._watched.is_middle:
+        if self._watched.is_hub:
             self._files.put(self._mark, "")
         else:
             self._look_at = time.monotonic() + _LOOKING
@@ -97,7 +97,7 @@ class StateFile:
         if self._entry and self._watched.job_entry:
             self._entry.put(self._watched.job_entry, None)
             self._entry.close(_LAST)
-        if self._mark and self._watched.is_middle:
+        if self._mark and self._watched.is_hub:
             self._files.put(self._mark, None)
 
     def lost(self, rank: int) -> None:

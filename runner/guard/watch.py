@@ -15,7 +15,7 @@ from runner.guard.events import Events
 from runner.guard.failure import Failure, Report
 from runner.guard.files import Files
 from runner.guard.lifeline import Computes, Fails, Leaves, Met, Seeks
-from runner.guard.line import Address, Link
+from runner.guard.link import Address, Link
 from runner.guard.messages import Apart, Busy, Done, Ends, Failed, Gone, Host, Hung, Message, Patient, Returned, State
 from runner.guard.origin import Origin
 from runner.guard.output import Output
@@ -85,7 +85,7 @@ class Watch:
         if worker.rendezvous_at is not None:
             self.signals.give_notice_when_due(worker)
         reason = attempt.lost()
-        if not self.peers.is_middle:
+        if not self.peers.is_hub:
             self.peers.tell(reason)
         attempt.busy.note(self._words.rank, is_busy=attempt.patience.is_busy and not attempt.hang.is_own)
         attempt.busy.forget_silent()
@@ -100,7 +100,7 @@ class Watch:
             what, _, shown = text.partition("\n")
             failure = self.failure(hang.late[0], EXIT_HANG, what, stacks=shown)
             # First: what takes the output may be stopped, too.
-            if self.peers.is_middle:
+            if self.peers.is_hub:
                 self.peers.tell(Hung(failure))
             self._end_hung()
             step = self.attempt.worker.board.read().step
@@ -194,7 +194,7 @@ class Watch:
             self.state.end(message.code, message.why, message.signal)
 
     def _join(self, address: Address) -> None:
-        """Join the line of the guards: after the first rendezvous."""
+        """Join the link of the guards: after the first rendezvous."""
         if self.peers.join(address, self._watched.names.get("host")):
             self.report.hosts[0] = address.name
             if self.state:

@@ -173,8 +173,8 @@ def _tensors(checkpoint: Path) -> dict[tuple[str, str], bytes]:
 
 
 def _above(name: str) -> Callable[[list[psutil.Process]], list[psutil.Process]]:
-    """The processes of a name above the ranks."""
-    return lambda ranks: list({one.pid: one for rank in ranks for one in of_name(rank.parents(), name)}.values())
+    """The processes of a name above the ranks, the nearest: that of `supervise`, which is a rank itself, is above all."""
+    return lambda ranks: list({one.pid: one for rank in ranks for one in of_name(rank.parents(), name)[:1]}.values())
 
 
 def _proxies(ranks: list[psutil.Process]) -> list[psutil.Process]:

@@ -3,7 +3,7 @@
 import sys
 import time
 
-from runner.guard.line import Address, Link
+from runner.guard.link import Address, Link
 from runner.guard.messages import Failed
 
 port, key, rank = sys.argv[1:]

@@ -9,7 +9,7 @@ import pytest
 from runner.guard import messages
 from runner.guard.collectives import Call
 from runner.guard.failure import Failure
-from runner.guard.messages import Message, ToMiddle, packed, unpacked
+from runner.guard.messages import Message, ToHub, packed, unpacked
 
 FAILURE = Failure(rank=3, host="b", exit_code=None, what="killed", step=7, time=0.5, attempt=1)
 CALL = Call(group="0", ranks=[0, 2], number=4, name="all_reduce", is_over=False)
@@ -38,9 +38,7 @@ MESSAGES: list[Message] = [
 
 
 def test_all_messages_go_through_json() -> None:
-    assert {type(message) for message in MESSAGES} == {*Message.__subclasses__(), *ToMiddle.__subclasses__()} - {
-        ToMiddle
-    }
+    assert {type(message) for message in MESSAGES} == {*Message.__subclasses__(), *ToHub.__subclasses__()} - {ToHub}
     for message in MESSAGES:
         assert unpacked(json.loads(json.dumps(packed(3, message)))) == (3, message)
 

@@ -9,7 +9,7 @@ import pytest
 
 from runner.guard.events import Events
 from runner.guard.failure import Failure
-from runner.guard.line import Address, Link
+from runner.guard.link import Address, Link
 from runner.guard.messages import Done, Failed, Gone, Host, Hung, Message, Reason, Returned, Show, Stacks, State
 from runner.guard.peers import Peers
 from runner.guard.restarts import Restarts
@@ -40,13 +40,13 @@ class Peer:
 def pair() -> Iterator[tuple[Peer, Peer]]:
     """Rank 0's and rank 1's."""
     listener = listen(loopback=True)
-    middle = Peer(0, listener, port_of(listener))
+    hub = Peer(0, listener, port_of(listener))
     other = Peer(1, None, port_of(listener))
-    poll_until(lambda: middle.hears(Host("host 1")), LIMIT, "rank 1 joins")
-    assert middle.peers.others_present == {1}
-    yield middle, other
+    poll_until(lambda: hub.hears(Host("host 1")), LIMIT, "rank 1 joins")
+    assert hub.peers.others_present == {1}
+    yield hub, other
     other.peers.leave()
-    middle.peers.leave()
+    hub.peers.leave()
     listener.close()
 
 
@@ -66,30 +66,30 @@ def of(attempt: int) -> list[Message]:
 
 def test_of_another_attempt_nothing_is_taken_and_what_is_early_is_kept(pair: tuple[Peer, Peer]) -> None:
     """Such as a hang that is noticed as the ranks fail for another reason: it would end the next attempt."""
-    middle, other = pair
-    middle.restarts.next()
+    hub, other = pair
+    hub.restarts.next()
     for attempt in (0, 1, 2):
         for message in of(attempt):
             other.peers.tell(message)
     other.peers.tell(last := State({"loss": 1.0}))
-    poll_until(lambda: middle.hears(last), LIMIT, "all is received")
-    assert [message for message in middle.heard if message in of(0) + of(2)] == []
-    assert [message for message in middle.heard if message in of(1)] == of(1)
-    middle.restarts.next()
-    assert [message for _, message in middle.peers.received()] == of(2)
-    assert middle.peers.received() == []
+    poll_until(lambda: hub.hears(last), LIMIT, "all is received")
+    assert [message for message in hub.heard if message in of(0) + of(2)] == []
+    assert [message for message in hub.heard if message in of(1)] == of(1)
+    hub.restarts.next()
+    assert [message for _, message in hub.peers.received()] == of(2)
+    assert hub.peers.received() == []
 
 
 def test_a_rank_that_is_not_started_again_counts_in_any_attempt(pair: tuple[Peer, Peer]) -> None:
-    middle, other = pair
-    middle.restarts.next()
+    hub, other = pair
+    hub.restarts.next()
     other.peers.tell(ends := Failed(attempt=0, again=False, failure=None))
-    poll_until(lambda: middle.hears(ends), LIMIT, "that a rank ends")
+    poll_until(lambda: hub.hears(ends), LIMIT, "that a rank ends")
 
 
 def test_a_guard_that_leaves_is_not_present_and_one_that_was_is_not_gone(pair: tuple[Peer, Peer]) -> None:
-    middle, other = pair
+    hub, other = pair
     other.peers.leave()
-    poll_until(lambda: not middle.peers.others_present, LIMIT, "rank 1 leaves")
-    middle.hears(Done(0))
-    assert not [message for message in middle.heard if isinstance(message, Gone)]
+    poll_until(lambda: not hub.peers.others_present, LIMIT, "rank 1 leaves")
+    hub.hears(Done(0))
+    assert not [message for message in hub.heard if isinstance(message, Gone)]

@@ -19,19 +19,7 @@ from typing import TypeAlias
 from runner.base.errors import RendezvousError, RunnerError
 from runner.guard.board import MOST_ENDED
 from runner.guard.libraries import in_library
-from runner.guard.messages import (
-    Alive,
-    Apart,
-    Failed,
-    Gone,
-    Joined,
-    Left,
-    Message,
-    Returned,
-    ToMiddle,
-    packed,
-    unpacked,
-)
+from runner.guard.messages import Alive, Apart, Failed, Gone, Joined, Left, Message, Returned, ToHub, packed, unpacked
 from runner.rendezvous.transport.client import Client, UnreachableError, connect
 from runner.rendezvous.transport.endpoint import listen
 from runner.rendezvous.transport.protocol import ProtocolError, text_of
@@ -108,7 +96,7 @@ class Link:
     def tell(self, rank: int, message: Message) -> None:
         """A rank tells all others, or only rank 0: see the message."""
         self.deliver([(rank, message)])
-        if self.is_open and not (isinstance(message, ToMiddle) and self.listener):
+        if self.is_open and not (isinstance(message, ToHub) and self.listener):
             self._outbox.put((rank, message))
 
     def deliver(self, told: Sequence[tuple[int, Message]]) -> None:
@@ -118,7 +106,7 @@ class Link:
             self._told += [
                 one
                 for one in told
-                if isinstance(one[1], Failed | Gone) or (isinstance(one[1], ToMiddle) and has_no_rank_0)
+                if isinstance(one[1], Failed | Gone) or (isinstance(one[1], ToHub) and has_no_rank_0)
             ]
             own = list(self._ranks.items())
         for rank, deliver in own:
@@ -229,7 +217,7 @@ class Link:
 
 def _for_rank(rank: int, told: Sequence[tuple[int, Message]]) -> list[tuple[int, Message]]:
     """Those of these messages that concern a rank: not its own."""
-    for_rank_0 = () if rank == 0 else (ToMiddle, Left)
+    for_rank_0 = () if rank == 0 else (ToHub, Left)
     return [(source, message) for source, message in told if source != rank and not isinstance(message, for_rank_0)]
 
 
@@ -306,7 +294,7 @@ class _Hub:
                 return
             case Left() | Gone():
                 self._ranks.get(agent, set()).discard(rank)
-        if not isinstance(message, ToMiddle | Left):
+        if not isinstance(message, ToHub | Left):
             self._pass_on(rank, message, agent)
         self._received.append((rank, message))
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 import pytest
 
 from runner.base.errors import RendezvousError
-from runner.guard.line import Address, Link
+from runner.guard.link import Address, Link
 from runner.guard.messages import Apart, Failed, Gone, Host, Left, Message, Show, Stacks
 from runner.rendezvous.transport.endpoint import listen, port_of
 from runner.rendezvous.transport.server import Server
@@ -28,7 +28,7 @@ FAILED = Failed(attempt=0, again=False, failure=None)
 Kind = TypeVar("Kind")
 
 
-class Line:
+class Spoke:
     """A rank's end of its agent's link. ``wake``: called for each message."""
 
     def __init__(self, link: Link, address: Address, wake: Callable[[], object] = bool) -> None:
@@ -55,7 +55,7 @@ class Line:
 
 
 class End:
-    """A guard's end of the line, and the pipe by which it wakes its guard."""
+    """A rank's, and the pipe by which it wakes its guard."""
 
     def __init__(self, rank: int, listener: socket.socket | None, port: int, host: str = "127.0.0.1") -> None:
         self.port = port
@@ -63,7 +63,7 @@ class End:
         link = Link()
         link.listener = listener
         address = Address(host=host, port=port, key=KEY, rank=rank, size=3)
-        self.line = Line(link, address, lambda: os.write(wake, b"l"))
+        self.spoke = Spoke(link, address, lambda: os.write(wake, b"l"))
 
     def receive(self, kind: type[Kind]) -> tuple[int, Kind]:
         """Wait for a message of this kind, as the guard does: asleep until the pipe has a byte."""
@@ -72,7 +72,7 @@ class End:
             if not select.select([self.pipe], [], [], 1)[0]:
                 continue
             os.read(self.pipe, 100)
-            for rank, message in self.line.received():
+            for rank, message in self.spoke.received():
                 if isinstance(message, kind):
                     return rank, message
         raise AssertionError("it was not received")
@@ -86,22 +86,22 @@ def ends() -> Iterator[list[End]]:
     made = [End(rank, listener if rank == 0 else None, port) for rank in range(3)]
     yield made
     for end in reversed(made):
-        end.line.close()
+        end.spoke.close()
     listener.close()
 
 
 @pytest.mark.parametrize("rank", range(3))
 def test_what_one_tells_all_others_receive(rank: int, ends: list[End]) -> None:
-    ends[rank].line.tell(FAILED)
+    ends[rank].spoke.tell(FAILED)
     for other in ends:
         if other is not ends[rank]:
             assert other.receive(Failed) == (rank, FAILED)
-    assert ends[rank].line.received() == []
+    assert ends[rank].spoke.received() == []
 
 
-def test_a_message_to_the_middle_goes_no_further(ends: list[End]) -> None:
-    ends[1].line.tell(Stacks(0, "x", []))
-    ends[1].line.tell(FAILED)
+def test_a_message_to_the_hub_goes_no_further(ends: list[End]) -> None:
+    ends[1].spoke.tell(Stacks(0, "x", []))
+    ends[1].spoke.tell(FAILED)
     assert ends[0].receive(Stacks) == (1, Stacks(0, "x", []))
     assert ends[2].receive(object) == (1, FAILED)
 
@@ -109,15 +109,15 @@ def test_a_message_to_the_middle_goes_no_further(ends: list[End]) -> None:
 def test_a_message_that_nobody_knows_is_left_out(ends: list[End]) -> None:
     """As one of another version, which doctor lets take part."""
     for rank in (1, 0):
-        ends[rank].line.tell(make_dataclass("Unknown", [])())
-        ends[rank].line.tell(FAILED)
+        ends[rank].spoke.tell(make_dataclass("Unknown", [])())
+        ends[rank].spoke.tell(FAILED)
         for other in ends:
             if other is not ends[rank]:
                 assert other.receive(object) == (rank, FAILED)
 
 
 def test_who_leaves_is_not_missed_and_who_is_gone_is(ends: list[End]) -> None:
-    ends[1].line.close()
+    ends[1].spoke.close()
     command = [sys.executable, path_of("other_guard"), str(ends[1].port), KEY, "1"]
     with subprocess.Popen(command) as process:
         assert ends[2].receive(Failed)[0] == 1
@@ -126,19 +126,19 @@ def test_who_leaves_is_not_missed_and_who_is_gone_is(ends: list[End]) -> None:
         assert end.receive(Gone) == (1, Gone("its host's agent has ended, with the host or by a signal"))
 
 
-def test_the_middle_that_leaves_is_not_missed(ends: list[End]) -> None:
+def test_the_hub_that_leaves_is_not_missed(ends: list[End]) -> None:
     for end in ends[1:]:
-        end.line.tell(Show(0))
+        end.spoke.tell(Show(0))
         assert ends[0].receive(Show)
-    ends[0].line.close()
-    poll_until(lambda: not ends[1].line.link.is_open and not ends[2].line.link.is_open, LIMIT, "the line is closed")
-    assert [told for end in ends for told in end.line.received() if isinstance(told[1], Gone)] == []
+    ends[0].spoke.close()
+    poll_until(lambda: not ends[1].spoke.link.is_open and not ends[2].spoke.link.is_open, LIMIT, "the link is closed")
+    assert [told for end in ends for told in end.spoke.received() if isinstance(told[1], Gone)] == []
 
 
 def test_a_hub_that_may_open_no_more_files_keeps_its_connections(
     ends: list[End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    poll_until(lambda: ends[0].line.present == {0, 1, 2}, LIMIT, "all have joined")
+    poll_until(lambda: ends[0].spoke.present == {0, 1, 2}, LIMIT, "all have joined")
     refused = threading.Event()
 
     def accept(*_: object) -> None:
@@ -148,7 +148,7 @@ def test_a_hub_that_may_open_no_more_files_keeps_its_connections(
     monkeypatch.setattr(Server, "_accept", accept)
     with socket.create_connection(("127.0.0.1", ends[0].port)):
         assert refused.wait(LIMIT)
-    ends[1].line.tell(FAILED)
+    ends[1].spoke.tell(FAILED)
     for other in (ends[0], ends[2]):
         assert other.receive(Failed) == (1, FAILED)
 
@@ -156,7 +156,7 @@ def test_a_hub_that_may_open_no_more_files_keeps_its_connections(
 def test_a_guard_that_does_not_reach_rank_0s_says_so() -> None:
     end = End(1, None, 1, host="no-such-host.invalid")
     assert end.receive(Apart)[1].why.startswith("no-such-host.invalid:1: ")
-    assert not end.line.link.is_open
+    assert not end.spoke.link.is_open
 
 
 def test_ranks_of_a_host_share_a_connection_and_each_is_told_what_concerns_it() -> None:
@@ -166,29 +166,29 @@ def test_ranks_of_a_host_share_a_connection_and_each_is_told_what_concerns_it() 
     here, there = Link(), Link()
     here.listener = listener
 
-    def joined(rank: int) -> Line:
+    def joined(rank: int) -> Spoke:
         address = Address(host="127.0.0.1", port=port, key=KEY, rank=rank, size=4)
-        return Line(here if rank < 2 else there, address)
+        return Spoke(here if rank < 2 else there, address)
 
-    lines = [joined(rank) for rank in (2, 0, 3)]
+    spokes = [joined(rank) for rank in (2, 0, 3)]
     poll_until(lambda: here.present() == {0, 2, 3}, LIMIT, "the other host joins")
-    lines[0].tell(FAILED)
-    second, first, third = lines
-    lines = [first, joined(1), second, third]  # rank 1 comes late
+    spokes[0].tell(FAILED)
+    second, first, third = spokes
+    spokes = [first, joined(1), second, third]  # rank 1 comes late
     for rank in (0, 1, 3):
-        poll_until(lambda: (2, FAILED) in lines[rank].received(), LIMIT, f"rank {rank} is told")  # noqa: B023
-    lines[3].tell(Host("there"))
-    poll_until(lambda: (3, Host("there")) in lines[0].received(), LIMIT, "rank 0 is told")
-    lines[0].tell(Show(0))
+        poll_until(lambda: (2, FAILED) in spokes[rank].received(), LIMIT, f"rank {rank} is told")  # noqa: B023
+    spokes[3].tell(Host("there"))
+    poll_until(lambda: (3, Host("there")) in spokes[0].received(), LIMIT, "rank 0 is told")
+    spokes[0].tell(Show(0))
     for rank in (1, 2, 3):
-        assert poll_until(lambda: (0, Show(0)) in lines[rank].received(), LIMIT, f"rank {rank} is asked")  # noqa: B023
-    lines[2].close()
+        assert poll_until(lambda: (0, Show(0)) in spokes[rank].received(), LIMIT, f"rank {rank} is asked")  # noqa: B023
+    spokes[2].close()
     poll_until(lambda: here.present() == {0, 1, 3}, LIMIT, "rank 2 has left")
-    lines[3].close(Gone("its process was killed"))
+    spokes[3].close(Gone("its process was killed"))
     for rank in (0, 1):
-        poll_until(lambda: (3, Gone("its process was killed")) in lines[rank].received(), LIMIT, "rank 3 is gone")  # noqa: B023
-    for line in (lines[1], lines[0]):
-        line.close()
+        poll_until(lambda: (3, Gone("its process was killed")) in spokes[rank].received(), LIMIT, "rank 3 is gone")  # noqa: B023
+    for spoke in (spokes[1], spokes[0]):
+        spoke.close()
     listener.close()
 
 
@@ -199,8 +199,8 @@ def test_hosts_that_leave_after_rank_0_are_not_missed() -> None:
     here, there = Link(), Link()
     here.listener = listener
 
-    def joined(link: Link, rank: int) -> Line:
-        return Line(link, Address(host="127.0.0.1", port=port, key=KEY, rank=rank, size=3))
+    def joined(link: Link, rank: int) -> Spoke:
+        return Spoke(link, Address(host="127.0.0.1", port=port, key=KEY, rank=rank, size=3))
 
     first, second = joined(here, 0), joined(here, 1)
     joined(there, 2)
