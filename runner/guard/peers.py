@@ -10,10 +10,35 @@ from collections.abc import Iterator, Sequence
 from runner.guard.events import Events
 from runner.guard.link import Address, Link
 from runner.guard.messages import Failed, Gone, Host, Left, Message, State, attempt_of
-from runner.guard.restarts import Restarts
 
 _JOINING = 15.0  # seconds after the rendezvous in which a guard joins the link, if it can reach rank 0's
 _LAST_STATES = 1.0  # seconds that rank 0's guard waits for the others' last states
+
+
+class Restarts:
+    """The attempts of a job: all ranks start again after a failure (``--restart-in-place``)."""
+
+    def __init__(self, most: int, rank: int, size: int) -> None:
+        """``most``: how often all ranks are started again."""
+        self.most, self._rank, self._size = most, rank, size
+        self.attempt = 0
+        self.is_possible = most > 0  # as far as the other guards say
+        self.done: set[int] = set()  # ranks whose workers have ended well in this attempt
+
+    def next(self) -> None:
+        """Another attempt begins."""
+        self.attempt += 1
+        self.done = set()
+
+    def finish(self) -> bool:
+        """This rank's worker has ended well. Returns whether that is new."""
+        is_new = self._rank not in self.done
+        self.done.add(self._rank)
+        return is_new
+
+    def unfinished(self, known: set[int] | None = None) -> set[int]:
+        """The other ranks that have not ended well. ``known``: those of which the end would be told; None: all."""
+        return (set(range(self._size)) if known is None else known) - self.done - {self._rank}
 
 
 class Peers:

@@ -19,8 +19,7 @@ from runner.guard.link import Address, Link
 from runner.guard.messages import Apart, Busy, Done, Ends, Failed, Gone, Host, Hung, Message, Patient, Returned, State
 from runner.guard.origin import Origin
 from runner.guard.output import Output
-from runner.guard.peers import Peers
-from runner.guard.restarts import Restarts
+from runner.guard.peers import Peers, Restarts
 from runner.guard.settings import Watched, Words
 from runner.guard.signals import Signals
 from runner.guard.state import StateFile

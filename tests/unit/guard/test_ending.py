@@ -11,7 +11,7 @@ import pytest
 from runner.guard import ending
 from runner.guard.ending import Ending
 from runner.guard.messages import Done, Returned
-from runner.guard.restarts import Restarts
+from runner.guard.peers import Restarts
 from runner.guard.settings import Words
 from tests.unit.guard.test_decision import END
 

@@ -11,8 +11,7 @@ from runner.guard.events import Events
 from runner.guard.failure import Failure
 from runner.guard.link import Address, Link
 from runner.guard.messages import Done, Failed, Gone, Host, Hung, Message, Reason, Returned, Show, Stacks, State
-from runner.guard.peers import Peers
-from runner.guard.restarts import Restarts
+from runner.guard.peers import Peers, Restarts
 from runner.rendezvous.transport.endpoint import listen, port_of
 from tests.polling import LIMIT, poll_until
 
