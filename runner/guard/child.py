@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import IO, Any
 
 from runner.guard.board import Board
@@ -38,13 +38,13 @@ class Child:
     requests: int
     given: list[int]
     wake: Callable[[], None]
+    importer: Callable[[], tuple[int, IO[Any]]]
     process: int = 0
     status: int | None = None
     problem: str = ""
     cancel: Callable[[], None] = lambda: None
     withdraw: Callable[[], bool] = lambda: False
     ignored: Collection[int] = ()
-    importer: Callable[[], tuple[int, IO[Any]]] = field(default=lambda: (0, open(os.devnull, "r+b")))
 
     @property
     def shown(self) -> tuple[int, IO[Any]]:
@@ -75,7 +75,7 @@ class Child:
         self.given = []
 
 
-def new_child(*, leads: bool, wake: Callable[[], None], **more: Any) -> Child:
+def new_child(*, leads: bool, wake: Callable[[], None], importer: Callable[[], tuple[int, IO[Any]]]) -> Child:
     """The pipes and files of a worker that is to be forked.
 
     Raises:
@@ -98,7 +98,7 @@ def new_child(*, leads: bool, wake: Callable[[], None], **more: Any) -> Child:
         requests=requests,
         given=[pipe, asked, board.file],
         wake=wake,
-        **more,
+        importer=importer,
     )
 
 

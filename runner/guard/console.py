@@ -34,7 +34,7 @@ class Console:
         output = error_output_of(self._launcher) if last and not self._words.is_shown_to_the_end else None
         self.said, end, more = text.partition("\n")
         line = self._line("; ".join(filter(None, (self.said, fix))), is_named) + end + more
-        print_line(line, output.fileno() if output else self._errors)
+        print_text(f"{line}\n", output.fileno() if output else self._errors)
         if output:
             output.close()
             self._output.keep(line)
@@ -42,7 +42,7 @@ class Console:
     def repeat(self, text: str) -> None:
         """Print what the worker has printed itself, if its launcher does not show that any more."""
         if not self._words.is_shown_to_the_end and (output := error_output_of(self._launcher)):
-            print_line(self._line(text, False), output.fileno())
+            print_text(f"{self._line(text, False)}\n", output.fileno())
             output.close()
 
     def say_once(self, text: str) -> None:
@@ -66,7 +66,7 @@ class Console:
 
     def complain(self, text: str) -> None:
         """Print what has nothing to do with the end of the rank."""
-        print_line(self._line(text, True), self._errors)
+        print_text(f"{self._line(text, True)}\n", self._errors)
 
     @property
     def _errors(self) -> int | None:
@@ -77,13 +77,8 @@ class Console:
         return f"runner: {self._words.label}: {text}" if is_named else f"runner: {text}"
 
 
-def print_line(text: str, file: int | None) -> None:
-    """Print a line: see ``print_text``."""
-    print_text(f"{text}\n", file)
-
-
 def print_text(text: str, file: int | None) -> None:
-    """Print a line, as far as it is taken in time: a guard does not wait for a launcher that was stopped, or has ended."""
+    """Print lines, as far as they are taken in time: a guard does not wait for a launcher that was stopped, or has ended."""
     if file is None:
         return
     stream = sys.stderr  # its encoding is the ranks', too; None: it was closed

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from runner.base.errors import EXIT_FAILURE
 from runner.guard.child import Child, new_child
-from runner.guard.console import print_line
+from runner.guard.console import print_text
 from runner.guard.events import Events
 from runner.guard.failure import of_lost_agent
 from runner.guard.guard import Guard
@@ -67,7 +67,7 @@ class Rank:
 
     def print(self, text: str) -> None:
         """Print to the rank's standard error, if it has one."""
-        print_line(text, self.origin.descriptors.get(2))
+        print_text(f"{text}\n", self.origin.descriptors.get(2))
 
     def lose_proxy(self) -> None:
         """The proxy has ended before its rank: it was killed."""

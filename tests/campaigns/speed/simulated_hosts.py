@@ -22,14 +22,14 @@ import psutil
 from runner.guard.events import Events, readable
 from runner.guard.failure import Failure
 from runner.guard.files import Files
-from runner.guard.line import Address, Link
+from runner.guard.link import Address, Link
 from runner.guard.messages import Alive, Failed, Host, Joined, Left, Message, Returned, State, packed
 from runner.guard.rank_state import RankState
 from runner.rendezvous.transport.endpoint import allow_open_files, port_of
 from runner.rendezvous.transport.protocol import ANSWER, Handshake, Stream, greeting
 
 KEY = bytes(32)
-_BEAT = 5.0  # seconds between two signs of life, as runner/guard/line.py has it
+_BEAT = 5.0  # seconds between two signs of life, as runner.guard.link.py has it
 _FAILED = Failed(
     attempt=0,
     again=False,
