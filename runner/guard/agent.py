@@ -112,7 +112,10 @@ def _close_pmi() -> None:
 
 
 def _open_files() -> list[int]:
-    return [int(number) for number in os.listdir("/proc/self/fd")] if sys.platform == "linux" else [0, 1, 2]
+    if sys.platform != "linux":
+        return [0, 1, 2]
+    # Without that of the folder, which is closed then.
+    return [number for number in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{number}")]
 
 
 def _is_own(connection: socket.socket) -> bool:
@@ -197,7 +200,8 @@ class Agent:
     @property
     def is_worth_keeping(self) -> bool:
         """Whether `supervise` may start the job again, which can take over what was imported."""
-        return bool(self._codes - _FINAL) and self._setup.shares and self._importer is not None
+        has_imported = self._setup.shares and self._importer is not None and self._importer.is_ready
+        return has_imported and bool(self._codes - _FINAL)
 
     def wait_for_launch(self, name: bytes) -> bool:
         """Wait for the next launch by this name, and become its agent. Returns whether it has come."""
@@ -205,6 +209,7 @@ class Agent:
         with socket.socket(socket.AF_UNIX) as kept, contextlib.suppress(OSError):  # another one has the name
             if self._listener is not None:
                 self._listener.close()
+            self._close_inherited()
             kept.bind(name)
             kept.listen()
             while self._importer is not None and (left := end - time.monotonic()) > 0:
@@ -217,6 +222,15 @@ class Agent:
                 if kept.fileno() in ready and self._is_launched(kept.accept()[0]):
                     return True
         return False
+
+    def _close_inherited(self) -> None:
+        """What the launcher has opened for the elected rank: Hydra waits until no process has its pipes."""
+        numbers = self._inherited - {0, 1, 2}
+        for number in numbers:
+            os.close(number)
+        self._inherited -= numbers
+        if self._importer is not None:
+            self._importer.start({"close": list(numbers)}, ())
 
     def _is_launched(self, connection: socket.socket) -> bool:
         """Become the agent of the launch whose elected process has connected."""

@@ -125,6 +125,11 @@ def _serve(work: Work, connection: socket.socket, name: str) -> Lifeline | None:
             if asked is None:
                 return None
             worker, descriptors = asked
+            if "close" in worker:
+                for number in worker["close"]:
+                    with contextlib.suppress(OSError):  # a module of --preload has closed it
+                        os.close(number)
+                continue
             try:
                 own = os.getpid()
                 process = os.fork()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,7 +25,9 @@ class Supervise:
     def __init__(self, folder: Path) -> None:
         self.folder, self.seen = folder, set[psutil.Process]()
 
-    def start(self, attempt: int, line: str = LINE, began: str = "1", **variables: str) -> subprocess.Popen[str]:
+    def start(
+        self, attempt: int, line: str = LINE, began: str = "1", opened: Sequence[int] = (), **variables: str
+    ) -> subprocess.Popen[str]:
         options = ["--log-dir", str(self.folder / f"attempt-{attempt}"), "--began", began]
         return subprocess.Popen(
             [sys.executable, path_of("guarded"), *options, line],
@@ -34,9 +37,10 @@ class Supervise:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            pass_fds=opened,
         )
 
-    def run(self, attempt: int, **more: str) -> tuple[psutil.Process | int, list[str]]:
+    def run(self, attempt: int, **more: Any) -> tuple[psutil.Process | int, list[str]]:
         """The importer, or its number where it has ended, and what its worker has printed."""
         process = self.start(attempt, **more)
         output, errors = process.communicate(timeout=LIMIT)
@@ -108,3 +112,12 @@ def test_what_no_next_start_takes_ends_by_itself(supervise: Supervise) -> None:
     supervise.run(1)
     assert len(supervise.seen) == 2
     assert not psutil.wait_procs(supervise.seen, timeout=LIMIT)[1]
+
+
+def test_what_is_kept_does_not_hold_what_the_launcher_has_opened(supervise: Supervise) -> None:
+    ours, theirs = os.pipe()
+    importer, _ = supervise.run(1, opened=[theirs])
+    os.close(theirs)
+    assert os.read(ours, 1) == b""  # Hydra waits for that
+    os.close(ours)
+    assert supervise.run(2)[0] == importer
