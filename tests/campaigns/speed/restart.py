@@ -20,13 +20,9 @@ SCRIPT = path_of("killed_once")
 PAUSE = "3"  # seconds of training before the kill
 
 
-def by_supervise(ranks: int, folder: Path, *options: str) -> list[str]:
-    job = [mpirun_path(), "-np", str(ranks), *RUNNER, *options, SCRIPT, str(folder), PAUSE]
+def by_supervise(ranks: int, folder: Path) -> list[str]:
+    job = [mpirun_path(), "-np", str(ranks), *RUNNER, SCRIPT, str(folder), PAUSE]
     return [*RUNNER, "supervise", "--log-dir", str(folder / "log"), "--", *job]
-
-
-def by_supervise_alone(ranks: int, folder: Path) -> list[str]:
-    return by_supervise(ranks, folder, "--share-import", "off")
 
 
 def in_place(ranks: int, folder: Path) -> list[str]:
@@ -57,12 +53,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     for ranks in given.ranks:
-        ways = {
-            "in place": in_place,
-            "supervise": by_supervise,
-            "unshared": by_supervise_alone,
-            "torchrun": by_torchrun,
-        }
+        ways = {"in place": in_place, "supervise": by_supervise, "torchrun": by_torchrun}
         found: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(given.rounds):
             for name, way in ways.items():
