@@ -75,7 +75,9 @@ class Child:
         self.given = []
 
 
-def new_child(*, leads: bool, wake: Callable[[], None], importer: Callable[[], tuple[int, IO[Any]]]) -> Child:
+def new_child(
+    *, leads: bool, wake: Callable[[], None], importer: Callable[[], tuple[int, IO[Any]]], ignored: Collection[int] = ()
+) -> Child:
     """The pipes and files of a worker that is to be forked.
 
     Raises:
@@ -99,6 +101,7 @@ def new_child(*, leads: bool, wake: Callable[[], None], importer: Callable[[], t
         given=[pipe, asked, board.file],
         wake=wake,
         importer=importer,
+        ignored=ignored,
     )
 
 

@@ -1,4 +1,4 @@
-"""On each host supervise's next start has the import of the last one; where it cannot share that, it goes on with another."""
+"""On each host supervise's next start has the import of the last one, or another where it cannot share that."""
 
 from __future__ import annotations
 
