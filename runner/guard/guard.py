@@ -74,7 +74,7 @@ class Guard:
         worker = self._watch.attempt.worker
         self._end_group()
         worker.close()
-        self._end("the process that its launcher had started was killed")
+        self._end("")
 
     def leave(self, decision: Decision) -> None:
         """Tell the others how this rank has ended, leave their link, and write what is left; within a few seconds."""

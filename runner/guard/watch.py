@@ -145,6 +145,8 @@ class Watch:
             self.events.has_lost_proxy and not self.attempt.is_without_proxy
         ):  # it was killed, and nobody takes the exit code
             self.attempt.is_without_proxy = True
+            # At once: the launcher ends the other ranks, too, and they are to know why.
+            self.peers.tell(Gone("the process that its launcher had started was killed"))
             worker.end(EXIT_FAILURE, 0.0)
         if self.events.has_lost_launcher() and not self.attempt.is_without_proxy:
             worker.end(EXIT_FAILURE, _ORPHANED)
