@@ -138,7 +138,7 @@ def test_the_hub_that_leaves_is_not_missed(ends: list[End]) -> None:
 def test_a_hub_that_may_open_no_more_files_keeps_its_connections(
     ends: list[End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    poll_until(lambda: ends[0].spoke.present == {0, 1, 2}, LIMIT, "all have joined")
+    poll_until(lambda: ends[0].spoke.link.present() == {0, 1, 2}, LIMIT, "all have joined")
     refused = threading.Event()
 
     def accept(*_: object) -> None:
