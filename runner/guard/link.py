@@ -62,6 +62,7 @@ class Link:
         self._outbox: queue.SimpleQueue[tuple[int, Message] | None] = queue.SimpleQueue()
         self._hub: _Hub | None = None
         self._thread: threading.Thread | None = None
+        self._address: Address | None = None  # of the rank that has joined last
 
     def listen(self) -> None:
         """Called where rank 0 is, before its worker is started."""
@@ -73,15 +74,17 @@ class Link:
         with self._lock:
             told, self._ranks[address.rank] = list(self._told), deliver
             self._has_had_rank_0 = self._has_had_rank_0 or address.rank == 0
-            is_first = self._thread is None
-            if is_first:
-                self.is_open = True
-                work = self._join if self.listener is None else self._serve
-                self._thread = threading.Thread(target=work, args=(address,), name="link", daemon=True)
-        self._outbox.put((address.rank, Joined()))
+            self._outbox.put((address.rank, Joined()))
+            if self._thread is None:
+                self._start(address)
+            self._address = address
         deliver(_for_rank(address.rank, told))
-        if is_first and self._thread is not None:
-            self._thread.start()
+
+    def _start(self, address: Address) -> None:
+        self.is_open = True
+        work = self._join if self.listener is None else self._serve
+        self._thread = threading.Thread(target=work, args=(address,), name="link", daemon=True)
+        self._thread.start()
 
     def present(self) -> set[int]:
         """The ranks that have joined and not left, as far as this agent knows: the hub's knows all."""
@@ -114,21 +117,25 @@ class Link:
 
     def leave(self, rank: int, last: Message) -> None:
         """A rank leaves, after what it has told is sent; within a second or two."""
-        with self._lock:
-            self._ranks.pop(rank, None)
-            is_last = not self._ranks
         self.deliver([(rank, last)])
-        self._outbox.put((rank, last))
-        if is_last and self._thread is not None:
-            self._outbox.put(None)
-            self._thread.join(2 * _SENDING)
-            with self._lock:
-                if not self._ranks:  # another job of this agent's may begin
-                    if self.listener is not None:
-                        self.listener.close()
-                    self._thread = self._hub = self.listener = None
-                    self._told.clear()
-                    self._has_had_rank_0 = False
+        with self._lock:  # in one: else what another one tells as its last could come after the end
+            self._ranks.pop(rank, None)
+            self._outbox.put((rank, last))
+            thread = None if self._ranks else self._thread
+            if thread is not None:
+                self._outbox.put(None)
+        if thread is None:
+            return
+        thread.join(2 * _SENDING)
+        with self._lock:
+            if self._ranks and self.listener is None and self._address is not None:  # it has joined meanwhile
+                self._start(self._address)
+            elif not self._ranks:  # another job of this agent's may begin
+                if self.listener is not None:
+                    self.listener.close()
+                self._thread = self._hub = self.listener = None
+                self._told.clear()
+                self._has_had_rank_0 = False
 
     def _serve(self, address: Address) -> None:
         assert self.listener is not None

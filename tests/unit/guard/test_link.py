@@ -210,3 +210,50 @@ def test_hosts_that_leave_after_rank_0_are_not_missed() -> None:
     time.sleep(0.5)
     assert [told for told in second.received() if isinstance(told[1], Gone)] == []
     second.close()
+
+
+def test_what_ranks_of_a_host_tell_as_their_last_arrives_though_they_leave_at_once() -> None:
+    class Slow(Link):
+        """Its rank 1 takes long to leave, and rank 2 leaves meanwhile."""
+
+        def deliver(self, told: Sequence[tuple[int, Message]]) -> None:
+            super().deliver(told)
+            if told[0] == (1, Left()):
+                second.close()
+
+    listener = listen(loopback=False)
+    here, there = Link(), Slow()
+    here.listener = listener
+    link = {0: here, 1: there, 2: there}
+    address = {rank: Address(host="127.0.0.1", port=port_of(listener), key=KEY, rank=rank, size=3) for rank in link}
+    hub, first, second = (Spoke(link[rank], address[rank]) for rank in link)
+    poll_until(lambda: here.present() == {0, 1, 2}, LIMIT, "all have joined")
+    first.close()
+    poll_until(lambda: here.present() == {0}, LIMIT, "all have left")
+    assert [told for told in hub.received() if isinstance(told[1], Gone)] == []
+    hub.close()
+
+
+def test_a_rank_that_joins_while_the_last_one_leaves_is_on_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = listen(loopback=False)
+    port = port_of(listener)
+    here, there = Link(), Link()
+    here.listener = listener
+    first = Spoke(here, Address(host="127.0.0.1", port=port, key=KEY, rank=0, size=3))
+    second = Spoke(there, Address(host="127.0.0.1", port=port, key=KEY, rank=1, size=3))
+    poll_until(lambda: here.present() == {0, 1}, LIMIT, "rank 1 has joined")
+    late: list[Spoke] = []
+    join = threading.Thread.join
+
+    def join_late(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name == "link" and not late:
+            late.append(Spoke(there, Address(host="127.0.0.1", port=port, key=KEY, rank=2, size=3)))
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", join_late)
+    second.close()
+    poll_until(lambda: here.present() == {0, 2}, LIMIT, "rank 2 has joined")
+    late[0].tell(FAILED)
+    poll_until(lambda: (2, FAILED) in first.received(), LIMIT, "what it tells arrives")
+    late[0].close()
+    first.close()
