@@ -15,7 +15,7 @@ def replace_characters() -> None:
     """Have a "?" printed for what the locale lacks, instead of an error. Bytes of a command line that are no text stay."""
     codecs.register_error(_REPLACING, _replaced)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors != _REPLACING:
             _before.append((stream, stream.errors or "strict"))
             stream.reconfigure(errors=_REPLACING)
 

@@ -40,6 +40,7 @@ from runner.rendezvous.transport.endpoint import allow_open_files
 
 _HANDING_OVER = 5.0  # seconds for what a proxy has begun to send
 _ROUND = 1.0  # seconds between two looks for orphans
+_UNANSWERED = 16  # requests to the importer: with more, both could wait for the other to read
 _FINAL = {EXIT_OK, EXIT_USAGE, EXIT_REQUEUE}  # exit codes after which `supervise` does not start the job again
 _KEPT = 4.0  # seconds after a failed attempt of `supervise` in which its next one has to come
 _STACK = 1 << 19  # bytes of a thread's stack
@@ -381,11 +382,13 @@ class Agent:
         if self._importer is None or not self._importer.is_ready:
             return
         with self._lock:
-            asked, self._asked = self._asked, []
+            room = _UNANSWERED - self._importer.unanswered
+            asked, self._asked = self._asked[:room], self._asked[room:]
             for number in asked:
                 _, child, described, descriptors = self._workers[number]
                 try:
                     self._importer.start(described, descriptors)
+                    self._importer.unanswered += 1
                 except OSError as error:
                     child.problem, child.status = f"cannot be started: {error.strerror}", 1 << 8
                     child.wake()
@@ -413,6 +416,7 @@ class Agent:
             if not importer.is_ready:
                 self._replace_importer(importer, message["why"])
         elif "worker" in message:
+            importer.unanswered -= 1
             self._note_start(message)
         else:
             for number, (_, child, *_) in list(self._workers.items()):

@@ -36,6 +36,10 @@ _JOBS = (
     "LSB_JOBID",
 )
 _MEETING = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+_RANKS = (
+    *("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID", "PALS_RANKID"),
+    *("JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "HOROVOD_RANK"),
+)
 _BINDING = (
     "OMP_PROC_BIND",
     "OMP_PLACES",
@@ -67,7 +71,9 @@ class Identity(NamedTuple):
 def identity() -> Identity:
     """Of this process."""
     words, common = sys.argv[1:], _common()
-    launch = repr((common, os.getppid(), words, [os.environ.get(name) for name in _JOBS]))
+    # A process that no launcher has started shares with none: another job of the same shell may have the same words.
+    own = os.getpid() if not any(name in os.environ for name in _RANKS) else 0
+    launch = repr((common, os.getppid(), own, words, [os.environ.get(name) for name in _JOBS]))
     supervised = ""
     if tuple(words[0:4:2]) == OF_SUPERVISE:
         supervised = repr((common, os.path.dirname(words[1]), words[3:]))
@@ -78,7 +84,7 @@ def _common() -> list[object]:
     """What neither launcher nor attempt changes."""
     status = dict(line.partition(":")[::2] for line in _read("/proc/self/status").splitlines())
     return [
-        os.getsid(0) if os.isatty(0) else 0,  # a terminal's processes stay in its session
+        os.getpgrp() if os.isatty(0) else 0,  # a terminal stops and ends a whole group, its agent among it
         *(sys.version, sys.executable, sys.prefix, sys.orig_argv[: -len(sys.argv[1:]) or None], sys.argv[0], sys.path),
         _folder(),
         [number for number in (0, 1, 2) if not is_open(number)],

@@ -49,6 +49,7 @@ class Importer:
     def __init__(self, connection: socket.socket, process: int) -> None:
         self.connection, self.process = connection, process
         self.is_ready = False  # it has imported; before, it takes no requests
+        self.unanswered = 0  # requests
 
     def start(self, worker: dict[str, Any], descriptors: Sequence[int]) -> None:
         """Have it fork a worker, once it has imported what it is to."""

@@ -32,6 +32,7 @@ class Output:
             for number, name in paths.items()
             if number in shown and (folder or with_rank)
         ]
+        self._all = list(self._streams)
         self.ends = {one.number: one.writing for one in self._streams}  # what the worker, and the agent, write to
         self._lock = threading.Lock()
         self._files: Files | None = None
@@ -70,6 +71,8 @@ class Output:
         while streams := list(self._streams):
             within = _QUIET if any(one.rest for one in streams) else 3600.0
             self._turn(is_quiet=not readable([one.end for one in streams], within))
+        for one in self._all:
+            os.close(one.end)
 
     def _turn(self, within: float = -1, *, is_quiet: bool = False) -> bool:
         """Pass on what there is; if it was quiet, unfinished lines, too. Returns whether more may come."""

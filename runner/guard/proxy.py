@@ -124,9 +124,11 @@ def _reach(name: bytes, began: float) -> tuple[socket.socket | None, float, bool
     None: it does not, or ends. Anybody may have the name: one of another user is not waited for.
     """
     connection, within, is_full = socket.socket(socket.AF_UNIX), _STRANGE, False
+    is_connected = False
     try:
         connection.settimeout(within)
         connection.connect(name)
+        is_connected = True
         option = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         process, user, _ = CREDENTIALS.unpack(option)  # of the process that was elected
         within = 0.0 if user != os.geteuid() else _ELECTING if _is_sibling(process) else _STRANGE
@@ -137,6 +139,9 @@ def _reach(name: bytes, began: float) -> tuple[socket.socket | None, float, bool
                     connection.settimeout(None)
                     return connection, within, False
                 is_full = True
+    except TimeoutError:
+        if not is_connected:  # somebody listens, and has more to take than it may let wait
+            within = _ELECTING
     except OSError:
         pass
     connection.close()
@@ -193,8 +198,19 @@ def _hand_over(connection: socket.socket, parent: int, ignored: Sequence[int], n
         "ignored": [int(number) for number in ignored],
         "numbers": numbers,
     }
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the agent has ended, which is seen next
-        send(connection, message, numbers)
+    end = time.monotonic() + _ELECTING
+    while True:
+        try:
+            send(connection, message, numbers)
+        except (BrokenPipeError, ConnectionResetError):  # the agent has ended, which is seen next
+            return
+        except OSError as error:
+            # So many of this user's descriptors are on their way at a time as a process may have open.
+            if error.errno != errno.ETOOMANYREFS or time.monotonic() > end:
+                raise
+            time.sleep(_LOOKS)
+        else:
+            return
 
 
 def _forward_signals(connection: socket.socket) -> None:
@@ -235,6 +251,7 @@ def _told(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 def _end_after_agent(worker: dict[str, Any], board: int) -> NoReturn:
     """The agent was killed, and its importer and workers with it, by the kernel: end what the worker has started."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)  # a file system that hangs is not to hold this process up
     if worker:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker["process"], signal.SIGKILL) if worker["leads"] else os.kill(

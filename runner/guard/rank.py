@@ -62,12 +62,15 @@ class Rank:
         self._fork, self._importer, self._leave, self._workers = fork, importer, leave, workers
         self._child: Child | None = None
         self._words: Words | None = None
+        self._printing, self._has_ended = threading.Lock(), False
         self._thread = threading.Thread(target=self._work, name=f"rank of process {origin.process}", daemon=True)
         self._thread.start()
 
     def print(self, text: str) -> None:
         """Print to the rank's standard error, if it has one."""
-        print_text(f"{text}\n", self.origin.descriptors.get(2))
+        with self._printing:
+            if not self._has_ended:
+                print_text(f"{text}\n", self.origin.descriptors.get(2))
 
     def lose_proxy(self) -> None:
         """The proxy has ended before its rank: it was killed."""
@@ -83,7 +86,9 @@ class Rank:
             self.print(_described(error))
             self._end_after_defect()
         finally:
-            self.origin.close()
+            with self._printing:  # its numbers are about to be other files'
+                self._has_ended = True
+                self.origin.close()
             with contextlib.suppress(OSError):  # the proxy has gone
                 send(self.connection, {"exit": self.code})
             self.events.close()
@@ -92,6 +97,8 @@ class Rank:
     def _end_after_defect(self) -> None:
         """End what is there without the guard, and tell the other ranks."""
         child = self._child
+        if child is not None:
+            child.cancel()  # if it is not forked yet
         if child is not None and child.process and child.status is None:
             with contextlib.suppress(OSError):
                 os.killpg(child.process, signal.SIGKILL) if child.group.is_own else os.kill(

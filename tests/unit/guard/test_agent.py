@@ -58,7 +58,7 @@ def launched(
                 stderr=subprocess.PIPE,
                 text=True,
                 start_new_session=True,
-                env=os.environ | variables.get(number, {}),
+                env=os.environ | {"RANK": str(number)} | variables.get(number, {}),
             )
             for number, line in enumerate(lines)
         ]
@@ -147,9 +147,12 @@ def test_when_a_proxy_is_killed_its_rank_ends_and_the_others_do_not() -> None:
         assert launch.proxies[1].wait(LIMIT) == 5
 
 
-def test_sixty_four_ranks_have_one_agent() -> None:
-    with launched(*["time.sleep(8)"] * 64) as launch:
+def test_sixty_four_ranks_have_one_agent(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    waits = f"[time.sleep(0.2) for _ in iter(lambda: __import__('os').path.exists({str(seen)!r}), True)]"
+    with launched(*[waits] * 64) as launch:
         assert len(named(launch.workers(), "runner-agent")) == 1
+        seen.touch()
         assert {code for code, _ in launch.ends()} == {0}
 
 
