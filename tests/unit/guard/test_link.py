@@ -25,6 +25,7 @@ from tests.polling import LIMIT, poll_until
 
 KEY = "00" * 32
 FAILED = Failed(attempt=0, again=False, failure=None)
+LEFT = Left()
 Kind = TypeVar("Kind")
 
 
@@ -50,7 +51,11 @@ class Spoke:
     def tell(self, message: Message) -> None:
         self.link.tell(self.rank, message)
 
-    def close(self, last: Message = Left()) -> None:  # noqa: B008  # it does not change
+    def hears(self, told: tuple[int, Message]) -> None:
+        """Wait for a message, after the rank that tells it."""
+        poll_until(lambda: told in self.received(), LIMIT, f"rank {self.rank} is told of {told}")
+
+    def close(self, last: Message = LEFT) -> None:
         self.link.leave(self.rank, last)
 
 
@@ -176,17 +181,17 @@ def test_ranks_of_a_host_share_a_connection_and_each_is_told_what_concerns_it() 
     second, first, third = spokes
     spokes = [first, joined(1), second, third]  # rank 1 comes late
     for rank in (0, 1, 3):
-        poll_until(lambda: (2, FAILED) in spokes[rank].received(), LIMIT, f"rank {rank} is told")  # noqa: B023
+        spokes[rank].hears((2, FAILED))
     spokes[3].tell(Host("there"))
     poll_until(lambda: (3, Host("there")) in spokes[0].received(), LIMIT, "rank 0 is told")
     spokes[0].tell(Show(0))
     for rank in (1, 2, 3):
-        assert poll_until(lambda: (0, Show(0)) in spokes[rank].received(), LIMIT, f"rank {rank} is asked")  # noqa: B023
+        spokes[rank].hears((0, Show(0)))
     spokes[2].close()
     poll_until(lambda: here.present() == {0, 1, 3}, LIMIT, "rank 2 has left")
     spokes[3].close(Gone("its process was killed"))
     for rank in (0, 1):
-        poll_until(lambda: (3, Gone("its process was killed")) in spokes[rank].received(), LIMIT, "rank 3 is gone")  # noqa: B023
+        spokes[rank].hears((3, Gone("its process was killed")))
     for spoke in (spokes[1], spokes[0]):
         spoke.close()
     listener.close()
