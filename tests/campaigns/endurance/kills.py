@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -37,24 +38,26 @@ def main() -> None:
         "--training", type=str.split, default=[], metavar="OPTIONS", help="more options of the training"
     )
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(
-            folder=Path(folder),
-            launch=lambda program: [mpirun_path(), "-np", str(given.ranks), *program],
-            in_place=not given.supervise,
-            supervised=given.supervise,
-            every=3,
-            options=given.training,
-        )
-        with closing(job):
-            killed = kill(job, given.kills, "agents" if given.supervise else "importers", random.Random(given.seed))
-            job.go_on(job.newest())
-            last = job.finish()
-        counts = ", ".join(f"{number} {kind}" for kind, number in killed.items())
-        print(f"killed: {counts}; {len(job.resumed())} times gone on, {last} steps")
-        problems = job.problems(last)
-    print("\n".join(problems) or "nothing lost, nothing left")
-    sys.exit(bool(problems))
+    folder = Path(tempfile.mkdtemp(prefix="kills-"))
+    job = Job(
+        folder=folder,
+        launch=lambda program: [mpirun_path(), "-np", str(given.ranks), *program],
+        in_place=not given.supervise,
+        supervised=given.supervise,
+        every=3,
+        options=given.training,
+    )
+    with closing(job):
+        killed = kill(job, given.kills, "agents" if given.supervise else "importers", random.Random(given.seed))
+        job.go_on(job.newest())
+        last = job.finish()
+    counts = ", ".join(f"{number} {kind}" for kind, number in killed.items())
+    print(f"killed: {counts}; {len(job.resumed())} times gone on, {last} steps")
+    if problems := job.problems(last):
+        print(*problems, f"the job's files are kept in {folder}", sep="\n")
+        sys.exit(1)
+    print("nothing lost, nothing left")
+    shutil.rmtree(folder)
 
 
 def kill(job: Job, kills: int, other: str, draw: random.Random) -> Counter[str]:
