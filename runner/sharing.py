@@ -11,7 +11,7 @@ from runner.guard.identity import is_read_by_torch
 from runner.job_settings import JobSettings
 from runner.launch.detect import detect
 from runner.launch.target import NO_PYTHON, Target, find_target
-from runner.tools.registry import tool_names
+from runner.tools.registry import needs_torch, tool_names
 from runner.torchrun.shared_import import APPLIED
 
 _NAME = re.compile(rb"""["']([A-Z][A-Z0-9_]+)["']""")
@@ -35,7 +35,7 @@ def why_not_here(job: JobSettings, environment: Mapping[str, str]) -> str:
 def why_not_for_target(request: Request) -> str:
     """The same for a target."""
     if request.tool in tool_names():
-        return f"{request.tool} needs no torch"
+        return "" if needs_torch(request.tool) else f"{request.tool} needs no torch"
     if request.form == NO_PYTHON:
         return "the target is no Python program"
     if request.target == "-":

@@ -24,6 +24,7 @@ class Tool:
     needs_rendezvous: bool = (
         True  # False: it runs in one process without rendezvous, whatever a launcher's variables say
     )
+    needs_torch: bool = False  # on each rank: imported once per host
     shows_training: bool = False  # it shows what a workload would get
     examines: bool = False  # it accepts ranks that do not fit together, and reports what is wrong
 
@@ -34,14 +35,16 @@ TOOLS = {
         function="runner.tools.explain.explain:explain",
         shows_training=True,
     ),
-    "bench": Tool(summary="how fast the collectives are", function="runner.tools.bench.bench:bench"),
+    "bench": Tool(summary="how fast the collectives are", function="runner.tools.bench.bench:bench", needs_torch=True),
     "checkpoint": Tool(
         summary="look at checkpoints, verify and export them",
         function="runner.tools.checkpoint.checkpoint:checkpoint",
         needs_rendezvous=False,
     ),
     "compare": Tool(
-        summary="how fast backends and layouts train a workload here", function="runner.tools.compare.compare:compare"
+        summary="how fast backends and layouts train a workload here",
+        function="runner.tools.compare.compare:compare",
+        needs_torch=True,
     ),
     "doctor": Tool(
         summary="whether this cluster is well: hosts, network, GPUs, versions",
@@ -91,6 +94,11 @@ def examines(target: str) -> bool:
 def shows_training(target: str) -> bool:
     """Whether a target is a tool that shows what a workload would get."""
     return target in TOOLS and TOOLS[target].shows_training
+
+
+def needs_torch(target: str) -> bool:
+    """Whether a target is a tool that needs torch on each rank."""
+    return target in TOOLS and TOOLS[target].needs_torch
 
 
 def works_alone(target: str) -> bool:
