@@ -99,10 +99,10 @@ def find_target(name: str, *, form: str = "", tools: Iterable[str]) -> Target:
     if path is None:
         scripts = [p.name for p in Path.cwd().glob("*.py")]
         known = [*tools, *workload_names(), *scripts]
+        tool = f"a tool ({', '.join(tools)}), " if tools else ""
         raise UsageError(
             f"unknown target {name!r}{_near(name, known)}",
-            fix=f"a target is a tool ({', '.join(tools)}), a script (train.py), -m package.module, or a workload "
-            f"({', '.join(workload_names())})",
+            fix=f"a target is {tool}a script (train.py), -m package.module, or a workload ({', '.join(workload_names())})",
         )
     _refuse_programs(name, path)
     return Target(WORKLOAD, name, path, _digest(path))
