@@ -15,12 +15,11 @@ from runner.tools.plan.schedules import timeline
 from runner.tools.plan.support import check_supported, reported_in_one_line
 from runner.tools.plan.tracing import Parameter, Pass, Traced, Tracer
 from runner.tools.plan.traffic import Traffic, handed_on, optimizer_sharded, replicated, sharded, total
+from runner.training.metrics.datasheets import SHEETS
 from runner.versions.features import need
 
-# What the estimate of a step's time assumes: an H100 SXM by NVIDIA's data sheet (NVLink 900 GB/s both ways; NDR InfiniBand 400 Gb/s
-# per GPU), and 40 % of its peak (torchtitan reports 33 to 39 % of that in bf16 on 8).
-_WITHIN, _ACROSS, _SHARE = 450e9, 50e9, 0.4
-_PEAK = {"bf16": 989e12, "fp16": 989e12, "fp32": 67e12}  # operations per second; torch's default takes no TF32
+# What the estimate of a step's time assumes: an H100 SXM, and 40 % of its peak (torchtitan reports 33 to 39 % of that in bf16 on 8).
+SHARE = 0.4
 # Forward passes that a step takes: the backward pass takes two, and what is computed again one more, or half of its products.
 _PASSES = {"none": 3.0, "selective": 3.5, "full": 4.0}
 
@@ -64,11 +63,12 @@ class Planned:
 
     @property
     def step(self) -> Step:
-        computing = self.operations / (_SHARE * _PEAK[self.candidate.options.precision])
+        sheet = SHEETS["H100"]
+        computing = self.operations / (SHARE * sheet.peak(self.candidate.options.precision))
         return Step(
             computing=computing,
             idle=computing * self.idle / (1 - self.idle),
-            sending=total(self.traffic.within) / _WITHIN + self.traffic.per_link / _ACROSS,
+            sending=total(self.traffic.within) / sheet.inside + self.traffic.per_link / sheet.between,
         )
 
     @property

@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import torch
 
 from runner.parallel.task import Task
-
-# 10^12 dense operations per second in bf16 (on a V100, which has no bf16, in fp16), by words of the name: NVIDIA's data sheets
-# (without sparsity), SXM where there are two.
-PEAKS = {
-    "B200": 2250.0,
-    "GH200": 989.5,
-    "H200": 989.5,
-    "H100 PCIe": 756.5,
-    "H100 NVL": 835.5,
-    "H100": 989.5,
-    "A100": 312.0,
-    "L40S": 362.0,
-    "L40": 181.0,
-    "L4": 121.0,
-    "A40": 149.7,
-    "A10": 125.0,
-    "V100": 125.0,
-}
+from runner.training.metrics.datasheets import peak_of
 
 
 def speeds(samples_per_s: float, task: Task, ranks: int, device: torch.device) -> dict[str, float]:
@@ -45,8 +26,5 @@ def speeds(samples_per_s: float, task: Task, ranks: int, device: torch.device) -
 
 def peak_tflops(device: torch.device) -> float | None:
     """What the device can do at most, in 10^12 dense operations per second in half precision; None if it is not known."""
-    return _peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-
-
-def _peak_of(name: str) -> float | None:
-    return next((peak for words, peak in PEAKS.items() if re.search(rf"\b{words}\b", name)), None)
+    peak = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return peak / 1e12 if peak is not None else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.training.metrics.speed import _peak_of
+from runner.training.metrics.datasheets import peak_of
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,8 @@ from runner.training.metrics.speed import _peak_of
         ("NVIDIA A40", 149.7),
         ("NVIDIA L40", 181.0),
         ("NVIDIA L40S", 362.0),
+        ("AMD Instinct MI300X", 1307.4),
+        ("AMD Instinct MI250X", 191.5),  # of one of its two dies
         ("Tesla V100-SXM2-16GB", 125.0),
         ("NVIDIA RTX A4000", None),  # not an A40
         ("NVIDIA A10G", None),  # slower than an A10
@@ -23,4 +25,4 @@ from runner.training.metrics.speed import _peak_of
     ],
 )
 def test_a_peak_is_that_of_the_whole_name(name: str, peak: float | None) -> None:
-    assert _peak_of(name) == peak
+    assert peak_of(name) == (peak and pytest.approx(peak * 1e12))
