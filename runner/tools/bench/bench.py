@@ -214,6 +214,7 @@ def _measurement(
         backend=backend,
         size=size,
         ranks=job.size,
+        hosts=len(job.topology.hosts),
         seconds=median,
         fastest=min(seconds),
         slowest=max(seconds),

@@ -13,6 +13,7 @@ class Measurement:
     backend: str
     size: int  # bytes
     ranks: int
+    hosts: int  # on which the ranks are
     seconds: float  # median over rounds
     fastest: float
     slowest: float

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from runner.base.errors import UsageError
 from runner.parallel.pipeline.stages import balanced
 from runner.parallel.registry import traits_of
+from runner.tools.costs.exchanges import Group
 from runner.tools.plan.layouts import Candidate, Cluster
 from runner.tools.plan.memory import PER_PARAMETER_ACTIVATIONS, Memory, is_wrapped, memory_of
 from runner.tools.plan.optimizers import StateRule
 from runner.tools.plan.schedules import timeline
 from runner.tools.plan.support import check_supported, reported_in_one_line
 from runner.tools.plan.tracing import Parameter, Pass, Traced, Tracer
-from runner.tools.plan.traffic import Traffic, handed_on, optimizer_sharded, replicated, sharded, total
+from runner.tools.plan.traffic import Traffic, buckets, handed_on, optimizer_sharded, replicated, sharded, total
 from runner.training.metrics.datasheets import SHEETS
 from runner.versions.features import need
 
@@ -152,6 +153,7 @@ def _together(traced: Traced, cut: range) -> Pass | None:
         temporary=max(one.temporary for one in own),
         output=own[-1].output,
         sent=sum(one.sent for one in own),
+        calls=sum(one.calls for one in own),
         operations=sum(one.operations for one in own),
     )
 
@@ -169,45 +171,55 @@ def _traffic(
     tied: Collection[int],
 ) -> Traffic:
     """Of a rank with these parameters and stages; ``passes`` are those of all stages."""
-    options, degrees, layout = candidate.options, candidate.degrees, candidate.layout
+    options, layout = candidate.options, candidate.layout
     traffic, micro_batches = Traffic(), options.micro_batches
-    weights = float(sum(one.bytes for one in parameters))
-    gradients = float(sum(one.bytes for one in parameters if one.is_trained))
-    narrow = 0.5 if options.precision != "fp32" and parameters[0].item == 4 else 1.0  # what fully_shard gathers
-
-    def links(dimension: str) -> int:
-        return cluster.links(layout, dimension)
-
-    between_stages = min(1, links("pipeline"))  # from one rank to one
-
-    if options.is_sharded:
-        dimension = "shard" if "shard" in layout.dimensions else "data"
-        gathers, scatters = (1, 1) if options.pp > 1 else (2 * micro_batches, micro_batches)
-        number = sharded(gradients, narrow * weights, degrees.shard, gathers, scatters)
-        traffic.add(options.strategy, number, links=links(dimension))
-        between_replicas = scatters * replicated(gradients / degrees.shard, degrees.replicate)
-        traffic.add("replicas", between_replicas, links=links("replicate" if degrees.shard > 1 else "data"))
-    else:
-        traits = traits_of(options.strategy)
-        # powerSGD's first steps exchange all; what it sends later depends on the shapes.
-        narrow_hook = 0.5 if options.comm_hook in ("bf16", "fp16") and parameters[0].item == 4 else 1.0
-        exchanged = narrow_hook * gradients
-        dimension = "replicate" if "replicate" in layout.dimensions else "data"
-        number = replicated(exchanged, degrees.data)
-        if traits.shards_optimizer:
-            number = optimizer_sharded(exchanged, weights, degrees.data)
-        every = options.sync_every if traits.is_local else 1
-        traffic.add(options.strategy, number / every, links=links(dimension))
+    of_pipeline = cluster.group(layout, "pipeline")
+    pair = Group(ranks=2, hosts=2 if of_pipeline.links else 1, links=min(1, of_pipeline.links))  # from one rank to one
+    _add_data_parallel(traffic, candidate, cluster, parameters)
     copied = sum(one.bytes for one in parameters if one.identity in tied and one.is_trained)
     if copied:  # their gradients, to the other stage
-        traffic.add("pp", copied / degrees.shard, links=between_stages)
+        traffic.add("pp", copied / candidate.degrees.shard, pair, "allreduce")
     for number in own:
         if one := passes[number]:
-            traffic.add("tp", micro_batches * one.sent, links=links("tensor"))
+            sharing = cluster.group(layout, "tensor")
+            traffic.add("tp", micro_batches * one.sent, sharing, "allreduce", micro_batches * one.calls)
         for other, sender in (
             (number + 1, number),
             (number - 1, number - 1),
         ):  # outputs forward, inputs' gradients back
             if 0 <= other < len(passes) and other not in own and (one := passes[sender]):
-                traffic.add("pp", handed_on(one.output, micro_batches), links=between_stages)
+                traffic.add("pp", handed_on(one.output, micro_batches), pair, "sendrecv", micro_batches)
     return traffic
+
+
+def _add_data_parallel(
+    traffic: Traffic, candidate: Candidate, cluster: Cluster, parameters: Sequence[Parameter]
+) -> None:
+    """What the strategy sends."""
+    options, degrees, layout = candidate.options, candidate.degrees, candidate.layout
+    weights = float(sum(one.bytes for one in parameters))
+    gradients = float(sum(one.bytes for one in parameters if one.is_trained))
+    narrow = 0.5 if options.precision != "fp32" and parameters[0].item == 4 else 1.0  # what fully_shard gathers
+    if options.is_sharded:
+        sharing = cluster.group(layout, "shard" if "shard" in layout.dimensions else "data")
+        micro_batches = options.micro_batches
+        gathers, scatters = (1, 1) if options.pp > 1 else (2 * micro_batches, micro_batches)
+        units = len({one.unit for one in parameters})
+        gathered = sharded(0.0, narrow * weights, degrees.shard, gathers, scatters)
+        traffic.add(options.strategy, gathered, sharing, "allgather", gathers * units)
+        scattered = sharded(gradients, 0.0, degrees.shard, gathers, scatters)
+        traffic.add(options.strategy, scattered, sharing, "reduce_scatter", scatters * units)
+        number = scatters * replicated(gradients / degrees.shard, degrees.replicate)
+        copies = cluster.group(layout, "replicate" if degrees.shard > 1 else "data")
+        traffic.add("replicas", number, copies, "allreduce", scatters * units)
+        return
+    traits = traits_of(options.strategy)
+    # powerSGD's first steps exchange all; what it sends later depends on the shapes.
+    exchanged = (0.5 if options.comm_hook in ("bf16", "fp16") and parameters[0].item == 4 else 1.0) * gradients
+    every = options.sync_every if traits.is_local else 1
+    copies = cluster.group(layout, "replicate" if "replicate" in layout.dimensions else "data")
+    summed = replicated(exchanged, degrees.data)
+    traffic.add(options.strategy, summed / every, copies, "allreduce", buckets(exchanged) / every)
+    if traits.shards_optimizer:
+        updated = optimizer_sharded(exchanged, weights, degrees.data) - summed
+        traffic.add(options.strategy, updated, copies, "broadcast", len(parameters))

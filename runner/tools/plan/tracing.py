@@ -85,6 +85,7 @@ class Pass:
         temporary: bytes that are used for the time being, forward or backward; with checkpointing a unit's activations, too.
         output: bytes of the outputs.
         sent: bytes that tensor parallelism sends, forward and backward.
+        calls: collectives by which it does.
         operations: floating-point operations of the forward pass; attention's without regard to a mask, as in a model's MFU.
     """
 
@@ -92,6 +93,7 @@ class Pass:
     temporary: int
     output: int
     sent: float
+    calls: int
     operations: int
 
 
@@ -268,7 +270,7 @@ def _follow(
     is_first: bool,
 ) -> tuple[Pass, Tensor]:
     """A piece's pass, forward and backward, and its outputs. ``start``: bytes in use that are not this piece's."""
-    sent, done, ledger.peak = ledger.sent, ledger.operations, ledger.now
+    sent, calls, done, ledger.peak = ledger.sent, ledger.calls, ledger.operations, ledger.now
     received = values.detach().requires_grad_(values.is_floating_point() and not is_first)
     with context():
         outputs = part(received)
@@ -279,7 +281,7 @@ def _follow(
     if outputs.requires_grad:
         with context():
             torch.autograd.backward(outputs, torch.ones_like(outputs))
-    one = Pass(kept, ledger.peak - start - kept, _bytes(outputs), ledger.sent - sent, operations)
+    one = Pass(kept, ledger.peak - start - kept, _bytes(outputs), ledger.sent - sent, ledger.calls - calls, operations)
     return one, outputs.detach()
 
 
@@ -350,20 +352,23 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         now: bytes of all storages that operations have made and that are still there.
         peak: the most that ``now`` has been since this was set.
         sent: bytes.
+        calls: of collectives.
         operations: floating-point operations of products, on local tensors: torch's FlopCounterMode counts a sharded one as whole.
     """
 
     def __init__(self, known: Sequence[Tensor]) -> None:
         """``known``: tensors that do not count."""
         super().__init__()  # type: ignore[no-untyped-call]  # as above
-        self.now, self.peak, self.sent, self.operations = 0, 0, 0.0, 0
+        self.now, self.peak, self.sent, self.calls, self.operations = 0, 0, 0.0, 0, 0
         self._storages: dict[int, Any] = {identity_of(t.untyped_storage()): t for t in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes again with the local tensors
         result = func(*args, **(kwargs or {}))
-        self.sent += bytes_sent(func, args, kwargs or {})
+        sent = bytes_sent(func, args, kwargs or {})
+        self.sent += sent
+        self.calls += sent > 0
         if (formula := _OPERATIONS.get(family_of(func))) is not None:
             self.operations += formula(*args, **(kwargs or {}), out_val=result)
         for tensor in tree_leaves(result):
