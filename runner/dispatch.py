@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from runner.backends.process_group import limit_when_imported, prepare_backends, start_process_group
 from runner.backends.registry import backends
@@ -33,10 +34,18 @@ def dispatch(target: Target, request: Request, job: Job) -> None:
     """Run the target on this rank. Its exceptions pass through."""
     import_without_collector("torch", COMPILER, "torch.distributed.tensor", "torchvision")
     when_imported("torch", freeze_before_program)
-    if not (
-        target.kind == "tool" and works_alone(target.name)
-    ):  # such a tool starts jobs that get threads and interfaces of their own
+    if not (target.kind == "tool" and works_alone(target.name)):  # else it starts jobs that have settings of their own
         set_variables(settings(job))
+    if job.measure is None:
+        _run(target, request, job)
+        return
+    from runner.measuring.measured_run import measuring
+
+    with measuring(job, job.measure):
+        _run(target, request, job)
+
+
+def _run(target: Target, request: Request, job: Job) -> None:
     if target.kind == "tool":
         _check_torch(job, target.name)
         load_tool(target.name)(job, list(request.arguments))
@@ -112,7 +121,13 @@ def _run_workload(name: str, given: Given, job: Job) -> None:
     from runner.training.training_run import TrainingRun
     from runner.training.workload import bound
 
-    train = bound(main, TrainingRun(job=job, workload=name, layout=layout), given)
+    run = TrainingRun(job=job, workload=name, layout=layout)
+    if job.measure is None:
+        train = bound(main, run, given)
+    else:
+        from runner.measuring.measured_run import to_measure
+
+        train = bound(main, run, given, partial(to_measure, folder=job.measure))
     freeze()  # also what the workload has imported
     start_process_group(job)
     train()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from runner.guard.board import Board
 from runner.hardware.placement import Placement
@@ -30,6 +31,7 @@ class Job:
     attempt: str = ""  # which of them this is
     time_limit: float | None = None  # seconds that the job may run; None: as the scheduler says, if it does
     time_to_save: float | None = None  # seconds before that which a step and a checkpoint may take at least
+    measure: Path | None = None  # the folder of a run that is measured
     imports_why: str = ""  # why each rank imports torch by itself; "": once per host
     timeout_is_asked_for: bool = False  # if not, scripts have torch's own default
 

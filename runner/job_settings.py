@@ -157,6 +157,10 @@ class JobSettings:
         group="runner",
         advanced=True,
     )
+    # Set by `scale`.
+    measure: Path | None = option(
+        None, "time the steps that DIR/request.json says, and end", metavar="DIR", group="runner", hidden=True
+    )
     # Set by `supervise`: Open MPI's mpirun passes no environment variables on to other hosts, so this is an option.
     began: float | None = option(
         None, "the job's start in seconds since 1970", parse=float, group="runner", hidden=True

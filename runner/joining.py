@@ -97,6 +97,7 @@ def job_of(
         attempt=asked.log_dir.name if asked.log_dir else "",
         time_limit=asked.time_limit,
         time_to_save=asked.time_to_save,
+        measure=asked.measure,
         timeout_is_asked_for=asked.collective_timeout is not None,
     )
     return with_backend(job, asked.backend or "auto")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _SIZES = (4, 3, 5, 2, 6)  # of the dimensions of parameters that an optimizer is tried with
 # How many steps, and which share of one is more than rounding: that of Muon, which computes in bfloat16, is up to 0.04.
 _STEPS, _FAR = 2, 0.2
+TRIED = "runner_tries_it"  # an attribute of an optimizer whose steps train nothing
 # Errors by which torch and optimizers say what they cannot do with a model.
 _ABOUT_THE_MODEL = (TypeError, ValueError, NotImplementedError, AttributeError, KeyError, AssertionError)
 # In a RuntimeError: what has failed is memory, a device, or the exchange with other ranks.
@@ -202,6 +203,7 @@ def _stepped(factory: Any, kinds: Sequence[ParameterKind], mesh: DeviceMesh | No
 
     own = [nn.Parameter(placed(kind, 0)) for kind in kinds]
     optimizer = factory(iter(own))
+    vars(optimizer)[TRIED] = True
     for number in range(1, 1 + _STEPS):
         for kind, one in zip(kinds, own, strict=True):
             one.grad = placed(kind, number)

@@ -23,11 +23,15 @@ from runner.training.run import Run
 from runner.training.settings import Settings, StepSettings
 
 Main = Callable[..., Any]
+Change = Callable[[StepSettings], StepSettings]
 _RESERVED = {"config", "help", "help_all"}
 
 
-def bound(main: Main, run: Run, given: Given) -> Callable[[], Any]:
+def bound(main: Main, run: Run, given: Given, change: Change = lambda settings: settings) -> Callable[[], Any]:
     """``main`` with its arguments: the run, and its settings or, if it takes no ``StepSettings``, all words after its name.
+
+    Args:
+        change: of the settings that were read.
 
     Raises:
         UsageError: a setting is wrong, or output cannot be written to the place given.
@@ -39,7 +43,7 @@ def bound(main: Main, run: Run, given: Given) -> Callable[[], Any]:
             given.of_file(JobSettings, ParallelSettings, is_all=True)
     if kind is None:
         return functools.partial(main, run, list(given.words))
-    return functools.partial(_call, main, run, _settings(kind, main, run, given))
+    return functools.partial(_call, main, run, _settings(kind, main, run, given, change))
 
 
 def call(main: Main, run: Run, words: Sequence[str]) -> Any:
@@ -87,7 +91,7 @@ def settings_class(main: Main) -> type[StepSettings] | None:
 
 
 @raised_on_all_ranks()
-def _settings(kind: type[StepSettings], main: Main, run: Run, given: Given) -> StepSettings:
+def _settings(kind: type[StepSettings], main: Main, run: Run, given: Given, change: Change) -> StepSettings:
     """The settings of a class: from the command line, else the file, else the class's defaults; with its folder and batch."""
     if given.problem is not None:
         raise given.problem
@@ -113,6 +117,7 @@ def _settings(kind: type[StepSettings], main: Main, run: Run, given: Given) -> S
         if one.about.choices is not None and value is not None and one.text_of(value) not in one.choices:
             parser.error(f"argument {one.flag}: {one.text_of(value)!r} is none of {', '.join(one.choices)}")
     found = made_of(kind, *_one_batch(given.of_file(JobSettings, kind, is_all=True)), *_one_batch(typed))
+    found = change(found)
     if isinstance(found, Settings):
         found = found.in_folder(run.workload)
     return found.for_ranks(run.data_size)

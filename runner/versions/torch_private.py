@@ -277,3 +277,10 @@ def read_log_settings() -> None:
 def read_debug_level() -> None:
     """Read TORCH_DISTRIBUTED_DEBUG again, as the import of torch.distributed does. Instead: nothing."""
     import_module(C10D).set_debug_level_from_env()
+
+
+def loader_iterator() -> type:
+    """The class of which all iterators over a DataLoader are derived."""
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    return _BaseDataLoaderIter
