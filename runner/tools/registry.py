@@ -61,6 +61,11 @@ TOOLS = {
         function="runner.tools.jobscript.jobscript:jobscript",
         needs_rendezvous=False,
     ),
+    "scale": Tool(
+        summary="does it scale: speed on several numbers of ranks, and on more",
+        function="runner.tools.scale.scale:scale",
+        needs_torch=True,
+    ),
     "smoke": Tool(
         summary="a short test of this installation", function="runner.tools.smoke.smoke:smoke", needs_rendezvous=False
     ),

@@ -14,6 +14,7 @@ from runner.tools.registry import summaries
     [
         ("bench", ""),
         ("compare workloads.mnist", ""),
+        ("scale workloads.mnist", ""),
         ("workloads.mnist", ""),
         ("explain", "explain needs no torch"),
         ("--no-python ls", "the target is no Python program"),

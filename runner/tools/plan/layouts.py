@@ -134,7 +134,7 @@ def candidates(
     left_out: Counter[str] = Counter()
     for choice in _choices(cluster, plan, given):
         try:
-            candidate = _candidate(cluster, plan, base, dict(given) | choice, batch, global_batch)
+            candidate = candidate_of(cluster, plan, base, dict(given) | choice, batch, global_batch)
         except UsageError as error:
             left_out[str(error)] += 1
             continue
@@ -171,10 +171,10 @@ def _choices(cluster: Cluster, plan: Plan, given: Mapping[str, Any]) -> Iterator
         }
 
 
-def _candidate(
+def candidate_of(
     cluster: Cluster, plan: Plan, base: ParallelSettings, wanted: dict[str, Any], batch: int, global_batch: int | None
 ) -> Candidate:
-    """The layout, with all values filled in as for a run.
+    """One layout, with all values filled in as for a run. ``wanted``: values by name, among them those of LAYOUT.
 
     Raises:
         UsageError: a run would be refused.

@@ -32,13 +32,14 @@ def libraries_print_on_stderr() -> Iterator[None]:
         os.close(own)
 
 
-def check_output(json: str | None, plot: str | None) -> None:
-    """Check that --json and --plot can be written.
+def check_output(json: str | None, plot: str | None, **others: str | None) -> None:
+    """Check that --json, --plot and others can be written.
 
     Raises:
         UsageError: a path is empty, a folder does not exist or is not writable, matplotlib is missing, or the image format is unknown.
     """
-    for option, path in (("--json", json), ("--plot", plot)):
+    files = {"--json": json, "--plot": plot, **{f"--{name}": path for name, path in others.items()}}
+    for option, path in files.items():
         if path == "":  # of a variable that is not set
             raise UsageError(f"{option}: the path is empty", fix="name a file")
     if plot:
@@ -47,7 +48,7 @@ def check_output(json: str | None, plot: str | None) -> None:
         raise UsageError(
             f"--plot {plot}: the name ends in {', '.join(_PICTURES)}", fix=f"for example {Path(plot).stem}.png"
         )
-    for option, path in (("--json", json), ("--plot", plot)):
+    for option, path in files.items():
         if path and (os.path.isdir(path) or not os.access(Path(path).resolve().parent, os.W_OK)):
             raise UsageError(f"{option}: cannot write in {Path(path).parent}", fix="name another file")
 

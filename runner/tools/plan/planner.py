@@ -1,0 +1,164 @@
+"""The layouts of a workload, planned for any number of GPUs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from runner.base.errors import UsageError
+from runner.command import Given
+from runner.job import Job
+from runner.parallel.settings import LAYOUT, ParallelSettings
+from runner.tools.plan.layouts import PER_HOST, Candidate, Cluster, candidate_of, candidates
+from runner.tools.report.table import show_progress
+
+MOST = 4096  # GPUs among which it is looked for what fits
+_SHARDS = "shards"  # beside the parallel options: of how many ranks a replica is, where there are several on any number of GPUs
+
+
+class Planner:
+    """Plans the layouts of any cluster for one workload, whose model is followed once for each way that matters."""
+
+    def __init__(self, job: Job, workload: str, wanted: Mapping[str, Any], given: Given) -> None:
+        import torch
+
+        from runner.parallel.batch_forms import parts_of
+        from runner.tools.plan.capturing import capture
+        from runner.tools.plan.optimizers import state_rule
+        from runner.tools.plan.tracing import Tracer
+        from runner.training.data.samples import look_at
+        from runner.training.data.source import order_of, source_of, with_batch_of
+
+        captured = capture(job, workload, given.without_parallel(_shaping(wanted)))
+        self._task, self._options = captured.task, captured.options
+        self.unit, self.units_per_sample = self._task.unit, self._task.units_per_sample
+        source = source_of(self._task)
+        self._options = with_batch_of(source, self._options)
+        if problem := look_at(source, 1, 0, sketches=False, check=parts_of).problem:
+            raise problem
+        order_of(source, 0, 1, self._options)
+        own, dtype = self._options, getattr(torch, self._options.dtype)
+        self._wanted = dict(wanted)
+        if "precision" not in wanted and own.precision == "fp32" and dtype == torch.float32:
+            self._wanted["precision"] = "bf16"
+        units = self._task.plan.units(self._task.on_meta(dtype)) if self._task.plan.shard else []
+        is_free = "activation_checkpointing" not in wanted and own.activation_checkpointing == "none"
+        self._may_recompute = is_free and bool(units)
+        self._global_batch = self._options.global_batch_size
+        self._tracer = Tracer(self._task, own, dtype)
+        self._costs: list[float] = []
+        self._rule = state_rule(self._task.make_optimizer, self._tracer.model, dtype)
+
+    def counts(self) -> tuple[int, int]:
+        """How many parameters there are: all, and trained."""
+        parameters = list(self._tracer.model.parameters())
+        return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
+
+    def plans(self, cluster: Cluster, limit: float) -> tuple[list[Any], Counter[str]]:
+        """The plans, and the reasons why layouts are left out.
+
+        Raises:
+            UsageError: no layout is possible.
+        """
+        own = self._options
+        found, left_out = candidates(
+            cluster, self._task.plan, own, self._wanted, batch=own.batch_size, global_batch=self._global_batch
+        )
+        plans = []
+        for number, candidate in enumerate(found, 1):
+            show_progress(f"{cluster.gpus} GPUs, {number} of {len(found)}: {candidate.name}")
+            try:
+                plans.append(self._plan(candidate, cluster, limit))
+            except UsageError as error:
+                left_out[str(error)] += 1
+        show_progress("")
+        if not plans:
+            raise UsageError([*left_out][-1])  # of the model, which says more than those of layouts, which come first
+        return plans, left_out
+
+    def planned(self, cluster: Cluster, wanted: Mapping[str, Any], batch: int | None, global_batch: int | None) -> Any:
+        """The one layout that a run with such options has.
+
+        Args:
+            wanted: the parallel options that are given.
+            batch: samples per data-parallel rank and step, or ``global_batch``, over all ranks; both None: the workload's.
+
+        Raises:
+            UsageError: a run would be refused.
+        """
+        from runner.tools.plan.planning import plan_layout
+
+        own = self._options
+        if batch is None and global_batch is None:
+            global_batch = own.global_batch_size
+        layout = {name: getattr(ParallelSettings, name) for name in LAYOUT} | dict(wanted)
+        if shards := layout.pop(_SHARDS, None):
+            replicas = cluster.gpus // (shards * layout["tp"] * layout["pp"])
+            layout["replicate"] = replicas if replicas > 1 else None
+        one = candidate_of(cluster, self._task.plan, own, layout, batch or own.batch_size, global_batch)
+        return plan_layout(one, cluster, self._tracer, self._rule, self._costs_of_pieces(one))
+
+    def options_of(self, one: Any) -> dict[str, Any]:
+        """The options from which ``planned`` makes the like of a planned layout on other numbers of GPUs; none of None."""
+        if one is None:
+            return {}
+        names = ("strategy", "tp", "pp", "precision", "activation_checkpointing")
+        options, degrees = one.candidate.options, one.candidate.degrees
+        shards = {_SHARDS: degrees.shard} if degrees.shard > 1 and degrees.replicate > 1 else {}
+        return {name: getattr(options, name) for name in names} | shards
+
+    @property
+    def is_strong(self) -> bool:
+        """Whether the batch of all ranks stays the same on any number of them."""
+        return self._options.global_batch_size is not None
+
+    def _plan(self, candidate: Candidate, cluster: Cluster, limit: float) -> Any:
+        """With as little recomputation as lets it fit, or with the most."""
+        from runner.tools.plan.planning import plan_layout
+
+        for one in candidate.recomputing() if self._may_recompute else [candidate]:
+            found = plan_layout(one, cluster, self._tracer, self._rule, self._costs_of_pieces(one))
+            if found.memory.total <= limit:
+                break
+        return found
+
+    def _costs_of_pieces(self, candidate: Candidate) -> list[float]:
+        if candidate.options.pp == 1:
+            return [1.0] * len(self._tracer.pieces)
+        self._costs = self._costs or self._tracer.costs()
+        return self._costs
+
+    def enough(self, cluster: Cluster, limit: float) -> Any:
+        """What fits on the smallest number of GPUs above the cluster's, with as many on each host; None if none is found.
+
+        One host takes up to 8, and more are whole hosts.
+        """
+        each = cluster.per_host if cluster.hosts > 1 else PER_HOST
+        sizes = [*range(cluster.gpus + 1, each), *range(each * (1 + cluster.gpus // each), MOST + 1, each)]
+        low, high, step, best = 0, 0, 1, None
+        while high < len(sizes) and (best := self._fitting(sizes[high], cluster, limit)) is None:
+            low, high, step = high + 1, high + step, 2 * step
+        while best is not None and low < high:
+            middle = (low + high) // 2
+            if (found := self._fitting(sizes[middle], cluster, limit)) is not None:
+                best, high = found, middle
+            else:
+                low = middle + 1
+        return best
+
+    def _fitting(self, gpus: int, cluster: Cluster, limit: float) -> Any:
+        from runner.tools.plan.ranking import ranked
+
+        wider = Cluster.of(gpus, cluster.per_host if cluster.hosts > 1 else None)
+        try:
+            best = ranked(self.plans(wider, limit)[0], wider, limit)[0]
+        except UsageError:
+            return None
+        return best if best.memory.total <= limit else None
+
+
+def _shaping(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of parallelism by which a workload may make another task; the others are this tool's."""
+    shaping = {name: True for name in ("sequence_parallel", "loss_parallel") if wanted.get(name)}
+    return shaping | {"tp": max(2, wanted.get("tp", 2))} if shaping else {}
