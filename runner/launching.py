@@ -38,6 +38,7 @@ from runner.rendezvous.records.compatibility import compare_ranks
 from runner.rendezvous.records.record import RankRecord
 from runner.rendezvous.rendezvous import RendezvousMethod, choose_way, rendezvous
 from runner.rendezvous.transport.endpoint import allow_open_files
+from runner.run_file import leave_run_file
 from runner.sharing import source_of, why_not_for_target, why_not_here
 from runner.tools.registry import examines, shows_training, summaries, tool_names, works_alone
 from runner.torchrun.import_hooks import AHEAD
@@ -171,6 +172,8 @@ def _work(
         _warn_of_host(job, target)
         if request.job.hang_timeout and target.is_program:
             _warn_of_hangs(job)
+        if target.kind != "tool":
+            leave_run_file(job, [job.log_folder])
         dispatch(target, request, job)
         outcome = SUCCESS
     except BaseException as error:

@@ -18,7 +18,7 @@ from runner.guard.stacks import new_file
 ENDED = "ended"  # the rank, as its guard says in its state
 PHASES = ("starting", "training", "evaluating", "saving", "done", "warm-up", "step hook", "epoch hook", ENDED)
 
-_FORM = struct.Struct("=dqqqqqddd")  # of Progress
+_FORM = struct.Struct("=dqqqqqdddd")  # of Progress
 MOST_ENDED = 8  # ranks that are named
 _ENDED = struct.Struct(f"={1 + MOST_ENDED}q")  # their number, then the ranks
 _LOCKS = struct.Struct("16384s")  # their paths as JSON, with zeros behind
@@ -43,6 +43,7 @@ class Progress(NamedTuple):
     loss: float = float("nan")
     step_seconds: float = 0.0  # a moving average
     own_seconds: float = 0.0  # of the part of a step in which a rank waits for no other; a moving average
+    data_seconds: float = 0.0  # of the part of that in which it waits for a batch; a moving average
 
     @property
     def is_in_training(self) -> bool:
@@ -72,13 +73,21 @@ class Board:
             self._write(self._last)
 
     def step(
-        self, step: int, steps: int, epoch: int, epochs: int, loss: float | None = None, own: float | None = None
+        self,
+        step: int,
+        steps: int,
+        epoch: int,
+        epochs: int,
+        loss: float | None = None,
+        own: float | None = None,
+        data: float | None = None,
     ) -> None:
         """A step of the training is done.
 
         Args:
             loss: the last one known, if that is newer than before.
             own: seconds of it in which this rank waited for no other, if they are known.
+            data: seconds of it in which this rank waited for its batch, if they are known.
         """
         now, last = time.monotonic(), self._last
         if last.phase in _TIMED and step > last.step > 0:
@@ -86,8 +95,11 @@ class Board:
             self._steps += step - last.step
         if own is not None:
             self._own.append(own)
+        if data is not None:
+            self._data.append(data)
         known = last.loss if loss is None else loss
-        self._write(Progress(now, "training", step, steps, epoch, epochs, known, last.step_seconds, last.own_seconds))
+        means = last.step_seconds, last.own_seconds, last.data_seconds
+        self._write(Progress(now, "training", step, steps, epoch, epochs, known, *means))
         if self._steps >= self._every:
             self.complete()
 
@@ -101,7 +113,9 @@ class Board:
         if steps:
             mean = _averaged(last.step_seconds, self._seconds / steps, steps)
             own = _averaged(last.own_seconds, sum(self._own) / len(self._own), steps) if self._own else last.own_seconds
-            self._write(last._replace(step_seconds=mean, own_seconds=own))
+            data = sum(self._data) / len(self._data) if self._data else 0.0
+            data = _averaged(last.data_seconds, data, steps) if self._data else last.data_seconds
+            self._write(last._replace(step_seconds=mean, own_seconds=own, data_seconds=data))
         self._start_interval()
 
     def go_on(self) -> None:
@@ -181,7 +195,8 @@ class Board:
         self._write(last._replace(at=now))
 
     def _start_interval(self) -> None:
-        self._seconds, self._steps, self._own = 0.0, 0, list[float]()
+        self._seconds, self._steps = 0.0, 0
+        self._own, self._data = list[float](), list[float]()
 
     def _write(self, new: Progress) -> None:
         self._last = new

@@ -42,11 +42,13 @@ class RankState:
     loss: float | None = None  # may be NaN or infinite
     step_seconds: float | None = None
     own_seconds: float | None = None  # of a step, in which the rank waits for no other
+    data_seconds: float | None = None  # of those, in which it waits for its batch
     progress: float | None = None  # the time of the last progress
     cpu: float | None = None  # percent of one core
     memory: int | None = None  # bytes
     gpu: float | None = None  # percent
     gpu_memory: int | None = None  # bytes
+    gpu_energy: float | None = None  # joules since the driver was loaded
     exit_code: int | None = None
     what: str | None = None  # is wrong
     ended_by: str | None = None  # the signal, or that by which it was asked to save; none where memory was lacking

@@ -20,6 +20,7 @@ from typing import Any
 from runner.base.process_stat import process_stat
 from runner.guard.board import ENDED, Board
 from runner.guard.files import Files
+from runner.guard.history import History, path_of_history
 from runner.guard.libraries import in_library
 from runner.guard.link import Address
 from runner.guard.messages import State
@@ -32,7 +33,15 @@ _INTERVAL = 2.0  # seconds between two writings
 _LAST = 2.0  # seconds that the last one may take, and the removal of the job's entry
 _LOOKING = 4.0  # seconds that rank 0's guard gets to mark its folder, before this one sends
 _PER_SECOND = 500  # states that rank 0's guard is to take
-_NUMBERS = ("step", "steps", "epoch", "epochs", "step_seconds", "own_seconds")  # of Progress: 0 is unknown
+_NUMBERS = (
+    "step",
+    "steps",
+    "epoch",
+    "epochs",
+    "step_seconds",
+    "own_seconds",
+    "data_seconds",
+)  # of Progress: 0 is unknown
 
 
 class StateFile:
@@ -47,6 +56,7 @@ class StateFile:
         self._watched, self._files, self._folder = watched, files, watched.log_folder
         self._facts = RankState(**watched.names)
         self._path = path_of(self._folder, self._facts.rank)
+        self._histories: dict[int, History] = {}  # by rank: this one's, and those of ranks that have another folder
         self._board: Board | None = None  # of the worker that runs
         self.gpu: GpuMeter | None = None
         self._used: tuple[int, float, float] | None = None  # a worker, its processor seconds, and when
@@ -83,7 +93,10 @@ class StateFile:
     def take(self, rank: int, state: State) -> None:
         """Write the state of a rank that has another folder."""
         self.come_by_line = True
-        self._files.put(path_of(self._folder, rank), json.dumps(state.fields))
+        path = path_of(self._folder, rank)
+        self._files.put(path, json.dumps(state.fields))
+        if text := self._history(rank, state.fields):
+            self._files.put(path_of_history(path), text)
 
     def stop(self) -> None:
         """Write no more; within two seconds."""
@@ -138,12 +151,18 @@ class StateFile:
             **numbers,
         )
         state = replace(state, **more)
-        draft = self._path.with_suffix(".new")
+        content = state.content()
         with contextlib.suppress(OSError):  # a folder that cannot be written is no reason to end a job
-            draft.write_text(json.dumps(state.content()))
-            os.replace(draft, self._path)
+            _put(self._path, json.dumps(content))
+            if text := self._history(state.rank, content):
+                _put(path_of_history(self._path), text)
         if self._tell is not None and (time.monotonic() > self._look_at or self._end):
             self._send(self._tell, state)
+
+    def _history(self, rank: int, state: dict[str, Any]) -> str | None:
+        """Add a state to a rank's history. Returns its content if it is to be written now."""
+        is_last = state.get("exit_code") is not None
+        return self._histories.setdefault(rank, History()).add(state, is_last=is_last)
 
     def _send(self, tell: Callable[[State], None], state: RankState) -> None:
         with contextlib.suppress(OSError):  # a folder that this user may not read is another one
@@ -166,3 +185,10 @@ class StateFile:
         is_known = last is not None and last[0] == worker and now > last[2]
         cpu = 100 * (seconds - last[1]) / (now - last[2]) if last and is_known else None
         return {"cpu": cpu, "memory": stat.memory} | gpu
+
+
+def _put(path: Path, text: str) -> None:
+    """Replace a file as a whole."""
+    draft = path.with_suffix(".new")
+    draft.write_text(text)
+    os.replace(draft, path)

@@ -81,7 +81,7 @@ class GpuMeter:
             self._library = None
 
     def usage(self) -> dict[str, Any]:
-        """Utilisation in percent and used memory in bytes, as far as the driver tells them."""
+        """Utilisation in percent, used memory in bytes and energy in joules since its start, as far as the driver tells them."""
         found: dict[str, Any] = {}
         # There is no library, no driver, or it does not tell this of a MIG part.
         with contextlib.suppress(Exception):
@@ -90,4 +90,5 @@ class GpuMeter:
                 self._handle = self._library.nvmlDeviceGetHandleByUUID(self._uuid)
             found["gpu_memory"] = self._library.nvmlDeviceGetMemoryInfo(self._handle).used
             found["gpu"] = self._library.nvmlDeviceGetUtilizationRates(self._handle).gpu
+            found["gpu_energy"] = self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000  # since Volta
         return found

@@ -185,7 +185,7 @@ def test_a_second_run_keeps_the_first(trained: Trained, tmp_path: Path) -> None:
     ok(trained(1, folder, *SHORT, "--epochs", "2", "--resume", str(folder / "earlier.1")))
     assert sorted(path.name for path in folder.iterdir()) == [
         *("earlier.1", "earlier.2", "metrics.1.jsonl", "metrics.2.jsonl", "metrics.jsonl"),
-        *("settings.1.toml", "settings.2.toml", "settings.toml", "step-8"),
+        *("run.json", "settings.1.toml", "settings.2.toml", "settings.toml", "step-8"),
     ]
     assert (folder / "metrics.jsonl").read_bytes().startswith(lines)
     assert [line["epoch"] for line in metrics(folder)] == [1] * 4 + [2] * 4

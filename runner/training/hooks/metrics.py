@@ -67,6 +67,7 @@ class MetricsHook:
 
     def see(self, batch: Any) -> None:
         """The batch of this step is read."""
+        self._pace.see_batch()
         shapes = tuple(tensor.shape for tensor in tensors_in(batch))
         if shapes not in self._shapes:
             self._shapes.add(shapes)
@@ -84,6 +85,7 @@ class MetricsHook:
             self._options.epochs,
             self._known,
             self._pace.newest,
+            self._pace.data,
         )
         self._meter.add(loss, position, float(self._trainer.optimizer.param_groups[0]["lr"]))
 

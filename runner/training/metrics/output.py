@@ -12,6 +12,7 @@ from pathlib import Path
 
 from runner.base.errors import UsageError
 from runner.base.settings import as_toml
+from runner.run_file import leave_run_file
 from runner.training.checkpoint.checkpoint_folder import Saved, steps_in
 from runner.training.checkpoint.checkpoints import Checkpoints
 from runner.training.loggers.background import BackgroundLogger
@@ -74,6 +75,8 @@ def open_output(run: Run, options: Settings, saved: Saved | None, checkpoints: C
                 run.print(f"an earlier run is kept as {' and '.join(map(str, names))}{hint}")
             output.metrics = MetricsFile(metrics, stack, kept)
             _leave_settings(folder / SETTINGS, run, options)
+            places = {"checkpoints": str(folder.resolve()), "metrics": str(metrics.resolve())}
+            leave_run_file(run.job, [run.job.log_folder, folder], workload=run.workload, **places)
             output.loggers = open_loggers(run, options, max(since, 0), stack)
         except OSError as error:
             raise UsageError(

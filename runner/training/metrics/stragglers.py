@@ -32,12 +32,17 @@ class Pace:
         self._whole: deque[float] = deque(maxlen=_NEWEST)
         self._began = 0.0
         self.newest: float | None = None  # seconds of the last step that were this rank's own, if they are known
+        self.data = 0.0  # seconds of the last step until its batch was there
         self._of_all: list[float] = []  # each data-parallel rank's seconds, as they were last gathered
         self._reported: set[int] = set()
 
     def begin(self) -> None:
         """A step begins."""
         self._began = time.perf_counter()
+
+    def see_batch(self) -> None:
+        """The step's batch is there."""
+        self.data = time.perf_counter() - self._began
 
     def end(self, ready: float | None) -> None:
         """It is done. ``ready``: when the rank's own part of it was (time.perf_counter()), if that is known."""
