@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -100,7 +102,11 @@ class _Recorder:
         by_rank = torch.zeros(run.size, 3, dtype=torch.float64, device=run.device)
         by_rank[run.rank] = torch.tensor([found.compute, found.exposed, found.idle])
         dist.all_reduce(by_rank)
-        run.print(_table([Shares(*row) for row in by_rank.tolist()], self._chosen))
+        ranks = [Shares(*row) for row in by_rank.tolist()]
+        run.print(_table(ranks, self._chosen))
+        if run.is_main:
+            with writing(folder / "shares.json"):
+                (folder / "shares.json").write_text(json.dumps(_content(ranks, self._chosen), indent=1) + "\n")
         if not ALL_THREADS and not is_gpu(run.device):
             run.print("torch before 2.7 records the thread that trains only: what gloo does in its own counts as idle")
         run.print(f"traces      {folder}")
@@ -133,6 +139,20 @@ def _table(ranks: list[Shares], chosen: range) -> str:
         columns = "".join(f"{one / 1e3 / len(chosen):10.2f} {one / found.total:6.1%} " for one in parts)
         lines.append(f"{rank:6}{found.total / 1e3 / len(chosen):10.2f} {columns}".rstrip())
     return "\n".join(lines)
+
+
+def _content(ranks: list[Shares], chosen: range) -> dict[str, Any]:
+    """The same for a program: milliseconds per step."""
+
+    def per_step(microseconds: float) -> float:
+        return microseconds / 1e3 / len(chosen)
+
+    names = ("compute", "exposed", "idle")
+    rows = [
+        {"rank": rank, "step": per_step(one.total)} | {name: per_step(getattr(one, name)) for name in names}
+        for rank, one in enumerate(ranks)
+    ]
+    return {"format": 1, "steps": [chosen[0], chosen[-1]], "ranks": rows}
 
 
 def _named(steps: range) -> str:
