@@ -69,6 +69,11 @@ TOOLS = {
     "smoke": Tool(
         summary="a short test of this installation", function="runner.tools.smoke.smoke:smoke", needs_rendezvous=False
     ),
+    "report": Tool(
+        summary="a page about a run, or two: curves, ranks, hosts, failures",
+        function="runner.tools.run_report.run_report:report",
+        needs_rendezvous=False,
+    ),
     "supervise": Tool(
         summary="start a job again when it fails in a way that a restart can fix",
         function="runner.tools.supervise.supervise:supervise",
