@@ -59,6 +59,7 @@ FIRST = (
     "launched/test_bench.py::test_a_narrow_terminal_gets_fewer_columns",
     "launched/test_compare.py::test_engines_train_the_same_model",
     "launched/layouts/test_plan.py::test_a_terminal_gets_a_table_and_files_the_rest",
+    "launched/test_run_report.py::test_a_training_that_started_again_in_place",
     "launched/test_smoke.py::test_on_this_machine",
     "launched/test_top.py::test_it_is_printed_once_where_no_key_can_be_pressed",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor
 
+from runner.base.command_name import COMMAND
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.parallel.several import with_own_state
 from runner.parallel.task import Task
@@ -231,7 +233,8 @@ class Training:
         checkpoint = self._options.checkpoint_dir / name_of(step)
         best = self._checkpoints.best_text
         text = summary(self._run, result, self._task, self._options, checkpoint)
-        self._run.print(f"{text}\nbest        {best}" if best else text)
+        text = f"{text}\nbest        {best}" if best else text
+        self._run.print(f"{text}\nreport      {COMMAND} report {shlex.quote(str(self._options.checkpoint_dir))}")
         return result
 
     def nothing_left(self) -> Result:

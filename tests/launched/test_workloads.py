@@ -34,10 +34,11 @@ def test_mnist_on_digits_reaches_97_percent(turns: Turns, tmp_path: Path) -> Non
     assert lines[-1]["val_accuracy"] >= 0.97
     assert sum(line["val_accuracy"] is not None for line in lines) == 15
     assert max(len(line) for line in done.stdout.splitlines() if line.startswith("epoch ")) <= 80
-    ending = done.stdout.splitlines()[-3:]
+    ending = done.stdout.splitlines()[-4:]
     assert ending[0].startswith(f"done: {len(lines)} steps, test loss ")
     assert "images/s" in ending[0]
-    assert ending[1:] == ["metrics     runs/mnist/metrics.jsonl", f"checkpoint  runs/mnist/step-{len(lines)}"]
+    places = ["metrics     runs/mnist/metrics.jsonl", f"checkpoint  runs/mnist/step-{len(lines)}"]
+    assert ending[1:] == [*places, "report      python -m runner report runs/mnist"]
     assert (tmp_path / "runs" / "mnist" / f"step-{len(lines)}" / "checkpoint.json").exists()
 
 

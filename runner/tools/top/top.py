@@ -8,16 +8,18 @@
 It runs on any host that sees the folder, and needs no launcher. Each rank leaves its state in DIR/state every few
 seconds; where hosts do not share DIR, that of rank 0's host has all. A rank is "missing" if it has not for 10 s or 3 intervals, "stuck" without progress for 30 s or 20 steps
 (whichever is longer), "slow" if its step takes more than 1.3 times the ranks' median. Arrow and page keys scroll;
-q quits.
+q quits. ``python -m runner report DIR`` makes a page of a whole run.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from pathlib import Path
 
+from runner.base.command_name import COMMAND
 from runner.guard.rank_state import read_states
 from runner.job import Job
 from runner.launch.launcher_processes import on_terminal
@@ -63,3 +65,4 @@ def _print_once(folder: Path, *, as_json: bool) -> None:
         out.print(ranks)
         if left_out:
             out.print(f"no room for: {', '.join(left_out)}", style="dim", markup=False)
+        out.print(f"\nall of it as a page: {COMMAND} report {shlex.quote(str(folder))}", style="dim", markup=False)
