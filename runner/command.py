@@ -19,7 +19,7 @@ from runner.parallel.settings import LAYOUT, ParallelSettings
 from runner.parsing import ALL, Parser, add_full_help, known_in, wants
 
 DESCRIPTION = """\
-Run a PyTorch program on all ranks that your launcher started (mpirun, srun, torchrun, …):
+Run a PyTorch program on all ranks that mpirun, srun, torchrun, … started:
 
   mpirun -np 4 python -m runner train.py --lr 0.1  a script, as torchrun does
   mpirun -np 4 python -m runner workloads.mnist    a workload: below, or yours
