@@ -18,31 +18,27 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from typing import IO, Any, NoReturn, Protocol
 
-from runner.base.environment import replace_variables
-from runner.base.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
-from runner.guard.child import Child
+from runner.base.errors import EXIT_FAILURE
 from runner.guard.events import name_of
 from runner.guard.group import adopt_orphans, name_process
-from runner.guard.importer import Importer, Work, fork_importer
+from runner.guard.importer import Importer, Work, fork_importer, open_files
 from runner.guard.link import Link
+from runner.guard.next_launch import may_start_again, wait_for_launch
 from runner.guard.origin import Origin, origin_of
-from runner.guard.proxy import CREDENTIALS, ENDS, EVENT, TELLS
+from runner.guard.proxy import ENDS, EVENT, TELLS
 from runner.guard.rank import Rank
 from runner.guard.settings import Watched, Words
 from runner.guard.stacks import new_file
-from runner.guard.wire import receive, send
+from runner.guard.wire import is_own, receive, send
+from runner.guard.workers import Workers
 from runner.rendezvous.transport.endpoint import allow_open_files
 
 _HANDING_OVER = 5.0  # seconds for what a proxy has begun to send
 _ROUND = 1.0  # seconds between two looks for orphans
-_UNANSWERED = 16  # requests to the importer: with more, both could wait for the other to read
-_FINAL = {EXIT_OK, EXIT_USAGE, EXIT_REQUEUE}  # exit codes after which `supervise` does not start the job again
-_KEPT = 4.0  # seconds after a failed attempt of `supervise` in which its next one has to come
 _STACK = 1 << 19  # bytes of a thread's stack
 _FILES = 24  # descriptors that a rank takes here, at most
 
@@ -90,7 +86,7 @@ def serve(listener: socket.socket | None, first: socket.socket, kept: bytes, mak
         allow_open_files()
         agent = Agent(listener, first, make)
         agent.run()
-        while kept and agent.is_worth_keeping and agent.wait_for_launch(kept):
+        while kept and agent.is_worth_keeping and agent.await_launch(kept):
             agent.run()
         code = 0
     except BaseException:  # a defect of the runner's
@@ -112,19 +108,6 @@ def _close_pmi() -> None:
             os.close(int(number))
 
 
-def _open_files() -> list[int]:
-    if sys.platform != "linux":
-        return [0, 1, 2]
-    # Without that of the folder, which is closed then.
-    return [number for number in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{number}")]
-
-
-def _is_own(connection: socket.socket) -> bool:
-    """Whether the other side is a process of this user: others can see the name, too."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    return bool(CREDENTIALS.unpack(credentials)[1] == os.geteuid())
-
-
 class _Proxy:
     """A process that a launcher has started."""
 
@@ -139,16 +122,12 @@ class Agent:
 
     def __init__(self, listener: socket.socket | None, first: socket.socket, make: Callable[[], Setup]) -> None:
         # What the launcher or a shell has opened for the elected rank: a worker alone has it, too.
-        self._inherited = {*_open_files()} - {first.fileno(), *([listener.fileno()] if listener else [])}
+        self._inherited = {*open_files()} - {first.fileno(), *([listener.fileno()] if listener else [])}
         self._listener = listener
         self._make = make
         self._codes = set[int]()  # of ranks that have ended
         self._proxies: dict[int, _Proxy] = {}  # by the descriptor of the connection
-        self._workers: dict[
-            int, tuple[Rank, Child, dict[str, Any], list[int]]
-        ] = {}  # by number: those that have not ended
         self._ranks: set[Rank] = set()  # those that have not ended
-        self._number = 0
         self._importer: Importer | None = None
         self._stacks = new_file()  # of the importer
         self._adopts = False  # an importer was killed, so that this process has its children
@@ -156,10 +135,9 @@ class Agent:
         self._most = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 // _FILES)
         self._link = Link()
         self._name = name_process("runner-agent")  # of the process that the launcher has started
-        self._lock = threading.Lock()
         self._woken, self._wake = os.pipe()
+        self._workers = Workers(lambda: os.write(self._wake, b"f"))
         self._left: queue.SimpleQueue[Rank] = queue.SimpleQueue()  # ranks that have ended
-        self._asked: list[int] = []  # workers that are to be forked
         threading.stack_size(_STACK)
         self._setup = make()
         # Only its ranks, of which each has descriptors of its own, hold the launcher's pipes.
@@ -190,7 +168,10 @@ class Agent:
                 self._hear_importer(self._importer)
             for number in ready & self._proxies.keys():
                 self._hear(number, self._proxies[number])
-            self._ask_importer()
+            if self._workers.are_asked and self._importer is None:  # the last one was killed
+                self._renew_importer()
+            if self._importer is not None and self._importer.is_ready:
+                self._workers.ask(self._importer)
             while not self._left.empty():
                 rank = self._left.get()
                 self._ranks.remove(rank)
@@ -202,55 +183,19 @@ class Agent:
     def is_worth_keeping(self) -> bool:
         """Whether `supervise` may start the job again, which can take over what was imported."""
         has_imported = self._setup.shares and self._importer is not None and self._importer.is_ready
-        return has_imported and bool(self._codes - _FINAL)
+        return has_imported and may_start_again(self._codes)
 
-    def wait_for_launch(self, name: bytes) -> bool:
+    def await_launch(self, name: bytes) -> bool:
         """Wait for the next launch by this name, and become its agent. Returns whether it has come."""
-        end = time.monotonic() + _KEPT
-        with socket.socket(socket.AF_UNIX) as kept, contextlib.suppress(OSError):  # another one has the name
-            if self._listener is not None:
-                self._listener.close()
-            self._close_inherited()
-            kept.bind(name)
-            kept.listen()
-            while self._importer is not None and (left := end - time.monotonic()) > 0:
-                poll = select.poll()
-                poll.register(kept, select.POLLIN)
-                poll.register(self._importer.connection, select.POLLIN)
-                ready = {number for number, _ in poll.poll(1000 * left)}
-                if self._importer.connection.fileno() in ready:
-                    self._hear_importer(self._importer)
-                if kept.fileno() in ready and self._is_launched(kept.accept()[0]):
-                    return True
-        return False
-
-    def _close_inherited(self) -> None:
-        """What the launcher has opened for the elected rank: Hydra waits until no process has its pipes."""
-        numbers = self._inherited - {0, 1, 2}
-        for number in numbers:
-            os.close(number)
-        self._inherited -= numbers
-        if self._importer is not None:
-            self._importer.start({"close": list(numbers)}, ())
-
-    def _is_launched(self, connection: socket.socket) -> bool:
-        """Become the agent of the launch whose elected process has connected."""
-        told = None
-        if _is_own(connection):
-            connection.settimeout(_HANDING_OVER)
-            self._welcome(connection)
-            with contextlib.suppress(OSError):
-                told = receive(connection)
-        if told is None:
-            self._proxies.pop(connection.fileno(), None)
-            connection.close()
+        assert self._importer is not None  # else it is not worth keeping
+        if self._listener is not None:
+            self._listener.close()
+        inherited, self._inherited = self._inherited - {0, 1, 2}, self._inherited & {0, 1, 2}
+        launch = wait_for_launch(name, self._importer, inherited, self._hear_importer)
+        if launch is None:
             return False
-        connection.settimeout(None)
-        message, (listener,) = told
-        self._listener = socket.socket(fileno=listener)
-        self._listener.setblocking(False)
-        sys.argv, sys.orig_argv = message["argv"], message["orig_argv"]
-        replace_variables(message["environment"])
+        self._proxies[launch.connection.fileno()] = _Proxy(launch.connection)
+        self._listener = launch.listener
         self._link, self._codes, self._setup = Link(), set(), self._make()
         if not self._setup.shares and self._importer is not None:  # the program has changed
             os.kill(self._importer.process, signal.SIGKILL)
@@ -269,7 +214,7 @@ class Agent:
                 connection, _ = self._listener.accept()
             except OSError:  # there is none, or no room for it
                 break
-            if not _is_own(connection):
+            if not is_own(connection):
                 connection.close()
                 continue
             connection.setblocking(True)
@@ -321,10 +266,10 @@ class Agent:
                 proxy.connection,
                 self._setup.rank,
                 link=self._link,
-                fork=self._fork,
+                fork=self._workers.fork,
                 importer=self._shown_importer,
                 leave=self._leave,
-                workers=self._live_workers,
+                workers=self._workers.processes,
             )
         except (OSError, RuntimeError, ValueError) as error:  # no room for its files, or for one more thread
             for descriptor in handed[1]:
@@ -344,70 +289,21 @@ class Agent:
         importer = self._importer
         return (importer.process if importer else 0), self._stacks
 
-    def _live_workers(self) -> set[int]:
-        with self._lock:
-            return {child.process for _, child, *_ in self._workers.values() if child.process}
-
-    def _fork(self, rank: Rank, child: Child, described: dict[str, Any], descriptors: list[int]) -> None:
-        """Have a worker forked. Called in a rank's thread."""
-        with self._lock:
-            self._number += 1
-            number = self._number
-            described = described | {"worker": number, "argv": sys.argv, "orig_argv": sys.orig_argv}
-            self._workers[number] = rank, child, described, descriptors
-            self._asked.append(number)
-            child.cancel, child.withdraw = lambda: self._cancel(number), lambda: self._withdraw(number)
-        os.write(self._wake, b"f")
-
-    def _cancel(self, number: int) -> None:
-        """A worker is not to be forked any more, or has ended: its descriptors are about to be closed. Called in a rank's thread."""
-        with self._lock:
-            self._workers.pop(number, None)
-            if number in self._asked:
-                self._asked.remove(number)
-
-    def _withdraw(self, number: int) -> bool:
-        """The same, if it was not asked for yet. Returns whether that is so. Called in a rank's thread."""
-        with self._lock:
-            if number not in self._asked:
-                return False
-            self._asked.remove(number)
-            del self._workers[number]
-            return True
-
-    def _ask_importer(self) -> None:
-        """Have the workers forked that are asked for; by a new importer, if the last one was killed."""
-        if self._asked and self._importer is None:
-            self._renew_importer()
-        if self._importer is None or not self._importer.is_ready:
-            return
-        with self._lock:
-            room = _UNANSWERED - self._importer.unanswered
-            asked, self._asked = self._asked[:room], self._asked[room:]
-            for number in asked:
-                _, child, described, descriptors = self._workers[number]
-                try:
-                    self._importer.start(described, descriptors)
-                    self._importer.unanswered += 1
-                except OSError as error:
-                    child.problem, child.status = f"cannot be started: {error.strerror}", 1 << 8
-                    child.wake()
-
     def _renew_importer(self) -> None:
         try:
             self._importer = fork_importer(self._make, self._setup, self._stacks, self._name, self._inherited)
         except OSError as error:  # no room for one more process
-            self._end_workers(
-                f"the process that imports for this host's ranks cannot be started: {error.strerror}", 1 << 8
-            )
+            why = f"the process that imports for this host's ranks cannot be started: {error.strerror}"
+            self._workers.end_all(why, 1 << 8)
 
-    def _hear_importer(self, importer: Importer) -> None:
+    def _hear_importer(self, importer: Importer) -> bool:
+        """Take what it tells. Returns whether it is there still."""
         told = None
         with contextlib.suppress(OSError):
             told = receive(importer.connection)
         if told is None:
             self._lose_importer(importer)
-            return
+            return False
         message, _ = told
         if "ready" in message:
             importer.is_ready = message["ready"]
@@ -417,26 +313,10 @@ class Agent:
                 self._replace_importer(importer, message["why"])
         elif "worker" in message:
             importer.unanswered -= 1
-            self._note_start(message)
+            self._workers.note_start(message)
         else:
-            for number, (_, child, *_) in list(self._workers.items()):
-                if child.process == message["process"]:
-                    self._end(number, "", message["status"])
-
-    def _note_start(self, message: dict[str, Any]) -> None:
-        if "error" in message:
-            self._end(message["worker"], f"cannot be started: {message['error']}", 1 << 8)
-            return
-        with self._lock:  # meanwhile its rank's thread cannot cancel it, and close its files
-            rank, child, *_ = self._workers.get(message["worker"], (None, None))
-            if rank is None or child is None:  # it was cancelled
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(message["process"], signal.SIGKILL)
-                return
-            child.process = message["process"]
-            rank.tell_proxy(child)
-            child.give()
-        rank.events.put(0)
+            self._workers.note_end(message["process"], message["status"])
+        return self._importer is not None
 
     def _replace_importer(self, importer: Importer, why: str) -> None:
         """What it has imported cannot be forked: the next one imports nothing ahead."""
@@ -453,7 +333,9 @@ class Agent:
         self._adopts = True
         code = os.waitstatus_to_exitcode(status)
         how = f"was killed by {name_of(-code)}" if code < 0 else f"has ended with code {code}"
-        self._end_workers(f"the process that has imported for this host's ranks {how}, and its ranks with it", status)
+        self._workers.end_all(
+            f"the process that has imported for this host's ranks {how}, and its ranks with it", status
+        )
 
     def _reap(self) -> None:
         """Take the exit codes of what an importer has left. A library's own child, in this process's group, is the library's."""
@@ -463,17 +345,3 @@ class Agent:
                 if is_importer or os.getpgid(found.si_pid) == os.getpgrp():
                     return
                 os.waitpid(found.si_pid, 0)
-
-    def _end_workers(self, problem: str, status: int) -> None:
-        for number in list(self._workers):
-            self._end(number, problem, status)
-
-    def _end(self, number: int, problem: str, status: int) -> None:
-        with self._lock:
-            if number not in self._workers:
-                return
-            rank, child, *_ = self._workers.pop(number)
-            if number in self._asked:
-                self._asked.remove(number)
-        child.problem, child.status = problem, status
-        rank.events.put(0)

@@ -24,6 +24,7 @@ from typing import Any, NoReturn, Protocol
 from runner.base.environment import replace_variables
 from runner.guard.board import Board
 from runner.guard.group import adopt_orphans, die_with, name_process
+from runner.guard.identity import is_open
 from runner.guard.libraries import outside_of_libraries
 from runner.guard.lifeline import Lifeline
 from runner.guard.proxy import ENDS, TELLS
@@ -53,9 +54,8 @@ class Importer:
 
     def start(self, worker: dict[str, Any], descriptors: Sequence[int]) -> None:
         """Have it fork a worker, once it has imported what it is to."""
-        with contextlib.suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # it has ended, of which its connection tells, too
+        # Where it has ended its connection tells so, too.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             send(self.connection, worker, descriptors)
 
 
@@ -211,13 +211,18 @@ def _open_streams(numbers: Sequence[int]) -> None:
             setattr(sys, name, open(number, mode, closefd=False))
 
 
+def open_files() -> list[int]:
+    """The descriptors of this process; but for Linux only the first three."""
+    if sys.platform != "linux":
+        return [0, 1, 2]
+    # Without that of the folder, which is closed then.
+    return [number for number in map(int, os.listdir("/proc/self/fd")) if is_open(number)]
+
+
 def _close_others(keep: set[int]) -> None:
     """Close what only the agent may hold."""
-    if sys.platform != "linux":
-        return
-    for number in {int(name) for name in os.listdir("/proc/self/fd")} - keep - {0, 1, 2}:
-        with contextlib.suppress(OSError):  # that of the folder, which is closed already
-            os.close(number)
+    for number in {*open_files()} - keep - {0, 1, 2}:
+        os.close(number)
 
 
 def _place(descriptors: list[int], numbers: Sequence[int]) -> list[int]:

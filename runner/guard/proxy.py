@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 from runner.guard.identity import identity, is_open
-from runner.guard.wire import receive, send
+from runner.guard.wire import process_of, receive, send
 
 # The first end a job; the others inform the program. Both are passed to the worker only: if SIGTERM ended its data
 # loaders, a checkpoint on SIGTERM would fail. Its child processes get SIGTERM after it has ended.
@@ -32,7 +32,6 @@ _ELECTING = 30.0  # seconds for an agent to take a proxy: it may be importing fr
 _STRANGE = 3.0  # the same where it is not known that it is one: the process that was elected has ended, or another has the name
 _LOOKS = 0.02  # seconds between two attempts to reach an agent that has bound the name and does not listen yet
 EVENT = struct.Struct("=iqi")  # a signal, the process that sent it, and si_code (above 0: the kernel sent it)
-CREDENTIALS = struct.Struct("=iii")  # process, user and group of the other side of a Unix socket
 _DYING = 10.0  # seconds that a killed worker may take to its end
 _PMI = "PMI_FD"
 
@@ -55,9 +54,8 @@ def start(serve: Serve) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored a child's exit status is lost
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    connection = _join(
-        serve
-    )  # until then a signal ends this process: the agent may be importing from a file system that hangs
+    # Until it has joined, a signal ends this process: the agent may be importing from a file system that hangs.
+    connection = _join(serve)
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     _hand_over(connection, parent, ignored, numbers)
     _thread.start_new_thread(_forward_signals, (connection,))
@@ -129,8 +127,7 @@ def _reach(name: bytes, began: float) -> tuple[socket.socket | None, float, bool
         connection.settimeout(within)
         connection.connect(name)
         is_connected = True
-        option = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        process, user, _ = CREDENTIALS.unpack(option)  # of the process that was elected
+        process, user = process_of(connection)  # that was elected
         within = 0.0 if user != os.geteuid() else _ELECTING if _is_sibling(process) else _STRANGE
         if within:
             connection.settimeout(max(_LOOKS, began + within - time.monotonic()))

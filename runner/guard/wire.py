@@ -6,14 +6,27 @@ They are written by ``marshal``: both ends are of one user and one Python, and a
 from __future__ import annotations
 
 import marshal
+import os
 import socket
 import struct
 from collections.abc import Sequence
 from typing import Any
 
 _LENGTH = struct.Struct("=I")
+_CREDENTIALS = struct.Struct("=iii")  # process, user and group
 _MOST = 16  # descriptors beside a message
 _CLOSED_BY_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+def process_of(connection: socket.socket) -> tuple[int, int]:
+    """The process on the other side of a Unix socket, and its user; of a listener the one that has made it."""
+    option = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(option)[:2]
+
+
+def is_own(connection: socket.socket) -> bool:
+    """Whether the other side is a process of this user: others can see the name, too."""
+    return process_of(connection)[1] == os.geteuid()
 
 
 def send(connection: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
