@@ -1,12 +1,14 @@
 """The runner, where a process that is no agent has the name of its host's: ``name_is_taken.py HOW ARGUMENTS…``.
 
-HOW: silent (it never answers), deaf (it does not listen), other (another user's, as root only).
+HOW: silent (it never answers), deaf (it does not listen), other (another user's, as root only). TOOK_IN: a folder with a file for each
+rank that is about to be the runner.
 """
 
 import os
 import socket
 import sys
 import time
+from pathlib import Path
 
 from runner.cli import main
 from runner.guard.proxy import agent_name
@@ -41,4 +43,6 @@ def take(how: str, name: bytes) -> None:
 if __name__ == "__main__":
     how = sys.argv.pop(1)
     take(how, agent_name())
+    if folder := os.environ.get("TOOK_IN"):
+        Path(folder, str(os.getpid())).touch()
     main()
