@@ -3,7 +3,7 @@
     python -m runner plan workloads.llama --size 7b --gpus 8 --memory 80GB
     python -m runner plan mywork --gpus 16 --nodes 2 --memory 40GB --pp 2
     python -m runner plan mywork --gpus 8 --memory 24G --plot m.png
-    python -m runner plan mywork --ranks 8,64,512 --study study.json --bench inside.json --bench between.json
+    python -m runner plan mywork --ranks 8,64,512 --study s.json
 
 It needs no GPU and no memory for the model: the model is made on torch's meta device, and a batch goes through it as
 shapes. --batch-size and all other options of the workload count as in a run. A layout is a strategy (ddp, zero1,

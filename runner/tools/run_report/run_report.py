@@ -1,8 +1,8 @@
 """``python -m runner report DIR [DIR2]``: a page about a run, or two side by side, to read offline and to pass on.
 
-    python -m runner report runs/mnist                    writes runs/mnist/report.html
+    python -m runner report runs/mnist             writes runs/mnist/report.html
     python -m runner report runs/mnist --output m.html
-    python -m runner report runs/a runs/b                 compares two, in ./report.html
+    python -m runner report runs/a runs/b          compares two
 
 DIR is the --checkpoint-dir of a run, its --log-dir, or supervise's; each leads to the other while both are where they were. One
 file of HTML has: curves of the training, throughput, the parts of a step, which rank is late and when, hosts with their use and

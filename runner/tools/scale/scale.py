@@ -1,8 +1,8 @@
 """``python -m runner scale TARGET``: does it scale? Train a workload or a script on several numbers of ranks, in turn, in one launch.
 
     mpirun -np 8 --map-by ppr:4:node python -m runner scale workloads.resnet
-    mpirun -np 8 … scale workloads.resnet --ranks 1,2,4,8 --scaling strong --global-batch-size 256
-    mpirun -np 8 … scale --batch-size 32 --json study.json --plot study.png train.py --lr 0.1
+    mpirun -np 8 … scale workloads.resnet --ranks 1,8 --scaling strong
+    mpirun -np 8 … scale --batch-size 32 --plot study.png train.py --lr 0.1
     python -m runner scale --plot both.png ddp.json fsdp.json
 
 Each size trains on the first ranks, whole hosts first, with the threads of the whole launch; the other ranks wait without using a
