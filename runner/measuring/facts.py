@@ -26,11 +26,12 @@ def facts_of(job: Job) -> dict[str, Any]:
 
 
 def _device(job: Job) -> str:
-    if job.placement.device != "cuda":
-        return job.placement.device
+    kind = job.placement.device
+    if kind == "cpu":
+        return kind
     import torch
 
-    return torch.cuda.get_device_name(job.placement.torch_device)
+    return str(getattr(torch, kind).get_device_name(job.placement.torch_device))
 
 
 def write_facts(job: Job, folder: Path) -> None:

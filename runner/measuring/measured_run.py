@@ -276,23 +276,22 @@ class _Stopwatch:
 
 
 class _StepTimes:
-    """Of steps: by the device's own events on a GPU, which it need not be waited for."""
+    """By the device's own events on a GPU, which need not be waited for."""
 
     def __init__(self, device: str) -> None:
-        self._on_gpu = device != "cpu"
-        if self._on_gpu:
+        self._gpu: Any = None  # torch.cuda or torch.xpu
+        if device != "cpu":
             import torch
 
-            torch.accelerator.synchronize()
-            torch.cuda.reset_peak_memory_stats()
+            self._gpu = getattr(torch, device.partition(":")[0])
+            self._gpu.synchronize()
+            self._gpu.reset_peak_memory_stats()
         self._marks = [self._now()]
 
     def _now(self) -> Any:
-        if not self._on_gpu:
+        if self._gpu is None:
             return time.perf_counter()
-        import torch
-
-        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = self._gpu.Event(enable_timing=True)
         event.record()
         return event
 
@@ -301,17 +300,15 @@ class _StepTimes:
 
     def seconds(self) -> list[float]:
         pairs = zip(self._marks, self._marks[1:], strict=False)
-        if not self._on_gpu:
+        if self._gpu is None:
             return [later - earlier for earlier, later in pairs]
         self._marks[-1].synchronize()
         return [1e-3 * earlier.elapsed_time(later) for earlier, later in pairs]
 
     def memory(self) -> int:
-        if not self._on_gpu:
+        if self._gpu is None:
             return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        import torch
-
-        return torch.cuda.max_memory_allocated()
+        return int(self._gpu.max_memory_allocated())
 
 
 def _is_joined() -> bool:

@@ -72,20 +72,13 @@ def _data_degree(size: Size, arguments: Sequence[str]) -> int:
         return size.ranks
 
 
-def take(size: Size, ranks: Sequence[StepsSeen], *, blocks: int = 1) -> None:
-    """Put what a run's ranks have seen into its row.
-
-    Args:
-        blocks: into so many rounds its steps are divided.
-    """
+def take(size: Size, ranks: Sequence[StepsSeen]) -> None:
+    """Put what a run's ranks have seen into its row, as one more round."""
     steps = [max(one) for one in zip(*(rank.seconds for rank in ranks), strict=False)]  # the slowest rank's
     if not steps:
         size.problem = "it has ended before its steps were timed; fewer --warmup, or more data"
         return
-    length = max(1, len(steps) // blocks)
-    size.rounds += [
-        statistics.median(steps[at : at + length]) for at in range(0, length * min(blocks, len(steps)), length)
-    ]
+    size.rounds.append(statistics.median(steps))
     size.waiting = _mean(statistics.median(rank.waiting) for rank in ranks if rank.waiting)
     size.memory = max(rank.memory for rank in ranks)
     size.busy = _mean(rank.busy for rank in ranks if rank.busy is not None)
@@ -97,10 +90,9 @@ def take(size: Size, ranks: Sequence[StepsSeen], *, blocks: int = 1) -> None:
         size.compute = statistics.fmean(computing)
         size.exposed = _mean(rank.exposed for rank in ranks if rank.exposed is not None)
         size.imbalance = max(computing) - size.compute
-    repeats = max(rank.repeats for rank in ranks)
     longer = statistics.fmean(steps) / statistics.median(steps)
     for holds, text in (
-        (repeats, f"the data began again {'once' if repeats == 1 else f'{repeats} times'} in {len(steps)} steps"),
+        (any(rank.repeats for rank in ranks), f"the data is shorter than {len(steps)} steps, and began again"),
         (longer > _UNEVEN, "some steps take much longer than the median: data, evaluation or saving between them"),
         (len(ranks) > 1 and not all(rank.is_joined for rank in ranks), ALONE),
     ):

@@ -143,15 +143,15 @@ def rank(number: int, times: list[float], **more: float) -> StepsSeen:
     )  # type: ignore[arg-type]
 
 
-def test_the_slowest_rank_counts_and_steps_are_divided_into_rounds() -> None:
+def test_a_round_is_the_median_of_the_slowest_ranks_steps() -> None:
     size = Size(scaling=WEAK, ranks=2)
-    take(
-        size,
-        [rank(0, [1, 1, 3, 3], compute=2.0, exposed=1.0), rank(1, [2, 2, 2, 2], compute=1.0, exposed=2.0)],
-        blocks=2,
-    )
-    assert size.rounds == [2, 3]
+    for seconds in ([1, 1, 3], [2, 2, 3]):
+        take(size, [rank(0, seconds, compute=2.0, exposed=1.0), rank(1, [2, 2, 2], compute=1.0, exposed=2.0)])
+    assert size.rounds == [2, 2]
     assert (size.compute, size.exposed, size.imbalance) == (1.5, 1.5, 0.5)
+    assert size.warnings == []
+    take(size, [rank(0, [1, 1, 1, 10])])
+    assert "some steps take much longer" in " ".join(size.warnings)
     empty = Size(scaling=WEAK, ranks=1)
     take(empty, [rank(0, [])])
     assert "before its steps were timed" in empty.problem
