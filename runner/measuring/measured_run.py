@@ -64,6 +64,7 @@ class StepsSeen:
     """What a rank has seen.
 
     Attributes:
+        asked: how many steps were to be timed.
         seconds: of each timed step.
         waiting: of each timed step, the seconds for which a loader was waited for.
         compute, exposed, idle: seconds per step, of the steps in the trace (see profile_shares.py); None: there is no trace.
@@ -79,6 +80,7 @@ class StepsSeen:
     host: str
     local_rank: int
     device: str
+    asked: int = 0
     seconds: list[float] = field(default_factory=list)
     waiting: list[float] = field(default_factory=list)
     compute: float | None = None
@@ -131,7 +133,11 @@ class _Stopwatch:
     def __init__(self, job: Job, folder: Path) -> None:
         self._job, self._folder, self.request = job, folder, StepsWanted.read(folder)
         self._found = StepsSeen(
-            rank=job.rank, host=job.context.host, local_rank=job.local_rank, device=job.placement.torch_device
+            rank=job.rank,
+            asked=self.request.steps,
+            host=job.context.host,
+            local_rank=job.local_rank,
+            device=job.placement.torch_device,
         )
         self._meters = Meters(job.placement.torch_device, is_first_on_host=job.local_rank == 0)
         self._threads = job.placement.threads
@@ -197,6 +203,7 @@ class _Stopwatch:
             self._profiler = None
         self._steps = self._found.repeats = 0
         self._found.seconds, self._found.waiting = [], []
+        self._found.is_joined = _is_joined()  # now: a program that ends early has left its group by its end
         self._clock = _StepTimes(self._found.device)
         self._meters.begin()
         self._used = _processor_seconds()
@@ -217,7 +224,6 @@ class _Stopwatch:
         self._found.busy = self._meters.busy()
         if self._found.busy is None and self._found.device == "cpu" and passed:
             self._found.busy = min(1.0, (_processor_seconds() - self._used) / passed / self._threads)
-        self._found.is_joined = _is_joined()
         self._found.clock = self._meters.clock_kept()
         self._found.memory = self._clock.memory()
 

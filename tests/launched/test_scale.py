@@ -57,12 +57,22 @@ def test_a_workload_and_a_script_on_one_and_two_ranks(tmp_path: Path) -> None:
         assert {ranks: row["batch"] for ranks, row in rows.items()} == batches
         assert all(row["compute"] > 0 and row["memory"] > 2**20 for row in rows.values())
         assert rows[2]["exposed"] > rows[1]["exposed"]
+    longer = [
+        "--steps",
+        "30",
+        "--warmup",
+        "1",
+        "--rounds",
+        "1",
+        "--interval",
+        "9",
+    ]  # than the script, which makes 16 on two
     script = path_of("ddp_training")
     ok(
         runner(
             2,
             "scale",
-            *short,
+            *longer,
             "--batch-size",
             "16",
             "--json",
@@ -77,6 +87,8 @@ def test_a_workload_and_a_script_on_one_and_two_ranks(tmp_path: Path) -> None:
     rows = studied(tmp_path / "b.json", "weak")
     assert {ranks: row["batch"] for ranks, row in rows.items()} == {1: 16, 2: 32}
     assert all(row["waiting"] > 0 for row in rows.values())
+    assert "its training ended after 15 of 30 timed steps" in rows[2]["warnings"]
+    assert not any("trains alone" in text for row in rows.values() for text in row["warnings"])
     assert not studied(tmp_path / "b.json", "strong")
     drawn = ok(runner(1, "scale", "--plot", "both.png", "a.json", "b.json", cwd=tmp_path))
     assert drawn.stdout == "wrote both.png\n"

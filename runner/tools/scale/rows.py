@@ -92,6 +92,7 @@ def take(size: Size, ranks: Sequence[StepsSeen]) -> None:
         size.imbalance = max(computing) - size.compute
     longer = statistics.fmean(steps) / statistics.median(steps)
     for holds, text in (
+        (len(steps) < ranks[0].asked, f"its training ended after {len(steps)} of {ranks[0].asked} timed steps"),
         (any(rank.repeats for rank in ranks), f"the data is shorter than {len(steps)} steps, and began again"),
         (longer > _UNEVEN, "some steps take much longer than the median: data, evaluation or saving between them"),
         (len(ranks) > 1 and not all(rank.is_joined for rank in ranks), ALONE),
