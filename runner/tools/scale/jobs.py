@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.base.errors import UsageError
+from runner.base.errors import RunnerError, UsageError
 from runner.measuring.facts import read_facts
 from runner.measuring.measured_run import StepsSeen, StepsWanted, read_measured
 from runner.tools.costs.study import Size, Study
@@ -40,7 +39,12 @@ class JobRow:
 
 
 def write_jobs(
-    rows: Sequence[JobRow], wanted: StepsWanted, before: Sequence[str], given: Namespace, environment: Mapping[str, str]
+    rows: Sequence[JobRow],
+    wanted: StepsWanted,
+    before: Sequence[str],
+    given: Namespace,
+    environment: Mapping[str, str],
+    command: str,
 ) -> None:
     """Write a script for each row, and submit it if that is asked for. Prints a line for each.
 
@@ -49,6 +53,7 @@ def write_jobs(
         before: the runner's options for the runs.
         given: what the jobs ask for, as ``add_request`` has it, ``rounds``, ``folder`` and ``submit``.
         environment: for the jobs.
+        command: of the study, for its caption.
 
     Raises:
         UsageError: the folder has a study, or a script cannot be written or submitted.
@@ -69,7 +74,7 @@ def write_jobs(
         print(f"{path}: {answer}", flush=True)
         entries.append({"folder": name, "nodes": row.nodes, "answer": answer, "size": asdict(row.size)})
         problems = [asdict(one.size) for one in rows if one.size.problem]
-        content = {"target": asked.target, "command": shlex.join(row.words), "rows": entries, "problems": problems}
+        content = {"target": asked.target, "command": command, "rows": entries, "problems": problems}
         (folder / _MANIFEST).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
@@ -86,9 +91,9 @@ def _make_runs(place: Path, wanted: StepsWanted, rounds: int) -> list[Path]:
 def _submitted(asked: Namespace, text: str, environment: Mapping[str, str], before: int) -> str:
     try:
         return submit(asked, text, environment)
-    except UsageError as error:
+    except RunnerError as error:
         if before:
-            error.fix = f"{before} sizes are submitted: scale --collect {asked.folder} will have them" + (
+            error.fix = f"{before} of the sizes submitted: scale --collect {asked.folder} will have them" + (
                 f"; {error.fix}" if error.fix else ""
             )
         raise
@@ -110,15 +115,17 @@ def collect(folder: Path) -> Study:
         size = Size(**entry["size"])
         size.hosts = entry["nodes"]
         place = folder / entry["folder"]
-        for run in sorted(place.glob("round-*")):
+        rounds = sorted(place.glob("round-*"))
+        for run in rounds:
             found = read_measured(run)
             if len(found) == size.ranks:
                 take(size, found)
                 facts = read_facts(run) | {"hosts": max(entry["nodes"], facts.get("hosts", 0))}
         if size.rounds:
             _add_one_batch(size, read_measured(place / _ONE_BATCH))
-        else:
-            size.problem = _why_missing(place.with_suffix(".out"), entry["answer"])
+        if len(size.rounds) < len(rounds) or not rounds:
+            why = _why_missing(place.with_suffix(".out"), entry["answer"])
+            size.problem = f"{len(size.rounds)} of {len(rounds)} rounds are done; {why}" if size.rounds else why
         sizes.append(size)
     judge(sizes, facts.get("cores") or os.cpu_count() or 1)
     sizes.sort(key=lambda size: (size.scaling, size.ranks))
@@ -135,7 +142,7 @@ def _why_missing(log: Path, answer: str) -> str:
     try:
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     except OSError:
-        return f"its job has not begun ({answer})"
+        return f"its job has not begun, or was cancelled before ({answer})"
     own = [line.removeprefix("runner: ") for line in lines if line.startswith("runner: ")]
     ended, over = (
         [found[0].strip("* ") for line in lines if (found := kind.search(line))] for kind in (_ENDED, _TIME_LIMIT)

@@ -144,7 +144,7 @@ def _write_jobs(job: Job, given: Namespace, rest: Sequence[str]) -> None:
     rows = [JobRow(size=size, nodes=size.ranks // each, words=words) for size, words in plans]
     for size in (row.size for row in rows if row.size.problem):
         print(f"{size.ranks} {size.scaling}: no job: {size.problem}")
-    write_jobs(rows, _wanted_steps(given), _options(given), given, job.context.environment)
+    write_jobs(rows, _wanted_steps(given), _options(given), given, job.context.environment, _command())
     print(f"when they are done: python -m runner scale --collect {given.folder}")
 
 
@@ -192,12 +192,12 @@ def _measured_here(job: Job, given: Namespace, rest: Sequence[str]) -> Study:
         judge(sizes, os.cpu_count() or 1)
     measured = [sizes]
     dist.broadcast_object_list(measured, src=0)
-    return Study(
-        target=given.target,
-        sizes=measured[0],
-        command=shlex.join(["python", "-m", "runner", *sys.argv[1:]]),
-        facts=facts_of(job),
-    )
+    return Study(target=given.target, sizes=measured[0], command=_command(), facts=facts_of(job))
+
+
+def _command() -> str:
+    """Of this study, as a reader would type it."""
+    return shlex.join(["python", "-m", "runner", *sys.argv[1:]])
 
 
 def _is_wanted(size: Size, number: int, given: Namespace, end: float) -> bool:

@@ -125,7 +125,7 @@ def _remarks(study: Study) -> dict[str, list[str]]:
     """What is to be said of rows, and of which."""
     found: dict[str, list[str]] = {}
     for size in study.sizes:
-        what = "one more run failed" if size.rounds else "not measured"
+        what = "not all was measured" if size.rounds else "not measured"
         for text in filter(None, [size.problem and f"{what}: {size.problem}", *size.warnings]):
             found.setdefault(text, []).append(f"{size.ranks} {size.scaling}")
     return found

@@ -182,7 +182,7 @@ def job_folder(folder: Path, rows: Sequence[tuple[int, str]]) -> None:
 def test_what_jobs_have_left_is_put_together_and_one_that_is_missing_says_why(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no study"):
         collect(tmp_path)
-    job_folder(tmp_path, [(1, "job 1"), (2, "job 2"), (3, "job 3"), (4, "job 4")])
+    job_folder(tmp_path, [(1, "job 1"), (5, "job 5"), (2, "job 2"), (3, "job 3"), (4, "job 4")])
     for number, seconds in (("1", 0.5), ("2", 0.7)):
         run = tmp_path / "weak-00001" / f"round-{number}"
         run.mkdir(parents=True)
@@ -190,17 +190,25 @@ def test_what_jobs_have_left_is_put_together_and_one_that_is_missing_says_why(tm
         (run / "facts.json").write_text(
             '{"hosts": 1, "cores": 8, "device": "cpu", "versions": "torch 2", "when": "now"}'
         )
+    for number in (1, 2):
+        run = tmp_path / "weak-00005" / f"round-{number}"
+        run.mkdir(parents=True)
+        (run / "facts.json").write_text('{"hosts": 1, "cores": 8}')
+        for one in range(5 if number == 1 else 3):
+            rank(one, [1.0] * 4).write(run)
+    (tmp_path / "weak-00005.out").write_text("epoch 1\nKilled\n")
     (tmp_path / "weak-00002.out").write_text("a\nrunner: rank 1 of 2 on host b failed: ValueError: x\n")
     (tmp_path / "weak-00003.out").write_text(
         "slurmstepd: error: *** JOB 3 ON n1 CANCELLED AT 2026-01-01 DUE TO TIME LIMIT ***\n"
     )
     found = collect(tmp_path)
-    first, second, third, fourth, ninth = found.sizes
+    first, second, third, fourth, fifth, ninth = found.sizes
     assert first.rounds == [0.5, 0.7]
     assert found.facts["cores"] == 8
     assert second.problem.endswith("its job says: rank 1 of 2 on host b failed: ValueError: x")
     assert third.problem == "its job says: CANCELLED AT 2026-01-01 DUE TO TIME LIMIT"
-    assert fourth.problem == "its job has not begun (job 4)"
+    assert fourth.problem == "its job has not begun, or was cancelled before (job 4)"
+    assert (fifth.rounds, fifth.problem) == ([1.0], "1 of 2 rounds are done; its job says: Killed")
     assert ninth.problem == "no"
 
 
