@@ -90,8 +90,12 @@ def test_a_workload_and_a_script_on_one_and_two_ranks(tmp_path: Path) -> None:
     assert "its training ended after 15 of 30 timed steps" in rows[2]["warnings"]
     assert not any("trains alone" in text for row in rows.values() for text in row["warnings"])
     assert not studied(tmp_path / "b.json", "strong")
-    drawn = ok(runner(1, "scale", "--plot", "both.png", "a.json", "b.json", cwd=tmp_path))
-    assert drawn.stdout == "wrote both.png\n"
+    for words, name in (
+        ("--plot both.png a.json b.json", "both.png"),
+        ("--plot a.json b.json", "scale.png"),
+        ("--plot a.json", "scale.png"),
+    ):
+        assert ok(runner(2, "scale", *words.split(), cwd=tmp_path)).stdout == f"wrote {name}\n"  # by one rank
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -68,11 +68,9 @@ def scale(job: Job, argv: list[str]) -> None:
             check_output(given.json, None if _is_study(given.plot) else given.plot, csv=given.csv, latex=given.latex)
     if given.collect:
         study = collect(given.collect)
-    elif _is_study(given.target):
-        _plot_studies(given, rest)
-        return
-    elif given.nodes:
-        _write_jobs(job, given, rest)
+    elif (is_plot := _is_study(given.target) or _is_study(given.plot)) or given.nodes:
+        if job.rank == 0:
+            _plot_studies(given, rest) if is_plot else _write_jobs(job, given, rest)
         return
     else:
         study = _measured_here(job, given, rest)
@@ -110,7 +108,7 @@ def _plot_studies(given: Namespace, rest: Sequence[str]) -> None:
     """Draw several studies into one picture."""
     from runner.tools.scale.plot import plot
 
-    paths = [Path(one) for one in ([given.plot] if _is_study(given.plot) else []) + [given.target, *rest]]
+    paths = [Path(one) for one in (given.plot, given.target, *rest) if one and (one != given.plot or _is_study(one))]
     picture = "scale.png" if given.plot is None or _is_study(given.plot) else given.plot
     check_output(None, picture)
     studies = [read_study(path) for path in paths]
