@@ -22,6 +22,7 @@ from runner.measuring.facts import write_facts
 from runner.measuring.optimizer_steps import OptimizerSteps
 from runner.torchrun.import_hooks import when_imported
 from runner.training.settings import Every, StepSettings
+from runner.versions.torch_private import loader_iterator, take_key
 
 if TYPE_CHECKING:
     import torch
@@ -150,8 +151,6 @@ class _Stopwatch:
 
     def watch_loaders(self) -> None:
         """See how long its iterators are waited for. All of torch's loaders derive theirs of one class."""
-        from runner.versions.torch_private import loader_iterator
-
         kind: Any = loader_iterator()
         kind.__next__ = self._timed(kind.__next__)
 
@@ -173,6 +172,8 @@ class _Stopwatch:
         given = getattr(iterator, "runner_given", None)
         if given is None:
             given = iterator.runner_given = [take(iterator), 0]
+        else:
+            take_key(iterator)  # samplers may count their batches
         given[1] += 1
         with contextlib.suppress(TypeError):  # of a stream, which has no length
             if given[1] > len(iterator):
@@ -220,9 +221,10 @@ class _Stopwatch:
             return
         self._found.seconds = self._clock.seconds()
         passed = sum(self._found.seconds)
-        self._found.joules = self._meters.joules()
-        self._found.busy = self._meters.busy()
-        if self._found.busy is None and self._found.device == "cpu" and passed:
+        is_whole = len(self._found.seconds) == self.request.steps  # else it is later than their end
+        self._found.joules = self._meters.joules() if is_whole else None
+        self._found.busy = self._meters.busy() if is_whole else None
+        if is_whole and self._found.busy is None and self._found.device == "cpu" and passed:
             self._found.busy = min(1.0, (_processor_seconds() - self._used) / passed / self._threads)
         self._found.clock = self._meters.clock_kept()
         self._found.memory = self._clock.memory()

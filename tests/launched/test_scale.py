@@ -99,6 +99,15 @@ def test_a_workload_and_a_script_on_one_and_two_ranks(tmp_path: Path) -> None:
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_steps_with_one_batch_need_no_loader(workers: str, tmp_path: Path) -> None:
+    own = ["--data", "digits", "--workers", workers, "--global-batch-size", "32", "--checkpoint-dir", "mine"]
+    (tmp_path / "request.json").write_text('{"warmup": 1, "steps": 60, "profiled": 0, "fixed_data": true}')
+    ok(runner(1, f"--measure={tmp_path}", "workloads.mnist", *own, cwd=tmp_path))
+    assert len(json.loads((tmp_path / "rank-00000.json").read_text())["seconds"]) == 60
+    assert not (tmp_path / "mine").exists()
+
+
 def test_what_goes_wrong_with_a_size_is_in_its_row_and_the_rest_is_kept(tmp_path: Path) -> None:
     short = ["--steps", "3", "--warmup", "1", "--rounds", "1", "--interval", "9", "--scaling", "weak"]
     (tmp_path / "two.py").write_text(

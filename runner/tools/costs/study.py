@@ -157,6 +157,8 @@ def read_study(path: Path) -> Study:
         form = content.pop("format")
         sizes = [Size(**size) for size in content.pop("sizes")]
         study = Study(sizes=sizes, **content)
+        if not all(size.ranks > 0 and all(0 < seconds < math.inf for seconds in size.rounds) for size in sizes):
+            raise ValueError
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", fix="name the JSON file of a study") from None
     except (ValueError, KeyError, TypeError, AttributeError):

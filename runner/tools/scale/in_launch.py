@@ -33,6 +33,8 @@ _LAUNCHERS = re.compile(
 )
 _OURS = "runner: "  # begins a line of the runner's own
 _LOOK = 0.3  # seconds in which is seen how busy a host is
+_LOOKS = 0.05  # seconds between two looks at processes
+_AFTER_FAILURE = 30.0  # seconds
 _ENDING = 10.0  # seconds from SIGTERM to SIGKILL
 
 
@@ -102,20 +104,26 @@ class JobsInTurn:
         self, started: Sequence[int], size: int, port: int, request: StepsWanted, words: Sequence[str], seconds: float
     ) -> tuple[tuple[StepsSeen, ...], str]:
         """Start the processes of these ranks, and wait for them. Returns what they have seen, and why one has failed."""
-        folder = Path(tempfile.mkdtemp(prefix="runner-scale-"))
-        request.write(folder)
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="runner-scale-"))
+            request.write(folder)
+        except OSError as error:
+            return (), f"no temporary folder: {error}"
         command = [sys.executable, "-m", "runner", "--launcher=env", f"--measure={folder}", *words]
         logs = [folder / f"output-{rank}" for rank in started]
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank, log in zip(started, logs, strict=True):
                 processes.append(_start(command, self._places[rank].cores, self._variables(rank, size, port), log))
-            if not _have_ended(processes, seconds):
-                return (), f"it has not ended within {seconds:.0f} s"
+            have_ended = _have_ended(processes, seconds)
             failed = [number for number, process in enumerate(processes) if process.returncode]
             if failed:
                 return (), _cause([logs[number] for number in failed], processes[failed[0]].returncode)
-            return tuple(read_measured(folder)), ""
+            return (
+                (tuple(read_measured(folder)), "") if have_ended else ((), f"it has not ended within {seconds:.0f} s")
+            )
+        except (OSError, ValueError) as error:  # on one host: the others are in a collective
+            return (), f"its processes cannot be started or read: {error}"
         finally:
             _end(processes)
             shutil.rmtree(folder, ignore_errors=True)
@@ -163,12 +171,14 @@ def _start(
 
 
 def _have_ended(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> bool:
+    """Wait for them. Once one has failed the others are soon to end, too."""
     end = time.monotonic() + seconds
-    try:
-        for process in processes:
-            process.wait(max(0.0, end - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return False
+    while any(process.poll() is None for process in processes):
+        if any(process.returncode for process in processes):
+            end = min(end, time.monotonic() + _AFTER_FAILURE)
+        if time.monotonic() > end:
+            return False
+        time.sleep(_LOOKS)
     return True
 
 
@@ -191,8 +201,9 @@ def _free_port() -> int:
 
 def _cause(logs: Sequence[Path], code: int) -> str:
     """In a line: the first that the runner says, after the program's own last word where the runner knows no more than an exit code."""
+    said: list[str] = []
     for log in logs:
-        said = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        said = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()] or said
         first = next((place for place, line in enumerate(said) if line.startswith(_OURS)), None)
         if first is not None:
             ours = said[first].removeprefix(_OURS)

@@ -6,6 +6,7 @@ seen; beside it are the job's script and output. manifest.json says what the row
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -67,9 +68,12 @@ def write_jobs(
         place = (folder / name).absolute()
         asked = Namespace(**vars(given) | {"nodes": row.nodes, "name": name, "log": f"{place}.out", "requeue": False})
         asked.form, asked.target, *asked.arguments = row.words if row.words[0] == "-m" else ("", *row.words)
-        text = script(asked, [[f"--measure={run}", *before] for run in _make_runs(place, wanted, given.rounds)])
         path = place.with_suffix(".sh")
-        path.write_text(text, encoding="utf-8")
+        try:
+            text = script(asked, [[f"--measure={run}", *before] for run in _make_runs(place, wanted, given.rounds)])
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--folder {folder}: {error.strerror}", fix="name one that can be written") from None
         answer = _submitted(asked, text, environment, len(entries)) if given.submit else "not submitted"
         print(f"{path}: {answer}", flush=True)
         entries.append({"folder": name, "nodes": row.nodes, "answer": answer, "size": asdict(row.size)})
@@ -107,9 +111,9 @@ def collect(folder: Path) -> Study:
     """
     try:
         content = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        sizes = [Size(**size) for size in content["problems"]]
+    except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(f"{folder} has no study", fix="name the folder that scale --nodes … has made") from None
-    sizes = [Size(**size) for size in content["problems"]]
     facts: dict[str, Any] = {}
     for entry in content["rows"]:
         size = Size(**entry["size"])
@@ -117,10 +121,13 @@ def collect(folder: Path) -> Study:
         place = folder / entry["folder"]
         rounds = sorted(place.glob("round-*"))
         for run in rounds:
-            found = read_measured(run)
-            if len(found) == size.ranks:
+            with contextlib.suppress(OSError, ValueError, TypeError):  # cut short: the round is missing
+                found = read_measured(run)
+                if len(found) != size.ranks:
+                    continue
+                of_run = read_facts(run)
                 take(size, found)
-                facts = read_facts(run) | {"hosts": max(entry["nodes"], facts.get("hosts", 0))}
+                facts = of_run | {"hosts": max(entry["nodes"], facts.get("hosts", 0))}
         if size.rounds:
             _add_one_batch(size, read_measured(place / _ONE_BATCH))
         if len(size.rounds) < len(rounds) or not rounds:

@@ -51,6 +51,7 @@ _OF_RUNS = (
 )  # options that runs may be given
 _TARGET = "a workload, or a script with its own words after it; or the JSON files of studies, to draw them"
 _LONGEST = 1800.0  # seconds for a run, or as many as the study may take
+_MOST = 10 * 86400.0  # seconds: twice as many milliseconds are the most that a store takes
 _PROFILED = 5  # steps
 _MOST_ROUNDS = 20
 
@@ -155,7 +156,7 @@ def _measured_here(job: Job, given: Namespace, rest: Sequence[str]) -> Study:
     from runner.backends.process_group import start_process_group
     from runner.tools.scale.in_launch import JobsInTurn
 
-    longest = max(_LONGEST, 60 * given.minutes)
+    longest = min(max(_LONGEST, 60 * given.minutes), _MOST)
     # Ranks that are in no run wait for those that are.
     start_process_group(replace(job, backend="gloo", collective_timeout=2 * longest))
     launch, options = JobsInTurn(job), _options(given)

@@ -89,6 +89,9 @@ def test_a_study_is_read_as_it_was_written(tmp_path: Path) -> None:
     for text, what in (
         ("{}", "is no study"),
         ("no", "is no study"),
+        ('{"format": 1, "target": "x", "sizes": [{"scaling": "weak", "ranks": 2, "rounds": 1.0}]}', "is no study"),
+        ('{"format": 1, "target": "x", "sizes": [{"scaling": "weak", "ranks": 2, "rounds": ["a"]}]}', "is no study"),
+        ('{"format": 1, "target": "x", "sizes": [{"scaling": "weak", "ranks": 2, "rounds": [0.0]}]}', "is no study"),
         ('{"format": 9, "target": "x", "sizes": []}', "has format 9"),
     ):
         (tmp_path / "other.json").write_text(text)
