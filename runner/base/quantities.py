@@ -22,6 +22,11 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def positives(text: str) -> list[int]:
+    """Whole numbers above 0, with commas between them."""
+    return [positive(word) for word in text.split(",")]
+
+
 def not_negative(text: str) -> int:
     """A whole number, 0 or above."""
     if not text.isdecimal():

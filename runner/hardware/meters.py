@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
+
+from runner.hardware.nvml import GpuMeter
 
 _POWERCAP = Path("/sys/class/powercap")
 
@@ -19,14 +20,17 @@ class Meters:
             is_first_on_host: this rank's figure has the host's processors in it.
         """
         self._counters = _counters(root) if is_first_on_host else []
-        self._gpu = _gpu(device)
-        self._before: list[int] | None = None
-        self._gpu_before: int | None = None
+        self._device = device
 
     def begin(self) -> None:
+        """To be called where a program has begun to use the device, which is looked for now."""
+        self._gpu = _gpu(self._device)
         self._before = _read(self._counters)
-        self._gpu_before = _gpu_millijoules(self._gpu)
+        self._gpu_before = self._of_gpu("gpu_energy")
         self._clock_before = self._clock()
+
+    def _of_gpu(self, name: str) -> float | None:
+        return None if self._gpu is None else self._gpu.usage().get(name)
 
     def joules(self) -> float | None:
         """Since ``begin()``; None: nothing tells."""
@@ -38,9 +42,9 @@ class Meters:
                 1e-6 * ((after - before) % (whole + 1))
                 for before, after, whole in zip(self._before, now, ranges, strict=True)
             ]
-        gpu = _gpu_millijoules(self._gpu)
+        gpu = self._of_gpu("gpu_energy")
         if gpu is not None and self._gpu_before is not None:
-            parts.append(1e-3 * (gpu - self._gpu_before))
+            parts.append(gpu - self._gpu_before)
         return sum(parts) if parts else None
 
     def clock_kept(self) -> float | None:
@@ -49,24 +53,19 @@ class Meters:
         return now / self._clock_before if now and self._clock_before else None
 
     def _clock(self) -> float | None:
-        with contextlib.suppress(Exception):
-            if self._gpu is not None:
-                library, handle = self._gpu
-                return float(library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM))
+        if self._gpu is not None:
+            return self._gpu.clock()
+        with contextlib.suppress(Exception):  # a host that does not tell
             import psutil
 
             found = psutil.cpu_freq()  # the mean of all cores
-            return found.current if found else None
+            return float(found.current) if found else None
         return None
 
     def busy(self) -> float | None:
         """The share of the last sampling period in which the GPU worked; None: there is none, or it does not tell."""
-        if self._gpu is None:
-            return None
-        with contextlib.suppress(Exception):
-            library, handle = self._gpu
-            return float(library.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
-        return None
+        percent = self._of_gpu("gpu")
+        return None if percent is None else percent / 100
 
 
 def _counters(root: Path) -> list[Path]:
@@ -85,23 +84,11 @@ def _read(counters: list[Path]) -> list[int] | None:
         return None
 
 
-def _gpu(device: str) -> tuple[Any, Any] | None:
+def _gpu(device: str) -> GpuMeter | None:
     if not device.startswith("cuda"):
         return None
-    with contextlib.suppress(Exception):  # no library, or no driver
-        import pynvml
-        import torch
+    import torch
 
-        pynvml.nvmlInit()
-        uuid = torch.cuda.get_device_properties(device).uuid
-        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-    return None
-
-
-def _gpu_millijoules(gpu: tuple[Any, Any] | None) -> int | None:
-    if gpu is None:
-        return None
-    with contextlib.suppress(Exception):
-        library, handle = gpu
-        return int(library.nvmlDeviceGetTotalEnergyConsumption(handle))
+    with contextlib.suppress(Exception):  # a driver that tells no UUID
+        return GpuMeter(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     return None

@@ -85,10 +85,20 @@ class GpuMeter:
         found: dict[str, Any] = {}
         # There is no library, no driver, or it does not tell this of a MIG part.
         with contextlib.suppress(Exception):
-            if self._handle is None:
-                self._library.nvmlInit()
-                self._handle = self._library.nvmlDeviceGetHandleByUUID(self._uuid)
-            found["gpu_memory"] = self._library.nvmlDeviceGetMemoryInfo(self._handle).used
-            found["gpu"] = self._library.nvmlDeviceGetUtilizationRates(self._handle).gpu
-            found["gpu_energy"] = self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000  # since Volta
+            handle = self._found()
+            found["gpu_memory"] = self._library.nvmlDeviceGetMemoryInfo(handle).used
+            found["gpu"] = self._library.nvmlDeviceGetUtilizationRates(handle).gpu
+            found["gpu_energy"] = self._library.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000  # since Volta
         return found
+
+    def clock(self) -> float | None:
+        """The frequency of its processors in MHz; None: the driver does not tell it."""
+        with contextlib.suppress(Exception):
+            return float(self._library.nvmlDeviceGetClockInfo(self._found(), self._library.NVML_CLOCK_SM))
+        return None
+
+    def _found(self) -> Any:
+        if self._handle is None:
+            self._library.nvmlInit()
+            self._handle = self._library.nvmlDeviceGetHandleByUUID(self._uuid)
+        return self._handle

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.base.errors import UsageError
-from runner.base.quantities import positive, size, size_text
+from runner.base.quantities import positive, positives, size, size_text
 from runner.base.settings import add_options
 from runner.command import given_in
 from runner.job import Job
@@ -196,7 +196,7 @@ def _add_options_of_prediction(parser: Parser) -> None:
     group = parser.add_argument_group("how long a step takes on other numbers of ranks")
     group.add_argument(
         "--ranks",
-        type=_numbers,
+        type=positives,
         metavar="N,…",
         help="predict it for these, in the layout that the options say, or that is recommended for --gpus",
     )
@@ -232,10 +232,6 @@ def _add_options_of_prediction(parser: Parser) -> None:
     group.add_argument(
         "--ranks-per-node", type=positive, metavar="N", help="(default: as it was measured, else up to 8)"
     )
-
-
-def _numbers(text: str) -> list[int]:
-    return [positive(word) for word in text.split(",")]
 
 
 def _share(text: str) -> float:

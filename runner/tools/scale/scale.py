@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
-from runner.base.quantities import positive, positive_float
+from runner.base.quantities import positive, positive_float, positives
 from runner.base.settings import add_options, as_words
 from runner.command import FORMS
 from runner.job import Job
@@ -224,16 +224,12 @@ def _sizes(asked: Sequence[int] | None, most: int) -> list[int]:
     return sorted(dict.fromkeys(asked))
 
 
-def _numbers(text: str) -> list[int]:
-    return [positive(word) for word in text.split(",")]
-
-
 def _parser() -> Parser:
     parser = Parser(prog="python -m runner scale", description=__doc__)
     parser.add_argument(
         AS_MODULE, dest="form", action="store_const", const=AS_MODULE, default="", help=FORMS[AS_MODULE]
     )
-    parser.add_argument("--ranks", type=_numbers, metavar="N,…", help="the sizes (default: 1, 2, 4, … and all ranks)")
+    parser.add_argument("--ranks", type=positives, metavar="N,…", help="the sizes (default: 1, 2, 4, … and all ranks)")
     parser.add_argument(
         "--scaling",
         choices=(STRONG, WEAK, "both"),
@@ -259,7 +255,7 @@ def _parser() -> Parser:
     parser.add_argument("--plot", metavar="FILE.png", help="draw it (needs matplotlib)")
     parser.add_argument(
         "--nodes",
-        type=_numbers,
+        type=positives,
         metavar="N,…",
         help="write a job script for each of these numbers of nodes, in --folder",
     )

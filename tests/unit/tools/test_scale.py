@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -140,10 +141,10 @@ def test_a_script_has_its_own_batch(tmp_path: Path) -> None:
         planned([name], [], [4], scaling=STRONG, batch_size=16, global_batch_size=None)
 
 
-def rank(number: int, times: list[float], **more: float) -> StepsSeen:
+def rank(number: int, times: list[float], **more: Any) -> StepsSeen:
     return StepsSeen(
         rank=number, host="a", local_rank=number, device="cpu", seconds=times, waiting=[0.0] * len(times), **more
-    )  # type: ignore[arg-type]
+    )
 
 
 def test_a_round_is_the_median_of_the_slowest_ranks_steps() -> None:
