@@ -53,7 +53,7 @@ def _line(state: Mapping[str, Any]) -> str:
 
 
 def _short(value: Any) -> Any:
-    """A number with seven digits (a time with milliseconds)."""
+    """Four digits of a number; of one from 1000 on, such as a time, three places."""
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):
