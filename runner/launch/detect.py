@@ -132,8 +132,12 @@ def _shown(cell: str, environment: Mapping[str, str]) -> str:
     return f"{name}={environment.get(name, '')}"
 
 
-def _value(cell: str, environment: Mapping[str, str]) -> Value | None:
-    """The number that a cell of the table refers to, or None if the variable is not set."""
+def _value(cell: str, environment: Mapping[str, str], total: int = 0) -> Value | None:
+    """The number that a cell of the table refers to, or None if it is not known.
+
+    Args:
+        total: the sum of the list that the cell refers to, if it refers to one.
+    """
     if not cell:
         return None
     indexed = re.fullmatch(r"(\w+)\[(\w+)\]", cell)
@@ -142,7 +146,9 @@ def _value(cell: str, environment: Mapping[str, str]) -> Value | None:
         if listed is None or index is None:
             return None
         try:
-            return Value(expand_counts(listed)[int(index)], f"{indexed[1]}={listed}[{index}]")
+            counts = expand_counts(listed)
+            # Each component of a heterogeneous step has its own list, and an index that counts all components' nodes.
+            return Value(counts[int(index)], f"{indexed[1]}={listed}[{index}]") if sum(counts) == total else None
         except (ValueError, IndexError):
             raise LaunchError(f"{indexed[1]}={listed} has no entry {indexed[2]}={index}") from None
     name = _name_of(cell, environment)
@@ -160,7 +166,7 @@ def _read(row: Launcher, environment: Mapping[str, str]) -> _Reading:
         raise _half_set(row, environment)
     if rank.value >= size.value:
         raise LaunchError(f"{rank.source}={rank.value} is not below {size.source}={size.value} ({row.title})")
-    local_rank, local_size = _value(row.local_rank, environment), _value(row.local_size, environment)
+    local_rank, local_size = _value(row.local_rank, environment), _value(row.local_size, environment, size.value)
     if local_rank and local_size and local_rank.value >= local_size.value:
         raise LaunchError(
             f"{local_rank.source}={local_rank.value} is not below {local_size.source}={local_size.value} ({row.title})"

@@ -1,7 +1,7 @@
 """The known launchers, one row each, in the order in which they are looked for.
 
 A cell names the variable that holds the value. ``A|B`` is the first of the two that is set;
-``LIST[INDEX]`` is the element INDEX of a list in Slurm's short form (``2(x3),1``).
+``LIST[INDEX]`` is the element INDEX of a list in Slurm's short form (``2(x3),1``), if the list adds up to the size.
 To add a launcher, add a row here and a captured environment in ``tests/data/launchers``; or a row in another package,
 which names it by an entry point ``runner.launchers``. No code outside the table depends on a launcher's name.
 
