@@ -49,6 +49,19 @@ def test_cyclic_mapping(vc: Cluster) -> None:
     assert ok(vc.run("node1", [*command, SUM])).stdout.count("of 4: 4") == 4
 
 
+def test_a_heterogeneous_step(vc: Cluster) -> None:
+    """Its components have nodes and tasks of their own; here with the variables of Slurm 22.05, and with those of one component."""
+    job = ["salloc", "--nodes=1", "--ntasks=1", "--nodelist=node1", ":", "--nodes=1", "--ntasks=2", "--nodelist=node2"]
+    step = [*job, "srun", "--het-group=0,1", "bash", "-c"]
+    for own in ("", "export SLURM_STEP_TASKS_PER_NODE=$((SLURM_NODEID + 1));"):
+        found = json.loads(
+            ok(vc.run("node1", [*step, f'{own} exec "$@"', "bash", *RUNNER, "explain", "--json"])).stdout
+        )
+        assert hosts(found) == {"node1": [0], "node2": [1, 2]}
+        assert [rank["local_rank"] for rank in found["ranks"]] == [0, 0, 1]
+    assert ok(vc.run("node1", [*step, 'exec "$@"', "bash", *RUNNER, SUM])).stdout.count("of 3: 3") == 3
+
+
 @pytest.mark.parametrize("name", ["openmpi5", "mpich", "srun"])
 def test_names_are_no_hosts(name: str, vc: Cluster) -> None:
     """Containers have names of their own, and cloned machines have one name."""

@@ -30,6 +30,7 @@ CAPTURED = {
     "slurm": ("slurm", 3, 4, 1, 2),
     "slurm-uneven": ("slurm", 2, 3, 0, 1),
     "slurm-cyclic": ("slurm", 1, 4, 0, 1),
+    "slurm-heterogeneous": ("slurm", 2, 4, 0, 2),
     "slurm-pmi2": ("slurm", 1, 4, 1, 2),
     "slurm-cray": ("slurm", 3, 4, 1, 2),
     "slurm-cray-new": ("slurm", 3, 4, 1, 2),
@@ -77,6 +78,13 @@ def test_each_value_has_its_source() -> None:
     assert context.size.source == "SLURM_STEP_NUM_TASKS"
     assert context.local_size is not None
     assert context.local_size.source == "SLURM_STEP_TASKS_PER_NODE=2(x2)[1]"
+
+
+@pytest.mark.parametrize(("node", "tasks"), [("1", "2"), ("2", "1(x2)"), ("1", "1(x2)")])
+def test_a_component_of_a_heterogeneous_step_knows_its_own_tasks_only(node: str, tasks: str) -> None:
+    """SLURM_NODEID counts the nodes of all components, and newer versions list the tasks of one: no index fits."""
+    own = {"SLURM_NODEID": node, "SLURM_STEP_TASKS_PER_NODE": tasks}
+    assert summary(detect(captured("slurm-heterogeneous") | own)) == ("slurm", 2, 4, 0, None)
 
 
 def test_mpirun_in_a_slurm_batch_names_what_it_ignores() -> None:
