@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runner.base.errors import UsageError
 
@@ -20,6 +21,12 @@ def autocast(precision: str, device: str) -> AbstractContextManager[Any]:
     """The context of a forward pass with the parameters in their own type."""
     dtype = _DTYPES[precision]
     return nullcontext() if dtype is None else torch.autocast(device, dtype)
+
+
+def widened(precision: str) -> Callable[[Tensor], Tensor]:
+    """Return what brings outputs to float32 that were computed in the smaller type; a model's own type stays."""
+    dtype = _DTYPES[precision]
+    return lambda tensor: tensor.float() if tensor.dtype == dtype else tensor
 
 
 def policy(precision: str, *, is_root: bool, is_last: bool) -> MixedPrecisionPolicy:

@@ -110,8 +110,8 @@ class ShardedTrainer(Trainer):
                     unit.reshard()
 
     def computing(self) -> AbstractContextManager[Any]:
-        """As in the base class, but fully_shard has a policy of its own."""
-        return nullcontext() if isinstance(self.model, FSDPModule) else super().computing()
+        """As in the base class, but a smaller type is fully_shard's policy."""
+        return nullcontext()
 
     def loss_context(self) -> AbstractContextManager[Any]:
         """As in the base class."""

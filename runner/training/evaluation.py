@@ -67,7 +67,7 @@ def _evaluate(run: Run, trainer: Trainer, options: Settings, is_over: Callable[[
         if shapes not in known:
             known.add(shapes)
             run.job.board.enter("warm-up")
-        found = computed(task, trainer.outputs, here)
+        found = computed(trainer, here)
         run.job.board.enter("evaluating")
         sums.add(found, min(batch_size, left))
         left -= batch_size
@@ -75,7 +75,7 @@ def _evaluate(run: Run, trainer: Trainer, options: Settings, is_over: Callable[[
             return None
     if trainer.is_sharded and len(loader) < calls:
         extra = next(iter(evaluation_loader(source.data, 0, 1, 1, collate=source.collate)))
-        computed(task, trainer.outputs, to_device(extra, run.device, dtype))
+        computed(trainer, to_device(extra, run.device, dtype))
     return sums.evaluation()
 
 
@@ -95,7 +95,7 @@ def try_evaluation(run: Run, trainer: Trainer, options: Settings, batch: Any) ->
     task = trainer.task
     here = to_device(batch, run.device, getattr(torch, options.dtype))
     with own_random_numbers("a first evaluation", run.device), _evaluated(trainer.model):
-        _, outputs, targets = found = computed(task, trainer.outputs, here)
+        _, outputs, targets = found = computed(trainer, here)
         sums = EvaluationSums(task, run)
         sums.add(found, length_of_batch(here) or 1)
         evaluation = sums.evaluation()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from runner.base.errors import UsageError
-from runner.parallel.batch_forms import form_of, parts_of
+from runner.parallel import precision
+from runner.parallel.batch_forms import form_of
 from runner.parallel.task import Best, Task, WeightedLoss, counts_itself, weighted
+from runner.parallel.trainer import Trainer
+from runner.parallel.trees import map_tensors
 from runner.training.counting_metrics import results_of
 from runner.training.run import Run
 
@@ -54,23 +57,22 @@ class Computed(NamedTuple):
     targets: Any
 
 
-def computed(task: Task, outputs_of: Callable[..., Any], batch: Any) -> Computed:
-    """The loss and outputs of a batch. ``outputs_of``: calls the model.
+def computed(trainer: Trainer, batch: Any) -> Computed:
+    """Compute the loss of a batch as a step does, in its precision, and the outputs.
 
     Raises:
         UsageError: the batch does not fit the task's loss, or the loss is no number.
     """
-    if task.batch_loss is None:
-        inputs, targets = parts_of(batch)
-        outputs = outputs_of(inputs)
-        return Computed(task.loss_of_outputs(outputs, targets), outputs, targets)
-    seen: list[Any] = []
+    task, seen = trainer.task, [None]
 
     def call(*inputs: Any, **named: Any) -> Any:
-        seen.append(outputs_of(*inputs, **named))
-        return seen[-1]
+        seen[0] = trainer.outputs(*inputs, **named)
+        return seen[0]
 
-    return Computed(weighted(task.batch_loss(call, batch)), seen[-1] if seen else None, batch)
+    with trainer.computing():
+        loss = task.loss_of(call, batch)
+    outputs = map_tensors(precision.widened(trainer.options.precision), seen[0])
+    return Computed(loss, outputs, batch if task.batch_loss is not None else batch[1])
 
 
 class EvaluationSums:

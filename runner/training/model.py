@@ -13,11 +13,10 @@ from torch.optim import Optimizer
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
 from runner.parallel.batch_forms import form_of
+from runner.parallel.precision import widened
 from runner.parallel.state import full_tensor
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import map_tensors
-
-_HALVES = (torch.bfloat16, torch.float16)
 
 
 class Model:
@@ -89,7 +88,7 @@ class Model:
                 outputs = trainer.model(*inputs, **named)
         else:
             outputs = trainer.forward(*inputs, **named)
-        return map_tensors(_as_users_have_it, outputs)
+        return self._as_users_have_it(outputs)
 
     def backward(self, loss: Tensor) -> None:
         """Compute this model's gradients, averaged over the data-parallel ranks. Collective.
@@ -204,7 +203,7 @@ class Model:
             module.train()
 
     def _evaluated(self, *inputs: Any, **named: Any) -> Any:
-        outputs = map_tensors(_as_users_have_it, self._outputs(*inputs, **named))
+        outputs = self._as_users_have_it(self._outputs(*inputs, **named))
         self._board.enter("evaluating")
         return outputs
 
@@ -214,7 +213,5 @@ class Model:
         with self.trainer.computing():
             return self.trainer.model(*inputs, **named)
 
-
-def _as_users_have_it(tensor: Tensor) -> Tensor:
-    whole = full_tensor(tensor)
-    return whole.float() if whole.dtype in _HALVES else whole
+    def _as_users_have_it(self, outputs: Any) -> Any:
+        return map_tensors(widened(self.trainer.options.precision), map_tensors(full_tensor, outputs))
