@@ -11,7 +11,7 @@ from typing import Any
 from runner.guard.collectives import Call
 from runner.guard.lifeline import Lifeline
 from runner.torchrun.import_hooks import when_imported
-from runner.torchrun.own_modules import own_modules
+from runner.torchrun.own_modules import own_module
 from runner.versions.torch_private import process_groups, recorded_calls
 
 # Each returns the last calls in the groups that it knows, by a group's name.
@@ -38,13 +38,10 @@ def _calls_on(device: str) -> list[Call]:
     """``last_calls()`` in a thread of its own: NCCL's recorder asks the device which calls are over."""
     import torch
 
-    with own_modules():
-        from runner.backends.devices import current_device, take_device
-
-    own = torch.device(device)
-    if current_device().type == own.type:  # else no GPU is used
+    devices, own = own_module("runner.backends.devices"), torch.device(device)
+    if devices.current_device().type == own.type:  # else no GPU is used
         with contextlib.suppress(RuntimeError):  # the program has hidden some GPUs from itself
-            take_device(own)
+            devices.take_device(own)
     return last_calls()
 
 

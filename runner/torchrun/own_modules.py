@@ -6,13 +6,13 @@ on its path; if there is no other, it gets these modules, and they are back for 
 
 from __future__ import annotations
 
+import builtins
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +26,6 @@ _LANDMARK = Path(
     "rendezvous", "methods", "mpi_library.py"
 )  # in every copy of this package, and in no other of its name
 _hidden: dict[str, ModuleType] = {}
-_swapping = threading.RLock()
 
 
 def hide_own_modules() -> None:
@@ -47,23 +46,44 @@ def keep_own_modules() -> None:
     when_imported(_SPAWNING, lambda: _prepare_spawned(sys.modules[_SPAWNING]))
 
 
-@contextmanager
-def own_modules() -> Iterator[None]:
-    """A block in which this package imports more of its own modules, also where the program has others of their names.
+def own_module(name: str) -> ModuleType:
+    """Import one of this package's modules, also where the program has others of their names.
 
-    Another thread that imports the program's meanwhile would get these; so keep the block short.
+    ``sys.modules`` stays as it is, as another thread may be importing the program's. So the module may define no dataclasses,
+    which look for their module there.
     """
-    with _swapping:
-        if not _hidden:
-            yield
-            return
-        theirs = _taken_out()
-        sys.modules.update(_hidden)
-        try:
-            yield
-        finally:
-            _hidden.update(_taken_out())
-            sys.modules.update(theirs)
+    if (own := _hidden.get(name)) is not None:
+        return own
+    if not _hidden:
+        return importlib.import_module(name)
+    parent, _, last = name.rpartition(".")
+    package = own_module(parent)
+    spec = importlib.machinery.PathFinder.find_spec(name, package.__path__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    vars(module)["__builtins__"] = {**vars(builtins), "__import__": _import}
+    spec.loader.exec_module(module)
+    setattr(package, last, module)
+    (_hidden or sys.modules)[name] = module  # the program may have imported this package meanwhile
+    return module
+
+
+def _import(
+    name: str,
+    names: Mapping[str, object] | None = None,
+    local: Mapping[str, object] | None = None,
+    wanted: Sequence[str] | None = (),
+    level: int = 0,
+) -> ModuleType:
+    """What an ``import`` in such a module does."""
+    if name.partition(".")[0] != _NAME:
+        return __import__(name, names, local, wanted or (), level)
+    module = own_module(name)
+    for part in wanted or ():
+        if not hasattr(module, part):
+            own_module(f"{name}.{part}")
+    return module if wanted else own_module(_NAME)
 
 
 def _taken_out() -> dict[str, ModuleType]:
@@ -100,11 +120,11 @@ class _WorkloadsFinder(importlib.abc.MetaPathFinder):
 
 class _Loaded(importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        found = dict(_hidden)
+        own = _hidden[_NAME]
+        self.spec = own.__spec__
+        sys.modules.update(_hidden)
         _hidden.clear()
-        self.spec = found[_NAME].__spec__
-        sys.modules.update(found)
-        return found[_NAME]
+        return own
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self.spec  # that of this import is in its place

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from runner.base.environment import set_missing
 from runner.job import Job
 from runner.torchrun.keeping import keep
-from runner.torchrun.own_modules import own_modules
+from runner.torchrun.own_modules import own_module
 from runner.versions import torch_private
 
 if TYPE_CHECKING:
@@ -34,9 +34,6 @@ def prepare_rendezvous(job: Job) -> None:
     from horovod.runner.common.util.hosts import SlotInfo
     from horovod.runner.util.network import get_local_host_addresses
 
-    with own_modules():
-        from runner.backends.horovod.server import serve
-
     slots = []
     for rank, record in enumerate(job.topology.records):
         local = job.topology.local_rank(rank)
@@ -49,7 +46,9 @@ def prepare_rendezvous(job: Job) -> None:
     # Before this rank reads the server's port, so that the server knows this host's addresses when it connects.
     store.set(f"{_KEY} {job.topology.host_index(job.rank)}", " ".join(get_local_host_addresses()))
     if job.rank == 0:
-        server = serve(slots, on_one_host, members(store, len(job.topology.hosts)))
+        server = own_module("runner.backends.horovod.server").serve(
+            slots, on_one_host, members(store, len(job.topology.hosts))
+        )
         keep(server)
         store.set(_KEY, str(server.server_port))
     own = slots[job.rank]

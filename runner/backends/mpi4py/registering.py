@@ -10,7 +10,7 @@ from runner.backends.backend import Backend, Finding
 from runner.job import Job
 from runner.rendezvous.methods.mpi_library import load_mpi, takes_gpu_memory, threads_may_call
 from runner.torchrun.import_hooks import when_imported
-from runner.torchrun.own_modules import own_modules
+from runner.torchrun.own_modules import own_module
 from runner.versions.features import FEATURES, number_of
 from runner.versions.torch_build import release_of
 
@@ -71,11 +71,8 @@ class MPI4Py(Backend):
             if problem:
                 raise RuntimeError(f"backend mpi4py: {problem}")
             load_mpi(job.context)  # a job of one rank has not loaded it for the rendezvous
-            with own_modules():
-                from runner.backends.mpi4py.creating import create
-
             crowded = any(placement.is_crowded for placement in job.placements)
-            return create(options, name, crowded=crowded)
+            return own_module("runner.backends.mpi4py.creating").create(options, name, crowded=crowded)
 
         for name in (self.name, *(["gloo"] if job.replaces_gloo else [])):
             create = partial(create_as, name)

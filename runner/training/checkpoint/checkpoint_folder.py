@@ -306,12 +306,12 @@ def _by_torch() -> Iterator[None]:
     """Call torch.distributed.checkpoint: silence its warning about a single rank, and unwrap its errors."""
     from torch.distributed.checkpoint.api import CheckpointException
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)")
-        try:
-            yield
-        except CheckpointException as error:
-            raise next(iter(error.failures.values()))[0] from None
+    # For good: this may be a thread, and catch_warnings() would undo what the program filters meanwhile.
+    warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)")
+    try:
+        yield
+    except CheckpointException as error:
+        raise next(iter(error.failures.values()))[0] from None
 
 
 def _digest(content: Any) -> str:

@@ -18,3 +18,20 @@ def test_the_collector_pauses_during_an_import_and_is_then_as_it_was(disabled: l
 
 def test_this_package_knows_its_own_folder() -> None:
     assert _is_ours(ROOT / "runner")
+
+
+BESIDE = """\
+import sys, types
+from runner.torchrun.own_modules import hide_own_modules, own_module
+hide_own_modules()
+theirs = sys.modules["runner"] = types.ModuleType("runner")
+seen = set()
+sys.addaudithook(lambda event, _: seen.add(sys.modules["runner"] is theirs) if event == "exec" else None)
+module = own_module("runner.guard.group")
+print(module.__name__, own_module(module.__name__) is module, seen, "runner.guard" in sys.modules)
+"""
+
+
+def test_the_runner_imports_its_modules_while_a_program_imports_its_own() -> None:
+    done = ok(run(sys.executable, "-c", BESIDE))
+    assert done.stdout == "runner.guard.group True {True} False\n"
