@@ -18,7 +18,7 @@ _PLACES = {
     "Plan": "runner.parallel.task:Plan",
     "Preempted": "runner.training.preemption:Preempted",
     "Result": "runner.training.summary:Result",
-    "Run": "runner.training.training_run:TrainingRun",
+    "Run": "runner.training.run:Run",
     "RunnerError": "runner.base.errors:RunnerError",
     "Settings": "runner.training.settings:Settings",
     "State": "runner.training.hooks.state:State",

@@ -9,9 +9,8 @@ from runner.training.loggers.logger import LoggedRun as LoggedRun
 from runner.training.loggers.logger import Logger as Logger
 from runner.training.model import Model as Model
 from runner.training.preemption import Preempted as Preempted
+from runner.training.run import Run as Run
 from runner.training.settings import Settings as Settings
 from runner.training.summary import Result as Result
-from runner.training.training_run import TrainingRun
 
-Run = TrainingRun
 __version__: str

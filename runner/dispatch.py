@@ -118,10 +118,10 @@ def _run_workload(name: str, given: Given, job: Job) -> None:
     if not callable(main):
         with raised_on_all_ranks():
             raise UsageError(f"module {name} has no main(run, argv), so it is no workload")
-    from runner.training.training_run import TrainingRun
+    from runner.training.run import Run
     from runner.training.workload import bound
 
-    run = TrainingRun(job=job, workload=name, layout=layout)
+    run = Run(job=job, workload=name, layout=layout)
     if job.measure is None:
         train = bound(main, run, given)
     else:

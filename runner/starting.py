@@ -14,15 +14,15 @@ from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.job import held, hold
 from runner.job_settings import JobSettings
 from runner.parallel.mesh import lay_out
+from runner.training.run import Run
 from runner.training.settings import Settings
-from runner.training.training_run import TrainingRun
 from runner.versions.extras import OF_WORKLOADS, require
 from runner.versions.features import RUNNER, need
 
 _started = threading.Event()
 
 
-def start(settings: Settings | None = None, *, device: str = "auto", backend: str = "auto") -> TrainingRun:
+def start(settings: Settings | None = None, *, device: str = "auto", backend: str = "auto") -> Run:
     """Join the job's other ranks. Call it once, near the script's beginning; torch's process group is made here. Collective.
 
     Under ``python -m runner script.py`` the ranks have met already. Started by mpirun, srun or torchrun without it, or as one
@@ -59,7 +59,7 @@ def start(settings: Settings | None = None, *, device: str = "auto", backend: st
     torch.set_num_threads(job.placement.threads)
     start_process_group(job)
     report_errors()
-    return TrainingRun(job=job, workload=name, layout=layout, settings=found)
+    return Run(job=job, workload=name, layout=layout, settings=found)
 
 
 @raised_on_all_ranks()
