@@ -33,7 +33,7 @@ from runner.guard.proxy import ENDS, EVENT, TELLS
 from runner.guard.rank import Rank
 from runner.guard.settings import Watched, Words
 from runner.guard.stacks import new_file
-from runner.guard.wire import is_own, receive, send
+from runner.guard.wire import accept_own, receive, send
 from runner.guard.workers import Workers
 from runner.rendezvous.transport.endpoint import allow_open_files
 
@@ -209,15 +209,7 @@ class Agent:
 
     def _accept(self) -> bool:
         """Take the proxies that have come. Returns whether any is there."""
-        while self._listener is not None:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # there is none, or no room for it
-                break
-            if not is_own(connection):
-                connection.close()
-                continue
-            connection.setblocking(True)
+        for connection in accept_own(self._listener) if self._listener is not None else ():
             self._welcome(connection)
         return bool(self._proxies)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from runner.base.environment import replace_variables
 from runner.base.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
 from runner.guard.importer import Importer
-from runner.guard.wire import is_own, receive, send
+from runner.guard.wire import accept_own, receive, send
 
 _FINAL = {EXIT_OK, EXIT_USAGE, EXIT_REQUEUE}  # exit codes after which `supervise` does not start the job again
 _KEPT = 4.0  # seconds after a failed attempt of `supervise` in which its next one has to come
@@ -49,6 +49,7 @@ def wait_for_launch(
         importer.start({"close": list(inherited)}, ())
         kept.bind(name)
         kept.listen()
+        kept.setblocking(False)
         poll = select.poll()
         poll.register(kept, select.POLLIN)
         told = importer.connection.fileno()
@@ -56,18 +57,18 @@ def wait_for_launch(
         while is_there and (left := end - time.monotonic()) > 0:
             ready = {number for number, _ in poll.poll(1000 * left)}
             is_there = told not in ready or hear(importer)
-            if kept.fileno() in ready and (launch := _take(kept.accept()[0])) is not None:
-                return launch
+            for connection in accept_own(kept) if kept.fileno() in ready else ():
+                if (launch := _take(connection)) is not None:
+                    return launch
     return None
 
 
 def _take(connection: socket.socket) -> Launch | None:
     told = None
-    if is_own(connection):
-        connection.settimeout(_HANDING_OVER)
-        with contextlib.suppress(OSError):
-            send(connection, {"agent": os.getpid()})
-            told = receive(connection)
+    connection.settimeout(_HANDING_OVER)
+    with contextlib.suppress(OSError):
+        send(connection, {"agent": os.getpid()})
+        told = receive(connection)
     if told is None:
         connection.close()
         return None

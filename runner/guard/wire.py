@@ -5,6 +5,7 @@ They are written by ``marshal``: both ends are of one user and one Python, and a
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import os
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 _LENGTH = struct.Struct("=I")
 _CREDENTIALS = struct.Struct("=iii")  # process, user and group
 _MOST = 16  # descriptors beside a message
+_AT_ONCE = 256  # connections taken before the caller does something else: others can make more as fast as it takes them
 _CLOSED_BY_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
@@ -27,6 +29,19 @@ def process_of(connection: socket.socket) -> tuple[int, int]:
 def is_own(connection: socket.socket) -> bool:
     """Whether the other side is a process of this user: others can see the name, too."""
     return process_of(connection)[1] == os.geteuid()
+
+
+def accept_own(listener: socket.socket) -> list[socket.socket]:
+    """Take connections that wait at a non-blocking listener, and close those of other users before anything is read."""
+    found = []
+    with contextlib.suppress(OSError):  # there are no more, or there is no room for one
+        for _ in range(_AT_ONCE):
+            connection, _ = listener.accept()
+            if is_own(connection):
+                found.append(connection)
+            else:
+                connection.close()
+    return found
 
 
 def send(connection: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from runner.guard.wire import accept_own
 from tests.polling import LIMIT, poll_until
 from tests.unit.guard.test_guard import command
 
@@ -180,6 +184,36 @@ def test_a_process_of_another_user_is_not_taken_for_a_rank(tmp_path: Path) -> No
         python = ["/usr/bin/env", "-i", "python3"] if os.geteuid() == 0 else [sys.executable]
         tried = subprocess.run([*python, str(attack), name.lstrip("@\0")], capture_output=True, text=True, timeout=60)
         assert tried.returncode == 0, tried.stderr
+
+
+def test_connections_are_taken_in_bounded_numbers_and_other_users_dropped_unread() -> None:
+    """Another user can connect as fast as an agent accepts, which did nothing else then. (As root: others cannot become another user.)"""
+    name = f"\0torch-mpi-runner-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as clients:
+        listener.bind(name)
+        listener.listen(4096)
+        listener.setblocking(False)
+        assert accept_own(listener) == []
+
+        def connect(count: int) -> None:
+            for _ in range(count):
+                clients.enter_context(socket.socket(socket.AF_UNIX)).connect(name)
+
+        connect(600)
+        taken = [accept_own(listener) for _ in range(4)]
+        assert [len(found) for found in taken] == [256, 256, 88, 0]
+        for connection in itertools.chain(*taken):
+            connection.close()
+        if os.geteuid() == 0:
+            os.seteuid(65534)
+            try:
+                connect(300)
+            finally:
+                os.seteuid(0)
+            connect(1)
+            assert accept_own(listener) == []
+            (own,) = accept_own(listener)
+            own.close()
 
 
 def test_threads_of_a_program_have_the_stacks_that_python_gives_them() -> None:
