@@ -78,6 +78,11 @@ class Several(Trainer):
         }
 
     @property
+    def roots(self) -> list[nn.Module]:
+        """As in the base class, of all models."""
+        return [root for trainer in self._trainers.values() for root in trainer.roots]
+
+    @property
     def ready(self) -> float | None:
         """As in the base class: when the first of the models was."""
         return min((one.ready for one in self._trainers.values() if one.ready is not None), default=None)

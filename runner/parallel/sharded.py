@@ -69,6 +69,11 @@ class ShardedTrainer(Trainer):
         # fully_shard takes no parameters without dimensions: each rank has them in full.
         self._numbers = [one for one in model.parameters() if not one.dim() and one.requires_grad]
 
+    @property
+    def roots(self) -> list[nn.Module]:
+        """As in the base class."""
+        return [*{self.model: None, **dict.fromkeys(self._parts)}]
+
     def finish_gradients(self) -> None:
         """As in the base class."""
         self._order.check(self.model.named_parameters())

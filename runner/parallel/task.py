@@ -6,7 +6,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.batch_forms import form_of, parts_of, with_tensors
 from runner.parallel.materialize import materialize
+from runner.parallel.modes import begin_training
 from runner.parallel.pipeline.stages import PassThrough
 from runner.parallel.support import check_shapes
 from runner.versions.torch_private import change_tensors
@@ -162,13 +163,11 @@ class Task:
 
     def on_meta(self, dtype: torch.dtype) -> nn.Module:
         """The model where it is, or a factory's on ``meta``, where it takes no memory: shard it, then ``materialize`` it."""
-        if isinstance(self.model, nn.Module):
-            check_shapes(self.model)
-            return _cast(self.model, dtype)
-        with torch.device("meta"):
-            made = _cast(self.model(), dtype)
-        check_shapes(made)
-        return made
+        with nullcontext() if isinstance(self.model, nn.Module) else torch.device("meta"):
+            made = self.model if isinstance(self.model, nn.Module) else self.model()
+            check_shapes(made)
+            begin_training([made])
+            return _cast(made, dtype)
 
     def first_batch(self, count: int) -> Any:
         """A batch of the first samples of the training data, as the data has them."""

@@ -89,6 +89,11 @@ class Trainer:
         self._form = LossForm()
         self._factor = 1.0  # of the gradients, up to the optimizer's step
 
+    @property
+    def roots(self) -> list[nn.Module]:
+        """What is called, and so has a mode: the model, or beside it this rank's stages of it."""
+        return [self.model]
+
     def step(self, batch: Any, check: Callable[[Tensor], None] | None = None, *, samples: int | None = None) -> Tensor:
         """One step of the optimizer. Collective.
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
 
 from runner.base.errors import raised_on_all_ranks
 from runner.parallel.batch_forms import form_of
+from runner.parallel.modes import evaluation_mode
 from runner.parallel.task import Best
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import length_of_batch, tensors_in, to_device
@@ -30,15 +30,14 @@ def evaluate(
 ) -> Evaluation | None:
     """The mean loss over the test data, accuracy and metrics, every sample counted once; None if there is no test data. Collective.
 
-    Leaves the model in evaluation mode. All ranks make the same number of calls, because a sharded model needs all of them:
-    a rank with fewer batches than others, or with none, computes one that is not counted.
+    All ranks make the same number of calls, because a sharded model needs all of them: a rank with fewer batches than others, or
+    with none, computes one that is not counted.
 
     Args:
         is_over: whether to leave the evaluation, and return None. Called after batches that all ranks have.
     """
-    with run.job.board.during(
-        "evaluating"
-    ):  # after it a program may end: it is in no training, if it was in none before
+    # After it a program may end: it is in no training, if it was in none before.
+    with run.job.board.during("evaluating"), evaluation_mode(trainer.roots):
         evaluation = _evaluate(run, trainer, options, is_over)
         trainer.outputs_are_over()
         return evaluation
@@ -56,7 +55,6 @@ def _evaluate(run: Run, trainer: Trainer, options: Settings, is_over: Callable[[
     left = len(range(run.data_rank, length, run.data_size))  # of this rank's samples, whatever form their batches have
     loader = evaluation_loader(source.data, run.data_rank, run.data_size, batch_size, collate=source.collate)
     fewest, calls = evaluation_batches(length, run.data_size, batch_size)
-    trainer.model.eval()
     dtype = getattr(torch, options.dtype)
     sums = EvaluationSums(task, run)
     known = set[object]()  # shapes: the first batch of each may have the model compiled
@@ -94,7 +92,7 @@ def try_evaluation(run: Run, trainer: Trainer, options: Settings, batch: Any) ->
     """
     task = trainer.task
     here = to_device(batch, run.device, getattr(torch, options.dtype))
-    with own_random_numbers("a first evaluation", run.device), _evaluated(trainer.model):
+    with own_random_numbers("a first evaluation", run.device), _evaluated(trainer):
         _, outputs, targets = found = computed(trainer, here)
         sums = EvaluationSums(task, run)
         sums.add(found, length_of_batch(here) or 1)
@@ -110,21 +108,17 @@ def try_evaluation(run: Run, trainer: Trainer, options: Settings, batch: Any) ->
 
 
 @contextmanager
-def _evaluated(model: nn.Module) -> Iterator[None]:
+def _evaluated(trainer: Trainer) -> Iterator[None]:
     """In evaluation mode, and not compiled: from so few samples the compiler would learn the wrong shapes."""
     buffers = [
         (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
+        for module in trainer.model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
-    modes = [(module, module.training) for module in model.modules()]
     is_compiled = COMPILER in sys.modules  # whose import takes a second
-    model.eval()
     try:
-        with not_compiled() if is_compiled else nullcontext():
+        with evaluation_mode(trainer.roots), not_compiled() if is_compiled else nullcontext():
             yield
     finally:
         for module, name, buffer, before in buffers:
             setattr(module, name, buffer.copy_(before))
-        for module, mode in modes:
-            module.training = mode

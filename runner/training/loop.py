@@ -141,5 +141,6 @@ def trained(run: Run, task: Task, options: Settings) -> Trainer:
                 f"there is no checkpoint in {options.checkpoint_dir}",
                 fix="train first, or name another --checkpoint-dir",
             )
-    trainer.model.eval()
+    for root in trainer.roots:
+        root.eval()
     return trainer

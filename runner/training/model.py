@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.job import Job
 from runner.parallel.batch_forms import form_of
+from runner.parallel.modes import evaluation_mode
 from runner.parallel.precision import widened
 from runner.parallel.state import full_tensor
 from runner.parallel.trainer import Trainer
@@ -152,7 +153,8 @@ class Model:
     def state_dict(self) -> dict[str, Any]:
         """The whole model's parameters and buffers by name, on all ranks, as the module without a strategy has them. Collective.
 
-        For ``torch.save`` on rank 0, or a copy of the model that is not trained. Under ``fsdp`` and ``tp`` they are gathered.
+        For ``torch.save`` on rank 0, or a copy of the model that is not trained. Under ``fsdp`` and ``tp`` they are gathered, under
+        ``local-sgd`` averaged; buffers are rank 0's.
 
         Raises:
             UsageError: pipeline parallelism, where a rank has its own layers only.
@@ -163,6 +165,7 @@ class Model:
                     "state_dict() of a model in a pipeline: a rank has its own layers only",
                     fix="make the file of a checkpoint: python -m runner checkpoint export",
                 )
+        self.trainer.share_buffers()
         return {name: map_tensors(full_tensor, value) for name, value in self.module.state_dict().items()}
 
     def accumulate(self) -> AbstractContextManager[Any]:
@@ -188,19 +191,18 @@ class Model:
 
     @contextmanager
     def evaluating(self) -> Iterator[Callable[..., Any]]:
-        """A context in evaluation mode and without gradients, which gives a function like the model.
+        """A context in evaluation mode and without gradients, which gives a function like the model. Collective.
 
-        All ranks make the same number of calls; under ``pp`` it takes one tensor.
+        All ranks evaluate rank 0's buffers, such as BatchNorm's statistics, and under ``local-sgd`` the average of their weights.
+        They make the same number of calls; under ``pp`` the function takes one tensor. Each module has its own mode afterwards.
         """
-        module = self.module
-        module.eval()
+        self.trainer.share_buffers()
         try:
-            with torch.no_grad(), self._board.during("evaluating"):
+            with torch.no_grad(), evaluation_mode(self.trainer.roots), self._board.during("evaluating"):
                 self._board.enter("warm-up")  # the first batch may compile
                 yield self._evaluated
         finally:
             self.trainer.outputs_are_over()
-            module.train()
 
     def _evaluated(self, *inputs: Any, **named: Any) -> Any:
         outputs = self._as_users_have_it(self._outputs(*inputs, **named))

@@ -117,7 +117,10 @@ class OwnLoop:
             with training.begun(see_that_own):
                 for batch in training.batches():
                     yield batch.value
-                    self._check_stepped()
+                    self._check_stepped(
+                        "the batch is over, and {0} has had backward() without step()",
+                        "call {0}.step() once for each batch, after one backward() or several",
+                    )
             training.result()
 
     def log(self, values: Mapping[str, float | Tensor]) -> None:
@@ -126,20 +129,19 @@ class OwnLoop:
 
     def finish_step(self) -> None:
         """See ``Run.save_if_due``."""
-        self._in_training("save_if_due()").finish_step()
+        training = self._in_training("save_if_due()")
+        self._check_stepped("save_if_due() between backward() and step() of {0}", "call it after {0}.step()")
+        training.finish_step()
 
     def stop(self) -> None:
         """See ``Run.stop``."""
         self._in_training("stop()").stop()
 
-    def _check_stepped(self) -> None:
+    def _check_stepped(self, problem: str, fix: str) -> None:
         """A checkpoint holds no gradients, and a loop that has forgotten the step would train nothing."""
         for name, (model, _) in self._models.items():
             if model.has_gradients:
-                raise UsageError(
-                    f"the batch is over, and {name} has had backward() without step()",
-                    fix="call model.step() once for each batch, after one backward() or several",
-                )
+                raise UsageError(problem.format(name), fix=fix.format(name))
 
     def _note_loss(self, loss: Tensor) -> None:
         if self._training is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from runner.base.command_name import COMMAND
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
+from runner.parallel.modes import begin_training
 from runner.parallel.several import with_own_state
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
@@ -146,9 +147,9 @@ class Training:
         """This rank's batches of all steps that are left, on its device. The step is done when the next one is asked for."""
         run, options, position, hooks = self._run, self._options, self.position, self._hooks
         device, dtype = run.device, getattr(torch, options.dtype)
-        self._trainer.model.train()
         # An epoch of which no whole batch is left has no step, and ends as others do.
         while position.epoch < options.epochs and position.step < (options.max_steps or math.inf):
+            begin_training(self._trainer.roots)
             hooks.metrics.begin_epoch()
             seed_random_numbers(options.seed, position.step, run.data_rank, device)  # for the loader's processes
             batches = self._feed.batches(position.epoch, position.samples)
@@ -204,7 +205,6 @@ class Training:
             position.epoch, position.samples = position.epoch + 1, 0
         is_evaluated = self.evaluation is not None or self._task.test_data is None
         hooks.after_epoch(epoch_is_over=self._epoch_is_over, is_evaluated=is_evaluated)
-        self._trainer.model.train()
 
     def _see(self, evaluation: Evaluation | None) -> None:
         if evaluation is not None:

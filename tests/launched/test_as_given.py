@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import ok
-from tests.layouts import case
+from tests.launching import ok, path_of, runner
+from tests.layouts import FSDP, case
 from tests.results import metrics
 from tests.turns import Turns, turns_fixture
 
@@ -32,3 +32,39 @@ def test_an_evaluation_has_the_loss_of_a_step(ranks: int, options: str, turns: T
     (found,) = metrics(tmp_path)
     assert found["val_loss"] == pytest.approx(found["loss"], rel=1e-6)
     assert found["val_ce"] == pytest.approx(found["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        case(2, ""),
+        case(2, "--strategy zero1"),
+        case(2, "--strategy fsdp"),
+        case(2, "--strategy local-sgd"),
+        case(2, "--pp 2 --micro-batches 2"),
+    ],
+)
+def test_a_part_in_evaluation_mode_stays_so(ranks: int, options: str, turns: Turns, tmp_path: Path) -> None:
+    """After evaluations in an epoch and at its end, and a hook that forgets the mode; what a hook freezes is frozen, too."""
+    more = ["as_given", f"--checkpoint-dir={tmp_path}", "--global-batch-size=32", "--epochs=2", *options.split()]
+    done = ok(turns(ranks, *more, "--mode=part"))
+    assert done.stdout.splitlines()[-1] == "in training mode: root 3, root 3, root, root; statistics: 0.000"
+    last = ok(turns(ranks, *more, "--mode=root")).stdout.splitlines()[-1]
+    assert last.startswith("in training mode: root 1 3, root 1 3, root 1, root 1; ")
+    assert not last.endswith("statistics: 0.000")
+
+
+@pytest.mark.parametrize("options", ["", FSDP, "local-sgd --sync-every=100"])
+def test_a_script_that_evaluates(options: str, tmp_path: Path) -> None:
+    """All ranks predict and keep the same, and each module keeps its mode, also if the evaluation fails."""
+    strategy = f"--strategy={options}".split() if options else []
+    done = ok(runner(2, path_of("own_evaluation"), f"--checkpoint-dir={tmp_path}", *strategy))
+    assert "maker: alike True, statistics 0.0\njudge: alike True, statistics " in done.stdout
+    assert done.stdout.splitlines()[-1] == "modes: ['[True, False, True, True]']"
+
+
+def test_a_step_that_is_ended_before_the_optimizer_steps_is_refused(tmp_path: Path) -> None:
+    done = runner(2, path_of("own_evaluation"), f"--checkpoint-dir={tmp_path}", "--early")
+    assert done.returncode == 2
+    assert "save_if_due() between backward() and step() of maker; call it after maker.step()" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -19,6 +19,7 @@ from runner.backends.timing import synchronize
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel import Setting
 from runner.parallel.batch_forms import parts_of
+from runner.parallel.modes import evaluation_mode
 from runner.parallel.pipeline.stages import balanced, segments, submodel
 from runner.parallel.settings import SCHEDULES
 from runner.parallel.sharded import ShardedTrainer, materialize_sharded, on_meta, parallelize
@@ -274,15 +275,14 @@ def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], settin
     if dist.get_rank() == 0:
         device = next(model.parameters()).device
         values, _ = parts_of(to_device(task.first_batch(_SAMPLES), device, setting.dtype))
-        model.eval()
-        with torch.no_grad():
-            outputs = model(values)
-        names = [name for piece in pieces for name in piece]
-        parts = [submodel(model, names, piece) for piece in pieces]
-        measured, made = _measured(parts, values)
+        with evaluation_mode([model]):
+            with torch.no_grad():
+                outputs = model(values)
+            names = [name for piece in pieces for name in piece]
+            parts = [submodel(model, names, piece) for piece in pieces]
+            measured, made = _measured(parts, values)
         if made is not None and _is_same(made, outputs):
             costs.copy_(torch.tensor(measured, dtype=costs.dtype))
-        model.train()
         model.zero_grad()
     dist.broadcast(costs, src=0)
     if costs.isnan().any():

@@ -33,7 +33,6 @@ def evaluate_step(
     evaluation, records = _evaluate(run, trainer, options, metrics, preemption)
     if evaluation is not None:
         metrics.show.line(step_line(records[-1], trainer.task))
-    trainer.model.train()
     metrics.leave_out_pause()
     run.job.board.enter("warm-up")  # a compiled model has been in evaluation mode
     return evaluation

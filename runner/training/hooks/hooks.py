@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from runner.parallel.modes import modes_kept
 from runner.parallel.trainer import Trainer
 from runner.training.evaluation_sums import Evaluation
 from runner.training.hooks.evaluating import evaluate_epoch, evaluate_step
@@ -67,6 +68,7 @@ class Hooks:
         self.saving.after_epoch(epoch_is_over=epoch_is_over, is_evaluated=is_evaluated)
 
     def _call(self, hooks: Sequence[Hook], phase: str) -> None:
-        with self.run.job.board.during(phase):
+        # A hook that evaluates may leave the model in evaluation mode; one that freezes a part means it.
+        with self.run.job.board.during(phase), modes_kept(self.trainer.roots, if_evaluating=True):
             for hook in hooks:
                 hook(self.state)

@@ -1,4 +1,4 @@
-"""A small training by ``fit``, of a model that ``--case`` makes: which numbers it gives, and what is left of the model as it was given."""
+"""A small training by ``fit``, whose one step sees all samples, which are those of the evaluation; and what is left of its model's modes."""
 
 from __future__ import annotations
 
@@ -19,21 +19,40 @@ class Options(runner.Settings):
     epochs: int = 1
     global_batch_size: int | None = 64
     lr: float = 1e-12
+    mode: str = runner.option("", "in evaluation mode from the start: part, or root")
 
 
 def main(run: runner.Run, options: Options) -> None:
-    """Train; one step sees all samples, which are those of the evaluation."""
+    """Train, and print which modules were in training mode in each step."""
     torch.manual_seed(options.seed)
     cross_entropy = nn.functional.cross_entropy
-    data = TensorDataset(torch.randn(64, 8), torch.randint(0, 40, (64,)))
-    styles = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    data = TensorDataset(torch.randn(64, 8) + 5, torch.randint(0, 40, (64,)))
+    norm = [nn.BatchNorm1d(12)] if options.mode else []
+    model = nn.Sequential(nn.Linear(8, 12), nn.Sequential(*norm, nn.Tanh()), nn.Linear(12, 40), nn.Identity())
+    if options.mode:
+        (model if options.mode == "root" else model[1]).eval()
     task = runner.Task(
-        model=nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 40)),
+        model=model,
         loss=cross_entropy,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr),
         train_data=data,
         test_data=data,
         metrics={"ce": cross_entropy},
-        plan=runner.Plan(shard=("*",), pipeline=("0", "2"), tensor=styles),
+        evaluate_every=1,
+        plan=runner.Plan(
+            shard=("0", "2"), pipeline=("0", "2"), tensor={"0": ColwiseParallel(), "2": RowwiseParallel()}
+        ),
     )
-    run.fit(task)
+    seen: list[str] = []
+
+    def see(state: runner.State) -> None:
+        modes = {name: state.model.get_submodule(name).training for name in ("", "1", "3")}
+        seen.append(" ".join(name or "root" for name, mode in modes.items() if mode))
+        state.model.eval()  # and forgets it
+
+    def freeze(state: runner.State) -> None:
+        state.model.get_submodule("3").eval()
+
+    run.fit(task, on_step=[see] if options.mode else [], on_epoch=[freeze])
+    if options.mode and run.is_main:
+        print(f"in training mode: {', '.join(seen)}; statistics: {float(norm[0].running_mean.abs().max()):.3f}")
