@@ -31,7 +31,12 @@ def agree(
     """
     import torch.distributed as dist
 
+    from runner.backends.comparing import bounds
+
     size = dist.get_world_size(group)
+    ((_, has),) = bounds([int(problem is not None)], group) if size > 1 else [(0, problem is not None)]
+    if not has:
+        return
     text, its_fix = (problem.message, problem.fix) if isinstance(problem, RunnerError) else (problem, fix)
     found: list[tuple[str | None, str, str]] = [(text, its_fix, socket.gethostname())] * size
     if size > 1:
@@ -40,8 +45,7 @@ def agree(
     for text, _, host in found:
         if text is not None:
             hosts.setdefault(text, {})[host] = None
-    if hosts:
-        everywhere = len({host for _, _, host in found})
-        where = {text: f" (host {', '.join(on)})" if len(on) < everywhere else "" for text, on in hosts.items()}
-        fixes = dict.fromkeys(its_fix for text, its_fix, _ in found if text is not None and its_fix)
-        raise kind("; ".join(text + on for text, on in where.items()), fix="; ".join(fixes))
+    everywhere = len({host for _, _, host in found})
+    where = {text: f" (host {', '.join(on)})" if len(on) < everywhere else "" for text, on in hosts.items()}
+    fixes = dict.fromkeys(its_fix for text, its_fix, _ in found if text is not None and its_fix)
+    raise kind("; ".join(text + on for text, on in where.items()), fix="; ".join(fixes))

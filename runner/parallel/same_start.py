@@ -5,7 +5,7 @@ Shards and parts of models that differ would be trained as one, without a word.
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from runner.backends.comparing import bounds, number_of
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.support import check_shapes
 
@@ -65,10 +66,8 @@ def _check_dense(model: nn.Module) -> None:
 
 def _differing(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Those of the tensors that are not the same on all ranks. Collective."""
-    rows: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(rows, [int(digest_of(tensor)) for tensor in tensors])
-    columns = zip(*rows, strict=True)
-    return [tensor for tensor, found in zip(tensors, columns, strict=True) if len(set(found)) > 1]
+    digests = bounds([int(digest_of(tensor)) for tensor in tensors])
+    return [tensor for tensor, (smallest, largest) in zip(tensors, digests, strict=True) if smallest < largest]
 
 
 @raised_on_all_ranks()
@@ -80,20 +79,18 @@ def check_structure(model: nn.Module) -> None:
     """
     if not _has_others():
         return
-    own = {name: _described(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
-    digests: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(digests, hashlib.sha256(repr(own).encode()).hexdigest())
-    if len(set(digests)) == 1:
+    own = [f"{name} {_described(tensor)}" for name, tensor in [*model.named_parameters(), *model.named_buffers()]]
+    ((smallest, largest),) = bounds([number_of(repr(own))])
+    if smallest == largest:
         return
-    everyone: list[Any] = [None] * len(digests)
-    dist.all_gather_object(everyone, own)
-    odd = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
-    first, other = list(everyone[0].items()), list(everyone[odd].items())
-    shorter = min(len(first), len(other))
-    place = next((number for number in range(shorter) if first[number] != other[number]), shorter)
-    texts = [" ".join(one[place]) if place < len(one) else "nothing more" for one in (first, other)]
+    first: list[Any] = [own]
+    dist.broadcast_object_list(first, src=0)
+    pairs = itertools.zip_longest(first[0], own, fillvalue="nothing more")
+    texts: list[Any] = [next((pair for pair in pairs if pair[0] != pair[1]), None)]
+    ((odd, _),) = bounds([None if texts[0] is None else dist.get_rank()])
+    dist.broadcast_object_list(texts, src=odd)
     raise UsageError(
-        f"the ranks have made models that differ: rank 0 has {texts[0]}, and rank {odd} {texts[1]}",
+        f"the ranks have made models that differ: rank 0 has {texts[0][0]}, and rank {odd} {texts[0][1]}",
         fix="make the model from the same settings on every rank",
     )
 
@@ -128,10 +125,8 @@ def check_digests(digests: Sequence[tuple[str, Tensor | None]], what: str, fix: 
     """
     if not _has_others():
         return
-    rows: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(rows, [None if digest is None else int(digest) for _, digest in digests])
-    columns = zip(*rows, strict=True)
-    odd = [name for (name, _), found in zip(digests, columns, strict=True) if len({*found} - {None}) > 1]
+    found = bounds([None if digest is None else int(digest) for _, digest in digests])
+    odd = [name for (name, _), (smallest, largest) in zip(digests, found, strict=True) if smallest < largest]
     if odd:
         more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
         raise UsageError(f"{what} are not the same on all ranks: {odd[0]}{more} differs", fix=fix)

@@ -141,6 +141,25 @@ class Run:
         result: T = answer[0]
         return result
 
+    def gather(self, value: T, group: dist.ProcessGroup | None = None) -> list[T] | None:
+        """Every rank's value on rank 0, None elsewhere. Collective.
+
+        Args:
+            group: of all ranks, for a thread that has its own.
+        """
+        found: list[Any] | None = [value] * self.size if self.is_main else None
+        if self.size > 1:
+            dist.gather_object(value, found, dst=0, group=group)
+        return found
+
+    def scatter(self, values: Sequence[T] | None) -> T:
+        """This rank's of the values that rank 0 has, one per rank. Collective."""
+        own: list[Any] = [values[0] if values else None]
+        if self.size > 1:
+            dist.scatter_object_list(own, None if values is None else list(values), src=0)
+        value: T = own[0]
+        return value
+
     def load(self, package: str, *, needed_by: str = "") -> Any:
         """Import a package that not every installation has. Collective.
 

@@ -6,7 +6,8 @@
 
 Beside it is a link, ``best``, to that of the best evaluation, if the task says ``keep_best``; or a file with its name.
 
-torch.distributed.checkpoint decides which shards a rank writes and reads (``shard_storage``), for any number of ranks. It is
+torch.distributed.checkpoint decides which shards a rank writes and reads (``shard_storage``), for any number of ranks. Where
+shards are, rank 0 reads once for all (``shard_index``). torch's module is
 not imported for full tensors, because it also imports DTensor and sympy: 0.8 s at every start of a job that needs neither.
 
 Nothing is pickled, so reading a checkpoint runs no code from it. A folder is written under another name and renamed once it is
@@ -30,9 +31,10 @@ from typing import Any
 
 from torch import Tensor
 
-from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.base.errors import UsageError
 from runner.training.checkpoint import shards
 from runner.training.checkpoint.damage import INSTEAD, DamagedError, damaged
+from runner.training.checkpoint.shard_index import FULL, Index, path_of
 
 MANIFEST = "checkpoint.json"
 BEST = "best"  # a link to a checkpoint, by its name
@@ -66,7 +68,7 @@ class Saved:
         groups: the optimizer's, as in ``runner.parallel.state.State``.
         values: of the optimizer's state, as there.
         is_finite: whether the loss was, when it was written.
-        data: each rank's place in the data, in mid-epoch, if the data tells it.
+        data: each rank's place in the data, in mid-epoch, if the data tells it. Rank 0 alone has it.
         best: the number of its evaluation that the task's ``keep_best`` names, if that was the best when it was written.
     """
 
@@ -109,7 +111,7 @@ def write_full(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         OSError: they cannot be written.
         UsageError: safetensors has no such type.
     """
-    shards.write(folder / shards.FULL, tensors)
+    shards.write(folder / FULL, tensors)
 
 
 def read_full(folder: Path) -> dict[str, Tensor]:
@@ -133,41 +135,28 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: Any = None)
     from runner.training.checkpoint.shard_storage import ShardStorage
 
     with _by_torch():
-        save(dict(tensors), storage_writer=ShardStorage(folder, {}), process_group=group)
+        save(dict(tensors), storage_writer=ShardStorage(folder), process_group=group)
 
 
-@raised_on_all_ranks()
-def read_shards(folder: Path, into: dict[str, Tensor]) -> None:
-    """Fill this rank's shards of the tensors, also if they were sharded differently. Collective.
+def read_shards(folder: Path, index: Index, into: dict[str, Tensor]) -> None:
+    """Fill this rank's shards of the tensors, also if they were sharded differently.
 
     Raises:
-        UsageError: a shard is missing, or this torch lacks a type.
+        DamagedError: a shard is missing.
     """
-    from torch.distributed.checkpoint.state_dict_loader import load
+    from runner.training.checkpoint import shard_storage
 
-    from runner.training.checkpoint.shard_storage import ShardStorage
-
-    with _by_torch():
-        load(into, storage_reader=ShardStorage(folder, into))
+    shard_storage.read_shards(folder, index, into)
 
 
 def shards_of(folder: Path, rank: int) -> list[Path]:
     """The files that a rank has written."""
-    return [path for path in [shards.path_of(folder, rank)] if path.is_file()]
+    return [path for path in [path_of(folder, rank)] if path.is_file()]
 
 
 def is_sharded(folder: Path) -> bool:
     """Whether the checkpoint was written in shards, one file per rank."""
-    return folder.is_dir() and not (folder / shards.FULL).is_file()
-
-
-def shapes_of_shards(folder: Path) -> shards.Shapes:
-    """The tensors of a sharded checkpoint, by name: the full shape and the dtype of each.
-
-    Raises:
-        UsageError: a shard is missing, or this torch lacks a type.
-    """
-    return shards.shapes_in(folder)
+    return folder.is_dir() and not (folder / FULL).is_file()
 
 
 def sums_of(paths: Iterable[Path]) -> Sums:

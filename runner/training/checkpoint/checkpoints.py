@@ -53,7 +53,9 @@ class Checkpoints:
         self._run, self._trainer, self.options, self.settings = run, trainer, options, settings
         self._folder = options.checkpoint_dir.absolute()  # also if the program changes its working folder
         self.times = SaveTimes()
-        self.data_states: Callable[[], list[Any] | None] = lambda: None  # of all ranks, in mid-epoch. Collective
+        self.data_states: Callable[[], list[Any] | None] = lambda: (
+            None
+        )  # of all ranks, on rank 0, in mid-epoch. Collective
         self._aside: tuple[Path, list[Path]] | None = None
         self._step, self._saved_at = -1, time.monotonic()  # of the last checkpoint that was begun
         self._has_saved = False
@@ -280,8 +282,7 @@ class Checkpoints:
             if run.is_main:
                 shutil.rmtree(staging_folder, ignore_errors=True)
             raise
-        everyone: list[Any] = [None] * run.size
-        dist.all_gather_object(everyone, sums, group=group)
+        everyone = run.gather(sums, group) or []
         of_all = {name: values for own in everyone for name, values in own.items()}
         run.on_main(lambda: self._end(staging_folder, saved, of_all), group)
 

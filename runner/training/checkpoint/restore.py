@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from runner.parallel.trainer import Trainer
 from runner.training.checkpoint import checkpoint_folder, resume
 from runner.training.checkpoint.checkpoint_folder import MANIFEST, Saved, Sums
 from runner.training.checkpoint.damage import INSTEAD, DamagedError
-from runner.training.checkpoint.shards import Shapes
+from runner.training.checkpoint.shard_index import Index, index_of, shapes_of
 from runner.training.run import Run
 from runner.training.settings import AUTO, Settings
 
@@ -59,20 +60,32 @@ def _load(
     """Load a checkpoint; nothing of it if it is damaged. Collective."""
     full: dict[str, Tensor] = {}  # filled on rank 0
     here = trainer.shapes()
-    saved, sums = run.on_main(lambda: _open(path, trainer, full))
-    if sums:
-        names = sorted(sums)[run.rank :: run.size]
-        try:
-            run.agree(_problem_of(path, {name: sums[name] for name in names}), DamagedError)
-        except DamagedError as error:
-            error.fix = INSTEAD
-            raise
-    shapes = run.on_main(lambda: _shapes_of(saved, sums, full, here, run.workload))
+    states: list[Any] | None = None
+    sums: Sums = {}  # of the files of a sharded checkpoint, on rank 0
+
+    def read() -> tuple[Saved, bool]:
+        nonlocal states, sums
+        saved, sums = _open(path, trainer, full)
+        states = saved.data
+        return replace(saved, data=None), bool(sums)
+
+    saved, is_sharded = run.on_main(read)
+    if run.is_main:
+        saved = replace(saved, data=states)
+    if is_sharded:  # each rank checks some of the files
+        files = sorted(sums.items())
+        own_sums = run.scatter([dict(files[rank :: run.size]) for rank in range(run.size)] if run.is_main else None)
+        _agree_on_damage(run, lambda: checkpoint_folder.check_files(path, own_sums))
+    index: Index = run.on_main(lambda: index_of(path) if is_sharded else {})
+    shapes = shapes_of(index)
+    if not is_sharded:
+        shapes = run.on_main(lambda: {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in full.items()})
+    run.on_main(lambda: resume.check_model(saved, shapes, run.workload, here))
     own = trainer.state().groups
     changes = resume.check_settings(saved, settings, trainer.optimizer, own) if goes_on else []
     room = trainer.room(shapes, here)
-    if sums:  # sharded: every rank reads its shard
-        checkpoint_folder.read_shards(path, room)
+    if is_sharded:  # every rank reads its shards
+        _agree_on_damage(run, lambda: checkpoint_folder.read_shards(path, index, room))
     else:
         for name, (shape, dtype) in shapes.items():
             _send(run, full.get(name), shape, dtype, room.get(name))
@@ -150,24 +163,14 @@ def _open(path: Path, trainer: Trainer, full: dict[str, Tensor]) -> tuple[Saved,
     return saved, {}
 
 
-def _shapes_of(
-    saved: Saved, sums: Sums, full: dict[str, Tensor], here: dict[str, tuple[int, ...]], workload: str
-) -> Shapes:
-    """The shapes of a checkpoint's tensors, which fit the model. Called on rank 0, when the files are known to be intact."""
-    if sums:
-        shapes = checkpoint_folder.shapes_of_shards(saved.path)
-    else:
-        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in full.items()}
-    resume.check_model(saved, shapes, workload, here)
-    return shapes
-
-
-def _problem_of(path: Path, sums: Sums) -> str | None:
+def _agree_on_damage(run: Run, read: Callable[[], None]) -> None:
+    """Read, and raise on all ranks what any of them has found. Collective."""
+    problem: str | None = None
     try:
-        checkpoint_folder.check_files(path, sums)
+        read()
     except UsageError as error:
-        return error.message
-    return None
+        problem = error.message
+    run.agree(problem, DamagedError, fix=INSTEAD)
 
 
 def _send(run: Run, own: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, into: Tensor | None) -> None:

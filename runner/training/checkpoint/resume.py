@@ -11,7 +11,7 @@ from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.settings import settings_in
 from runner.parallel.task import Task
 from runner.training.checkpoint.checkpoint_folder import Saved
-from runner.training.checkpoint.shards import Shapes
+from runner.training.checkpoint.shard_index import Shapes
 from runner.training.data.source import source_of
 from runner.training.run import Run
 from runner.training.settings import Settings

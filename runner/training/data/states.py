@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
@@ -15,40 +14,50 @@ from runner.training.run import Run
 
 
 def states_of(run: Run, feed: Feed) -> list[Any] | None:
-    """What each rank's feed needs to be taken up here; None if it needs nothing. Collective.
+    """What each rank's feed needs to be taken up here, on rank 0; None on others, or if it needs nothing. Collective.
 
     Raises:
         UsageError: a rank's state holds what JSON and tensors cannot.
     """
     if not feed.is_stateful:
         return None
-    own, tensors, problem = None, dict[str, Tensor](), None
+    own, problem = None, None
     try:
-        own = encode(feed.state(), "the data's state", tensors)
+        own = _plain(feed.state())
     except RunnerError as error:
         problem = error
     run.agree(problem)
-    parts = {name: [str(one.dtype).removeprefix("torch."), one.tolist()] for name, one in tensors.items()}
-    found: list[Any] = [[own, parts]] * run.size
-    if run.size > 1:
-        dist.all_gather_object(found, found[0])
-    return found
+    if getattr(feed, "is_shared", False):  # rank 0's is that of all
+        return [own] if run.is_main else None
+    return run.gather(own)
 
 
 def load_states(run: Run, feed: Feed, states: list[Any] | None) -> None:
-    """Take up an epoch by what a checkpoint has. Collective.
+    """Take up an epoch by what a checkpoint has, which rank 0 has read. Collective.
 
     Raises:
         UsageError: it was written by another number of ranks or of data loader processes.
     """
-    if states is None or not feed.is_stateful:
+    if not feed.is_stateful or not (count := run.on_main(lambda: len(states or []))):
         return
     with raised_on_all_ranks():
-        if len(states) != run.size:
+        is_shared = getattr(feed, "is_shared", False)
+        if not is_shared and count != run.size:
             raise UsageError(
-                f"--resume: {len(states)} ranks had their own places in the data, and here are {run.size}",
-                fix=f"resume on {len(states)} ranks, or from a checkpoint at the end of an epoch",
+                f"--resume: {count} ranks had their own places in the data, and here are {run.size}",
+                fix=f"resume on {count} ranks, or from a checkpoint at the end of an epoch",
             )
-        own, parts = states[run.rank]
+        own, parts = run.on_main(lambda: (states or [])[0]) if is_shared else run.scatter(states)
         tensors = {name: torch.tensor(values, dtype=getattr(torch, dtype)) for name, (dtype, values) in parts.items()}
         feed.load_state(decode(own, tensors))
+
+
+def _plain(state: Any) -> list[Any]:
+    """A state, and the tensors in it by name, as JSON can hold them.
+
+    Raises:
+        UsageError: it holds something else.
+    """
+    tensors: dict[str, Tensor] = {}
+    own = encode(state, "the data's state", tensors)
+    return [own, {name: [str(one.dtype).removeprefix("torch."), one.tolist()] for name, one in tensors.items()}]

@@ -21,8 +21,6 @@ from runner.training.metrics.speed import speeds
 from runner.training.metrics.usage import UsageReader
 from runner.training.run import Run
 
-_PRIME = 999_983  # of some 6 digits: squares of it, added up over 8,000 ranks, are exact in double precision
-
 
 def number_of(name: str, value: float | Tensor, device: torch.device) -> Tensor:
     """What is logged, as a scalar on the device.
@@ -152,9 +150,11 @@ class _Names:
         return cls("; ".join(f"step +{place}: {', '.join(one)}" for place, one in enumerate(more) if one))
 
     def share(self) -> list[float]:
-        """A number of these names, and its square: ranks have the same if the sums are those of equal numbers."""
-        number = zlib.crc32(self.text.encode()) % _PRIME
-        return [float(number), float(number**2)]
+        """Two numbers of these names, each with its square: ranks have the same if the sums are those of equal numbers.
+
+        They have 16 bits, so that the sums of squares over 2 million ranks are exact in double precision.
+        """
+        return [float(power) for half in divmod(zlib.crc32(self.text.encode()), 1 << 16) for power in (half, half**2)]
 
     def compare(self, sums: Sequence[float], run: Run) -> None:
         """See by the ranks' sums of ``share()`` that all have the same names. Collective if they have not.
@@ -162,8 +162,8 @@ class _Names:
         Raises:
             UsageError: they have not.
         """
-        total, squares = map(int, sums)
-        if run.data_size * squares == total**2:
+        whole = [int(number) for number in sums]
+        if all(run.data_size * squares == total**2 for total, squares in zip(whole[::2], whole[1::2], strict=True)):
             return
         everyone: list[Any] = [None] * run.data_size
         dist.all_gather_object(everyone, self.text, group=run.group())

@@ -5,16 +5,31 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
+from typing import NamedTuple
 
-import torch.distributed as dist
-
+from runner.backends.comparing import bounds
 from runner.training.run import Run
 
 _STEPS = 20  # before anything is printed; the median counts, so a pause now and then does not
 _NEWEST = 200
 # A straggler takes so many times as long as the others, and the difference is so large a share of a step, and so many seconds.
 _RATIO, _SHARE, _LEAST = 1.5, 0.1, 0.005
+_RANKS = 1 << 24  # more than there are
+
+
+class Times(NamedTuple):
+    """What is known about the ranks' times, in seconds.
+
+    Attributes:
+        longest: that of ``rank``.
+        total: of the others together.
+        others: how many there are.
+    """
+
+    rank: int
+    longest: float
+    total: float
+    others: int
 
 
 class Pace:
@@ -25,7 +40,6 @@ class Pace:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._ranks = dist.get_process_group_ranks(run.group())  # the data-parallel ones, this one among them
         # Where ranks share cores the system's scheduler decides who waits.
         self._is_watched = not run.job.placement.is_crowded
         self._own: deque[float] = deque(maxlen=_NEWEST)
@@ -33,7 +47,7 @@ class Pace:
         self._began = 0.0
         self.newest: float | None = None  # seconds of the last step that were this rank's own, if they are known
         self.data = 0.0  # seconds of the last step until its batch was there
-        self._of_all: list[float] = []  # each data-parallel rank's seconds, as they were last gathered
+        self._of_all: Times | None = None  # of the data-parallel ranks, as they were last gathered
         self._reported: set[int] = set()
 
     def begin(self) -> None:
@@ -53,41 +67,37 @@ class Pace:
         self._whole.append(time.perf_counter() - self._began)
 
     def share(self) -> list[float]:
-        """A row with this rank's median time and zeros; the sum of all ranks' rows has every rank's time, or 0 if it is unknown."""
-        times = [0.0] * len(self._ranks)
-        if len(self._own) >= _STEPS:
-            times[self._ranks.index(self._run.rank)] = statistics.median(self._own)
-        return times
+        """This rank's median time, and 1; or zeros if it is unknown."""
+        return [statistics.median(self._own), 1.0] if len(self._own) >= _STEPS else [0.0, 0.0]
 
     def take_sums(self, sums: list[float]) -> None:
-        """The ranks' sums of their shares."""
-        self._of_all = sums
+        """The ranks' sums of their shares. Collective once all times are known: then one reduction finds the slowest rank."""
+        total, known = sums
+        self._of_all = None
+        if known == self._run.data_size > 1:
+            own = int(1e6 * statistics.median(self._own))
+            ((_, slowest),) = bounds([own * _RANKS + self._run.rank], self._run.group())
+            longest, rank = slowest // _RANKS / 1e6, slowest % _RANKS
+            self._of_all = Times(rank, longest, total - longest, self._run.data_size - 1)
 
     def line(self) -> str | None:
         """The line to print about the times that were gathered, once about each rank."""
         times = self._of_all
-        slow = straggler(times, statistics.median(self._whole)) if self._whole else None
-        if slow is None or (rank := self._ranks[slow]) in self._reported:
+        if times is None or not is_straggler(times, statistics.median(self._whole)) or times.rank in self._reported:
             return None
-        self._reported.add(rank)
-        host = self._run.job.topology.records[rank].host
-        others = statistics.median_low([*times[:slow], *times[slow + 1 :]])
+        self._reported.add(times.rank)
+        host = self._run.job.topology.records[times.rank].host
         return (
-            f"rank {rank} on host {host} keeps the others waiting: {1000 * times[slow]:.0f} ms in a step before it exchanges "
-            f"anything, the others {1000 * others:.0f} ms; look at that host's load, clock rates and data"
+            f"rank {times.rank} on host {host} keeps the others waiting: {1000 * times.longest:.0f} ms in a step before it exchanges "
+            f"anything, the others {1000 * times.total / times.others:.0f} ms; look at that host's load, clock rates and data"
         )
 
 
-def straggler(times: Sequence[float], step: float) -> int | None:
-    """The index of the rank that is clearly slower than the others, if there is one.
+def is_straggler(times: Times, step: float) -> bool:
+    """Whether the slowest rank is clearly slower than the others are on average.
 
     Args:
-        times: seconds that each rank needs by itself in a step; 0 where it is not known.
         step: seconds of a whole step.
     """
-    if len(times) < 2 or not all(times):
-        return None
-    slow = max(range(len(times)), key=lambda index: times[index])
-    others = statistics.median_low([*times[:slow], *times[slow + 1 :]])
-    longer = times[slow] - others
-    return slow if times[slow] > _RATIO * others and longer > max(_SHARE * step, _LEAST) else None
+    usual = times.total / times.others
+    return times.longest > _RATIO * usual and times.longest - usual > max(_SHARE * step, _LEAST)

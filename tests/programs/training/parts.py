@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from runner.training.checkpoint import checkpoint_folder, shards
+from runner.training.checkpoint import checkpoint_folder
 from runner.training.checkpoint.damage import DamagedError
+from runner.training.checkpoint.shard_index import index_of, path_of
 from runner.training.run import Run
 
 MATRIX = torch.arange(42.0).reshape(7, 6)
@@ -76,7 +77,7 @@ def main(run: Run, argv: list[str]) -> None:
     dist.barrier()
     if what == "forbidden":
         if run.rank == 2:
-            shards.path_of(folders["rows"], run.rank).mkdir()
+            path_of(folders["rows"], run.rank).mkdir()
         with pytest.raises(OSError, match="shard-00003") as caught:  # on every rank
             checkpoint_folder.write_shards(folders["rows"], sharded("rows"))
         assert caught.value.errno == errno.EISDIR
@@ -87,14 +88,14 @@ def main(run: Run, argv: list[str]) -> None:
     if what == "nothing":
         for written, read in itertools.product(LAYOUTS, repeat=2):
             found = room(read)
-            checkpoint_folder.read_shards(folders[written], found)
+            checkpoint_folder.read_shards(folders[written], index_of(folders[written]), found)
             see_all(found)
         see_all(checkpoint_folder.read_full(folders["both"]))
         return
     where = folders["rows"]
     if run.is_main:
-        os.remove(shards.path_of(where, 3 if what == "lost" else 1))  # the end of some, or what lies between
+        os.remove(path_of(where, 3 if what == "lost" else 1))  # the end of some, or what lies between
     dist.barrier()
     with pytest.raises(DamagedError) as damage:
-        checkpoint_folder.read_shards(where, room("columns"))
+        checkpoint_folder.read_shards(where, index_of(where), room("columns"))
     run.print(damage.value.message.removeprefix(str(where)))

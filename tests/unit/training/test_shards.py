@@ -7,6 +7,7 @@ import struct
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -17,6 +18,7 @@ from torch import Tensor
 from runner.base.errors import UsageError
 from runner.training.checkpoint import checkpoint_folder, shards
 from runner.training.checkpoint.damage import DamagedError
+from runner.training.checkpoint.shard_index import FULL, are_complete, index_of, path_of, shapes_of
 from tests.launching import ROOT
 from tests.programs.training import exact
 
@@ -30,11 +32,15 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     )
 
 
+def read_shards(folder: Path, room: dict[str, Tensor]) -> None:
+    checkpoint_folder.read_shards(folder, index_of(folder), room)
+
+
 def write(folder: Path, *parts: dict[str, tuple[list[int], Tensor]]) -> None:
     """The shards that each rank has of tensors, and where they begin."""
     for rank, own in enumerate(parts):
         tensors, offsets = ({name: both[place] for name, both in own.items()} for place in (1, 0))
-        shards.write(shards.path_of(folder, rank), tensors, offsets)  # type: ignore[arg-type]
+        shards.write(path_of(folder, rank), tensors, offsets)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -45,10 +51,10 @@ def test_what_another_torch_has_written_is_read(folder: Path) -> None:
     expected = exact.tensors_after(saved.position.step)
     assert same(checkpoint_folder.read_full(folder), expected)
     shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in expected.items()}
-    assert checkpoint_folder.shapes_of_shards(folder) == shapes
+    assert shapes_of(index_of(folder)) == shapes
     if checkpoint_folder.is_sharded(folder):
         room = {name: torch.full_like(tensor, 99) for name, tensor in expected.items()}
-        checkpoint_folder.read_shards(folder, room)
+        read_shards(folder, room)
         assert same(room, expected)
 
 
@@ -97,7 +103,7 @@ def test_every_type_comes_back_from_two_shards_or_is_refused(kind: str, tmp_path
         return
     write(tmp_path, *parts)
     room = {"weight": torch.empty_like(tensor), "one": torch.empty_like(tensor[0, 0])}
-    checkpoint_folder.read_shards(tmp_path, room)
+    read_shards(tmp_path, room)
     for found in (room, shards.read_full(tmp_path)):
         assert found["weight"].dtype == found["one"].dtype == tensor.dtype
         assert found["weight"].view(torch.uint8).equal(tensor.view(torch.uint8))
@@ -112,12 +118,12 @@ def test_a_type_that_cannot_be_written_is_told(is_sharded: bool, tmp_path: Path)
         write_it(tmp_path, tensors)
 
 
-@pytest.mark.parametrize("name", [shards.FULL, "shard-00001-" + shards.FULL])
+@pytest.mark.parametrize("name", [FULL, "shard-00001-" + FULL])
 def test_a_type_that_this_torch_lacks_is_told(name: str, tmp_path: Path) -> None:
     header = json.dumps({"weight": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}).encode()
     (tmp_path / name).write_bytes(struct.pack("<Q", len(header)) + header + bytes(3))
     told = f"{name}: weight is of F6_E2M3, which torch {torch.__version__} lacks; take a newer torch"
-    for read in (shards.read_full, shards.shapes_in, lambda folder: checkpoint_folder.read_shards(folder, {})):
+    for read in (shards.read_full, index_of, lambda folder: read_shards(folder, {})):
         with pytest.raises(UsageError) as caught:
             read(tmp_path)
         assert str(caught.value) == f"{tmp_path}/{told}"
@@ -143,7 +149,7 @@ def test_shards_that_do_not_fit_together_are_reported(
 ) -> None:
     write(tmp_path, *parts)
     room = {"weight": torch.ones(7, 2)}
-    for read in (shards.read_full, shards.shapes_in, lambda folder: checkpoint_folder.read_shards(folder, room)):
+    for read in (shards.read_full, index_of, lambda folder: read_shards(folder, room)):
         with pytest.raises(
             DamagedError, match=r"is damaged, or no checkpoint \(the shards of weight do not fit together\)"
         ):
@@ -154,11 +160,11 @@ def test_shards_that_do_not_fit_together_are_reported(
 def test_what_is_read_has_the_shape_that_is_wanted(tmp_path: Path) -> None:
     """Its last file may be missing, which the others do not tell."""
     write(tmp_path, {"weight": ([0, 0], LEFT)}, {"weight": ([3, 0], LEFT)})
-    shards.path_of(tmp_path, 1).unlink()
+    path_of(tmp_path, 1).unlink()
     with pytest.raises(DamagedError, match=r"\(of weight there is \(3, 2\), and not \(6, 2\)\)"):
-        checkpoint_folder.read_shards(tmp_path, {"weight": torch.ones(6, 2)})
+        read_shards(tmp_path, {"weight": torch.ones(6, 2)})
     with pytest.raises(DamagedError, match=r"\(of other there is None, and not \(1,\)\)"):
-        checkpoint_folder.read_shards(tmp_path, {"other": torch.ones(1)})
+        read_shards(tmp_path, {"other": torch.ones(1)})
 
 
 def test_what_begins_nowhere_is_told(tmp_path: Path) -> None:
@@ -169,9 +175,9 @@ def test_what_begins_nowhere_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"no tensors", struct.pack("<Q", 1 << 60)])
 def test_what_is_no_such_file_is_told(content: bytes, tmp_path: Path) -> None:
-    path = shards.path_of(tmp_path, 0)
+    path = path_of(tmp_path, 0)
     path.write_bytes(content)
-    for read in (shards.read_full, shards.shapes_in):
+    for read in (shards.read_full, index_of):
         with pytest.raises(DamagedError, match=rf"\({path.name}: "):
             read(tmp_path)
 
@@ -191,33 +197,27 @@ def test_a_grid_of_shards_is_complete_and_nothing_less_is(
     rows: list[int], columns: list[int], data: st.DataObject
 ) -> None:
     """Empty shards are not missed."""
-    tensor = torch.arange(float(sum(rows) * sum(columns))).reshape(sum(rows), sum(columns))
-    parts = []
+    whole, parts = (sum(rows), sum(columns)), []
     for row, below in enumerate(rows):
         for column, right in enumerate(columns):
             at = sum(rows[:row]), sum(columns[:column])
-            place = slice(at[0], at[0] + below), slice(at[1], at[1] + right)
-            parts.append(shards.Shard(Path(), "weight", at, tuple(tensor[place].shape), tensor.dtype))
+            parts.append((at, (at[0] + below, at[1] + right)))
     parts = data.draw(st.permutations(parts))
     if not parts:
         return
-    assert shards.shape_of(parts) == tuple(tensor.shape)
-    assert shards._are_complete(parts)
-    full = [part for part in parts if 0 not in part.shape]
-    for lost in full[:-1]:
-        rest = [part for part in parts if part is not lost]
-        assert not shards._are_complete(rest) or shards.shape_of(rest) != tuple(tensor.shape)
+    assert are_complete(*numpy.array(parts).swapaxes(0, 1))
+    for lost in [part for part in parts if part[0][0] < part[1][0] and part[0][1] < part[1][1]][:-1]:
+        begins, ends = numpy.array([part for part in parts if part is not lost]).swapaxes(0, 1)
+        assert not are_complete(begins, ends) or tuple(ends.max(axis=0)) != whole
 
 
-def test_each_file_is_opened_once_for_what_it_has_and_once_for_all_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_files_are_opened_that_have_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("a", "b", "c")
     write(tmp_path, *({name: ([rank * 3, 0], LEFT + rank) for name in names} for rank in range(3)))
     real, opened = shards.opened, []
     monkeypatch.setattr(shards, "opened", lambda path: opened.append(path) or real(path))
     room = {name: torch.empty(9, 2) for name in names}
-    checkpoint_folder.read_shards(tmp_path, room)
-    paths = [shards.path_of(tmp_path, rank) for rank in range(3)]
-    assert opened == paths + paths  # what is in them, and then all of it
+    read_shards(tmp_path, room)
+    paths = [path_of(tmp_path, rank) for rank in range(3)]
+    assert opened == paths
     assert room["b"].equal(torch.cat([LEFT, LEFT + 1, LEFT + 2]))
