@@ -23,6 +23,7 @@ from runner.tools.registry import load_tool, works_alone
 from runner.torchrun.alone import ran_alone
 from runner.torchrun.import_hooks import import_without_collector, when_imported
 from runner.torchrun.own_modules import find_first_workloads, hide_own_modules, keep_own_modules
+from runner.torchrun.replacing import finalize_before_exec
 from runner.torchrun.served_store import serve_own_endpoint_only
 from runner.torchrun.store import serve_when_needed
 from runner.torchrun.variables import accelerate_variables, settings, torchrun_variables
@@ -64,6 +65,7 @@ def _run(target: Target, request: Request, job: Job) -> None:
         serve_own_endpoint_only(job)
         put_program_on_path(target)
         hide_own_modules()
+        finalize_before_exec()
         as_python_has_them()
         hold(job)
         _run_and_report(target, request.arguments, job)

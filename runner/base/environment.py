@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 
 
 def set_variables(variables: Mapping[str, str]) -> None:
@@ -29,14 +28,3 @@ def unset_variables(names: Iterable[str]) -> None:
     """Unset those of these variables that are set."""
     for name in names:
         os.environ.pop(name, None)
-
-
-@contextmanager
-def without_variable(name: str) -> Iterator[None]:
-    """Unset a variable inside the block, and restore it afterwards."""
-    value = os.environ.pop(name, None)
-    try:
-        yield
-    finally:
-        if value is not None:
-            os.environ[name] = value

@@ -1,9 +1,9 @@
 """Let ``init_process_group()`` join the runner's store, and only that one, as a client.
 
-By TORCHELASTIC_USE_AGENT_STORE torchrun tells its workers that a store is served at MASTER_ADDR and MASTER_PORT, so that
-all ranks join it as clients; the runner does the same. But the variable must apply to that store only: otherwise a script
-that sets MASTER_ADDR and MASTER_PORT itself, or processes that it spawns by multiprocessing and that do so, would wait for a
-store that no process serves.
+By TORCHELASTIC_USE_AGENT_STORE=True torchrun tells its workers that a store is served at MASTER_ADDR and MASTER_PORT, so that
+all ranks join it as clients. A process that a rank starts, or a program in its place (os.execv), inherits the variable, and
+would wait for ever if it sets another address. So the runner sets "1": torch's Python does not take that for True, and rank 0
+serves a store; its C++ does, and joins the store at MASTER_PORT if there is one. A rank itself is told which store is the runner's.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ import runpy
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
-from runner.base.environment import without_variable
 from runner.torchrun.import_hooks import when_imported
 from runner.versions import torch_private
 
@@ -30,6 +28,7 @@ IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 _MODULE = "torch.distributed.rendezvous"
 _SPAWNING = "multiprocessing.spawn"
 has_asked_for_ranks = threading.Event()  # this process has made a group, by any address or file
+_made = threading.local()  # is_own: the store that this thread makes is the runner's
 _IN_SPAWNED = str(Path(__file__).with_name("spawned.py"))
 
 
@@ -64,6 +63,8 @@ def join_only(served: Served) -> None:
 
 
 def _wrap_handlers(handlers: dict[str, Callable[..., Iterator[Any]]], served: Served) -> None:
+    torch_private.decide_who_serves(lambda: getattr(_made, "is_own", False))
+
     def asked_for(url: str) -> tuple[str | None, str | None]:
         if url.startswith("env:"):
             return os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
@@ -74,9 +75,11 @@ def _wrap_handlers(handlers: dict[str, Callable[..., Iterator[Any]]], served: Se
         def handle(url: str, *arguments: Any, **options: Any) -> Iterator[Any]:
             has_asked_for_ranks.set()
             found = handler(url, *arguments, **options)
-            is_own = asked_for(url) == (served.host, str(served.port))
-            with nullcontext() if is_own else without_variable(IS_SERVED):
+            _made.is_own = is_own = asked_for(url) == (served.host, str(served.port))
+            try:
                 first = next(found)  # this makes the store
+            finally:
+                _made.is_own = False
             yield _of_own_group(served, *first) if is_own and os.getpid() != served.process else first
             yield from found
 

@@ -23,7 +23,7 @@ _has_served = threading.Event()
 _serving = threading.Lock()
 
 # Ends with its parent: when the pipe on its standard input closes, or, if a child of the program holds that open, a second
-# after it has another parent. Not from the working folder, which may hold a folder called torch, does it import.
+# after it has another parent. os.execv() leaves both: the program in the place of this one finds the store. Not from the working folder, which may hold a folder called torch, does it import.
 _PROCESS = """
 import sys
 sys.path[:] = filter(None, sys.path)
@@ -101,12 +101,14 @@ def _serve_first_client(job: Job, listener: socket.socket, clients: select.poll)
 def _is_served_by_process(job: Job, listener: socket.socket) -> bool:
     """Start a process that serves the store, and wait until it does; False if it cannot."""
     reads, writes = os.pipe()
+    held, holds = os.pipe()
+    os.set_inheritable(holds, True)
     try:
         job_words = job.endpoint.host, job.endpoint.port, listener.fileno(), job.collective_timeout
         words = *job_words, os.getpid(), writes, json.dumps(SERVE_SOCKET)
         process = subprocess.Popen(
             [sys.executable, "-c", _PROCESS, *map(str, words)],
-            stdin=subprocess.PIPE,
+            stdin=held,
             stdout=subprocess.DEVNULL,
             pass_fds=[listener.fileno(), writes],
             start_new_session=True,  # Ctrl-C is for the program
@@ -121,8 +123,8 @@ def _is_served_by_process(job: Job, listener: socket.socket) -> bool:
     except OSError:  # it cannot be started
         return False
     finally:
-        os.close(reads)
-        os.close(writes)
+        for end in (reads, writes, held):
+            os.close(end)
 
 
 def _is_ours(job: Job) -> bool:

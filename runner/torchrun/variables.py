@@ -52,8 +52,8 @@ def torchrun_variables(job: Job) -> dict[str, str]:
     store = {
         "MASTER_ADDR": job.endpoint.host,
         "MASTER_PORT": str(job.endpoint.port),
-        # The runner serves the store already, so init_process_group() on rank 0 joins it like the others.
-        IS_SERVED: "True",
+        # The runner serves the store already, so init_process_group() on rank 0 joins it like the others (served_store.py).
+        IS_SERVED: "1",
     }
     if job.context.launcher.has_store:
         return store

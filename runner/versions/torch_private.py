@@ -112,6 +112,11 @@ def rendezvous_handlers() -> dict[str, Callable[..., Iterator[Any]]]:
     return handlers
 
 
+def decide_who_serves(is_served: Callable[[], bool]) -> None:
+    """Have a function say whether ``init_process_group()`` only joins a store. torch.distributed.rendezvous is imported. Instead: a variable."""
+    vars(sys.modules["torch.distributed.rendezvous"])["_torchelastic_use_agent_store"] = is_served
+
+
 def has_devices(group: ProcessGroup) -> bool:
     """Whether a backend is registered in the group (2.14). Instead: none."""
     return bool(cast("Any", group)._device_types)

@@ -16,7 +16,7 @@ kept: list[dist.TCPStore] = []
 
 def free_port(name: str) -> int:
     """A port that rank 0 finds and tells through the launcher's store."""
-    is_served = os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"  # not by the torchrun of torch 2.4
+    is_served = os.environ["TORCHELASTIC_USE_AGENT_STORE"] != "False"  # not by the torchrun of torch 2.4
     agent = dist.TCPStore(address, port, is_master=rank == 0 and not is_served, wait_for_workers=False, timeout=SOON)
     kept.append(agent)
     if rank == 0:
