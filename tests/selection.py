@@ -1,5 +1,6 @@
 """What `make test` runs: each feature once, under one mpirun. `make test-rest` runs what is not listed here.
 
+No test of this list needs Horovod, a scheduler or another MPI than the environment's: CI runs them before those are installed.
 All of it takes at most 900 processor seconds, so that it is over in some ten minutes on two cores: whoever adds a test
 here looks at the time of ``time make test`` (user and sys).
 """
@@ -24,12 +25,10 @@ FIRST = (
     "launched/test_workloads.py::test_mnist_on_digits_reaches_97_percent",
     "launched/test_loggers.py::test_loggers_get_the_same_numbers_and_one_that_fails_ends_nothing",
     "launched/test_workloads.py::test_chosen_steps_are_profiled",
-    # strategies: ddp, fsdp, zero1 and local-sgd, tensor and pipeline parallelism, Horovod
+    # strategies: ddp, fsdp, zero1 and local-sgd, tensor and pipeline parallelism
     "launched/layouts/test_alike.py",
     "launched/layouts/test_llama.py::test_weights_go_out_and_come_in",
     "launched/layouts/test_recipes.py::test_mnist_sharded_has_the_losses_of_data_parallelism",
-    "launched/test_horovod.py::test_its_own_scripts_run_unmodified",
-    "launched/test_horovod.py::test_compare_by_it",
     # a loop of one's own
     "launched/test_own_loop.py::test_it_trains_alike_however_it_is_started",
     # data of the user's own

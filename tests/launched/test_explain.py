@@ -175,7 +175,7 @@ def test_help_fits_a_narrow_terminal(target: str) -> None:
 def test_a_locale_may_lack_characters(locale: dict[str, str], tmp_path: Path) -> None:
     """Those are printed as "?"; but the bytes of a command line stay as they are."""
     (tmp_path / "trän.py").touch()
-    for arguments in (["explain"], ["--help"], ["jobscript", "--output", "job.sh", "trän.py"]):
+    for arguments in (["explain"], ["--help"], ["jobscript", "--scheduler", "slurm", "--output", "job.sh", "trän.py"]):
         command = [*RUNNER, *arguments]
         done = subprocess.run(
             command, cwd=tmp_path, env=clean_environment(**locale), capture_output=True, timeout=LIMIT
