@@ -67,7 +67,7 @@ class ShardedTrainer(Trainer):
         self.replicas, self.sends_from = setting.mesh.get_group("data"), setting.device
         self._order = CallOrder(parts, self.replicas, setting.device)
         # fully_shard takes no parameters without dimensions: each rank has them in full.
-        self._numbers = [one for one in model.parameters() if not one.dim() and one.requires_grad]
+        self._numbers = [one for one in model.parameters() if not one.dim()]
 
     @property
     def roots(self) -> list[nn.Module]:

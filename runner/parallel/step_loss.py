@@ -79,6 +79,7 @@ class StepLoss:
         self._count, self._usual, self._form, self._by_samples = micro_batches, batch_size, form, by_samples
         self._losses: list[Tensor] = []
         self._weights: list[Tensor] = []
+        self.weight = float(batch_size)  # of this rank's loss among the ranks', where it is this rank's own
 
     def add(self, loss: WeightedLoss, samples: float) -> Tensor:
         """Add a micro-batch's loss; returns what its gradients are computed of.
@@ -126,6 +127,7 @@ class StepLoss:
         if ranks > 1:
             dist.all_reduce(sums, group=group)
         total, weight = sums.tolist()
+        self.weight = weight
         if not 0 <= weight < math.inf or (is_first and not weight):
             raise UsageError(
                 f"the weights of {'all ranks' if averages else 'a batch'} add up to {weight:g}{' in the first step' if is_first else ''}",

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
@@ -185,9 +186,11 @@ class Task:
         """The optimizer of these parameters.
 
         Raises:
-            UsageError: it is none, or its step needs an argument, as a closure that computes the loss again.
+            UsageError: it is none, or its step needs an argument, as a closure that computes the loss again; or, on several ranks,
+                it has parameters that are not the model's.
         """
-        made: Any = self.optimizer(parameters)
+        own = [*parameters]
+        made: Any = self.optimizer(iter(own))
         name = type(made).__name__
         if not isinstance(made, Optimizer):
             raise UsageError(
@@ -202,6 +205,14 @@ class Task:
         ]
         if needed:
             raise _needs(made, " and ".join(needed))
+        known = {id(one) for one in [*own, *(self.model.parameters() if isinstance(self.model, nn.Module) else ())]}
+        given = [one for group in made.param_groups for one in group["params"]]
+        strange = [list(one.shape) for one in given if id(one) not in known]
+        if strange and dist.is_initialized() and dist.get_world_size() > 1:
+            raise UsageError(
+                f"the optimizer has parameters that are not the model's (of shape {strange[0]}), and each rank would train its own",
+                fix="make them the model's, as a loss's own by a module that has both and whose forward() returns the loss (batch_loss)",
+            )
         return made
 
     def loss_of(self, call: Callable[..., Any], batch: Any) -> WeightedLoss:

@@ -48,6 +48,7 @@ class Trainer:
         averages: whether the gradients are averaged over the data-parallel ranks in each step.
         period: steps from one average of the replicas to the next; between them they differ, if it is more than one.
         copies: the names of copies of parameters that another pipeline stage has, with the names there; of the full model.
+        weight: of the last step's loss in a mean over the ranks, which counts where they do not average their gradients.
         on_progress: called when a micro-batch is done, or a part of it.
         ready: when this rank had done of the step what needs no other one (time.perf_counter()); None if it is not known.
     """
@@ -56,6 +57,7 @@ class Trainer:
     averages = True
     period = 1
     copies: Mapping[str, str] = NO_COPIES
+    weight = 1.0
     on_progress: Callable[[], None] = staticmethod(lambda: None)
     ready: float | None = None
     pipeline: dist.ProcessGroup | None = None  # the ranks that have the model's other stages, if any
@@ -69,19 +71,11 @@ class Trainer:
         optimizer: Optimizer,
         options: ParallelSettings,
         *,
-        wrapped: nn.Module | None = None,
         no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        finished: Callable[[], None] = lambda: None,
     ) -> None:
-        """Train a model, or a wrapper around it.
-
-        Args:
-            wrapped: called in a training step instead of the model.
-            no_sync: context of a backward pass that does not exchange the gradients yet.
-            finished: called after the others; raises if a gradient was not exchanged.
-        """
+        """Train a model. ``no_sync``: the context of a backward pass that does not exchange the gradients yet."""
         self.task, self.model, self.optimizer, self.options = task, model, optimizer, options
-        self._wrapped, self._no_sync, self._finished = wrapped or model, no_sync, finished
+        self._wrapped, self._no_sync = model, no_sync  # the first is called in a training step instead of the model
         precision.check(model, options.precision)
         self._device, self._has_stepped = next(model.parameters()).device.type, False
         self.scaler = precision.scaler(options.precision, self._device)
@@ -124,8 +118,7 @@ class Trainer:
             with nullcontext() if number == count else self._no_sync(), self.loss_context():
                 with self.computing():
                     loss = step.add(self.task.loss_of(self._wrapped, micro_batch), length * share)
-                self.ready = time.perf_counter()
-                torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
+                self.backward_from(loss)
             self.on_progress()
         return self._finish(step)
 
@@ -142,7 +135,7 @@ class Trainer:
             return self._wrapped(*inputs, **named)
 
     def backward_from(self, loss: Tensor) -> None:
-        """Compute gradients from a loss of a loop of one's own; several calls add up."""
+        """Compute gradients from a loss; several calls add up."""
         self.ready = time.perf_counter()
         torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
 
@@ -156,7 +149,6 @@ class Trainer:
         Raises:
             RunnerError: they are not.
         """
-        self._finished()
 
     def update(self) -> None:
         """Clip the gradients if asked for, and step the optimizer."""

@@ -77,10 +77,8 @@ def fit(
                 if rate is not None:
                     set_rate(trainer.optimizer, rate(training.position.step))
                 is_usual = feed.is_even and batch.all_samples == options.batch_size * run.data_size
-                loss = trainer.step(batch.value, check, samples=None if is_usual else _samples_of(batch, feed))
-                if not is_usual and not trainer.averages:  # the mean that is written is over all samples, too
-                    loss = loss * (batch.samples * run.data_size / batch.all_samples)
-                training.loss = loss
+                samples = None if is_usual else _samples_of(batch, feed)
+                training.loss = trainer.step(batch.value, check, samples=samples)
         return training.result()
 
 

@@ -54,8 +54,8 @@ class Model:
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(
-                f"a prepared model has no {name}: model.module is the module, with this rank's parameters; "
-                "with model.evaluating() as predict: … is its evaluation"
+                f"a prepared model has no {name}: it trains by model(…), which calls the module's forward(); "
+                "with model.evaluating() as predict: … is its evaluation, and model.module the module, to look at"
             )
 
     @property

@@ -20,6 +20,7 @@ from tests.turns import Turns
         ("NaN", "the weights of all ranks add up to nan in the first step; return (sum, weight)"),
         ("negative", "the weights of all ranks add up to -8 in the first step; return (sum, weight)"),
         ("nothing counts", "the weights of all ranks add up to 0 in the first step; return (sum, weight)"),
+        ("strange", "the optimizer has parameters that are not the model's (of shape [2])"),
         ("metrics", "the task's metrics are metric_0 on rank 0, metric_1 on rank 1; give all ranks the same"),
     ],
 )
@@ -50,4 +51,36 @@ def test_the_loss_of_a_step_in_which_a_rank_has_no_sample(strategy: str, turns: 
         ok(turns(ranks, *options, f"--strategy={strategy}", f"--checkpoint-dir={tmp_path}/{ranks}"))
         found.append(losses(tmp_path / str(ranks)))
     assert len(found[0]) == 2
+    assert found[1] == pytest.approx(found[0], rel=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi4py"])
+def test_a_parameter_that_one_rank_does_not_use_is_named(backend: str, tmp_path: Path) -> None:
+    options = ["--case=unused", f"--backend={backend}", "--max-steps=3", f"--checkpoint-dir={tmp_path}"]
+    done = runner(2, "odd_losses", *options, cwd=folder_of("odd_losses"))
+    assert done.returncode == 1
+    assert ": no gradient of shift in this step, and the other ranks wait" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
+def test_a_backward_pass_that_exchanges_nothing_is_refused(strategy: str, turns: Turns, tmp_path: Path) -> None:
+    options = ["--case=past the wrapper", f"--strategy={strategy}", f"--checkpoint-dir={tmp_path}"]
+    done = turns(2, "odd_losses", *options)
+    assert done.returncode == 2
+    assert "the ranks' gradients are not averaged: the loss of the last backward()" in done.stderr
+
+
+@pytest.mark.parametrize("strategy", ["ddp", FSDP, "zero1", "local-sgd"])
+@pytest.mark.parametrize("case", ["thaws", "by position", "plain"])
+def test_two_ranks_train_as_one(case: str, strategy: str, turns: Turns, tmp_path: Path) -> None:
+    """Layers that are trained later, samples of different weights, and a last step in which ranks have 4 and 3 samples."""
+    options = ["odd_losses", f"--case={case}", "--samples=31", "--global-batch-size=8", "--epochs=2", "--dtype=float64"]
+    sync = ["--sync-every=1"] if strategy == "local-sgd" else []
+    found = []
+    for ranks in (1, 2):
+        where = f"--checkpoint-dir={tmp_path}/{ranks}"
+        ok(turns(ranks, *options, f"--strategy={strategy}", *sync, where))
+        found.append(losses(tmp_path / str(ranks)))
+    assert len(found[0]) == 8
     assert found[1] == pytest.approx(found[0], rel=1e-9)

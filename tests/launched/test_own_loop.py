@@ -121,10 +121,11 @@ def test_what_is_no_hang_and_no_early_end(wrong: str, steps: int, tmp_path: Path
         ("forgotten", "model has had backward() without step(); call model.step() once for each batch"),
         ("text", "run.log(right=…): the value is of type str; log real numbers"),
         ("names", "the ranks log different numbers"),
+        ("past", "the ranks' gradients are not averaged"),
     ],
 )
 def test_what_is_wrong_is_one_line(wrong: str, told: str, tmp_path: Path) -> None:
-    words = WAYS["runner"] if wrong == "names" else WAYS["python"]
+    words = WAYS["runner"] if wrong in ("names", "past") else WAYS["python"]
     done = run(*words, SCRIPT, "--wrong", wrong, "--log-every", "2", cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr

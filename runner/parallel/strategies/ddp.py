@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch import nn
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from runner.base.errors import RunnerError
+from runner.base.errors import RunnerError, UsageError
 from runner.parallel import Setting
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import degree
@@ -23,6 +26,87 @@ from runner.versions.torch_api import ARE_EQUAL
 from runner.versions.torch_private import check_finished
 
 _NAMED = 8  # parameters in a message
+
+
+class DdpTrainer(Trainer):
+    """DDP around the model, which is wrapped anew where other parameters are trained than before, as when layers are unfrozen."""
+
+    def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer, setting: Setting) -> None:
+        """Wrap the model."""
+        super().__init__(task, model, optimizer, setting.options)
+        self._setting = setting
+        self._ddp: DistributedDataParallel | None = None
+        self._trained: list[int] = []  # the ids of the parameters that it exchanges
+        self._will_exchange = self._has_exchanged = True  # the next backward pass; the last one
+        self._wrap()
+
+    def _wrap(self) -> None:
+        trained = [id(one) for one in self.model.parameters() if one.requires_grad]
+        if self._ddp is None or (trained and trained != self._trained):
+            self._ddp, self._wrapped, self._no_sync = (
+                None,
+                self.model,
+                nullcontext,
+            )  # the former takes its hooks away first
+            self._ddp, self._trained = wrap(self.model, self.task, self._setting), trained
+            self._no_sync = self._ddp.no_sync
+            if dist.get_world_size(self._ddp.process_group) > 1:
+                self._ddp.register_forward_hook(self._note_call)
+        self._wrapped = (
+            self._ddp if trained else self.model
+        )  # DDP would wait for gradients of what is frozen for a while
+
+    def _note_call(self, wrapped: nn.Module, *_: Any) -> None:
+        if torch.is_grad_enabled():
+            self._will_exchange = bool(wrapped.require_backward_grad_sync)
+
+    def backward(self, batch: Any, samples: int | None = None) -> Tensor:
+        """As in the base class."""
+        self._wrap()
+        return super().backward(batch, samples)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """As in the base class."""
+        self._wrap()
+        return super().forward(*inputs, **named)
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """As in the base class."""
+        self._wrap()
+        return super().no_sync()
+
+    def backward_from(self, loss: Tensor) -> None:
+        """As in the base class.
+
+        Raises:
+            RunnerError: this rank has computed no gradient of a parameter, so that DDP has not exchanged it, nor those that go with
+                it. Torch would raise in the next step, with numbers in place of names.
+        """
+        super().backward_from(loss)
+        assert self._ddp is not None
+        if dist.get_world_size(self._ddp.process_group) > 1:
+            self._has_exchanged, self._will_exchange = self._will_exchange, False
+        try:
+            check_finished(self._ddp)
+        except RuntimeError:
+            unused = [name for name, one in self.model.named_parameters() if one.requires_grad and one.grad is None]
+            more = f" and {len(unused) - _NAMED} more" if len(unused) > _NAMED else ""
+            raise RunnerError(
+                f"no gradient of {', '.join(unused[:_NAMED]) or 'some parameters'}{more} in this step, and the other ranks wait for it",
+                fix="let the loss depend on every parameter on every rank, or give Task or prepare() find_unused_parameters=True",
+            ) from None
+
+    def finish_gradients(self) -> None:
+        """As in the base class.
+
+        Raises:
+            UsageError: the last backward pass has exchanged nothing.
+        """
+        if not self._has_exchanged:
+            raise UsageError(
+                "the ranks' gradients are not averaged: the loss of the last backward() was computed past the prepared model, or in accumulate()",
+                fix="call the model itself, outside of accumulate(); what another of its methods does, let its forward() do",
+            )
 
 
 def ddp(task: Task, setting: Setting) -> Trainer:
@@ -37,13 +121,11 @@ def ddp(task: Task, setting: Setting) -> Trainer:
         return compose(task, setting, shard=False)
     model = task.build(setting.device, setting.dtype)
     prepare(model, task.plan.units(model), setting.options)
-    wrapped, finished = wrap(model, task, setting)
-    optimizer = task.make_optimizer(model.parameters())
-    return Trainer(task, model, optimizer, setting.options, wrapped=wrapped, no_sync=wrapped.no_sync, finished=finished)
+    return DdpTrainer(task, model, task.make_optimizer(model.parameters()), setting)
 
 
-def wrap(model: nn.Module, task: Task, setting: Setting) -> tuple[DistributedDataParallel, Callable[[], None]]:
-    """DDP around a model, which compresses the gradients as the options say; and a check that it has exchanged all of them."""
+def wrap(model: nn.Module, task: Task, setting: Setting) -> DistributedDataParallel:
+    """DDP around a model, which compresses the gradients as the options say."""
     group = setting.mesh.get_group("data")
     if any(one.is_complex() for one in [*model.parameters(), *model.buffers()]):
         need("complex", device=setting.device.type)
@@ -57,24 +139,7 @@ def wrap(model: nn.Module, task: Task, setting: Setting) -> tuple[DistributedDat
         )
     if setting.options.comm_hook != "none":
         wrapped.register_comm_hook(*_hook(setting.options.comm_hook, group))
-    return wrapped, functools.partial(_check_finished, wrapped, model)
-
-
-def _check_finished(wrapped: DistributedDataParallel, model: nn.Module) -> None:
-    """Raise if this rank has computed no gradient of a parameter: then DDP has not exchanged it, nor those that go with it.
-
-    Raises:
-        RunnerError: that is so. Torch would raise in the next step, with numbers in place of names.
-    """
-    try:
-        check_finished(wrapped)
-    except RuntimeError:
-        unused = [name for name, one in model.named_parameters() if one.requires_grad and one.grad is None]
-        more = f" and {len(unused) - _NAMED} more" if len(unused) > _NAMED else ""
-        raise RunnerError(
-            f"no gradient of {', '.join(unused[:_NAMED]) or 'some parameters'}{more} in this step, and the other ranks wait for it",
-            fix="let the loss depend on every parameter on every rank, or say Task(find_unused_parameters=True)",
-        ) from None
+    return wrapped
 
 
 def _hook(name: str, group: ProcessGroup) -> tuple[Any, Callable[..., Any]]:

@@ -5,17 +5,37 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from runner.backends.horovod.library import start_horovod
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel import Setting
 from runner.parallel.layers import prepare
+from runner.parallel.settings import ParallelSettings
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 
 
 class HorovodTrainer(Trainer):
     """Horovod's optimizer waits for the averaged gradients in ``step()``; clipping and weights need them before."""
+
+    def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer, options: ParallelSettings) -> None:
+        """Note which parameters Horovod averages the gradients of."""
+        super().__init__(task, model, optimizer, options)
+        self._averaged = {id(one) for one in model.parameters() if one.requires_grad}
+
+    def finish_gradients(self) -> None:
+        """As in the base class.
+
+        Raises:
+            UsageError: Horovod has not averaged one of them.
+        """
+        for name, one in self.model.named_parameters():
+            if one.grad is not None and id(one) not in self._averaged:
+                raise UsageError(
+                    f"{name} is trained since the training has begun, and Horovod does not average its gradients",
+                    fix="train it from the first step, or take --strategy ddp",
+                )
 
     def update(self) -> None:
         """As in the base class."""

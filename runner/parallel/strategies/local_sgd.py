@@ -1,4 +1,4 @@
-"""Local SGD: each rank trains by itself, and the weights are averaged every N steps.
+"""Local SGD: each rank trains by itself, and the weights are averaged every N steps, by what each has computed of since then.
 
 With an outer optimizer it is DiLoCo: the average's distance from the last one is taken as a gradient, which Nesterov's method
 follows (Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, arXiv:2311.08105).
@@ -7,15 +7,18 @@ follows (Douillard et al., "DiLoCo: Distributed Low-Communication Training of La
 from __future__ import annotations
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.algorithms.model_averaging.utils import average_parameters
 from torch.optim import Optimizer
 
 from runner.parallel import Setting
 from runner.parallel.layers import prepare
 from runner.parallel.state import StateDict
+from runner.parallel.step_loss import StepLoss
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
+from runner.versions.torch_private import multiply
 
 _OUTER_LR, _OUTER_MOMENTUM = 0.7, 0.9  # of the paper, section 3
 
@@ -34,7 +37,11 @@ class LocalTrainer(Trainer):
         super().__init__(task, model, optimizer, setting.options)
         self.period = setting.options.sync_every
         self._group = setting.mesh.get_group("data")
-        self._steps = 0  # since the last average
+        self._steps, self._seen = (
+            0,
+            0.0,
+        )  # since the last average: steps, and by their weights what they have computed of
+        self._trained: dict[str, nn.Parameter] = {}  # since then
         self._last: dict[str, nn.Parameter] = {}
         self._outer: Optimizer | None = None
         if setting.options.outer_optimizer == "nesterov":
@@ -45,10 +52,21 @@ class LocalTrainer(Trainer):
             }
             self._outer = torch.optim.SGD(self._last.values(), lr=_OUTER_LR, momentum=_OUTER_MOMENTUM, nesterov=True)
 
+    def _finish(self, step: StepLoss) -> Tensor:
+        loss = super()._finish(step)
+        self.weight = step.weight
+        return loss
+
     def update(self) -> None:
         """As in the base class; then average if it is time."""
+        trained = {name: one for name, one in self.model.named_parameters() if one.requires_grad}
+        if self._outer is not None:
+            for name in trained.keys() - self._last.keys():  # frozen until now
+                self._last[name] = nn.Parameter(trained[name].detach().clone())
+                self._outer.param_groups[0]["params"].append(self._last[name])
         super().update()
-        self._steps += 1
+        self._trained |= trained
+        self._steps, self._seen = self._steps + 1, self._seen + self.weight
         if self._steps == self.period:
             self._average()
 
@@ -59,19 +77,25 @@ class LocalTrainer(Trainer):
 
     @torch.no_grad()
     def _average(self) -> None:
-        """Average the weights since the last time. Collective."""
+        """Average the weights since the last time, by what each rank has computed of. Collective."""
         if not self._steps:
             return
-        self._steps = 0
-        weights = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        weights, self._trained = self._trained, {}
+        first = next(iter(weights.values()))
+        seen = torch.tensor(self._seen, dtype=torch.float64, device=first.device)
+        dist.all_reduce(seen, group=self._group)
+        factor = self._seen * dist.get_world_size(self._group) / (seen.item() or 1.0)
+        if seen and factor != 1.0:
+            multiply([*weights.values()], factor)
+        self._steps, self._seen = 0, 0.0
         average_parameters(iter(weights.values()), self._group)
         if self._outer is None:
             return
         for name, last in self._last.items():
-            last.grad = last - weights[name]
+            last.grad = last - weights[name] if name in weights else None
         self._outer.step()
-        for name, last in self._last.items():
-            weights[name].copy_(last)
+        for name, weight in weights.items():
+            weight.copy_(self._last[name])
 
     def state(self) -> StateDict:
         """As in the base class, with the outer optimizer's momentum. The weights are those of the last average. Collective."""

@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 from runner.parallel import Setting
 from runner.parallel.layers import prepare
 from runner.parallel.state import StateDict, load_state, merged, restricted, state_of
-from runner.parallel.strategies.ddp import wrap
+from runner.parallel.strategies.ddp import DdpTrainer
 from runner.parallel.support import check_one_dtype, supported_by
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 
 
-class ZeroTrainer(Trainer):
+class ZeroTrainer(DdpTrainer):
     """The optimizer's state is sharded among the ranks; each has the full model."""
 
     is_sharded = True
@@ -48,12 +48,9 @@ def zero1(task: Task, setting: Setting) -> Trainer:
     model = task.build(setting.device, setting.dtype)
     check_one_dtype(model)
     prepare(model, task.plan.units(model), setting.options)
-    wrapped, finished = wrap(model, task, setting)
     made = task.make_optimizer(model.parameters())  # has no state yet; its groups have all options
     with supported_by("--strategy zero1"):
         optimizer = ZeroRedundancyOptimizer(
             made.param_groups, optimizer_class=type(made), process_group=setting.mesh.get_group("data")
         )
-    return ZeroTrainer(
-        task, model, optimizer, setting.options, wrapped=wrapped, no_sync=wrapped.no_sync, finished=finished
-    )
+    return ZeroTrainer(task, model, optimizer, setting)

@@ -87,7 +87,8 @@ class MetricsHook:
             self._pace.newest,
             self._pace.data,
         )
-        self._meter.add(loss, position, float(self._trainer.optimizer.param_groups[0]["lr"]))
+        trainer = self._trainer
+        self._meter.add(loss, position, float(trainer.optimizer.param_groups[0]["lr"]), trainer.weight)
 
     def show_step(self) -> None:
         position = self._state.position

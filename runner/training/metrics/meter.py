@@ -56,6 +56,7 @@ class Meter:
     def __init__(self, run: Run, task: Task) -> None:
         self.run, self.task = run, task
         self._losses: list[Tensor] = []
+        self._weights: list[float] = []
         self._places: list[tuple[int, int, float]] = []
         self._started = time.perf_counter()
         self._seconds = 0.0
@@ -84,15 +85,16 @@ class Meter:
         """More numbers of this step, in the place of others of the same names."""
         self._noted |= {name: number_of(name, value, self.run.device) for name, value in values.items()}
 
-    def add(self, loss: Tensor, position: Position, lr: float) -> None:
-        """A step is done, and counted in the position."""
+    def add(self, loss: Tensor, position: Position, lr: float, weight: float = 1.0) -> None:
+        """A step is done, and counted in the position. ``weight``: of this rank's loss in the mean over the ranks."""
         self._losses.append(loss)
+        self._weights.append(weight)
         self._more.append(self._noted)
         self._noted = {}
         self._places.append((position.step, position.epoch + 1, lr))
 
     def records(self, *others: Summed) -> list[StepRecord]:
-        """The records of the steps since the last call, losses averaged over the data-parallel ranks. Collective.
+        """The records of the steps since the last call, losses averaged over the data-parallel ranks by their weights. Collective.
 
         Args:
             others: whose numbers are summed in the same collective.
@@ -100,12 +102,14 @@ class Meter:
         if not self._losses:
             return []
         shares = [one.share() for one in others]
-        losses, names = torch.stack(self._losses).double(), _Names.of(self._more)
-        numbers = [*names.share(), *(number for share in shares for number in share)]
-        both = torch.cat([losses, torch.tensor(numbers, dtype=losses.dtype, device=losses.device)])
+        losses, names, count = torch.stack(self._losses).double(), _Names.of(self._more), len(self._losses)
+        numbers = [*self._weights, *names.share(), *(number for share in shares for number in share)]
+        rest = torch.tensor(numbers, dtype=losses.dtype, device=losses.device)
+        both = torch.cat([losses * rest[:count], rest])
         dist.all_reduce(both, group=self.run.group())
         sums = iter(both.tolist())
-        means = [next(sums) / self.run.data_size for _ in self._losses]
+        totals = [next(sums) for _ in range(count)]
+        means = [total / weight if (weight := next(sums)) else 0.0 for total in totals]
         names.compare([next(sums) for _ in names.share()], self.run)
         for one, share in zip(others, shares, strict=True):
             one.take_sums([next(sums) for _ in share])
@@ -120,7 +124,7 @@ class Meter:
         ]
         if self.run.is_main:
             vars(records[-1]).update(vars(self._usage.read()))
-        self._losses, self._places, self._more, self._samples = [], [], [], 0
+        self._losses, self._weights, self._places, self._more, self._samples = [], [], [], [], 0
         self._started = time.perf_counter()
         return records
 

@@ -84,6 +84,9 @@ def main() -> None:
             critic.step()
         outputs = model(batch["point"])
         loss = functional.cross_entropy(outputs, batch["label"])
+        if options.wrong == "past" and run.step:
+            loss = functional.cross_entropy(model.module(batch["point"]), batch["label"])
+            model.backward(functional.cross_entropy(outputs, batch["label"]))
         if options.wrong == "nan" and run.rank:
             loss = loss * torch.nan
         model.backward(outputs if options.wrong == "loss" else loss)
