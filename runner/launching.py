@@ -16,6 +16,7 @@ from runner.backends.selection import with_spare_cores
 from runner.base.early_signals import EARLY
 from runner.base.errors import Policy, RunnerError, UsageError
 from runner.base.streams import replace_characters
+from runner.base.temporary import SHORTER, no_room_for_sockets
 from runner.command import Request, parse, refuse_idle_options
 from runner.dispatch import dispatch
 from runner.guard.console import print_text
@@ -229,6 +230,8 @@ def _warn_of_host(job: Job, target: Target) -> None:
     warnings = [job.placement.warning, job.placement.gpu_warning]
     if job.size > 1 and target.is_program and (absent := job.topology.records[job.rank].absent_interfaces):
         warnings.append(f"GLOO_SOCKET_IFNAME names {', '.join(absent)}, which is not here, so gloo will fail")
+    if target.is_program and (problem := no_room_for_sockets()):
+        warnings.append(f"{problem}; {SHORTER}")
     if job.local_rank == 0 and target.kind != "tool":
         for warning in filter(None, warnings):
             print(f"runner: {job.context.host}: {warning}", file=sys.stderr)

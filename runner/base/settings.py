@@ -412,7 +412,7 @@ def _entries(path: Path) -> Iterator[tuple[str, Any]]:
     else:
         import tomli as tomllib
     try:
-        content = tomllib.loads(path.read_bytes().decode(errors="surrogateescape"))
+        content = tomllib.loads(path.read_bytes().decode("utf-8-sig", errors="surrogateescape"))
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}", fix="name a file that all ranks can read") from None
     except tomllib.TOMLDecodeError as error:

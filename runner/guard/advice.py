@@ -8,6 +8,7 @@ import signal
 import sys
 
 MORE_MEMORY = "ask for more, or give each rank less to hold"
+MORE_SHARED_MEMORY = "make /dev/shm larger (docker run --shm-size 8g), or load data without processes (--workers 0)"
 MORE_DISK = "make room on the disk, or have the quota raised"
 EVERY_STEP = "all ranks have to make all of its steps"
 _COLLECTIVES = "TORCH_DISTRIBUTED_DEBUG=DETAIL shows whether the ranks' collective calls differ"
@@ -17,6 +18,7 @@ _DIFFERENT_CALLS = re.compile(
 )
 # How torch.save() says that it could not write all.
 _NO_DISK = re.compile(r"\[enforce fail at inline_container\.cc|PytorchStreamWriter failed writing")
+_NO_SHARED_MEMORY = re.compile("shared memory", re.IGNORECASE)  # torch, of data loaders' processes
 _NO_MEMORY = re.compile(r"can't allocate memory|out of memory", re.IGNORECASE)
 _LATE_IN_GLOO = "Timed out waiting"
 
@@ -46,6 +48,8 @@ def after_error(error: BaseException) -> str:
         return f"install it for {sys.executable} on each host, or see that its folder is on PYTHONPATH there"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "make room there" if error.filename else MORE_DISK
+    if _NO_SHARED_MEMORY.search(text):
+        return MORE_SHARED_MEMORY
     if _NO_DISK.search(text):
         return MORE_DISK
     if isinstance(error, MemoryError) or _NO_MEMORY.search(text):

@@ -55,11 +55,29 @@ def start(serve: Serve) -> NoReturn:
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Until it has joined, a signal ends this process: the agent may be importing from a file system that hangs.
+    _warn_of_tracing()
     connection = _join(serve)
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     _hand_over(connection, parent, ignored, numbers)
     _thread.start_new_thread(_forward_signals, (connection,))
     _obey(connection)
+
+
+def _warn_of_tracing() -> None:
+    """A profiler around the runner sees this process only, which does nothing."""
+    tools = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    if (
+        sys.gettrace()
+        or sys.getprofile()
+        or (tools and any(map(tools.get_tool, (tools.COVERAGE_ID, tools.PROFILER_ID))))
+    ):
+        from runner.launch.detect import is_reporting
+
+        if is_reporting(os.environ):
+            _print(
+                "what measures this process (coverage, cProfile) does not see the program, which runs in another one; put it "
+                "inside: python -m runner -m coverage run -p train.py, python -m runner -m cProfile -o FILE train.py"
+            )
 
 
 def agent_name() -> bytes:

@@ -14,6 +14,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
+from runner.base.errors import UsageError
 from runner.launch.target import CODE, EXECUTABLE, MODULE, STANDARD_INPUT, Target, has_main_of_its_own
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -52,7 +53,7 @@ def run_program(target: Target, arguments: Sequence[str]) -> None:
     elif target.kind == MODULE:
         _run_module(name, arguments)
     elif target.kind == EXECUTABLE:
-        _run_executable(str(target.path), [name, *arguments])
+        _run_executable(name if os.sep in name else str(target.path), [name, *arguments])
     elif has_main_of_its_own(name):
         _run_found(_main_in(_absolute(name)), name, arguments)
     else:
@@ -130,7 +131,13 @@ def _run(code: types.CodeType, **names: Any) -> None:
 
 
 def _run_executable(path: str, command: Sequence[str]) -> None:
-    child = subprocess.Popen(command, executable=path)
+    try:
+        child = subprocess.Popen(command, executable=path)
+    except OSError as error:
+        raise UsageError(
+            f"{command[0]} cannot be executed: {error.strerror}",
+            fix="a script's first line names its interpreter, as in #!/bin/bash, and ends without a carriage return",
+        ) from None
 
     def forward(number: int, _: object) -> None:
         child.send_signal(number)

@@ -68,8 +68,10 @@ def find_target(name: str, *, form: str = "", tools: Iterable[str]) -> Target:
         return Target(CODE, "-c", digest=_hash(name.encode()), source=name.encode())
     if form == NO_PYTHON:
         if (program := shutil.which(name)) is None:
-            raise UsageError(f"no program {name} to execute")
-        return Target(EXECUTABLE, name, Path(program), _digest(Path(program)))
+            fix = f"chmod +x {name}, or say --no-python bash {name}" if os.path.isfile(name) else ""
+            raise UsageError(f"no program {name} to execute", fix=fix)
+        executable = Path(program).absolute()
+        return Target(EXECUTABLE, name, executable, _digest(executable))
     if form == AS_MODULE:
         path = module_file(name, run_as_main=True)
         if path is None:

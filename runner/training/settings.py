@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.quantities import not_negative, positive, positive_float
 from runner.base.settings import add_options, made_of, not_an_option, option, read_file, values_in
+from runner.base.temporary import SHORTER, no_room_for_sockets
 from runner.command import Given, add_config
 from runner.job import held
 from runner.launch.detect import is_reporting
@@ -273,6 +274,8 @@ class Settings(StepSettings):
 
     def for_ranks(self: T, data_ranks: int) -> T:
         """As in ``StepSettings``; with ``scale_lr`` the learning rate is the scaled one."""
+        if self.workers and (problem := no_room_for_sockets()):
+            raise UsageError(f"--workers {self.workers}: {problem}", fix=SHORTER)
         found = super().for_ranks(data_ranks)
         return replace(found, lr=found.lr * data_ranks, scale_lr=False) if found.scale_lr else found
 

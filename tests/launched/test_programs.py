@@ -23,6 +23,7 @@ from tests.launching import (
     torchrun,
 )
 from tests.polling import LIMIT
+from tests.results import refused
 
 PROGRAM = Path(path_of("how_it_runs"))
 FORMS = {
@@ -87,6 +88,35 @@ def test_a_program_that_is_none_of_pythons(tmp_path: Path) -> None:
     assert sorted(done.stdout.split("\n")) == ["", "0 of 2", "1 of 2"]
     ended = runner(1, "--no-python", "sh", "-c", "kill -KILL $$")
     assert (ended.returncode, own_lines(ended)) == (137, [])
+
+
+def test_a_script_that_is_named_by_its_path_is_that_one(tmp_path: Path) -> None:
+    script = tmp_path / "true"
+    script.write_text("#!/bin/sh\necho own $0 $RANK\n")
+    script.chmod(0o755)
+    assert ok(run(*RUNNER, "--no-python", "./true", cwd=tmp_path)).stdout == "own ./true 0\n"
+    script.write_text("#!/bin/sh\r\n")
+    refused(run(*RUNNER, "--no-python", "./true", cwd=tmp_path), "./true cannot be executed", "carriage return")
+    script.chmod(0o644)
+    refused(run(*RUNNER, "--no-python", "./true", cwd=tmp_path), "chmod +x ./true")
+
+
+def test_what_measures_the_runner_alone_is_told_where_the_program_runs(tmp_path: Path) -> None:
+    done = ok(run(sys.executable, "-m", "cProfile", "-o", "profile", *RUNNER[1:], "-c", "pass", cwd=tmp_path))
+    (line,) = own_lines(done)
+    assert "does not see the program" in line
+    ok(run(*RUNNER, "-m", "cProfile", "-o", "profile", "-m", "this", cwd=tmp_path))
+    assert (tmp_path / "profile").exists()
+
+
+def test_a_long_name_of_the_folder_for_temporary_files(tmp_path: Path) -> None:
+    """Data loader processes would wait there for ever."""
+    folder = tmp_path / ("a" * 90)
+    folder.mkdir()
+    (line,) = own_lines(ok(run(*RUNNER, "-c", "pass", cwd=tmp_path, TMPDIR=str(folder))))
+    assert f"TMPDIR={folder} has " in line
+    workload = ("workloads.linear", "--workers", "1", "--checkpoint-dir", "run")
+    refused(run(*RUNNER, *workload, cwd=tmp_path, TMPDIR=str(folder)), "--workers 1: TMPDIR=", "TMPDIR=/tmp")
 
 
 @pytest.mark.parametrize(

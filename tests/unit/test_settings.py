@@ -110,6 +110,12 @@ def test_the_command_line_is_before_the_file_and_the_file_before_the_defaults(tm
     assert (request.job.time_limit, request.job.timeout) == (3600.0, 5.0)
 
 
+def test_a_file_that_was_written_on_windows_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_bytes(b'\xef\xbb\xbftag = ["a"]\r\n')
+    assert read("--config", str(file)).tag == ("a",)
+
+
 def test_a_list_is_given_by_one_option_for_each_of_its_values(tmp_path: Path) -> None:
     assert read("--tag", "a", "--tag=b").tag == ("a", "b")
     assert read().tag == read("--tag", "a", "--no-tag").tag == ()

@@ -123,6 +123,8 @@ class _First(Dataset[Look]):
         try:
             return self._collate(samples[0] if self._is_single else samples)
         except Exception as error:  # torch has several, by what the samples are
+            if "shared memory" in str(error):
+                raise
             what = (str(error).strip().splitlines() or [""])[0]
             raise UsageError(
                 f"the data's first samples make no batch ({type(error).__name__}: {what})",

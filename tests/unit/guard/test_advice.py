@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from runner.guard.advice import MORE_DISK, MORE_MEMORY, after_error, after_signal
+from runner.guard.advice import MORE_DISK, MORE_MEMORY, MORE_SHARED_MEMORY, after_error, after_signal
 
 COLLECTIVES = "TORCH_DISTRIBUTED_DEBUG=DETAIL shows whether the ranks' collective calls differ"
 
@@ -30,6 +30,17 @@ COLLECTIVES = "TORCH_DISTRIBUTED_DEBUG=DETAIL shows whether the ranks' collectiv
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"), MORE_MEMORY),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"), MORE_MEMORY),
         (MemoryError(), MORE_MEMORY),
+        (
+            RuntimeError("unable to allocate shared memory(shm) for file </torch_7_0>: No space left on device (28)"),
+            MORE_SHARED_MEMORY,
+        ),
+        (
+            RuntimeError(
+                "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of "
+                "shared memory. Please try to raise your shared memory limit."
+            ),
+            MORE_SHARED_MEMORY,
+        ),
         (RuntimeError("[enforce fail at pair.cc:444] op.preamble.length <= op.nbytes. 4400 vs 4000"), COLLECTIVES),
         (Exception("MPI_ERR_TRUNCATE: message truncated"), COLLECTIVES),
         (
