@@ -28,7 +28,7 @@ class Setting:
     """Where and how a strategy runs a task."""
 
     device: torch.device  # this rank's
-    dtype: torch.dtype  # of the parameters
+    dtype: torch.dtype | None  # of the parameters; None: the model's own
     mesh: DeviceMesh  # dimensions: see mesh.device_mesh
     options: ParallelSettings
 

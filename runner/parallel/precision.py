@@ -23,6 +23,17 @@ def autocast(precision: str, device: str) -> AbstractContextManager[Any]:
     return nullcontext() if dtype is None else torch.autocast(device, dtype)
 
 
+def named(dtype: str | None) -> torch.dtype | None:
+    """The dtype that ``--dtype`` names, if it is given."""
+    return None if dtype is None else getattr(torch, dtype)
+
+
+def of_inputs(model: nn.Module) -> torch.dtype | None:
+    """The dtype to which floating-point inputs are cast: that of the model's first parameter which is no integer."""
+    first = next((one.dtype for one in model.parameters() if one.is_floating_point() or one.is_complex()), None)
+    return None if first is None else first.to_real()
+
+
 def widened(precision: str) -> Callable[[Tensor], Tensor]:
     """Return what brings outputs to float32 that were computed in the smaller type; a model's own type stays."""
     dtype = _DTYPES[precision]
@@ -50,7 +61,8 @@ def policy(precision: str, *, is_root: bool, is_last: bool) -> MixedPrecisionPol
 
 
 def check(model: nn.Module, precision: str, *, will_be_wrapped: bool = False) -> None:
-    """Check that a model's parameters can be trained in this precision: torch has no way for complex ones (2.14).
+    """Check that a model's parameters can be trained in this precision: torch has no way for complex ones (2.14), autocast leaves
+    float64 as it is, and a gradient scaler takes no float16.
 
     Args:
         will_be_wrapped: whether fully_shard is still to wrap the model, which takes no parameters without dimensions.
@@ -58,7 +70,13 @@ def check(model: nn.Module, precision: str, *, will_be_wrapped: bool = False) ->
     Raises:
         UsageError: they cannot.
     """
+    odd = {"fp32": (), "bf16": (torch.float64,), "fp16": (torch.float64, torch.float16)}[precision]
     for name, parameter in model.named_parameters():
+        if parameter.dtype in odd and parameter.requires_grad:
+            raise UsageError(
+                f"--precision {precision}: {name} is {str(parameter.dtype).removeprefix('torch.')}",
+                fix="leave it out, or add --dtype float32",
+            )
         is_wrapped = hasattr(parameter, "placements") or (will_be_wrapped and parameter.dim() > 0)
         is_summed_in_fp32 = is_wrapped and precision != "fp32"  # as fully_shard's gradients
         if parameter.is_complex() and parameter.requires_grad and (precision == "fp16" or is_summed_in_fp32):

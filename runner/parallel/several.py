@@ -64,7 +64,7 @@ class Several(Trainer):
         self._trainers, self._registered = trainers, own
         self._prefixes = {name: "" if len(trainers) == 1 else f"{name}." for name in trainers}
         first, *others = trainers.values()
-        self.task, self.options, self.scaler = task, first.options, None
+        self.task, self.options, self.scaler, self.dtype = task, first.options, None, first.dtype
         self.model = nn.ModuleDict({name: one.model for name, one in trainers.items()}) if others else first.model
         self._parameters = dict(self.model.named_parameters())
         self.optimizer = _Groups(trainers) if others else first.optimizer

@@ -29,7 +29,7 @@ from runner.parallel.mesh import degree
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.state import StateDict
 from runner.parallel.streams import RandomStreams, draws
-from runner.parallel.support import check_divisible, check_even, check_steps, kinds_of, supported_by
+from runner.parallel.support import check_divisible, check_even, check_steps, check_unit_dtypes, kinds_of, supported_by
 from runner.parallel.task import Task
 from runner.parallel.tied import shared_parameters, tie_sharded
 from runner.parallel.trainer import Trainer
@@ -239,6 +239,8 @@ def _apply_fsdp(model: nn.Module, units: Iterable[nn.Module], setting: Setting, 
         _silence_remarks(unit for unit in (*units, model) if unit is model or _is_tensor_parallel(unit))
     mesh = setting.mesh["replicate", "shard"] if "replicate" in names else setting.mesh["data"]
     check_even(model, mesh.size(mesh.ndim - 1))
+    units = [unit for unit in units if is_called(unit) and not _shares_parameters(unit, model)]
+    check_unit_dtypes(model, units)
     arguments: dict[str, Any] = {
         "mesh": mesh,
         # A pipeline stage is called once for each micro-batch, and would gather its parameters each time.
@@ -254,9 +256,8 @@ def _apply_fsdp(model: nn.Module, units: Iterable[nn.Module], setting: Setting, 
         if not hasattr(one, "placements"):
             one.data = one.data.contiguous()  # fully_shard takes no others, such as channels last
     for unit in units:
-        if is_called(unit) and not _shares_parameters(unit, model):
-            policy = precision.policy(options.precision, is_root=False, is_last=False)
-            fully_shard(unit, **arguments, mp_policy=policy)
+        policy = precision.policy(options.precision, is_root=False, is_last=False)
+        fully_shard(unit, **arguments, mp_policy=policy)
     fully_shard(model, **arguments, mp_policy=precision.policy(options.precision, is_root=True, is_last=is_last))
 
 

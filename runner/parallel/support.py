@@ -121,17 +121,28 @@ def results(model: nn.Module) -> list[Tensor]:
 
 
 @raised_on_all_ranks()
-def check_one_dtype(model: nn.Module) -> None:
-    """Refuse what ZeroRedundancyOptimizer does.
+def check_one_dtype(parameters: Iterable[tuple[str, nn.Parameter]], who: str, fix: str) -> None:
+    """Refuse parameters of several dtypes, as ZeroRedundancyOptimizer does, and fully_shard those of one unit.
 
     Raises:
-        UsageError: parameters are of several dtypes.
+        UsageError: there are some.
     """
-    first, *others = model.named_parameters()
-    odd = next((one for one in others if one[1].dtype != first[1].dtype), None)
-    if odd is not None:
-        kinds = " and ".join(f"{name} is {str(one.dtype).removeprefix('torch.')}" for name, one in (first, odd))
-        raise UsageError(f"--strategy zero1 takes parameters of one dtype, and {kinds}", fix="take --strategy ddp")
+    kinds = {one.dtype: f"{name} is {str(one.dtype).removeprefix('torch.')}" for name, one in parameters}
+    if len(kinds) > 1:
+        raise UsageError(f"{who} takes parameters of one dtype, and {' and '.join([*kinds.values()][:2])}", fix=fix)
+
+
+def check_zero(model: nn.Module) -> None:
+    """Refuse what ZeroRedundancyOptimizer does: see ``check_one_dtype``."""
+    check_one_dtype(model.named_parameters(), "--strategy zero1", "take --strategy ddp")
+
+
+def check_unit_dtypes(model: nn.Module, units: Iterable[nn.Module]) -> None:
+    """Refuse a model of which fully_shard would gather parameters of several dtypes together: see ``check_one_dtype``."""
+    left = {one: name for name, one in model.named_parameters() if one.requires_grad and one.dim() and one.numel()}
+    for unit in (*units, model):
+        own = [(left.pop(one), one) for one in unit.parameters() if one in left]
+        check_one_dtype(own, "a unit of Plan.shard", "name them apart in it, or take --strategy ddp or --dtype float32")
 
 
 @dataclass(frozen=True, order=True)

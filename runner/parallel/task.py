@@ -154,21 +154,21 @@ class Task:
         False  # under ddp and zero1: a step may leave parameters without a gradient, on some ranks
     )
 
-    def build(self, device: torch.device, dtype: torch.dtype) -> nn.Module:
-        """The full model on a device, with its weights."""
+    def build(self, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
+        """The full model on a device, with its weights. ``dtype``: of its floating-point tensors; None: their own."""
         model = self.on_meta(dtype)
         if isinstance(self.model, nn.Module):
             return model.to(device)
         materialize(model, self.model, device)
         return model
 
-    def on_meta(self, dtype: torch.dtype) -> nn.Module:
+    def on_meta(self, dtype: torch.dtype | None) -> nn.Module:
         """The model where it is, or a factory's on ``meta``, where it takes no memory: shard it, then ``materialize`` it."""
         with nullcontext() if isinstance(self.model, nn.Module) else torch.device("meta"):
             made = self.model if isinstance(self.model, nn.Module) else self.model()
             check_shapes(made)
             begin_training([made])
-            return _cast(made, dtype)
+            return made if dtype is None else _cast(made, dtype)
 
     def first_batch(self, count: int) -> Any:
         """A batch of the first samples of the training data, as the data has them."""

@@ -43,6 +43,7 @@ class Trainer:
     Attributes:
         model: whose parameters are trained; not wrapped, because the state uses its names.
         optimizer: of this rank's parameters.
+        dtype: of floating-point inputs, see ``precision.of_inputs``; None leaves them as they are.
         is_sharded: whether each rank has a shard of the state, so that all ranks write and read a checkpoint. Otherwise all
             have the same state, and rank 0 does.
         averages: whether the gradients are averaged over the data-parallel ranks in each step.
@@ -77,6 +78,7 @@ class Trainer:
         self.task, self.model, self.optimizer, self.options = task, model, optimizer, options
         self._wrapped, self._no_sync = model, no_sync  # the first is called in a training step instead of the model
         precision.check(model, options.precision)
+        self.dtype = precision.of_inputs(model)
         self._device, self._has_stepped = next(model.parameters()).device.type, False
         self.scaler = precision.scaler(options.precision, self._device)
         self._batch_size: int = getattr(options, "batch_size", 1)  # a rank's, which workloads' settings have

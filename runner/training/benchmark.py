@@ -10,8 +10,6 @@ import itertools
 import statistics
 from dataclasses import dataclass, replace
 
-import torch
-
 from runner.backends.timing import own_seconds_per_call
 from runner.parallel import make_trainer
 from runner.parallel.task import Task
@@ -45,13 +43,13 @@ def benchmark(run: Run, task: Task, options: StepSettings, protocol: Protocol) -
     if run.train_by is not None:
         taken: Speed = run.train_by(run, task, options)
         return taken
-    device, dtype = run.device, getattr(torch, options.dtype)
+    device = run.device
     source = source_of(task)
     options = with_batch_of(source, options)
     check_task(run, task, options)
     trainer = make_trainer(task, run.setting(options.dtype, options))
     first = next(feed_of(run, source, replace(options, workers=0)).batches(0, 0))
-    batch = to_device(first.value, device, dtype)
+    batch = to_device(first.value, device, trainer.dtype)
 
     board, number = run.job.board, itertools.count(1)
     batches = protocol.warmup_batches + protocol.iterations * protocol.batches_per_iteration

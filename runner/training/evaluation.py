@@ -55,7 +55,7 @@ def _evaluate(run: Run, trainer: Trainer, options: Settings, is_over: Callable[[
     left = len(range(run.data_rank, length, run.data_size))  # of this rank's samples, whatever form their batches have
     loader = evaluation_loader(source.data, run.data_rank, run.data_size, batch_size, collate=source.collate)
     fewest, calls = evaluation_batches(length, run.data_size, batch_size)
-    dtype = getattr(torch, options.dtype)
+    dtype = trainer.dtype
     sums = EvaluationSums(task, run)
     known = set[object]()  # shapes: the first batch of each may have the model compiled
     run.job.board.enter("warm-up")
@@ -91,7 +91,7 @@ def try_evaluation(run: Run, trainer: Trainer, options: Settings, batch: Any) ->
         UsageError: the loss is no number.
     """
     task = trainer.task
-    here = to_device(batch, run.device, getattr(torch, options.dtype))
+    here = to_device(batch, run.device, trainer.dtype)
     with own_random_numbers("a first evaluation", run.device), _evaluated(trainer):
         _, outputs, targets = found = computed(trainer, here)
         sums = EvaluationSums(task, run)

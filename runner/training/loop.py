@@ -131,7 +131,7 @@ def trained(run: Run, task: Task, options: Settings) -> Trainer:
         UsageError: there is no checkpoint, or it is damaged or does not fit.
     """
     trainer = make_trainer(task, run.setting(options.dtype, options))
-    settings = resume.settings_of(run, task, options, trainer.optimizer)
+    settings = resume.settings_of(run, task, options, trainer)
     saved, _ = restore(run, with_own_state(trainer), options, settings, goes_on=False)
     if saved is None:
         with raised_on_all_ranks():

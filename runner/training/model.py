@@ -72,7 +72,7 @@ class Model:
         """The module's outputs. In training mode all ranks call it equally often.
 
         Returns:
-            Tensors of the whole outputs of this rank's batch, in float32 also where a smaller type computes them.
+            Tensors of the whole outputs of this rank's batch, in float32 where ``--precision`` computes in a smaller type.
 
         Raises:
             UsageError: pipeline parallelism, whose step is its schedule's: ``train_step`` computes it.

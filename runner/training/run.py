@@ -20,6 +20,7 @@ from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.job import Job
 from runner.parallel import Setting
 from runner.parallel.mesh import Layout, device_mesh
+from runner.parallel.precision import named
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.task import OptimizerFactory, Plan, Stateful, Task
 from runner.training.settings import Settings
@@ -92,12 +93,12 @@ class Run:
         """The layout as torch's device mesh: the dimension ``data``, and others if there are any. Collective."""
         return device_mesh(self.layout, self.device.type)
 
-    def setting(self, dtype: str, options: ParallelSettings) -> Setting:
+    def setting(self, dtype: str | None, options: ParallelSettings) -> Setting:
         """Where and how a strategy is to train here. Collective."""
         mesh, backend = self.mesh, with_host_memory(self.job.backend)
         if options.offload == "cpu" and backend != self.job.backend:  # gradients are not on the GPU
             mesh = device_mesh(self.layout, self.device.type, backend)
-        return Setting(device=self.device, dtype=getattr(torch, dtype), mesh=mesh, options=options)
+        return Setting(device=self.device, dtype=named(dtype), mesh=mesh, options=options)
 
     def group(self, dimension: str = "data") -> dist.ProcessGroup:
         """This rank's process group along a dimension of the mesh."""

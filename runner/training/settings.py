@@ -93,9 +93,9 @@ class StepSettings(ParallelSettings):
         advanced=True,
     )
     seed: int = option(0, "of weights and shuffling", parse=not_negative, group="training", changes=True)
-    dtype: str = option(
-        "float32",
-        "of the parameters and the inputs",
+    dtype: str | None = option(
+        None,
+        "of the parameters and the inputs (default: the model's own)",
         choices=("float32", "float64"),
         group="training",
         advanced=True,

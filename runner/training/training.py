@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
-import torch
 from torch import Tensor
 
 from runner.base.command_name import COMMAND
@@ -76,7 +75,7 @@ class Training:
         """
         self._run, self._task, self._options, self._trainer = run, task, options, trainer
         self._feed, self._on_step, self._on_epoch = feed, on_step, on_epoch
-        settings = resume.settings_of(run, task, options, trainer.optimizer)
+        settings = resume.settings_of(run, task, options, trainer)
         whole = with_own_state(trainer)
         self._checkpoints = Checkpoints(run, whole, options, settings)
         self.saved, self._changes = restore(run, whole, options, settings)
@@ -146,7 +145,7 @@ class Training:
     def batches(self) -> Iterator[Batch]:
         """This rank's batches of all steps that are left, on its device. The step is done when the next one is asked for."""
         run, options, position, hooks = self._run, self._options, self.position, self._hooks
-        device, dtype = run.device, getattr(torch, options.dtype)
+        device, dtype = run.device, self._trainer.dtype
         # An epoch of which no whole batch is left has no step, and ends as others do.
         while position.epoch < options.epochs and position.step < (options.max_steps or math.inf):
             begin_training(self._trainer.roots)

@@ -54,6 +54,32 @@ def test_a_part_in_evaluation_mode_stays_so(ranks: int, options: str, turns: Tur
     assert not last.endswith("statistics: 0.000")
 
 
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        case(2, ""),
+        case(2, "--strategy fsdp"),
+        case(2, "--strategy local-sgd"),
+        case(2, "--pp 2 --micro-batches 2"),
+        case(2, "--tp 2"),
+    ],
+)
+def test_a_model_keeps_its_dtypes(ranks: int, options: str, turns: Turns, tmp_path: Path) -> None:
+    """The float32 inputs are cast to that of its first parameter. The option casts both."""
+    for number, (types, given, of_outputs) in enumerate(
+        [
+            ("float64", "float64", "float64"),
+            ("bfloat16", "bfloat16", "bfloat16"),
+            ("mixed", "float32 float64", "float32"),
+            ("bfloat16 --dtype float64", "bfloat16", "float64"),
+        ]
+    ):
+        folder = f"--checkpoint-dir={tmp_path}/{number}"
+        done = ok(turns(ranks, "as_given", folder, *options.split(), *f"--types {types}".split()))
+        expected = [[f"torch.{one}" for one in names.split()] for names in (given, of_outputs)]
+        assert f"given {expected[0]}, outputs {expected[1]}" in done.stdout
+
+
 @pytest.mark.parametrize("options", ["", FSDP, "local-sgd --sync-every=100"])
 def test_a_script_that_evaluates(options: str, tmp_path: Path) -> None:
     """All ranks predict and keep the same, and each module keeps its mode, also if the evaluation fails."""

@@ -21,6 +21,7 @@ from runner.parallel import Setting
 from runner.parallel.batch_forms import parts_of
 from runner.parallel.modes import evaluation_mode
 from runner.parallel.pipeline.stages import balanced, segments, submodel
+from runner.parallel.precision import of_inputs
 from runner.parallel.settings import SCHEDULES
 from runner.parallel.sharded import ShardedTrainer, materialize_sharded, on_meta, parallelize
 from runner.parallel.state import StateDict, full_tensor, merged, restricted
@@ -262,7 +263,9 @@ def pipeline(task: Task, setting: Setting, *, shard: bool) -> Trainer:
     for number, stage in stages.items():
         parallelize(stage, task, setting, shard=shard, stage=number, is_last=number == len(owners) - 1)
         materialize_sharded(stage, task, setting)
-    return PipelineTrainer(task, whole, setting, stages, owners, tied)
+    trainer = PipelineTrainer(task, whole, setting, stages, owners, tied)
+    trainer.dtype = of_inputs(model)  # also where a stage has another
+    return trainer
 
 
 def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], setting: Setting) -> list[float]:
@@ -274,7 +277,7 @@ def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], settin
     costs = torch.full([len(pieces)], math.nan, dtype=torch.float64, device=setting.device)
     if dist.get_rank() == 0:
         device = next(model.parameters()).device
-        values, _ = parts_of(to_device(task.first_batch(_SAMPLES), device, setting.dtype))
+        values, _ = parts_of(to_device(task.first_batch(_SAMPLES), device, of_inputs(model)))
         with evaluation_mode([model]):
             with torch.no_grad():
                 outputs = model(values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -61,13 +62,13 @@ def horovod(task: Task, setting: Setting) -> Trainer:
         UsageError: Horovod is not installed or does not load on a rank, or does not support the model's weights.
     """
     model = task.build(setting.device, setting.dtype)
-    odd = next((name for name, weight in model.named_parameters() if not weight.is_contiguous()), None)
-    if odd is not None:
-        with raised_on_all_ranks():
-            raise UsageError(
-                f"Horovod takes contiguous weights only, and {odd} is not (channels last?)",
-                fix="leave that out, or train by DDP",
-            )
+    with raised_on_all_ranks():
+        for name, weight in model.named_parameters():
+            if not weight.is_contiguous():
+                problem = f"Horovod takes contiguous weights only, and {name} is not (channels last?)"
+                raise UsageError(problem, fix="leave that out, or train by DDP")
+            if weight.dtype == torch.bfloat16:
+                raise UsageError(f"Horovod has no bfloat16, as {name} is", fix="add --dtype float32, or train by DDP")
     prepare(model, task.plan.units(model), setting.options)
     hvd = start_horovod(setting.mesh["data"].size(), setting.device.type)
     averaging = hvd.DistributedOptimizer(

@@ -13,7 +13,7 @@ from runner.parallel import Setting
 from runner.parallel.layers import prepare
 from runner.parallel.state import StateDict, load_state, merged, restricted, state_of
 from runner.parallel.strategies.ddp import DdpTrainer
-from runner.parallel.support import check_one_dtype, supported_by
+from runner.parallel.support import check_zero, supported_by
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 
@@ -46,7 +46,7 @@ class ZeroTrainer(DdpTrainer):
 def zero1(task: Task, setting: Setting) -> Trainer:
     """Wrap the model in DDP, and the optimizer in ZeroRedundancyOptimizer, over the mesh's ``data`` dimension."""
     model = task.build(setting.device, setting.dtype)
-    check_one_dtype(model)
+    check_zero(model)
     prepare(model, task.plan.units(model), setting.options)
     made = task.make_optimizer(model.parameters())  # has no state yet; its groups have all options
     with supported_by("--strategy zero1"):

@@ -71,7 +71,7 @@ def build(choice: Choice, run: Run, task: Task, options: StepSettings) -> Engine
         UsageError: the model, or this machine, does not support it.
     """
     task = _copied(task)
-    device, dtype = run.device, getattr(torch, options.dtype)
+    device, dtype = run.device, precision.named(options.dtype)
     if choice.kind == ALONE:
         model = task.build(device, dtype)
         # So that it differs from the others only in the exchange.

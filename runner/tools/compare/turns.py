@@ -25,6 +25,7 @@ from runner.backends.timing import largest, seconds_per_call, synchronize
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.launch.launcher_processes import on_terminal
 from runner.parallel.batch_forms import parts_of
+from runner.parallel.precision import of_inputs
 from runner.parallel.state import full_tensor
 from runner.parallel.support import described
 from runner.parallel.task import Task
@@ -141,7 +142,8 @@ class Turns:
         return [entrant for entrant in self.entrants if not entrant.problem]
 
     def _warm(self, alone: Entrant) -> None:
-        build(alone.choice, self._run, alone.task, alone.options).step(next(self._batches(alone)))
+        engine = build(alone.choice, self._run, alone.task, alone.options)
+        engine.step(next(self._batches(alone, of_inputs(engine.model))))
 
     def _tried(self, work: Callable[[], None]) -> str | None:
         """What goes wrong on any rank, in a line; None if nothing does. Collective.
@@ -177,7 +179,7 @@ class Turns:
         _set_random_numbers(self._random[name])
         before = _reset_peak(device)
         engine = build(entrant.choice, self._run, entrant.task, entrant.options)
-        batches = self._batches(entrant)
+        batches = self._batches(entrant, of_inputs(engine.model))
         self._built[name] = engine, batches
         for _ in range(_WARM_UP):
             engine.step(next(batches))
@@ -205,12 +207,11 @@ class Turns:
         (total,) = self._run.sum(float(loss))
         entrant.loss = total / self._run.size
 
-    def _batches(self, entrant: Entrant) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, entrant: Entrant, dtype: torch.dtype | None) -> Iterator[tuple[Tensor, Tensor]]:
         """An endless series of an engine's batches. All ranks together have the same samples with every engine."""
         source = source_of(entrant.task)
         options = with_batch_of(source, entrant.options)
         feed = feed_of(self._run, source, options, entrant.choice.layout)
-        dtype = getattr(torch, options.dtype)
         for epoch in itertools.count():
             for batch in feed.batches(epoch, 0):
                 yield parts_of(to_device(batch.value, self._run.device, dtype))

@@ -48,7 +48,7 @@ class StateRule:
         return shares
 
 
-def state_rule(factory: OptimizerFactory, model: nn.Module, dtype: torch.dtype) -> StateRule:
+def state_rule(factory: OptimizerFactory, model: nn.Module) -> StateRule:
     """Let the optimizer do a step with parameters of as many dimensions as the model's, 2 to 11 elements long each.
 
     Right for optimizers whose state has the parameter's shape (SGD, Adam, AdamW, RMSprop, …), some of its dimensions
@@ -62,8 +62,7 @@ def state_rule(factory: OptimizerFactory, model: nn.Module, dtype: torch.dtype) 
         names.setdefault(id(parameter), []).append(name)
     tiny = {
         id(parameter): nn.Parameter(
-            torch.zeros(_TINY[: parameter.dim()], dtype=dtype if parameter.is_floating_point() else parameter.dtype),
-            parameter.requires_grad,
+            torch.zeros(_TINY[: parameter.dim()], dtype=parameter.dtype), parameter.requires_grad
         )
         for parameter in model.parameters()
     }

@@ -24,6 +24,7 @@ class Planner:
         import torch
 
         from runner.parallel.batch_forms import parts_of
+        from runner.parallel.precision import named, of_inputs
         from runner.tools.plan.capturing import capture
         from runner.tools.plan.optimizers import state_rule
         from runner.tools.plan.tracing import Tracer
@@ -38,17 +39,17 @@ class Planner:
         if problem := look_at(source, 1, 0, sketches=False, check=parts_of).problem:
             raise problem
         order_of(source, 0, 1, self._options)
-        own, dtype = self._options, getattr(torch, self._options.dtype)
+        own = self._options
+        self._tracer = Tracer(self._task, own, named(own.dtype))
+        model = self._tracer.model
         self._wanted = dict(wanted)
-        if "precision" not in wanted and own.precision == "fp32" and dtype == torch.float32:
+        if "precision" not in wanted and own.precision == "fp32" and of_inputs(model) == torch.float32:
             self._wanted["precision"] = "bf16"
-        units = self._task.plan.units(self._task.on_meta(dtype)) if self._task.plan.shard else []
         is_free = "activation_checkpointing" not in wanted and own.activation_checkpointing == "none"
-        self._may_recompute = is_free and bool(units)
+        self._may_recompute = is_free and bool(self._task.plan.units(model))
         self._global_batch = self._options.global_batch_size
-        self._tracer = Tracer(self._task, own, dtype)
         self._costs: list[float] = []
-        self._rule = state_rule(self._task.make_optimizer, self._tracer.model, dtype)
+        self._rule = state_rule(self._task.make_optimizer, model)
 
     def counts(self) -> tuple[int, int]:
         """How many parameters there are: all, and trained."""

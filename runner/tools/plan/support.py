@@ -10,7 +10,7 @@ import torch.distributed as dist
 from runner.base.errors import UsageError
 from runner.parallel import precision
 from runner.parallel.registry import traits_of
-from runner.parallel.support import check_divisible, check_even, check_one_dtype, described
+from runner.parallel.support import check_divisible, check_even, check_zero, described
 from runner.tools.plan.layouts import Candidate
 from runner.tools.plan.memory import is_wrapped
 from runner.tools.plan.tracing import Tracer
@@ -40,7 +40,7 @@ def check_supported(candidate: Candidate, tracer: Tracer) -> None:
     model = tracer.model
     precision.check(model, candidate.options.precision, will_be_wrapped=is_wrapped(candidate))
     if traits_of(candidate.options.strategy).shards_optimizer:
-        check_one_dtype(model)
+        check_zero(model)
     if is_wrapped(candidate) or candidate.options.tp > 1:
         check_divisible(model)
     if candidate.options.tp > 1:

@@ -119,15 +119,17 @@ class ShardedModel:
 class Tracer:
     """Follows a task's model, once for each way that matters; in one process group, to which sharded models belong."""
 
-    def __init__(self, task: Task, options: ParallelSettings, dtype: torch.dtype) -> None:
+    def __init__(self, task: Task, options: ParallelSettings, dtype: torch.dtype | None) -> None:
         """Make the model on ``meta``.
 
         Raises:
             UsageError: a parameter belongs to a module that is cut.
         """
-        self.task, self._options, self._dtype = task, options, dtype
-        whole = task.on_meta(dtype)
-        self.model = _copied(whole, torch.device("meta"))
+        self.task, self._options = task, options
+        self.model = _copied(task.on_meta(dtype), torch.device("meta"))
+        self._dtype = precision.of_inputs(self.model)
+        own = self.model.named_parameters(remove_duplicate=False)
+        self._items = {name: one.element_size() for name, one in own}  # bytes, also where a copy is cast
         self.pieces = segments(self.model, task.plan.cuts(self.model))
         self._names = [name for piece in self.pieces for name in piece]
         self._models: dict[tuple[Any, ...], ShardedModel] = {}
@@ -220,16 +222,12 @@ class Tracer:
             found.append(
                 [
                     Parameter(
-                        name, tuple(_local(p).shape), self._item(p), p.requires_grad, id(p), unit_of.get(id(p), 0)
+                        name, tuple(_local(p).shape), self._items[name], p.requires_grad, id(p), unit_of.get(id(p), 0)
                     )
                     for name, p in own
                 ]
             )
         return found
-
-    def _item(self, parameter: Tensor) -> int:
-        """Bytes per element in a run, where real floating-point parameters have the task's dtype."""
-        return self._dtype.itemsize if parameter.is_floating_point() else parameter.element_size()
 
     def _passes(self, model: nn.Module, options: ParallelSettings, samples: int, *, casts: bool) -> list[Pass]:
         context = _contexts(options, casts=casts)
@@ -256,7 +254,7 @@ class Tracer:
         return found
 
     def _loss(self, targets: Tensor, *, casts: bool) -> Callable[[Tensor], Tensor]:
-        return lambda outputs: self.task.mean_loss(outputs.to(self._dtype) if casts else outputs, targets)
+        return lambda outputs: self.task.mean_loss(outputs.float() if casts else outputs, targets)
 
 
 def _follow(
@@ -298,7 +296,7 @@ def _contexts(options: ParallelSettings, *, casts: bool) -> Callable[[], Abstrac
     return context
 
 
-def _batch(task: Task, samples: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _batch(task: Task, samples: int, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
     """A batch as the data has them, of one sample's shape and zeros."""
     of_one = parts_of(task.first_batch(1))
     batch = tuple(torch.zeros((samples, *one.shape[1:]), dtype=one.dtype) for one in of_one)

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.settings import settings_in
 from runner.parallel.task import Task
+from runner.parallel.trainer import Trainer
 from runner.training.checkpoint.checkpoint_folder import Saved
 from runner.training.checkpoint.shard_index import Shapes
 from runner.training.data.source import source_of
@@ -20,7 +21,7 @@ _PLAIN = (bool, int, float, str, type(None))
 _LR = ("lr", "initial_lr")  # torch's schedules start from the second
 
 
-def settings_of(run: Run, task: Task, options: Settings, optimizer: Optimizer) -> dict[str, Any]:
+def settings_of(run: Run, task: Task, options: Settings, trainer: Trainer) -> dict[str, Any]:
     """The settings that determine a run's result, for its checkpoints. Call it before the optimizer's state is loaded."""
     return {
         "workload": run.workload,
@@ -31,10 +32,11 @@ def settings_of(run: Run, task: Task, options: Settings, optimizer: Optimizer) -
             for name, one in settings_in(type(options)).items()
             if one.about.changes
         },
+        "dtype": str(trainer.dtype).removeprefix("torch."),  # which the model has without the option, too
         "samples": source_of(task).length,
         **task.settings,
-        "optimizer": _kind(optimizer),
-        "groups": [_hyperparameters(group) for group in optimizer.param_groups],
+        "optimizer": _kind(trainer.optimizer),
+        "groups": [_hyperparameters(group) for group in trainer.optimizer.param_groups],
     }
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from runner.base.settings import option
 from runner.command import given_in
-from runner.parallel import Setting, make_trainer
+from runner.parallel import make_trainer
 from runner.parallel.mesh import lay_out
 from runner.parallel.task import Plan, Task
 from runner.training.run import Run
@@ -86,8 +86,7 @@ def _train(run: Run, options: Options) -> None:
 
 
 def _measure(run: Run, task: Task, options: StepSettings, name: str) -> None:
-    setting = Setting(device=run.device, dtype=getattr(torch, options.dtype), mesh=run.mesh, options=options)
-    trainer = make_trainer(task, setting)
+    trainer = make_trainer(task, run.setting(options.dtype, options))
     samples = [task.train_data[number] for number in range(options.batch_size)]
     trainer.step(tuple(torch.stack(part) for part in zip(*samples, strict=True)))
     parameters = list(trainer.model.parameters())

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import TensorDataset
 
 from runner.base.errors import UsageError
-from runner.parallel import Setting, support
+from runner.parallel import Setting, precision, support
 from runner.parallel.materialize import materialize
 from runner.parallel.pipeline.stages import submodel
 from runner.parallel.settings import ParallelSettings
@@ -188,6 +188,21 @@ def test_only_real_floating_point_inputs_and_targets_get_the_dtype() -> None:
     for own in (*kept, *cast):
         inputs, targets = to_device((torch.ones(2, dtype=own), torch.ones(2, dtype=own)), CPU, torch.float64)
         assert inputs.dtype == targets.dtype == (own if own in kept else torch.float64)
+
+
+def test_the_parameters_of_a_unit_have_one_dtype() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    support.check_unit_dtypes(model, [model[1]])
+    with pytest.raises(UsageError, match=r"0.bias is float32 and 1.bias is float64; name them apart"):
+        support.check_unit_dtypes(model, [])
+
+
+@pytest.mark.parametrize(("dtype", "how"), [(torch.float64, "bf16"), (torch.float16, "fp16")])
+def test_a_precision_that_a_dtype_does_not_have_is_refused(dtype: torch.dtype, how: str) -> None:
+    with pytest.raises(
+        UsageError, match=rf"--precision {how}: 0.weight is float\d\d; leave it out, or add --dtype float32"
+    ):
+        precision.check(net().to(dtype), how)
 
 
 @pytest.mark.parametrize("loss", [torch.zeros(3), torch.zeros((), dtype=torch.int64), 0.5, torch.zeros(()) * 1j])

@@ -128,7 +128,7 @@ OPTIMIZERS: dict[str, Any] = {
 def test_the_state_of_an_optimizer_is_that_of_a_step(name: str) -> None:
     model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Linear(9, 13), nn.LayerNorm(13))
     model[2].bias.requires_grad_(False)
-    rule = state_rule(OPTIMIZERS[name], model, torch.float32)
+    rule = state_rule(OPTIMIZERS[name], model)
     optimizer = OPTIMIZERS[name](model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
@@ -239,7 +239,7 @@ def test_a_layout_in_which_the_model_does_not_run_is_none() -> None:
     loss.forward = lambda outputs, targets: outputs.sum()  # type: ignore[method-assign]
     made = replace(task(Heads), plan=plan, loss=loss)
     cluster, tracer = Cluster(gpus=8, hosts=1), Tracer(made, ParallelSettings(), torch.float32)
-    rule = state_rule(torch.optim.AdamW, tracer.model, torch.float32)
+    rule = state_rule(torch.optim.AdamW, tracer.model)
     found = candidates(cluster, plan, ParallelSettings(), {"strategy": "ddp"}, batch=8)[0]
     for one in found:
         if one.options.tp < 8:
@@ -338,7 +338,7 @@ def test_a_strategy_of_another_package_is_planned_as_whole_or_with_copies_as_sha
     given: dict[str, Any], alike: str
 ) -> None:
     cluster, tracer = Cluster(gpus=8, hosts=2), Tracer(task(), ParallelSettings(), torch.float32)
-    rule = state_rule(torch.optim.AdamW, tracer.model, torch.float32)
+    rule = state_rule(torch.optim.AdamW, tracer.model)
     theirs, own = (
         plan_layout(every(cluster, strategy=name, **given)[0], cluster, tracer, rule, [1.0] * len(tracer.pieces))
         for name in ("theirs", alike)
