@@ -26,6 +26,7 @@ except ImportError:  # torch 2.4
 from runner.base.settings import as_words, option
 from runner.parallel import Setting, make_trainer
 from runner.parallel.mesh import Layout
+from runner.parallel.precision import named
 from runner.parallel.state import full_tensor
 from runner.parallel.task import Plan, Task
 from runner.training.data.orders import ShardSampler
@@ -103,7 +104,7 @@ class Options(StepSettings):
 def main(run: Run, options: Options) -> None:
     if options.order:  # as some mappings of ranks to hosts ask for
         run = replace(run, layout=Layout(run.layout.degrees, tuple(map(int, options.order.split(",")))))
-    dtype = getattr(torch, options.dtype)
+    dtype = named(options.dtype)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, CLASSES, (SAMPLES, LENGTH + 1), generator=generator)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
