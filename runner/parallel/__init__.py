@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.parallel.registry import load_strategy
 from runner.parallel.settings import ParallelSettings
@@ -31,6 +31,7 @@ class Setting:
     dtype: torch.dtype | None  # of the parameters; None: the model's own
     mesh: DeviceMesh  # dimensions: see mesh.device_mesh
     options: ParallelSettings
+    example: Any = None  # a batch of the data, on which a pipeline measures its layers; None: it is read for that
 
 
 def make_trainer(task: Task, setting: Setting) -> Trainer:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from runner.base.errors import UsageError
-from runner.parallel.trees import pieces, tensors_in
+from runner.parallel.trees import moves_itself, pieces, tensors_in
 
 _LONGEST, _SHOWN = 200, 8  # characters of a described form, and parts of each of its parts
 
@@ -36,7 +36,8 @@ def with_tensors(batch: Any) -> Any:
     Raises:
         UsageError: it has none, so that nothing could be computed of it on the device.
     """
-    if next(tensors_in(batch), None) is None:
+    parts = batch if isinstance(batch, list | tuple) else [batch]
+    if next(tensors_in(batch), None) is None and not any(map(moves_itself, parts)):
         raise UsageError(
             f"a batch of the data is {form_of(batch)}, and has no tensors",
             fix="make them in the data set or in collate_fn, for example of texts by a tokenizer",

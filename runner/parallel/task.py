@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -170,16 +169,26 @@ class Task:
             begin_training([made])
             return made if dtype is None else _cast(made, dtype)
 
+    @raised_on_all_ranks()
     def first_batch(self, count: int) -> Any:
-        """A batch of the first samples of the training data, as the data has them."""
+        """Return a batch of the first samples of the training data, as the data has them.
+
+        Raises:
+            UsageError: the data is a stream, which only the training may read.
+        """
         data: Any = self.train_data
-        collate = self.collate_fn or default_collate
-        if isinstance(data, DataLoader):
-            data, collate = data.dataset, data.collate_fn
-        has_numbers = hasattr(data, "__getitem__") and not isinstance(data, IterableDataset)
-        return collate(
-            [data[number] for number in range(count)] if has_numbers else list(itertools.islice(data, count))
-        )
+        collate, keys = self.collate_fn or default_collate, list(range(count))
+        if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
+            first = next(iter(data.sampler if data.batch_sampler is None else data.batch_sampler))
+            if data.batch_sampler is None:
+                return data.collate_fn(data.dataset[first])
+            data, collate, keys = data.dataset, data.collate_fn, list(first)[:count]
+        if not hasattr(data, "__getitem__") or isinstance(data, IterableDataset):
+            raise UsageError(
+                f"{type(data).__name__} is a stream, of which nothing can be read before the training",
+                fix="give a Dataset with __getitem__ and __len__, of a few samples if it is for prepare(…, data=…)",
+            )
+        return collate([data[key] for key in keys])
 
     @raised_on_all_ranks()
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:

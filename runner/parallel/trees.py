@@ -12,23 +12,32 @@ import torch
 from torch import Tensor
 
 
-def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
-    """The same tree with each tensor replaced by the function's result; what holds no tensors stays as it is.
+def map_tensors(function: Callable[[Tensor], Any], tree: Any, move: Callable[[Any], Any] = lambda one: one) -> Any:
+    """Return the same tree with each tensor replaced by the function's result; what holds no tensors stays as it is.
 
     A mapping that is no dict, and cannot be made of its items, becomes a dict.
+
+    Args:
+        move: gives what takes the place of an object that moves itself.
     """
+
+    def mapped(part: Any) -> Any:
+        return map_tensors(function, part, move)
+
     if isinstance(tree, Tensor):
         return function(tree)
+    if moves_itself(tree):  # among them torch's PackedSequence, a tuple of which some tensors have to stay on the host
+        return move(tree)
     if isinstance(tree, Mapping):
-        items = {key: map_tensors(function, value) for key, value in tree.items()}
+        items = {key: mapped(value) for key, value in tree.items()}
         return items if type(tree) is dict else _of_kind(type(tree), items)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_tensors(function, value) for value in tree))
+        return type(tree)(*map(mapped, tree))
     if isinstance(tree, list | tuple):
-        return type(tree)(map_tensors(function, value) for value in tree)
+        return type(tree)(map(mapped, tree))
     if is_dataclass(tree) and not isinstance(tree, type):
         own = {one.name: getattr(tree, one.name) for one in fields(tree) if one.init}
-        return replace(tree, **{name: map_tensors(function, value) for name, value in own.items()})
+        return replace(tree, **{name: mapped(value) for name, value in own.items()})
     return tree
 
 
@@ -48,12 +57,21 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def to_device(tree: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """A batch on a device. Real floating-point tensors get the dtype; others (tokens, masks, complex numbers) keep theirs."""
+    """Return a batch on a device. Real floating-point tensors get the dtype; others (tokens, masks, complex numbers) keep theirs.
+
+    An object of a library's class that has ``to()`` moves itself, and keeps its dtypes.
+    """
 
     def moved(tensor: Tensor) -> Tensor:
         return tensor.to(device, dtype if tensor.is_floating_point() else None, non_blocking=True)
 
-    return map_tensors(moved, tree)
+    return map_tensors(moved, tree, lambda one: one.to(device))
+
+
+def moves_itself(tree: Any) -> bool:
+    """Return whether this is no tree of tensors, but an object that moves to a device by its own ``to()``."""
+    is_tree = isinstance(tree, Tensor | Mapping) or is_dataclass(tree) or type(tree) in (list, tuple, type)
+    return not is_tree and callable(getattr(tree, "to", None))
 
 
 def length_of_batch(tree: Any) -> int | None:

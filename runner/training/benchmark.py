@@ -14,7 +14,8 @@ from runner.backends.timing import own_seconds_per_call
 from runner.parallel import make_trainer
 from runner.parallel.task import Task
 from runner.parallel.trees import to_device
-from runner.training.data.source import feed_of, source_of, with_batch_of
+from runner.training.data.feeds import feed_of, with_batch_of
+from runner.training.data.source import source_of
 from runner.training.run import Run
 from runner.training.same_task import check_task
 from runner.training.settings import StepSettings
@@ -46,8 +47,8 @@ def benchmark(run: Run, task: Task, options: StepSettings, protocol: Protocol) -
     device = run.device
     source = source_of(task)
     options = with_batch_of(source, options)
-    check_task(run, task, options)
-    trainer = make_trainer(task, run.setting(options.dtype, options))
+    looks = check_task(run, task, options)
+    trainer = make_trainer(task, run.setting(options.dtype, options, looks["training"].batch))
     first = next(feed_of(run, source, replace(options, workers=0)).batches(0, 0))
     batch = to_device(first.value, device, trainer.dtype)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,9 +16,9 @@ from runner.parallel.modes import evaluation_mode
 from runner.parallel.task import Best
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import length_of_batch, tensors_in, to_device
-from runner.training.data.evaluation_data import evaluation_batches, evaluation_loader
+from runner.training.data.feeds import feed_of, reading_of_test, with_batch_of
 from runner.training.data.random_numbers import own_random_numbers
-from runner.training.data.source import length_of, source_of, test_source
+from runner.training.data.source import source_of, source_of_test
 from runner.training.evaluation_sums import Evaluation, EvaluationSums, best_number, computed, hits
 from runner.training.run import Run
 from runner.training.settings import Settings
@@ -28,13 +29,13 @@ from runner.versions.torch_private import COMPILER
 def evaluate(
     run: Run, trainer: Trainer, options: Settings, is_over: Callable[[], bool] = lambda: False
 ) -> Evaluation | None:
-    """The mean loss over the test data, accuracy and metrics, every sample counted once; None if there is no test data. Collective.
+    """Return the mean loss over the test data, accuracy and metrics; None if there is no test data. Collective.
 
-    All ranks make the same number of calls, because a sharded model needs all of them: a rank with fewer batches than others, or
-    with none, computes one that is not counted.
+    Every sample that the test data or its loader gives counts once. All ranks make the same number of calls, because a sharded model
+    needs all of them: a rank that has no samples in a step computes a batch that does not count.
 
     Args:
-        is_over: whether to leave the evaluation, and return None. Called after batches that all ranks have.
+        is_over: whether to leave the evaluation, and return None. Called after each batch.
     """
     # After it a program may end: it is in no training, if it was in none before.
     with run.job.board.during("evaluating"), evaluation_mode(trainer.roots):
@@ -49,31 +50,25 @@ def _evaluate(run: Run, trainer: Trainer, options: Settings, is_over: Callable[[
     if task.test_data is None:
         return None
     trainer.share_buffers()
-    batch_size = max(options.batch_size, 256 // task.units_per_sample)
-    source = test_source(task, source_of(task))
-    length = length_of(source.data)
-    left = len(range(run.data_rank, length, run.data_size))  # of this rank's samples, whatever form their batches have
-    loader = evaluation_loader(source.data, run.data_rank, run.data_size, batch_size, collate=source.collate)
-    fewest, calls = evaluation_batches(length, run.data_size, batch_size)
+    source = source_of_test(task)
+    reading = reading_of_test(source, source_of(task), options, run.device)
+    feed = feed_of(run, source, with_batch_of(source, replace(options, given={}, micro_batches=1)), reading=reading)
     dtype = trainer.dtype
     sums = EvaluationSums(task, run)
     known = set[object]()  # shapes: the first batch of each may have the model compiled
     run.job.board.enter("warm-up")
-    for number, batch in enumerate(loader, 1):
-        here = to_device(batch, run.device, dtype)
+    for batch in feed.batches(0, 0):
+        here = to_device(batch.value, run.device, dtype)
         shapes = tuple(tensor.shape for tensor in tensors_in(here))
         if shapes not in known:
             known.add(shapes)
             run.job.board.enter("warm-up")
         found = computed(trainer, here)
         run.job.board.enter("evaluating")
-        sums.add(found, min(batch_size, left))
-        left -= batch_size
-        if number <= fewest and is_over():
+        if batch.samples:
+            sums.add(found, batch.samples)
+        if is_over():
             return None
-    if trainer.is_sharded and len(loader) < calls:
-        extra = next(iter(evaluation_loader(source.data, 0, 1, 1, collate=source.collate)))
-        computed(trainer, to_device(extra, run.device, dtype))
     return sums.evaluation()
 
 

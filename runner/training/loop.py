@@ -12,13 +12,13 @@ from runner.parallel import make_trainer
 from runner.parallel.several import with_own_state
 from runner.parallel.task import Plan, Task
 from runner.parallel.trainer import Trainer
-from runner.parallel.trees import length_of_batch
 from runner.training.checkpoint import resume
 from runner.training.checkpoint.ownership import owning
 from runner.training.checkpoint.restore import restore
 from runner.training.checkpoint.weights import read_weights
-from runner.training.data.feed import Batch, Feed
-from runner.training.data.source import Source, feed_of, source_of, with_batch_of
+from runner.training.data.feed import Feed
+from runner.training.data.feeds import feed_of, with_batch_of
+from runner.training.data.source import Source, source_of
 from runner.training.evaluation import try_evaluation
 from runner.training.finite import check_finite
 from runner.training.hooks.state import Hook, State
@@ -59,17 +59,17 @@ def fit(
     with owning(run, options) as see_that_own:
         source = source_of(task)
         options = with_batch_of(source, options)
-        test = check_task(run, task, options)
+        looks = check_task(run, task, options)
         feed = feed_of(run, source, options)
         _check_stages(task, feed, source, options)
-        trainer = make_trainer(task, run.setting(options.dtype, options))
+        trainer = make_trainer(task, run.setting(options.dtype, options, looks["training"].batch))
         training = Training(run, task, options, feed, trainer, on_step=on_step, on_epoch=on_epoch)
         if training.saved is None and (weights := _weights(run, task, options)) is not None:
             trainer.load_weights(weights)
         if training.is_at_its_end:
             return training.nothing_left()
-        if test is not None and test.batch is not None:
-            try_evaluation(run, trainer, options, test.batch)
+        if "test" in looks and looks["test"].batch is not None:
+            try_evaluation(run, trainer, options, looks["test"].batch)
         rate = rate_of(task, training.last_step)
         check = functools.partial(check_finite, run, trainer, training.position) if options.check_finite else None
         with training.begun(see_that_own):
@@ -77,14 +77,8 @@ def fit(
                 if rate is not None:
                     set_rate(trainer.optimizer, rate(training.position.step))
                 is_usual = feed.is_even and batch.all_samples == options.batch_size * run.data_size
-                samples = None if is_usual else _samples_of(batch, feed)
-                training.loss = trainer.step(batch.value, check, samples=samples)
+                training.loss = trainer.step(batch.value, check, samples=None if is_usual else batch.samples)
         return training.result()
-
-
-def _samples_of(batch: Batch, feed: Feed) -> int:
-    """How many samples of a batch count on this rank."""
-    return (length_of_batch(batch.value) or 1) if feed.is_single and batch.samples else batch.samples
 
 
 @raised_on_all_ranks()
@@ -98,6 +92,12 @@ def _check_stages(task: Task, feed: Feed, source: Source, options: Settings) -> 
         raise UsageError(
             f"--pp {options.pp}: stages compute the outputs, and the task's loss calls the model itself (batch_loss)",
             fix="give the task a loss of (outputs, targets)",
+        )
+    if options.pp > 1 and source.is_stream:
+        raise UsageError(
+            f"--pp {options.pp}: layers are measured on a sample of the data, and {type(source.data).__name__} is a stream, which only "
+            "the training may read",
+            fix="give a Dataset with __getitem__ and __len__; or write your own loop, with prepare(…, data=a few samples)",
         )
     if options.pp > 1 and not (source.drop_last and feed.is_even):
         raise UsageError(

@@ -15,11 +15,12 @@ from runner.parallel.several import Several, check_stateful
 from runner.parallel.task import OptimizerFactory, Plan, Stateful, Task
 from runner.training.checkpoint.checkpoint_folder import Position
 from runner.training.checkpoint.ownership import owning
-from runner.training.data.source import feed_of, source_of, with_batch_of
+from runner.training.data.feeds import feed_of, with_batch_of
+from runner.training.data.source import source_of
 from runner.training.finite import check_finite
 from runner.training.model import Model
 from runner.training.run import Run
-from runner.training.same_task import check_task
+from runner.training.same_task import check_task, example_of
 from runner.training.settings import Settings
 from runner.training.training import Training
 from runner.training.workload import check_output
@@ -70,7 +71,8 @@ class OwnLoop:
             plan=plan,
             find_unused_parameters=find_unused_parameters,
         )
-        trainer = make_trainer(task, self._run.setting(self._settings.dtype, self._settings))
+        example = None if data is None else example_of(self._run, task, self._settings)
+        trainer = make_trainer(task, self._run.setting(self._settings.dtype, self._settings, example))
 
         def check(loss: Tensor) -> None:
             check_finite(self._run, trainer, self.position, loss)

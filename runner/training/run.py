@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from runner.backends.collective_errors import agree
+from runner.backends.gpu import is_gpu
 from runner.backends.process_group import with_host_memory
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.job import Job
@@ -93,12 +94,24 @@ class Run:
         """The layout as torch's device mesh: the dimension ``data``, and others if there are any. Collective."""
         return device_mesh(self.layout, self.device.type)
 
-    def setting(self, dtype: str | None, options: ParallelSettings) -> Setting:
-        """Where and how a strategy is to train here. Collective."""
+    @cached_property
+    def host_group(self) -> dist.ProcessGroup | None:
+        """A group of all ranks for numbers in the host's memory; None: the default group takes them. Collective at first."""
+        group: dist.ProcessGroup | None = None
+        if is_gpu(self.device):
+            group = dist.new_group(backend="gloo")  # type: ignore[assignment]  # all ranks are members
+        return group
+
+    def setting(self, dtype: str | None, options: ParallelSettings, example: Any = None) -> Setting:
+        """Return where and how a strategy is to train here. Collective.
+
+        Args:
+            example: a batch of the data, on which a pipeline measures its layers.
+        """
         mesh, backend = self.mesh, with_host_memory(self.job.backend)
         if options.offload == "cpu" and backend != self.job.backend:  # gradients are not on the GPU
             mesh = device_mesh(self.layout, self.device.type, backend)
-        return Setting(device=self.device, dtype=named(dtype), mesh=mesh, options=options)
+        return Setting(device=self.device, dtype=named(dtype), mesh=mesh, options=options, example=example)
 
     def group(self, dimension: str = "data") -> dist.ProcessGroup:
         """This rank's process group along a dimension of the mesh."""

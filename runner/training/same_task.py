@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,10 @@ from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.parallel.batch_forms import parts_of, with_tensors
 from runner.parallel.task import Plan, Task
 from runner.rendezvous.records.topology import ranks_text
-from runner.training.data.samples import Look, Sketch, look_at
-from runner.training.data.source import order_of, source_of, test_source
+from runner.training.data.alike import are_alike
+from runner.training.data.feeds import order_of, reading_of, reading_of_test, with_batch_of
+from runner.training.data.samples import Look, look_at
+from runner.training.data.source import source_of, source_of_test
 from runner.training.run import Run
 from runner.training.settings import StepSettings
 
@@ -28,55 +30,77 @@ _SEEDED = "torch.manual_seed(options.seed) before data is drawn or split makes i
 _LONGEST, _VALUES, _DIFFERENCES = 60, 4, 3  # characters of a value, and how many are shown
 
 Facts = dict[str, str]
-Sketches = dict[str, tuple[Sketch, ...] | None]
 
 
 @raised_on_all_ranks()
-def check_task(run: Run, task: Task, options: StepSettings) -> Look | None:
+def check_task(run: Run, task: Task, options: StepSettings) -> Mapping[str, Look]:
     """Check that the data can be trained on, and that all ranks train the same. Collective: some numbers are reduced.
 
     Compared are lengths of the data and of an epoch, options, settings and plan of the task, names and shapes of parameters, and some samples, if
     they read the same twice on all ranks.
 
     Returns:
-        A look at the test data, if there is any.
+        A look at the ``training`` data, and at the ``test`` data if there is any.
 
     Raises:
         UsageError: the data has a form that cannot be trained on, or the ranks differ.
     """
-    sizes = {"training": min(2, options.batch_size), "test": 2}
     train = source_of(task)
-    data = {"training": train, "test": test_source(task, train) if task.test_data is not None else None}
+    data = {"training": (train, options, reading_of(train, options, run.device))}
+    if task.test_data is not None:
+        test = source_of_test(task)
+        own = with_batch_of(test, replace(options, given={}, micro_batches=1))
+        data["test"] = test, own, reading_of_test(test, train, options, run.device)
     # A loss of (outputs, targets) takes pairs.
     check = with_tensors if getattr(task, "batch_loss", None) is not None else parts_of
     looks: dict[str, Look] = {}
     steps: int | None = None  # of an epoch
     failed: RunnerError | None = None  # of this rank, as where a file is missing on a host
     try:
-        for name, one in data.items():
-            if one is not None:
-                looks[name] = look_at(one, sizes[name], options.workers, sketches=run.size > 1, check=check)
-        steps = None if train.is_stream else order_of(train, run.data_rank, run.data_size, options).steps(0)
+        for name, (source, own, reading) in data.items():
+            looks[name] = Look()
+            if not source.is_stream:
+                order = order_of(source, run.data_rank, run.data_size, own)
+                keys = order.first(min(2, own.batch_size))
+                looks[name] = look_at(source, keys, reading, sketch=run.size > 1, check=check)
+                steps = order.steps(0) if name == "training" else steps
     except RunnerError as error:
         failed = error
     problem = failed or next((look.problem for look in looks.values() if look.problem), None)
-    facts, sketches = _facts(task, options, looks, steps), {name: look.sketches for name, look in looks.items()}
-    number = int.from_bytes(hashlib.blake2b(repr((facts, sketches)).encode(), digest_size=7).digest(), "big")
-    most = torch.tensor([number, -number, problem is not None], device=run.device)
+    facts, sketches = _facts(task, options, looks, steps), [look.sketch for look in looks.values()]
+    number = int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=7).digest(), "big")
+    unknown = [name not in looks or looks[name].sketch is None for name in data]
+    most = torch.tensor([number, -number, problem is not None, *unknown], device=run.device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     if int(most[0]) != -int(most[1]) or int(most[2]):
         everyone: list[Any] = [None] * run.size
-        dist.all_gather_object(everyone, (facts, sketches, problem, failed))
-        if first := next((one[3] for one in everyone if one[3] is not None), None):
+        dist.all_gather_object(everyone, (facts, problem, failed))
+        if first := next((one[2] for one in everyone if one[2] is not None), None):
             raise first
         if differences := _differences([one[0] for one in everyone]):
             raise _refusal(differences[:_DIFFERENCES], _FIX)
-        if odd := _odd_samples([one[1] for one in everyone]):
-            raise _refusal(odd, f"{_FIX}, and {_SEEDED}")
-        for _, _, one, _ in everyone:
-            if one is not None:
-                raise one
-    return looks.get("test")
+        raise next(one for _, one, _ in everyone if one is not None)
+    for name, is_unknown, sketch in zip(looks, most[3:].tolist(), sketches, strict=True):
+        if sketch is not None and not is_unknown and not are_alike(run, sketch):
+            raise _refusal([f"samples of the {name} data are others on some ranks"], f"{_FIX}, and {_SEEDED}")
+    return looks
+
+
+@raised_on_all_ranks()
+def example_of(run: Run, task: Task, options: StepSettings) -> Any:
+    """Return a batch of a pair of samples, read as the training would; None for a stream, which only the training may read.
+
+    Raises:
+        UsageError: the data cannot be read, or makes no pairs.
+    """
+    source = source_of(task)
+    if source.is_stream:
+        return None
+    keys = order_of(source, run.data_rank, run.data_size, with_batch_of(source, options)).first(2)
+    look = look_at(source, keys, reading_of(source, options, run.device), check=parts_of)
+    if look.problem is not None:
+        raise look.problem
+    return look.batch
 
 
 def _facts(task: Task, options: StepSettings, looks: Mapping[str, Look], steps: int | None) -> Facts:
@@ -134,16 +158,3 @@ def _differences(everyone: list[Facts]) -> list[str]:
 
 def _refusal(differences: list[str], fix: str) -> UsageError:
     return UsageError(f"the ranks do not train the same: {'; '.join(differences)}", fix=fix)
-
-
-def _odd_samples(everyone: list[Sketches]) -> list[str]:
-    """Whose samples are others than rank 0's. Where some do not read the same twice, nothing is known."""
-    found = []
-    for name, first in everyone[0].items():
-        others = [sketches[name] for sketches in everyone]
-        if first is None or None in others:
-            continue
-        odd = [rank for rank, own in enumerate(others) if own and not all(map(Sketch.is_like, own, first))]
-        if odd:
-            found.append(f"samples of the {name} data are others on {ranks_text(odd)} than on rank 0")
-    return found

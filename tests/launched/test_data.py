@@ -40,7 +40,7 @@ def test_an_epoch_is_taken_up_in_its_middle(case: str, turns: Turns, tmp_path: P
     assert first == whole[: len(first)]
     done = ok(turns(2, "own_data", "--case", case, "--checkpoint-dir", str(tmp_path / "parts"), "--resume"))
     assert losses(tmp_path / "parts") == pytest.approx(whole, rel=1e-12)
-    reads_again = case in ("stream", "shards")
+    reads_again = case in ("stream", "streamed", "shards")
     assert ("the data does not tell its place: 4 batches are read again" in done.stdout) == reads_again
 
 
@@ -74,6 +74,42 @@ def test_an_epoch_ends_on_all_ranks_with_the_shortest_stream(turns: Turns, tmp_p
 )
 def test_what_cannot_be_shared_is_refused(case: str, more: list[str], text: str, turns: Turns, tmp_path: Path) -> None:
     refused(turns(2, "own_data", "--case", case, "--checkpoint-dir", str(tmp_path), *more), text)
+
+
+def test_a_loader_of_another_kind_is_used_as_it_is(turns: Turns, tmp_path: Path) -> None:
+    """Its batches have other sizes on each rank; the 17th is alone in the last round of two ranks."""
+    one = train(turns, 1, tmp_path / "1", "loader")
+    two = train(turns, 2, tmp_path / "2", "loader")
+    assert (len(one), len(two)) == (2 * 17, 2 * 9)
+    first = train(turns, 2, tmp_path / "parts", "loader", "--max-steps", "13")
+    assert first == two[:13]
+    assert train(turns, 2, tmp_path / "parts", "loader", "--resume") == pytest.approx(two, rel=1e-12)
+    again = train(turns, 1, tmp_path / "again", "loader", "--max-steps", "5")
+    assert again == one[:5]
+    refused(
+        turns(2, "own_data", "--case", "other loaders", "--checkpoint-dir", str(tmp_path / "other")),
+        "Loader gives other batches on each rank",
+    )
+
+
+def test_all_ranks_take_the_keys_of_rank_0(turns: Turns, tmp_path: Path) -> None:
+    done = turns(2, "own_data", "--case", "own random numbers", "--checkpoint-dir", str(tmp_path / "2"))
+    assert "OwnRandomNumbers draws other keys on each rank: all take rank 0's" in ok(done).stdout
+    assert losses(tmp_path / "2") == pytest.approx(train(turns, 1, tmp_path / "1", "own random numbers"), rel=1e-9)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_evaluation_is_of_what_the_loader_gives(ranks: int, turns: Turns, tmp_path: Path) -> None:
+    found = []
+    for test in ("half itself", "half", "half as batches"):
+        train(turns, ranks, tmp_path / test, "plain", "--epochs=1", f"--test={test}")
+        found.append(metrics(tmp_path / test)[-1]["val_loss"])
+    assert found[1:] == pytest.approx([found[0]] * 2, rel=1e-9)
+
+
+def test_a_file_that_is_opened_at_the_first_sample_is_each_process_own(turns: Turns, tmp_path: Path) -> None:
+    """Also after a look at the data and an evaluation, before each epoch's processes are forked."""
+    train(turns, 1, tmp_path, "opening", "--test=opening", "--epochs=3")
 
 
 def seen(folder: Path) -> dict[int, list[int]]:

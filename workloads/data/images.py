@@ -15,7 +15,7 @@ from torch.nn.functional import interpolate
 from torch.utils.data import TensorDataset
 
 from runner.base.errors import UsageError
-from runner.training.data.shared_files import once_per_file_system
+from runner.training.shared_files import once_per_file_system
 from runner.training.run import Run
 from runner.training.settings import Settings
 

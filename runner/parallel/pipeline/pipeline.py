@@ -277,7 +277,8 @@ def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], settin
     costs = torch.full([len(pieces)], math.nan, dtype=torch.float64, device=setting.device)
     if dist.get_rank() == 0:
         device = next(model.parameters()).device
-        values, _ = parts_of(to_device(task.first_batch(_SAMPLES), device, of_inputs(model)))
+        example = task.first_batch(_SAMPLES) if setting.example is None else setting.example
+        values, _ = parts_of(to_device(example, device, of_inputs(model)))
         with evaluation_mode([model]):
             with torch.no_grad():
                 outputs = model(values)

@@ -35,7 +35,8 @@ from runner.tools.compare.engines import Engine, build
 from runner.tools.compare.observing import count_sent, record
 from runner.tools.costs.timeline import Timeline
 from runner.tools.report.table import show_progress
-from runner.training.data.source import feed_of, source_of, with_batch_of
+from runner.training.data.feeds import feed_of, with_batch_of
+from runner.training.data.source import source_of
 from runner.training.run import Run
 from runner.training.settings import StepSettings
 from runner.versions.torch_private import REDISTRIBUTION

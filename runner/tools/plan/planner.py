@@ -28,17 +28,20 @@ class Planner:
         from runner.tools.plan.capturing import capture
         from runner.tools.plan.optimizers import state_rule
         from runner.tools.plan.tracing import Tracer
+        from runner.training.data.feeds import order_of, with_batch_of
+        from runner.training.data.loading import Reading
         from runner.training.data.samples import look_at
-        from runner.training.data.source import order_of, source_of, with_batch_of
+        from runner.training.data.source import source_of
 
         captured = capture(job, workload, given.without_parallel(_shaping(wanted)))
         self._task, self._options = captured.task, captured.options
         self.unit, self.units_per_sample = self._task.unit, self._task.units_per_sample
         source = source_of(self._task)
         self._options = with_batch_of(source, self._options)
-        if problem := look_at(source, 1, 0, sketches=False, check=parts_of).problem:
-            raise problem
-        order_of(source, 0, 1, self._options)
+        if not source.is_stream:
+            keys = order_of(source, 0, 1, self._options).first(1)
+            if problem := look_at(source, keys, Reading(), check=parts_of).problem:
+                raise problem
         own = self._options
         self._tracer = Tracer(self._task, own, named(own.dtype))
         model = self._tracer.model

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
 
-from runner.training.data.feed import Batch, Feed
+from runner.parallel.trees import length_of_batch
+from runner.training.data.feed import Agree, Batch, Feed
 from runner.training.data.orders import EpochOrder, Place
 from runner.training.data.random_numbers import own_random_numbers
 
@@ -39,31 +40,37 @@ class Reading:
 
 
 class IndexedFeed(Feed):
-    """Batches of data whose samples have numbers. An epoch is taken up in its middle without reading what is before.
+    """Batches of data whose samples have keys. An epoch is taken up in its middle without reading what is before.
 
     Attributes:
         loader: of the values alone, of the epoch that was begun last; at first of the whole first one.
     """
 
     def __init__(
-        self, data: Dataset[Any], order: EpochOrder, reading: Reading, collate: Collate, *, is_single: bool = False
-    ):
-        self.length, self.is_even, self._order, self._keys = order.length, order.is_even, order, _Keys(order)
-        self.is_single = is_single
-        self.loader = reading.loader(Batches(data, collate, is_single=is_single), self._keys)
+        self, data: Dataset[Any], order: EpochOrder, reading: Reading, collate: Collate, *, agree: Agree | None = None
+    ) -> None:
+        """Read batches in an order.
 
-    def steps(self, used: int) -> int:
+        Args:
+            agree: adds up the ranks' samples where each item of the data is a batch, of which only its tensors tell how many; else None.
+        """
+        self.is_even, self._order, self._keys, self._agree = order.is_even, order, _Keys(order), agree
+        self.loader = reading.loader(Batches(data, collate, is_item=agree is not None), self._keys)
+
+    def steps(self, used: int) -> int | None:
         return self._order.steps(used)
 
     def batches(self, epoch: int, used: int) -> Iterator[Batch]:
         self._keys.begin(epoch, used)
-        return self._placed(iter(self.loader), self._keys.ahead, self.steps(used))
+        return self._placed(iter(self.loader), self._keys.ahead)
 
-    def _placed(self, values: Iterator[Any], ahead: deque[Place], left: int) -> Iterator[Batch]:
+    def _placed(self, values: Iterator[Any], ahead: deque[Place]) -> Iterator[Batch]:
         for value in values:
-            _, _, samples, all_samples, after = ahead.popleft()
-            left -= 1
-            yield Batch(value, samples, all_samples, after, is_last=not left)
+            batch = ahead.popleft().batch._replace(value=value)
+            if self._agree is not None:
+                samples = batch.samples and (length_of_batch(value) or 1)
+                batch = batch._replace(samples=samples, all_samples=self._agree(True, samples)[1])
+            yield batch
 
 
 class _Keys(Sampler["tuple[str, Any]"]):
@@ -71,44 +78,45 @@ class _Keys(Sampler["tuple[str, Any]"]):
 
     def __init__(self, order: EpochOrder) -> None:
         self._order = order
-        self.begin(0, 0)
-
-    def begin(self, epoch: int, used: int) -> None:
-        self._epoch, self._used = epoch, used
+        self._places: Iterator[Place] | None = None
         self.ahead: deque[Place] = deque()
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        ahead = self.ahead
-        for place in self._order.places(self._epoch, self._used):
-            ahead.append(place)
-            yield place.key, place.numbers
+    def begin(self, epoch: int, used: int) -> None:
+        self._places, self.ahead = self._order.places(epoch, used), deque()
 
-    def __len__(self) -> int:
-        return self._order.steps(self._used)
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        places, self._places, ahead = self._places or self._order.places(0, 0), None, self.ahead
+        for place in places:
+            ahead.append(place)
+            yield place.source, place.batch.value
 
 
 class Batches(Dataset[Any]):
-    """The batches of data, by their keys. One is the same whichever process reads it, and whatever was read before."""
+    """The batches of data, by their keys. One is the same whichever process reads it, and whatever was read before.
 
-    def __init__(self, data: Dataset[Any], collate: Collate = default_collate, *, is_single: bool = False) -> None:
-        self._data, self._collate, self._is_single = data, collate, is_single
+    Args:
+        is_item: an item of the data is a batch.
+    """
+
+    def __init__(self, data: Dataset[Any], collate: Collate = default_collate, *, is_item: bool = False) -> None:
+        self._data, self._collate, self._is_item = data, collate, is_item
         is_its_own = isinstance(data, TensorDataset) and type(data).__getitem__ is TensorDataset.__getitem__
         self._is_plain = is_its_own and not hasattr(data, "__getitems__") and collate is default_collate
 
     def __getitem__(self, key: tuple[str, Any]) -> Any:
-        source, numbers = key
-        if self._is_plain and not self._is_single:  # tensors, which can be indexed by a whole batch
-            return self._data[numbers]
+        source, keys = key
+        if self._is_plain and not self._is_item:  # tensors, which can be indexed by a whole batch
+            return self._data[keys]
         with own_random_numbers(source):
-            return self._collate(self._data[numbers] if self._is_single else samples_of(self._data, numbers))
+            return self._collate(self._data[keys] if self._is_item else samples_of(self._data, keys))
 
 
-def samples_of(data: Any, numbers: list[Any]) -> list[Any]:
-    """These samples, by the data's own code, called as torch's loader calls it: with one number at a time, or with all."""
+def samples_of(data: Any, keys: list[Any]) -> list[Any]:
+    """Return the samples of these keys, by the data's own code, called as torch's loader calls it: one key at a time, or all."""
     if callable(getattr(data, "__getitems__", None)):
-        samples: list[Any] = data.__getitems__(numbers)
+        samples: list[Any] = data.__getitems__(keys)
         return samples
-    return [data[number] for number in numbers]
+    return [data[key] for key in keys]
 
 
 def _as_it_is(value: Any) -> Any:

@@ -3,180 +3,151 @@
 from __future__ import annotations
 
 import itertools
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, NamedTuple
 
 import numpy
-from torch.utils.data import DistributedSampler, Sampler
 
+from runner.training.data.feed import Batch
 from runner.training.data.permutation import Permutation
 from runner.training.data.random_numbers import own_random_numbers
 
 _BLOCK = 1 << 14  # samples whose places in the order are computed together
-_DRAWN = 1 << 10  # samples or batches that a sampler of the user's draws together
+DRAWN = 1 << 10  # keys that a user's sampler draws together
 
-
-class SharedSampler(Sampler[Any], ABC):
-    """A rank's share of an epoch: every ``size``-th sample of an order that is the same on all ranks, from ``rank`` on.
-
-    With ``size`` × batch size held fixed, step k uses the same samples on any number of ranks. An epoch may begin in its middle.
-    All ranks get equally many samples: what is left after ``skip`` is divided evenly. Without ``drop_last`` the remainder is not
-    dropped, and some ranks get one sample more.
-    """
-
-    def __init__(self, length: int, rank: int, size: int, seed: int, *, drop_last: bool = True) -> None:
-        self.length, self.rank, self.size, self.seed, self.drop_last = length, rank, size, seed, drop_last
-        self.epoch = 0
-        self.skip = 0  # samples of this epoch that all ranks together have used
-
-    @property
-    def end(self) -> int:
-        """How many samples all ranks together have used after this epoch."""
-        left = self.length - self.skip
-        return self.skip + (left // self.size * self.size if self.drop_last else left)
-
-    def __len__(self) -> int:
-        return len(range(self.skip + self.rank, self.end, self.size))
-
-    @abstractmethod
-    def __iter__(self) -> Iterator[Any]:
-        """The numbers of this rank's samples."""
-
-
-class ShardSampler(SharedSampler):
-    """Of a shuffled epoch: the shuffle is computed block by block, and takes no memory."""
-
-    def __iter__(self) -> Iterator[int]:
-        order = Permutation(self.length, f"seed {self.seed} epoch {self.epoch}")
-        for start in range(self.skip + self.rank, self.end, _BLOCK * self.size):
-            stop = min(start + _BLOCK * self.size, self.end)
-            yield from order.at(numpy.arange(start, stop, self.size)).tolist()
-
-
-class DrawnSampler(SharedSampler):
-    """Of the user's sampler, which draws the same on all ranks."""
-
-    def __init__(self, sampler: Any, rank: int, size: int, seed: int, *, drop_last: bool) -> None:
-        super().__init__(len(sampler), rank, size, seed, drop_last=drop_last)
-        self._sampler = sampler
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(
-            drawn_alike(self._sampler, self.seed, self.epoch), self.skip + self.rank, self.end, self.size
-        )
-
-
-class OwnSampler(SharedSampler):
-    """What the user's ``DistributedSampler`` gives this rank. It fills up or drops by itself, so that all ranks have equally many."""
-
-    def __init__(self, sampler: DistributedSampler[Any], rank: int, size: int, seed: int, *, drop_last: bool) -> None:
-        super().__init__(len(sampler) * size, rank, size, seed, drop_last=drop_last)
-        self._sampler = sampler
-
-    def __iter__(self) -> Iterator[Any]:
-        self._sampler.set_epoch(self.epoch)
-        return itertools.islice(self._sampler, self.skip // self.size, None)
+Share = Callable[[Iterator[Any]], Iterator[Any]]  # this rank's keys of an epoch → those of all ranks; may be collective
 
 
 class Place(NamedTuple):
-    """A batch of an epoch.
+    """A rank's part of a step.
 
     Attributes:
-        key: what its random numbers are seeded from.
-        numbers: of its samples. A rank that has none in this step reads one that does not count.
-        samples: how many of them count.
-        all_samples: how many all ranks together have in this step.
-        used: how much of the epoch is used after it, by all ranks together: samples, or batches of a batch sampler.
+        source: the text from which the random numbers of its samples are seeded.
+        batch: whose value is the keys of its samples. A rank that has no samples in this step reads one that does not count.
     """
 
-    key: str
-    numbers: Any
-    samples: int
-    all_samples: int
-    used: int
+    source: str
+    batch: Batch
 
 
-class EpochOrder(ABC):
-    """The batches of each epoch on this rank: as many on all ranks.
+class ShuffledOrder:
+    """A shuffle of all samples, which is computed block by block and takes no memory. An epoch may begin in its middle."""
 
-    Attributes:
-        length: of an epoch, all ranks together: samples, or batches of a batch sampler.
-        is_even: as in ``Feed``.
-    """
+    is_even = True  # as in ``Feed``
 
-    length: int
-    is_even = True
-
-    @abstractmethod
-    def steps(self, used: int) -> int:
-        """How many steps are left when so much of an epoch is used."""
-
-    @abstractmethod
-    def places(self, epoch: int, used: int) -> Iterator[Place]:
-        """The batches that are left of an epoch."""
-
-
-class SampleOrder(EpochOrder):
-    """Batches of a sampler's samples."""
-
-    def __init__(self, sampler: SharedSampler, batch_size: int) -> None:
-        self.sampler, self.batch_size, self.length = sampler, batch_size, sampler.length
+    def __init__(self, length: int, rank: int, size: int, batch_size: int, seed: int, *, drop_last: bool) -> None:
+        self._length, self._rank, self._size, self._seed = length, rank, size, seed
+        self._step, self._drop_last = batch_size * size, drop_last
 
     def steps(self, used: int) -> int:
-        left, step = self.length - used, self.batch_size * self.sampler.size
-        return left // step if self.sampler.drop_last else math.ceil(left / step)
+        """Return how many steps are left when so much of an epoch is used."""
+        left = self._length - used
+        return left // self._step if self._drop_last else -(-left // self._step)
+
+    def first(self, count: int) -> list[int]:
+        """Return up to ``count`` keys, the same on all ranks, of samples that make a batch."""
+        return list(range(min(count, self._length)))
 
     def places(self, epoch: int, used: int) -> Iterator[Place]:
-        sampler, step = self.sampler, self.batch_size * self.sampler.size
-        sampler.epoch, sampler.skip = epoch, used
-        own, numbers = iter(sampler), [0]
-        for place in range(used, used + self.steps(used) * step, step):
-            found = list(itertools.islice(own, self.batch_size))
+        """Return the steps that are left of an epoch, as many on all ranks. The call may be collective, and the iteration is not."""
+        end = min(self._length, used + self.steps(used) * self._step)
+        own, numbers = self._numbers(epoch, used, end), [0]
+        for place in range(used, end, self._step):
+            after = min(place + self._step, end)
+            found = list(itertools.islice(own, len(range(place + self._rank, after, self._size))))
             numbers = found or numbers[:1]
-            after = min(place + step, self.length)
-            key = f"{sampler.seed} sample {place} of epoch {epoch} rank {sampler.rank}"
-            yield Place(key, numbers, len(found), after - place, after)
+            source = f"{self._seed} sample {place} of epoch {epoch} rank {self._rank}"
+            yield Place(source, Batch(numbers, len(found), after - place, after, is_last=after == end))
+
+    def _numbers(self, epoch: int, used: int, end: int) -> Iterator[int]:
+        order, block = Permutation(self._length, f"seed {self._seed} epoch {epoch}"), _BLOCK * self._size
+        for start in range(used + self._rank, end, block):
+            yield from order.at(numpy.arange(start, min(start + block, end), self._size)).tolist()
 
 
-class BatchOrder(EpochOrder):
-    """Every ``size``-th batch of the user's batch sampler, which draws the same on all ranks.
+class DrawnOrder:
+    """The keys that a sampler of the user's draws, or the lists of keys of a batch sampler.
 
     Args:
-        is_own: each rank's sampler gives its own batches already.
-        is_single: the sampler gives single items that are batches.
+        sampler: gives the same on all ranks, of which each takes every ``size``-th; or, with ``is_own``, this rank's own.
+        each: keys of a rank and step, or 0: the sampler gives the keys of a batch at a time.
+        whole: of how many keys what is read of the last step is a multiple; what is left is dropped.
+        is_item: a key's item is a batch.
+        counted: of this rank's own keys these many count; the others are a DistributedSampler's padding. None: all.
+        share: makes the drawn keys the same on all ranks.
     """
 
-    is_even = False
-
     def __init__(
-        self, batches: Any, rank: int, size: int, seed: int, *, drop_last: bool, is_own: bool, is_single: bool
+        self,
+        sampler: Iterable[Any],
+        rank: int,
+        size: int,
+        each: int,
+        seed: int,
+        *,
+        whole: int,
+        is_own: bool = False,
+        is_item: bool = False,
+        counted: int | None = None,
+        share: Share = iter,
     ) -> None:
-        self._batches, self._rank, self._size, self._seed = batches, rank, size, seed
-        self._drop_last, self._is_own, self._is_single = drop_last, is_own, is_single
-        self.length = len(batches) * (size if is_own else 1)
+        self._sampler, self._each, self._seed, self._own_rank = sampler, each, seed, rank
+        self._rank, self._ranks, self._times = (0, 1, size) if is_own else (rank, size, 1)
+        self._whole, self._counted, self._share = whole, counted, share
+        self._is_own, self._is_item, self.is_even = is_own, is_item, bool(each)
+        self._step = max(each, 1) * self._ranks
 
-    def steps(self, used: int) -> int:
-        left = self.length - used
-        return left // self._size if self._drop_last else math.ceil(left / self._size)
+    def steps(self, used: int) -> int | None:
+        """As in the other order; None if the sampler has no length."""
+        if not isinstance(self._sampler, Sized):
+            return None
+        left = len(self._sampler) - used // self._times
+        return -(-(left // self._whole * self._whole) // self._step)
+
+    def first(self, count: int) -> list[Any]:
+        """As in the other order."""
+        if self._is_own:
+            return list(range(count))  # a DistributedSampler gives numbers
+        found = list(itertools.islice(drawn_alike(self._sampler, self._seed, 0), count))
+        return found if self._each or self._is_item or not found else list(found[0])[:count]
 
     def places(self, epoch: int, used: int) -> Iterator[Place]:
-        size, rank = (1, 0) if self._is_own else (self._size, self._rank)
-        drawn = itertools.islice(drawn_alike(self._batches, self._seed, epoch), used * size // self._size, None)
-        for place in range(used, used + self.steps(used) * self._size, self._size):
-            of_all = list(itertools.islice(drawn, size))
-            if not of_all:  # it has fewer than its length says
-                return
-            counts = [1 if self._is_single else len(batch) for batch in of_all]
-            key = f"{self._seed} batch {place} of epoch {epoch} rank {self._rank}"
-            numbers, own = (of_all[rank], counts[rank]) if rank < len(of_all) else (of_all[0], 0)
-            whole = sum(counts) * (self._size // size)
-            yield Place(key, numbers, own, whole, min(place + self._size, self.length))
+        """As in the other order."""
+        drawn = drawn_alike(self._sampler, self._seed, epoch)
+        if isinstance(self._sampler, Sized):
+            drawn = itertools.islice(drawn, len(self._sampler))
+        return self._places(epoch, used, drawn if self._is_own else self._share(drawn))
+
+    def _places(self, epoch: int, used: int, drawn: Iterator[Any]) -> Iterator[Place]:
+        drawn = itertools.islice(drawn, used // self._times, None)
+        what = "sample" if self._each else "batch"
+        following = self._read(drawn)
+        while keys := following:
+            following = self._read(drawn)
+            own = keys[self._rank :: self._ranks]
+            if self._counted is not None:
+                own = own[: max(0, self._counted - used // self._times)]
+            counts = [1 if self._each or self._is_item else len(one) for one in keys]
+            samples = len(own) if self._each else sum(counts[self._rank :: self._ranks])
+            source = f"{self._seed} {what} {used} of epoch {epoch} rank {self._own_rank}"
+            used += len(keys) * self._times
+            read, whole = own or keys[:1], sum(counts) * self._times
+            value = read if self._each else read[0]
+            yield Place(source, Batch(value, samples, whole, used, is_last=not following))
+
+    def _read(self, drawn: Iterator[Any]) -> list[Any]:
+        keys = list(itertools.islice(drawn, self._step))
+        return keys[: len(keys) // self._whole * self._whole]
+
+
+EpochOrder = ShuffledOrder | DrawnOrder
 
 
 def drawn_alike(sampler: Iterable[Any], seed: int, epoch: int) -> Iterator[Any]:
-    """What a sampler, or a batch sampler, gives in an epoch: on all ranks the same, whatever kind of random numbers it takes."""
+    """Return what a sampler, or a batch sampler, gives in an epoch: the same on all ranks that seed its random numbers.
+
+    torch's, NumPy's and Python's global generators are seeded, and a torch generator that the sampler has as ``generator``.
+    """
     source = f"{seed} sampler of epoch {epoch}"
     for one in (sampler, getattr(sampler, "sampler", None)):
         tell_epoch(one, epoch)
@@ -187,13 +158,13 @@ def drawn_alike(sampler: Iterable[Any], seed: int, epoch: int) -> Iterator[Any]:
     for block in itertools.count():
         with own_random_numbers(f"{source} block {block}"):
             found = iter(sampler) if found is None else found
-            part = list(itertools.islice(found, _DRAWN))
+            part = list(itertools.islice(found, DRAWN))
         if not part:
             return
         yield from part
 
 
 def tell_epoch(one: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of a sampler or a data set that has it."""
+    """Call ``set_epoch`` of a sampler, a data set or a loader that has it."""
     if callable(getattr(one, "set_epoch", None)):
         one.set_epoch(epoch)

@@ -27,7 +27,7 @@ def states_of(run: Run, feed: Feed) -> list[Any] | None:
     except RunnerError as error:
         problem = error
     run.agree(problem)
-    if getattr(feed, "is_shared", False):  # rank 0's is that of all
+    if feed.is_shared:  # rank 0's is that of all
         return [own] if run.is_main else None
     return run.gather(own)
 
@@ -41,13 +41,12 @@ def load_states(run: Run, feed: Feed, states: list[Any] | None) -> None:
     if not feed.is_stateful or not (count := run.on_main(lambda: len(states or []))):
         return
     with raised_on_all_ranks():
-        is_shared = getattr(feed, "is_shared", False)
-        if not is_shared and count != run.size:
+        if not feed.is_shared and count != run.size:
             raise UsageError(
                 f"--resume: {count} ranks had their own places in the data, and here are {run.size}",
                 fix=f"resume on {count} ranks, or from a checkpoint at the end of an epoch",
             )
-        own, parts = run.on_main(lambda: (states or [])[0]) if is_shared else run.scatter(states)
+        own, parts = run.on_main(lambda: (states or [])[0]) if feed.is_shared else run.scatter(states)
         tensors = {name: torch.tensor(values, dtype=getattr(torch, dtype)) for name, (dtype, values) in parts.items()}
         feed.load_state(decode(own, tensors))
 

@@ -1,145 +1,38 @@
-"""Batches of streams: data without numbers, which are read from the beginning on."""
+"""Batches of streams: of samples or of batches, without keys, which are read from the beginning on."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from runner.base.errors import UsageError, raised_on_all_ranks
-from runner.training.data.feed import Batch, Feed
+from runner.parallel.trees import length_of_batch
+from runner.training.data.feed import Agree, Batch, Feed
 from runner.training.data.loading import Collate, Reading
 from runner.training.data.orders import tell_epoch
 from runner.training.data.random_numbers import own_random_numbers
 
-# (this rank's flag and samples) → whether all ranks have a batch, and the samples of all data-parallel ranks. Collective.
-Agree = Callable[[bool, int], "tuple[bool, int]"]
+_END = object()
 
 
 class StreamPart(NamedTuple):
-    """What a worker has read for one step.
+    """What a rank has read for one step.
 
     Attributes:
         value: the batch; one that does not count if this rank has no samples in this step.
-        worker: which process has read it.
-        state: of the data in that process after it, if the data tells it.
-        is_batch: False: only keeps the place of a worker whose turn it is not yet.
+        state: of the stream after it; None if the stream does not tell its place.
     """
 
     value: Any
     samples: int
-    worker: int
     state: Any
-    is_batch: bool = True
-
-
-class Resumed(NamedTuple):
-    """Where a rank was in an epoch.
-
-    Attributes:
-        first: samples of the epoch that were used before, when it was begun or resumed without a state.
-        last_worker: the process that gave the last batch.
-        states: of each process: its place, and its data's; None before its first batch.
-    """
-
-    epoch: int
-    first: int
-    last_worker: int
-    states: list[Any]
-
-
-class StreamShare(IterableDataset[StreamPart]):
-    """A rank's batches of a stream.
-
-    A stream that does not shard itself is read from beginning to end by each worker of each rank, which keep every ``size``-th
-    sample, and of those every ``workers``-th batch: so neither the number of ranks nor that of workers changes what a step trains
-    on. Before each step random numbers are seeded alike on all ranks, as the stream has to be the same there.
-
-    Args:
-        batch_size: samples of a rank's batch; None: an item is a batch.
-        shards_itself: on each rank and in each worker the stream gives other samples already.
-    """
-
-    def __init__(
-        self,
-        data: Any,
-        rank: int,
-        size: int,
-        batch_size: int | None,
-        seed: int,
-        collate: Collate,
-        *,
-        drop_last: bool,
-        shards_itself: bool,
-    ) -> None:
-        self._data, self._batch_size, self._seed, self._collate = data, batch_size, seed, collate
-        self._rank, self._size = (0, 1) if shards_itself else (rank, size)
-        self._drop_last, self.shards_itself = drop_last, shards_itself
-        # Epoch, and samples to read past. In shared memory, as processes that live on have a copy of all else.
-        self._start: Tensor = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]  # torch's
-        self.resumed: Resumed | None = None
-
-    @property
-    def step_size(self) -> int:
-        """How much of an epoch a step uses: samples of all ranks; 1 if the stream shards itself."""
-        return 1 if self.shards_itself else (self._batch_size or 1) * self._size
-
-    def begin(self, epoch: int, first: int) -> None:
-        """The next iteration is of this epoch, after so many samples."""
-        self._start[0], self._start[1] = epoch, first
-
-    def __iter__(self) -> Iterator[StreamPart]:
-        info = get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        epoch, first = self._start.tolist()
-        tell_epoch(self._data, epoch)
-        place, whole = 0, (self._batch_size or 1) * self._size
-        if self.resumed and self.resumed.epoch == epoch:
-            if state := self.resumed.states[worker]:
-                place = state["place"]
-                self._data.load_state_dict(state["data"])
-            if worker <= self.resumed.last_worker:  # the loader asks the first worker first
-                yield StreamPart(None, 0, worker, state, is_batch=False)
-        with own_random_numbers(self._source(epoch, place)):
-            samples = iter(self._data)
-        while True:
-            with own_random_numbers(self._source(epoch, place)):
-                wanted = min(whole, first - place) if place < first else whole
-                mine, spare, count = self._read(samples, wanted)
-                is_mine = place >= first and (self.shards_itself or (place - first) // whole % workers == worker)
-                read = mine or spare
-                value = self._collate(read if self._batch_size else read[0]) if read and is_mine else None
-            if count < wanted and (self._drop_last or not count):
-                return
-            place += count
-            if is_mine:
-                own = len(mine) if self._batch_size or not mine else _rows(value)
-                yield StreamPart(value, own, worker, self._state(place))
-            if count < wanted:
-                return
-
-    def _source(self, epoch: int, place: int) -> str:
-        return f"{self._seed} sample {place} of a stream's epoch {epoch}"
-
-    def _read(self, samples: Iterator[Any], wanted: int) -> tuple[list[Any], list[Any], int]:
-        """This rank's of the next samples; one that takes their place if there are none; and how many all ranks have."""
-        count, mine, spare = 0, [], []
-        for sample in itertools.islice(samples, wanted):
-            if count % self._size == self._rank:
-                mine.append(sample)
-            if not count:
-                spare.append(sample)
-            count += 1
-        return mine, spare, count
-
-    def _state(self, place: int) -> Any:
-        tell = getattr(self._data, "state_dict", None)
-        return {"place": place, "data": tell()} if callable(tell) else None
 
 
 class StreamFeed(Feed):
@@ -148,55 +41,60 @@ class StreamFeed(Feed):
     Args:
         agree: see ``Agree``.
         say: prints a line, on one rank.
+        shards_itself: the stream gives other samples on each rank; else it gives the same, of which each takes its part.
     """
 
-    length = None
+    step_size: int  # how much of an epoch a step uses; 1 if the stream shards itself
 
     def __init__(
-        self, share: StreamShare, reading: Reading, agree: Agree, say: Callable[[str], None], *, is_stateful: bool
+        self,
+        data: Any,
+        rank: int,
+        size: int,
+        seed: int,
+        agree: Agree,
+        say: Callable[[str], None],
+        *,
+        drop_last: bool,
+        shards_itself: bool,
     ) -> None:
-        self._share, self._agree, self._say = share, agree, say
-        self._loader = reading.loader(share)
-        self._workers = max(reading.num_workers, 1)
-        self.is_stateful = is_stateful
-        self._epoch, self._first = 0, 0
-        self._states, self._last_worker = [None] * self._workers, -1
+        self._data, self._seed, self._agree, self._say, self._drop_last = data, seed, agree, say, drop_last
+        self._rank, self._size = (0, 1) if shards_itself else (rank, size)
+        self._tells, self.is_shared = _tells_place(data), not shards_itself
+        self._state: dict[str, Any] = {}
+        self._resumed: dict[str, Any] = {}
+
+    @property
+    def is_stateful(self) -> bool:  # type: ignore[override]  # known once the stream is
+        return self._tells or not self.is_shared
+
+    @abstractmethod
+    def _parts(self, epoch: int, used: int, state: Any) -> Iterator[StreamPart]:
+        """Return what this rank reads for the steps that are left. ``state``: of the stream there, if it tells its place."""
 
     def steps(self, used: int) -> None:
         return None
 
     def batches(self, epoch: int, used: int) -> Iterator[Batch]:
-        share, drop = self._share, 0
-        resumed = share.resumed if share.resumed and share.resumed.epoch == epoch else None
-        self._epoch = epoch
-        if resumed:
-            self._first, self._states, self._last_worker = resumed.first, list(resumed.states), resumed.last_worker
-        else:
-            self._first, self._states, self._last_worker = 0, [None] * self._workers, -1
-            if used:
-                again = math.ceil(used / share.step_size)
-                self._say(f"the data does not tell its place: {again} batches are read again, and dropped")
-            if share.shards_itself:
-                drop = used
-            else:
-                self._first = used
-        share.begin(epoch, self._first)
-        parts = (part for part in iter(self._loader) if part.is_batch)
-        return self._agreed(itertools.islice(parts, drop, None), used)
+        state = self._resumed.get("data") if self._resumed.get("epoch") == epoch else None
+        if used and state is None:
+            again = math.ceil(used / self.step_size)
+            self._say(f"the data does not tell its place: {again} batches are read again, and dropped")
+        return self._agreed(self._parts(epoch, used, state), epoch, used)
 
-    def _agreed(self, parts: Iterator[StreamPart], used: int) -> Iterator[Batch]:
+    def _agreed(self, parts: Iterator[StreamPart], epoch: int, used: int) -> Iterator[Batch]:
         """The batches that all ranks have. Each rank has read one ahead, to know whether another follows."""
         part, whole = self._next(parts)
         if part is None and not used:
             with raised_on_all_ranks():
                 raise UsageError(
-                    f"the data ends in epoch {self._epoch + 1} before each data-parallel rank has a batch",
-                    fix="take a smaller batch, fewer ranks, or more data",
+                    f"the data ends in epoch {epoch + 1} before each data-parallel rank has a batch",
+                    fix="take a smaller batch, fewer ranks or more data; and an object with __iter__, not an iterator, which has one epoch",
                 )
         while part is not None:
-            self._states[part.worker], self._last_worker = part.state, part.worker
+            self._state = {"epoch": epoch, "data": part.state}
             following, next_whole = self._next(parts)
-            used += self._share.step_size
+            used += self.step_size
             yield Batch(part.value, part.samples, whole, used, is_last=following is None)
             part, whole = following, next_whole
 
@@ -206,21 +104,143 @@ class StreamFeed(Feed):
         return (part, whole) if all_have else (None, 0)
 
     def state(self) -> Any:
-        return {"epoch": self._epoch, "first": self._first, "last": self._last_worker, "states": list(self._states)}
+        return self._state
 
     def load_state(self, state: Any) -> None:
-        before = len(state["states"])
-        if before != self._workers:
-            raise UsageError(
-                f"--resume: {before} processes per rank had their own places in the data, and here are {self._workers}",
-                fix=f"take --workers {before}, or resume at the end of an epoch",
-            )
-        self._share.resumed = Resumed(state["epoch"], state["first"], state["last"], state["states"])
+        self._resumed = state
 
 
-def _rows(batch: Any) -> int:
-    """The samples of a batch that was made elsewhere: the first dimension of its first tensor, or 1."""
-    if isinstance(batch, Tensor):
-        return len(batch) if batch.dim() else 1
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    return next((_rows(part) for part in parts), 1)
+class SampleStream(StreamFeed):
+    """Batches that are made here of a stream of samples, of which each rank takes one of every ``size``.
+
+    One process at most reads a stream that does not shard itself: each further one would have to read it from beginning to end, too.
+    """
+
+    def __init__(self, *data: Any, batch_size: int, collate: Collate, reading: Reading, **how: Any) -> None:
+        super().__init__(*data, **how)
+        workers = min(reading.num_workers, 1) if self.is_shared else reading.num_workers
+        self._reading = replace(reading, num_workers=workers, persistent_workers=False)
+        self._tells = self._tells and workers < 2
+        self._batch_size, self._collate = batch_size, collate
+        self.step_size = batch_size * self._size if self.is_shared else 1
+
+    def _parts(self, epoch: int, used: int, state: Any) -> Iterator[StreamPart]:
+        drop = 0 if self.is_shared or state is not None else used  # of each process's own
+        read = _Read(lambda: self._samples(epoch, 0 if drop else used, state))
+        return itertools.islice(self._reading.loader(read), drop, None)
+
+    def _samples(self, epoch: int, used: int, state: Any) -> Iterator[StreamPart]:
+        tell_epoch(self._data, epoch)
+        place, whole = 0, self._batch_size * self._size
+        used *= 1 if self.is_shared else self._batch_size
+        if state is not None:
+            self._data.load_state_dict(state)
+            place = used
+        with own_random_numbers(self._source(epoch, place)):
+            samples = iter(self._data)
+        while True:
+            wanted = min(whole, used - place) if place < used else whole
+            with own_random_numbers(self._source(epoch, place)):
+                mine, spare, count = self._read(samples, wanted)
+                value = self._collate(mine or spare) if spare and place >= used else None
+            if count < wanted and (self._drop_last or not count):
+                return
+            if place >= used:
+                yield StreamPart(value, len(mine), copy.deepcopy(self._data.state_dict()) if self._tells else None)
+            place += count
+
+    def _source(self, epoch: int, place: int) -> str:
+        return f"{self._seed} sample {place} of a stream's epoch {epoch}"
+
+    def _read(self, samples: Iterator[Any], wanted: int) -> tuple[list[Any], list[Any], int]:
+        """This rank's of the next samples; one that takes their place if there are none; and how many all ranks have."""
+        count, mine, spare = 0, list[Any](), list[Any]()
+        for count, sample in enumerate(itertools.islice(samples, wanted), 1):
+            if (count - 1) % self._size == self._rank:
+                mine.append(sample)
+            spare = spare or [sample]
+        return mine, spare, count
+
+
+class _Read(IterableDataset[StreamPart]):
+    """Is iterated in a loader's process."""
+
+    def __init__(self, parts: Callable[[], Iterator[StreamPart]]) -> None:
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[StreamPart]:
+        return self._parts()
+
+
+class BatchStream(StreamFeed):
+    """Batches that a loader of the user's makes, in its own way and order: batch k of every ``size`` is that of rank k.
+
+    Each rank iterates the whole, whose random numbers are seeded alike on all ranks.
+
+    Args:
+        alike: whether all ranks have the same batch, or none. Collective.
+        has_one_size: refuse a batch of another size than the first's.
+    """
+
+    is_even = False
+
+    def __init__(self, *data: Any, alike: Callable[[Any], bool], has_one_size: bool, **how: Any) -> None:
+        super().__init__(*data, **how)
+        self._alike, self._has_one_size, self.step_size = alike, has_one_size, self._size
+        self._name, self._rows = type(self._data).__name__, 0
+        if self._size > 1:
+            self._say(f"{self._name} gives batches: each rank iterates the whole, and takes one of every {self._size}")
+
+    def _parts(self, epoch: int, used: int, state: Any) -> Iterator[StreamPart]:
+        if state is not None:
+            self._data.load_state_dict(state)
+        batches = self._batches(epoch, 0 if state is None else used)
+        if state is None:
+            batches = itertools.islice(batches, used, None)
+        while found := list(itertools.islice(batches, self._size)):
+            if self._drop_last and len(found) < self._size:
+                return
+            rows = [self._count(batch) for batch in found]
+            is_own = self._rank < len(found)
+            value = found[self._rank if is_own else 0]
+            del found  # not to hold the other ranks' while this one is trained on
+            state = copy.deepcopy(self._data.state_dict()) if self._tells else None
+            yield StreamPart(value, rows[self._rank] if is_own else 0, state)
+
+    def _batches(self, epoch: int, place: int) -> Iterator[Any]:
+        for one in (self._data, getattr(self._data, "dataset", None)):
+            tell_epoch(one, epoch)
+        with own_random_numbers(f"{self._seed} epoch {epoch} of a loader"):
+            batches = iter(self._data)
+        for number in itertools.count(place):
+            with own_random_numbers(f"{self._seed} batch {number} of epoch {epoch}"):
+                batch = next(batches, _END)
+            if number == place and self.is_shared and not self._alike(batch):
+                with raised_on_all_ranks():
+                    raise UsageError(
+                        f"{self._name} gives other batches on each rank",
+                        fix="seed its random numbers alike on all ranks; or, if it gives each rank its own part, say "
+                        "Task(…, shards_itself=True), or loader.shards_itself = True",
+                    )
+            if batch is _END:
+                return
+            yield batch
+
+    def _count(self, batch: Any) -> int:
+        rows = length_of_batch(batch)
+        if rows is None and not self._rows:
+            self._say(f"{self._name}: the tensors of a batch have no common length, so a batch counts as one sample")
+        rows = rows or 1
+        if self._has_one_size and rows != (self._rows or rows):
+            with raised_on_all_ranks():
+                raise UsageError(
+                    f"--pp: stages take batches of one size, and {self._name} gives {self._rows} samples, then {rows}",
+                    fix="make batches of one size, for example by drop_last=True",
+                )
+        self._rows = self._rows or rows
+        return rows
+
+
+def _tells_place(data: Any) -> bool:
+    """Whether a stream or a loader tells its place in an epoch, and can be taken up there."""
+    return all(callable(getattr(data, name, None)) for name in ("state_dict", "load_state_dict"))

@@ -28,8 +28,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from runner.backends.timing import synchronize
 from runner.parallel.task import Task
+from runner.training.data.feeds import feed_of
 from runner.training.data.loading import IndexedFeed
-from runner.training.data.source import feed_of, source_of
+from runner.training.data.source import source_of
 from runner.training.loop import fit
 from runner.training.run import Run
 from runner.training.settings import Settings

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from runner.training.data.shared_files import once_per_file_system
 from runner.training.run import Run
+from runner.training.shared_files import once_per_file_system
 
 
 def main(run: Run, argv: list[str]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
     default_collate,
@@ -67,6 +71,56 @@ class Plain(Dataset[Any]):
         return INPUTS[number], CLASSES[number]
 
 
+class Loader:
+    """Gives batches of its own order and sizes, as loaders do that are no torch DataLoader."""
+
+    def __init__(self, seed: int = 2) -> None:
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[Any]:
+        order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(self.seed))
+        for numbers in order.split([5, 3, 8, 4] * 4 + [16]):
+            yield INPUTS[numbers] + torch.rand(8) / 100, CLASSES[numbers]
+
+
+class OwnRandomNumbers(Sampler[int]):
+    """Draws by a generator of its own, which is another one on each rank."""
+
+    def __init__(self, rank: int) -> None:
+        self.own = torch.Generator().manual_seed(rank)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(LENGTH, generator=self.own).tolist()
+
+    def __len__(self) -> int:
+        return LENGTH
+
+
+class Opening(Dataset[Any]):
+    """Opens its file at the first sample, as for processes that each have it for themselves, and reads it in several parts."""
+
+    path, file = "", None
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, number: int) -> Any:
+        if self.file is None:
+            self.file = open(self.path, "rb", buffering=0)  # type: ignore[assignment]  # stays open
+        self.file.seek(number * 16)  # type: ignore[attr-defined]
+        found = [self.file.read(1)[0] for _ in range(16)]  # type: ignore[attr-defined]
+        assert found == [number] * 16, f"sample {number} was read as {found}"
+        return INPUTS[number], CLASSES[number]
+
+
+def opening(run: Run) -> Opening:
+    Opening.path = run.on_main(lambda: tempfile.NamedTemporaryFile(delete=False).name)  # it is read later
+    if run.is_main:
+        Path(Opening.path).write_bytes(bytes(number for number in range(LENGTH) for _ in range(16)))
+    run.agree(None)
+    return Opening()
+
+
 def doubled(samples: list[Any]) -> Any:
     inputs, targets = default_collate(samples)
     return 2 * inputs, targets
@@ -93,8 +147,26 @@ def data_of(case: str, run: Run) -> Any:
         "shards and tells": lambda: Telling(rank, size),
         "uneven": lambda: Stream(rank, size, LENGTH - 40 * rank),
         "short": lambda: Stream(ends=3),
+        "loader": Loader,
+        "other loaders": lambda: Loader(rank),
+        "own random numbers": lambda: DataLoader(data, each, sampler=OwnRandomNumbers(rank), drop_last=True),
+        "opening": lambda: DataLoader(opening(run), each, shuffle=True, num_workers=2),
     }
     return whole[case]()
+
+
+class Half:
+    def __iter__(self) -> Iterator[Any]:
+        return zip(INPUTS[48:].split(5), CLASSES[48:].split(5), strict=True)
+
+
+TESTS: dict[str, Any] = {
+    "whole": lambda: DataLoader(TensorDataset(INPUTS, CLASSES), 7),
+    "half": lambda: DataLoader(TensorDataset(INPUTS, CLASSES), 7, sampler=SubsetRandomSampler(range(48, LENGTH))),
+    "half itself": lambda: TensorDataset(INPUTS[48:], CLASSES[48:]),
+    "half as batches": Half,
+    "opening": Opening,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +178,7 @@ class Options(Settings):
     lr: float = 0.05
     dtype: str = "float64"
     case: str = "plain"
+    test: str = "whole"
 
 
 def main(run: Run, options: Options) -> None:
@@ -118,7 +191,7 @@ def main(run: Run, options: Options) -> None:
             loss=nn.functional.cross_entropy,
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr),
             train_data=data_of(options.case, run),
-            test_data=DataLoader(TensorDataset(INPUTS, CLASSES), 7),  # type: ignore[arg-type]  # as users do
+            test_data=TESTS[options.test](),
         ),
         options,
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -12,17 +13,34 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    default_collate,
+)
 
 from runner.base.errors import UsageError
-from runner.training.data.evaluation_data import evaluation_loader
+from runner.training.data.feed import Batch
+from runner.training.data.feeds import order_of, with_batch_of
 from runner.training.data.loading import IndexedFeed, Reading
-from runner.training.data.orders import SampleOrder, ShardSampler
-from runner.training.data.source import check_length, length_of
+from runner.training.data.orders import ShuffledOrder
+from runner.training.data.source import Source, length_of, source_of_test
+from runner.training.settings import Settings
 
 
-def feed(data: Dataset[Any], sampler: ShardSampler, each: int, workers: int = 0) -> IndexedFeed:
-    return IndexedFeed(data, SampleOrder(sampler, each), Reading(num_workers=workers), default_collate)
+def feed(
+    data: Any, rank: int, size: int, each: int, workers: int = 0, *, seed: int = 7, collate: Any = default_collate
+) -> IndexedFeed:
+    order = ShuffledOrder(len(data), rank, size, each, seed, drop_last=True)
+    return IndexedFeed(data, order, Reading(num_workers=workers), collate)
 
 
 def steps(length: int, size: int, each: int, *, epoch: int = 0, skip: int = 0) -> list[set[int]]:
@@ -30,7 +48,7 @@ def steps(length: int, size: int, each: int, *, epoch: int = 0, skip: int = 0) -
     data = TensorDataset(torch.arange(length))
     ranks = []
     for rank in range(size):
-        batches = feed(data, ShardSampler(length, rank, size, seed=7), each).batches(epoch, skip)
+        batches = feed(data, rank, size, each).batches(epoch, skip)
         ranks.append([batch.value[0].tolist() for batch in batches])
     assert len({len(batches) for batches in ranks}) == 1, "every rank takes the same number of steps"
     return [{sample for batch in batches for sample in batch} for batches in zip(*ranks, strict=True)]
@@ -76,18 +94,66 @@ def test_epochs_are_shuffled_differently() -> None:
     assert steps(100, 1, 10, epoch=0) != steps(100, 1, 10, epoch=1)
 
 
+def evaluated(data: Any, rank: int, size: int, batch: int = 1) -> list[Batch]:
+    """What a rank evaluates."""
+    options, task = Settings(batch_size=batch), SimpleNamespace(train_data=None, test_data=data, collate_fn=None)
+    source = source_of_test(task)  # type: ignore[arg-type]  # as far as data is concerned
+    own = with_batch_of(source, options)
+    order = order_of(source, rank, size, own)
+    feed = IndexedFeed(source.data, order, Reading(), source.collate)
+    return list(feed.batches(0, 0))
+
+
+def seen_by_all(make: Callable[[int], Any], size: int, batch: int = 1) -> list[int]:
+    """The samples that count, of all ranks, which have equally many steps."""
+    ranks = [evaluated(make(rank), rank, size, batch) for rank in range(size)]
+    assert len(set(map(len, ranks))) == 1
+    return sorted(s for own in ranks for one in own for s in one.value[0].tolist()[: one.samples])
+
+
 @given(st.integers(1, 50), st.integers(1, 7), st.integers(1, 9))
 def test_evaluation_sees_every_sample_once(length: int, size: int, batch: int) -> None:
     data = TensorDataset(torch.arange(length))
-    seen = [s for rank in range(size) for b in evaluation_loader(data, rank, size, batch) for s in b[0].tolist()]
-    assert sorted(seen) == list(range(length))
+    assert seen_by_all(lambda rank: data, size, batch) == list(range(length))
+    batches = evaluated(data, 0, 1, batch)
+    assert [len(one.value[0]) for one in batches[:-1]] == [batch] * (len(batches) - 1)
+
+
+@given(st.data())
+def test_evaluation_takes_what_a_loader_gives(data: st.DataObject) -> None:
+    """Its sampler, its batches, and what it drops; of a DistributedSampler no sample twice."""
+    length, size = data.draw(st.integers(6, 40)), data.draw(st.integers(1, 4))
+    whole = TensorDataset(torch.arange(length))
+    draw = data.draw(st.sampled_from(["sampler", "shuffle", "batches", "items", "distributed"]))
+    drop_last = data.draw(st.booleans()) and draw in ("sampler", "shuffle")
+    kept = range(length // 2, length) if draw == "sampler" else range(length)
+
+    def loader(rank: int) -> DataLoader[Any]:
+        ways: dict[str, dict[str, Any]] = {
+            "sampler": {"batch_size": 3, "sampler": SubsetRandomSampler(kept), "drop_last": drop_last},
+            "shuffle": {"batch_size": 3, "shuffle": True, "drop_last": drop_last},
+            "batches": {"batch_sampler": BatchSampler(SequentialSampler(whole), 3, drop_last=False)},
+            "items": {"batch_size": 3},
+            "distributed": {"batch_size": 2, "sampler": DistributedSampler(whole, size, rank, shuffle=False)},
+        }
+        return DataLoader(whole, **ways[draw])
+
+    seen = seen_by_all(loader, size)
+    assert len(seen) == len(set(seen)) == (len(kept) // 3 * 3 if drop_last else len(kept))
+    assert set(seen) <= set(kept)
+
+
+def test_a_test_loader_that_gives_nothing_is_refused() -> None:
+    few = DataLoader(TensorDataset(torch.arange(5)), 8, drop_last=True)
+    with pytest.raises(UsageError, match="5 samples on 1 data-parallel ranks are 5 each, less than one batch of 8"):
+        evaluated(few, 0, 1)
 
 
 def test_too_little_data_for_a_batch_is_told_with_the_arithmetic() -> None:
     with pytest.raises(
         UsageError, match=r"10 samples on 4 data-parallel ranks are 2 each, less than one batch of 5.*--batch-size 2"
     ):
-        check_length(10, 4, 5)
+        order_of(Source(data=TensorDataset(torch.arange(10))), 0, 4, Settings(batch_size=5))
 
 
 def test_data_without_a_length_is_refused_in_one_line() -> None:
@@ -95,14 +161,8 @@ def test_data_without_a_length_is_refused_in_one_line() -> None:
         def __iter__(self) -> Iterator[int]:
             return iter(range(3))
 
-    class Counted(Stream):
-        def __len__(self) -> int:
-            return 3
-
     with pytest.raises(UsageError, match="Stream has no length"):
         length_of(Stream())
-    with pytest.raises(UsageError, match=r"Counted is an IterableDataset.*__getitem__"):
-        length_of(Counted())
 
 
 class Asked(TensorDataset):
@@ -133,9 +193,8 @@ class AskedForAll(Asked):
     ],
 )
 def test_a_data_sets_own_code_is_called_as_torch_calls_it(data: Dataset[Any], more: int) -> None:
-    trained = feed(data, ShardSampler(8, 0, 1, seed=0), 4).loader
-    for loader in (trained, evaluation_loader(data, 0, 1, 3)):
-        assert sorted(int(value) for (batch,) in loader for value in batch) == list(range(more, more + 8))
+    for batches in (feed(data, 0, 1, 4).batches(0, 0), evaluated(data, 0, 1, 3)):
+        assert sorted(int(value) for one in batches for value in one.value[0]) == list(range(more, more + 8))
 
 
 class Noisy(Dataset[Tensor]):
@@ -149,7 +208,7 @@ class Noisy(Dataset[Tensor]):
 
 
 def noisy(workers: int, *, rank: int = 0, epoch: int = 0, skip: int = 0) -> list[Tensor]:
-    batches = feed(Noisy(), ShardSampler(24, rank, 2, seed=5), 4, workers).batches(epoch, skip)
+    batches = feed(Noisy(), rank, 2, 4, workers, seed=5).batches(epoch, skip)
     return [batch.value for batch in batches]
 
 
@@ -168,11 +227,11 @@ def test_reading_a_batch_leaves_the_random_numbers_outside_as_they_were() -> Non
     def drawn() -> tuple[float, float, float]:
         return random.random(), float(numpy.random.rand()), float(torch.rand(()))
 
-    loader = iter(evaluation_loader(Noisy(), 0, 1, 4))
+    batches = feed(Noisy(), 0, 1, 4).batches(0, 0)
     states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
     expected = drawn()
     torch.set_rng_state(states[0])
     random.setstate(states[1])
     numpy.random.set_state(states[2])
-    next(loader)
+    next(batches)
     assert drawn() == expected

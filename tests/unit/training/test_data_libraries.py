@@ -19,7 +19,7 @@ from torch.utils.data import default_collate
 from runner.parallel.json_codec import encode
 from runner.training.data.loading import Reading
 from runner.training.data.source import source_of
-from runner.training.data.streams import StreamFeed, StreamShare
+from runner.training.data.streams import SampleStream
 from tests.pages import DOCS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of these libraries
@@ -45,12 +45,18 @@ def seen(name: str, code: str, given: dict[str, Any], workers: int) -> tuple[lis
         source = source_of(task)
         assert source.is_stream
         assert source.shards_itself
-        share = StreamShare(
-            source.data, rank, 2, 3, 0, default_collate, drop_last=True, shards_itself=source.shards_itself
-        )
-        can = hasattr(source.data, "state_dict")
-        feed = StreamFeed(
-            share, Reading(num_workers=workers), lambda has, samples: (has, 2 * samples), print, is_stateful=can
+        feed = SampleStream(
+            source.data,
+            rank,
+            2,
+            0,
+            lambda has, samples: (has, 2 * samples),
+            print,
+            batch_size=3,
+            collate=default_collate,
+            reading=Reading(num_workers=workers),
+            drop_last=True,
+            shards_itself=source.shards_itself,
         )
         batches = [batch.value for batch in feed.batches(0, 0)]
         ranks.append([int(one) for batch in batches for one in (batch[name] if isinstance(batch, dict) else batch[1])])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,14 +22,16 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
     default_collate,
+    get_worker_info,
 )
 
 from runner.base.errors import UsageError
 from runner.training.data.feed import Batch
+from runner.training.data.feeds import order_of, reading_of, reading_of_test, with_batch_of
 from runner.training.data.loading import IndexedFeed, Reading
-from runner.training.data.orders import DrawnSampler, EpochOrder, SampleOrder
-from runner.training.data.source import Source, order_of, reading_of, source_of, with_batch_of
-from runner.training.data.streams import StreamFeed, StreamShare
+from runner.training.data.orders import EpochOrder
+from runner.training.data.source import Source, source_of
+from runner.training.data.streams import BatchStream, SampleStream
 from runner.training.settings import Settings
 
 EACH = 4
@@ -48,7 +50,8 @@ def steps(given: Source, size: int, each: int, *, epoch: int = 0, used: int = 0)
 
     def feed(rank: int) -> IndexedFeed:
         order: EpochOrder = order_of(given, rank, size, options)
-        return IndexedFeed(given.data, order, Reading(), given.collate, is_single=given.is_single)
+        agree = (lambda has, samples: (has, size * samples)) if given.is_item else None
+        return IndexedFeed(given.data, order, Reading(), given.collate, agree=agree)
 
     ranks = [list(feed(rank).batches(epoch, used)) for rank in range(size)]
     together = [list(batches) for batches in zip(*ranks, strict=True)]
@@ -193,13 +196,14 @@ class Telling(Numbers):
 
 def stream(
     data: Any, rank: int, size: int, each: int, workers: int = 0, said: list[str] | None = None, **more: Any
-) -> StreamFeed:
+) -> SampleStream:
     settings = {"drop_last": True, "shards_itself": False} | more
-    share = StreamShare(data, rank, size, each, 3, default_collate, **settings)
-    is_stateful = hasattr(data, "state_dict")
     agree = lambda has, samples: (has, 0)  # noqa: E731  # of ranks that have equally many
     say = (said if said is not None else []).append
-    return StreamFeed(share, Reading(num_workers=workers), agree, say, is_stateful=is_stateful)
+    reading = Reading(num_workers=workers)
+    return SampleStream(
+        data, rank, size, 3, agree, say, batch_size=each, collate=default_collate, reading=reading, **settings
+    )
 
 
 def streamed(length: int, size: int, each: int, workers: int = 0, used: int = 0, **more: Any) -> list[list[list[int]]]:
@@ -252,7 +256,7 @@ def test_random_numbers_of_a_stream_are_the_same_on_all_ranks_and_after_a_resume
 @pytest.mark.parametrize("workers", [0, 2, 3])
 @pytest.mark.parametrize("itself", [False, True])
 def test_a_stream_that_tells_its_place_is_taken_up_there(workers: int, itself: bool) -> None:
-    """Of a stream that shards itself, each worker here gives all numbers: the state is each worker's own."""
+    """Of a stream that shards itself, each worker here gives all numbers; several of them are read again up to there."""
     for stop in (1, 2, 5):
         first = stream(Telling(24), 1, 2, 2, workers, shards_itself=itself)
         batches = first.batches(0, 0)
@@ -263,15 +267,8 @@ def test_a_stream_that_tells_its_place_is_taken_up_there(workers: int, itself: b
         again = stream(Telling(24), 1, 2, 2, workers, said, shards_itself=itself)
         again.load_state(state)
         assert [batch.value[0].tolist() for batch in again.batches(0, used)] == rest
-        assert not said
+        assert bool(said) == (itself and workers > 1)
         assert len(list(again.batches(1, 0))) == stop + len(rest), "the next epoch is a whole one"
-
-
-def test_a_place_of_other_workers_is_refused() -> None:
-    first = stream(Telling(24), 0, 1, 2, 2)
-    next(first.batches(0, 0))
-    with pytest.raises(UsageError, match=r"2 processes per rank.*here are 1; take --workers 2"):
-        stream(Telling(24), 0, 1, 2).load_state(first.state())
 
 
 @pytest.mark.parametrize("itself", [False, True])
@@ -333,13 +330,24 @@ class NoLength:
 @pytest.mark.parametrize(
     ("parts", "text"),
     [
-        ({"train_data": DataLoader(plain(4)), "collate_fn": list}, "a DataLoader and collate_fn"),
+        ({"train_data": DataLoader(plain(4)), "collate_fn": list}, "a DataLoader, which makes batches, and collate_fn"),
         ({"train_data": plain(4), "sampler": range(4), "batch_sampler": ByLength(4)}, "a sampler and a batch_sampler"),
         ({"train_data": Numbers(4), "sampler": range(4)}, "Numbers is a stream, of which no sampler can choose"),
-        ({"train_data": plain(4), "sampler": NoLength()}, "NoLength has no length"),
-        ({"train_data": NoLength()}, "NoLength has no length"),
+        (
+            {"train_data": plain(4), "sampler": NoLength()},
+            "NoLength has no length, which an epoch needs; give it __len__, or",
+        ),
+        ({"train_data": plain(4), "sampler": iter(range(4))}, "the sampler is a range_iterator, which gives one epoch"),
+        (
+            {"train_data": NoLength(), "collate_fn": list},
+            "the task has a NoLength, which makes batches, and collate_fn",
+        ),
+        ({"train_data": 4}, "the data is a int, which cannot be read"),
         ({"train_data": plain(0), "drop_last": False}, "the data has no samples"),
-        ({"train_data": plain(4), "batch_sampler": ByLength(1)}, "1 batches for 2 data-parallel ranks"),
+        (
+            {"train_data": plain(4), "batch_sampler": ByLength(1)},
+            "1 batches on 2 data-parallel ranks are less than one each",
+        ),
     ],
 )
 def test_what_cannot_be_shared_is_refused(parts: dict[str, Any], text: str) -> None:
@@ -373,7 +381,183 @@ def test_for_a_gpu_the_processes_stay_and_memory_is_pinned() -> None:
 
 def test_a_sampler_with_replacement_is_the_users() -> None:
     sampler = RandomSampler(plain(8), replacement=True, num_samples=20)
-    order = order_of(source(train_data=DataLoader(plain(8), 2, sampler=sampler)), 0, 2, Settings(batch_size=2))
-    assert isinstance(order, SampleOrder)
-    assert isinstance(order.sampler, DrawnSampler)
-    assert order.length == 20
+    found = steps(source(train_data=DataLoader(plain(8), 2, sampler=sampler)), 2, 2)
+    assert [batch.all_samples for batch, _ in found] == [4] * 5
+
+
+class Endless(NoLength):
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(range(8))
+
+
+def test_a_sampler_without_an_end_is_read_as_far_as_it_is_asked() -> None:
+    loader: Any = DataLoader(plain(8), 3, sampler=Endless())  # type: ignore[arg-type]  # torch takes it
+    order = order_of(source(train_data=loader), 1, 2, Settings(batch_size=3, max_steps=5))
+    assert order.steps(0) is None
+    places = list(itertools.islice(order.places(0, 6), 2))
+    assert [one.batch.value for one in places] == [[7, 1, 3], [5, 7, 1]]
+    assert [(one.batch.used, one.batch.is_last) for one in places] == [(12, False), (18, False)]
+
+
+class Named(Dataset[Any]):
+    """Its keys are letters, or tuples of a number and a size."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, key: Any) -> Any:
+        return torch.full((key[1],), key[0]) if isinstance(key, tuple) else torch.tensor(ord(key))
+
+
+def test_keys_are_the_users() -> None:
+    letters = source(train_data=DataLoader(Named(), 2, sampler=list("abcdef")))  # type: ignore[arg-type]  # torch takes it
+    given = [chr(one) for step in steps(letters, 1, 2) for one in step[0].value.tolist()]
+    assert given == list("abcdef")
+    assert order_of(letters, 0, 1, Settings(batch_size=2)).first(2) == ["a", "b"]
+    keys: Any = [[(1, 2), (2, 2)], [(3, 4), (4, 4)]]
+    scales = source(train_data=DataLoader(Named(), batch_sampler=keys))
+    assert [tuple(batch.value.shape) for step in steps(scales, 2, EACH) for batch in step] == [(2, 2), (2, 4)]
+    assert order_of(scales, 0, 1, Settings(batch_size=2)).first(1) == [(1, 2)]
+
+
+class Loader:
+    """Gives batches of the numbers below 20, of sizes of its own; tells its place if it is asked to."""
+
+    SIZES = (3, 1, 4, 4, 2, 4, 2)
+
+    def __iter__(self) -> Iterator[Any]:
+        numbers = iter(range(20))
+        for size in self.SIZES:
+            yield torch.tensor(list(itertools.islice(numbers, size))), torch.rand(size)
+
+
+class TellingLoader(Loader):
+    place = start = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        start, self.start = self.start, 0
+        for self.place, batch in enumerate(super().__iter__(), 1):
+            if self.place > start:
+                yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        return vars(self)  # shared memory, as torch's own
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["place"]
+
+
+def batch_stream(loader: Any, rank: int, size: int, said: list[str] | None = None, **more: Any) -> BatchStream:
+    settings: Any = {"drop_last": False, "shards_itself": False, "has_one_size": False} | more
+    agree = lambda has, samples: (has, samples)  # noqa: E731
+    say = (said if said is not None else []).append
+    return BatchStream(loader, rank, size, 3, agree, say, alike=lambda batch: True, **settings)
+
+
+def dealt(size: int, used: int = 0, **more: Any) -> list[list[Batch]]:
+    ranks = [list(batch_stream(Loader(), rank, size, **more).batches(0, used)) for rank in range(size)]
+    return [list(step) for step in zip(*ranks, strict=True)]
+
+
+def values(batches: Iterable[Batch]) -> list[tuple[list[int], list[float]]]:
+    return [(batch.value[0].tolist(), batch.value[1].tolist()) for batch in batches if batch.samples]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_batches_of_a_loader_are_dealt_out(size: int) -> None:
+    """Their random numbers do not depend on the ranks; those that do not count come in the last round."""
+    alone, given = [step[0] for step in dealt(1)], [batch for step in dealt(size) for batch in step]
+    assert values(given) == values(alone)
+    assert tuple(batch.samples for batch in given if batch.samples) == Loader.SIZES
+    assert [bool(batch.samples) for batch in given] == [True] * 7 + [False] * (-7 % size)
+    whole_rounds = dealt(size, drop_last=True)
+    assert len(whole_rounds) == 7 // size
+    assert whole_rounds[-1][0].is_last
+    assert values(batch for step in dealt(size, used=2) for batch in step) == values(alone[2:])
+
+
+def test_a_place_of_a_loader_is_that_of_the_batch_that_was_given_last() -> None:
+    """It has read a round ahead. Another number of ranks goes on there."""
+    first = batch_stream(TellingLoader(), 0, 2)
+    batches = first.batches(0, 0)
+    used = [next(batches) for _ in range(2)][-1].used
+    said: list[str] = []
+    again = batch_stream(TellingLoader(), 0, 1, said)
+    again.load_state(first.state())
+    assert first.is_shared
+    assert [batch.value[0].tolist() for batch in again.batches(0, used)] == [
+        step[0].value[0].tolist() for step in dealt(1)[4:]
+    ]
+    assert not said
+
+
+def test_what_a_loader_gives_is_compared() -> None:
+    feed = batch_stream(Loader(), 0, 2)
+    feed._alike = lambda batch: False
+    with pytest.raises(
+        UsageError, match=r"Loader gives other batches on each rank; seed .* say Task\(…, shards_itself=True\)"
+    ):
+        next(feed.batches(0, 0))
+    own = batch_stream(Loader(), 1, 2, shards_itself=True)
+    assert not own.is_shared
+    assert len(list(own.batches(0, 0))) == 7
+    with pytest.raises(UsageError, match="--pp: stages take batches of one size, and Loader gives 3 samples, then 1"):
+        list(batch_stream(Loader(), 0, 1, has_one_size=True).batches(0, 0))
+
+
+class ByWorker(IterableDataset[int]):
+    """Splits its numbers by worker, as torch's documentation shows it."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        return iter(range(info.id if info else 0, 12, info.num_workers if info else 1))
+
+
+@many_workers
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_stream_that_splits_itself_by_worker_loses_nothing(workers: int) -> None:
+    found = stream(ByWorker(), 0, 1, 3, workers).batches(0, 0)
+    assert [number for batch in found for number in batch.value.tolist()] == list(range(12))
+    loader = DataLoader(ByWorker(), 3, num_workers=workers)
+    given = batch_stream(loader, 0, 1).batches(0, 0)
+    assert sorted(number for batch in given for number in batch.value.tolist()) == list(range(12))
+
+
+class OwnIter(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return super().__iter__()
+
+
+@pytest.mark.filterwarnings("ignore")  # of webdataset
+def test_what_is_taken_apart_and_what_is_used_as_it_is() -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    from webdataset import WebLoader
+
+    kinds = {
+        "keys": [plain(4), [1, 2], DataLoader(plain(4)), StatefulDataLoader(plain(4))],
+        "samples": [Numbers(4)],
+        "batches": [
+            DataLoader(Numbers(4)),
+            StatefulDataLoader(Numbers(4)),
+            OwnIter(plain(4)),
+            WebLoader(plain(4)),
+            Loader(),
+        ],
+    }
+    for kind, data in kinds.items():
+        assert [source(train_data=one).kind for one in data] == [kind] * len(data)
+    assert source(train_data=OwnIter(plain(4), sampler=DistributedSampler(plain(4), 2, 0))).shards_itself
+    given = Settings(batch_size=4, given={"batch_size": 4})
+    with pytest.raises(UsageError, match="--batch-size 4 is given, and the DataLoader makes the batches"):
+        with_batch_of(source(train_data=DataLoader(Numbers(4), 4)), given)
+
+
+@many_workers
+def test_test_data_are_read_by_a_process_where_the_trainings_are_forked() -> None:
+    """A file that data open at their first sample would else be shared by all processes that are forked later."""
+    cpu, test = torch.device("cpu"), source(train_data=plain(8))
+    forks, options = source(train_data=DataLoader(plain(8), num_workers=4)), Settings()
+    assert reading_of_test(test, forks, options, cpu).num_workers == 1
+    assert reading_of_test(test, source(train_data=plain(8)), options, cpu).num_workers == 0
+    own = source(train_data=DataLoader(plain(8), num_workers=3))
+    assert reading_of_test(own, forks, options, cpu).num_workers == 3

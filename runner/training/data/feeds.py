@@ -1,0 +1,181 @@
+"""Which of the data each rank takes, and by which processes it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DistributedSampler
+
+from runner.backends.gpu import is_gpu
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.parallel.mesh import Layout
+from runner.training.data.alike import are_alike, keys_of_all, sketch_of
+from runner.training.data.feed import Feed
+from runner.training.data.loading import IndexedFeed, Reading
+from runner.training.data.orders import DrawnOrder, EpochOrder, Share, ShuffledOrder
+from runner.training.data.source import Source, length_of
+from runner.training.data.streams import BatchStream, SampleStream
+from runner.training.run import Run
+from runner.training.settings import StepSettings
+
+_OF_READING = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "worker_init_fn")
+
+
+def feed_of(
+    run: Run, source: Source, options: StepSettings, layout: Layout | None = None, *, reading: Reading | None = None
+) -> Feed:
+    """Return this rank's batches. Collective, for a stream.
+
+    Args:
+        options: with the batch size that counts, see ``with_batch_of``.
+        layout: which rank has which part of the data; without it the run's.
+        reading: by which processes; without it as the source and the options say.
+
+    Raises:
+        UsageError: the data has no length where one is needed, is too small for one batch, or has the sampler of another job.
+    """
+    reading, layout = reading or reading_of(source, options, run.device), layout or run.layout
+    rank, size = layout.data_rank(run.rank), layout.degrees.data
+    say = (lambda text: None) if source.is_test else run.print
+    agree = partial(_agree, run, size)
+    how: Any = {"drop_last": source.drop_last, "shards_itself": source.shards_itself}
+    data = (source.data, rank, size, options.seed, agree, say)
+    if source.kind == "batches":
+        return BatchStream(
+            *data,
+            alike=lambda batch: are_alike(run, sketch_of(batch)),
+            has_one_size=options.pp > 1 and not source.is_test,
+            **how,
+        )
+    if source.kind == "samples":
+        return SampleStream(*data, batch_size=options.batch_size, collate=source.collate, reading=reading, **how)
+    order = order_of(source, rank, size, options, partial(keys_of_all, run, source.chosen_by))
+    return IndexedFeed(source.data, order, reading, source.collate, agree=agree if source.is_item else None)
+
+
+def reading_of(source: Source, options: StepSettings, device: torch.device) -> Reading:
+    """Return by which processes the data is read: the loader's settings, else the options.
+
+    For a GPU the processes live on from epoch to epoch, and batches are in pinned memory, from which they are copied while it works.
+    """
+    loader = source.loader
+    if loader is not None:
+        own = {name: getattr(loader, name) for name in _OF_READING}
+        reading = Reading(**own, multiprocessing_context=loader.multiprocessing_context)
+        return reading if reading.num_workers or not options.workers else replace(reading, num_workers=options.workers)
+    feeds_gpu = is_gpu(device) and options.workers > 0
+    prefetch = options.prefetch if options.workers else None
+    return Reading(
+        num_workers=options.workers,
+        prefetch_factor=prefetch,
+        pin_memory=feeds_gpu,
+        persistent_workers=feeds_gpu and not source.is_test,
+    )
+
+
+def reading_of_test(test: Source, train: Source, options: StepSettings, device: torch.device) -> Reading:
+    """Return the same for test data: at least one process reads it where the training's processes are forked from this one.
+
+    Data that open a file at their first sample would otherwise open it here, and each process that is forked later would share it.
+    """
+    reading = reading_of(test, options, device)
+    forks = train.kind == "batches" or reading_of(train, options, device).num_workers
+    return reading if reading.num_workers or not forks else replace(reading, num_workers=1)
+
+
+@raised_on_all_ranks()
+def with_batch_of(source: Source, options: Any) -> Any:
+    """Return the settings, with the loader's batch size in the place of theirs.
+
+    Raises:
+        UsageError: another one is given on the command line or in a file, or micro-batches do not divide it.
+    """
+    makes_batches = source.kind == "batches"
+    if source.loader is None and not makes_batches:
+        return options
+    loader = source.data if makes_batches else source.loader
+    size = getattr(loader, "batch_size", None)
+    size = size if isinstance(size, int) else None
+    if size == options.batch_size and not makes_batches:
+        return options
+    for name in ("batch_size", "global_batch_size"):
+        if options.given.get(name) is None:
+            continue
+        makes = "the batches" if size is None or makes_batches else f"batches of {size} on each rank"
+        raise UsageError(
+            f"--{name.replace('_', '-')} {options.given[name]} is given, and the {type(loader).__name__} makes {makes}: the loader's count",
+            fix="leave the option out, or give the Dataset itself, and its collate_fn beside it",
+        )
+    if size is None:
+        return options
+    if size % options.micro_batches:
+        raise UsageError(f"--micro-batches {options.micro_batches} does not divide the DataLoader's batch of {size}")
+    return replace(options, batch_size=size, global_batch_size=None)
+
+
+@raised_on_all_ranks()
+def order_of(source: Source, rank: int, size: int, options: StepSettings, share: Share = iter) -> EpochOrder:
+    """Return which samples a rank reads.
+
+    Args:
+        share: makes the keys that a sampler draws the same on all ranks.
+
+    Raises:
+        UsageError: as ``feed_of``.
+    """
+    length, drop_last, each = length_of(source.data), source.drop_last, options.batch_size
+    chosen = source.chosen_by
+    own = (one for one in (chosen, getattr(chosen, "sampler", None)) if isinstance(one, DistributedSampler))
+    distributed = next(own, None)
+    if distributed is not None and (distributed.num_replicas, distributed.rank) != (size, rank):
+        raise UsageError(
+            f"the DistributedSampler is of rank {distributed.rank} of {distributed.num_replicas}, and this is data-parallel rank {rank} of {size}",
+            fix="give it rank=run.data_rank, num_replicas=run.data_size, or leave it out: the data is divided here",
+        )
+    if chosen is None:
+        order: EpochOrder = ShuffledOrder(length, rank, size, each, options.seed, drop_last=drop_last)
+    else:
+        if not isinstance(chosen, Sized) and not getattr(options, "max_steps", None) and not source.is_test:
+            raise UsageError(
+                f"{type(chosen).__name__} has no length, which an epoch needs",
+                fix="give it __len__, or say --max-steps",
+            )
+        each = 0 if source.batch_sampler is not None or source.is_item else each
+        ranks = size if distributed is None else 1
+        whole = 1 if not drop_last else max(each, 1) * (1 if source.is_test else ranks)
+        padded = source.is_test and distributed is not None and distributed is source.sampler
+        order = DrawnOrder(
+            chosen,
+            rank,
+            size,
+            each,
+            options.seed,
+            whole=whole,
+            is_own=distributed is not None,
+            is_item=source.is_item,
+            counted=len(range(rank, len(distributed.dataset), size)) if padded else None,  # type: ignore[union-attr,arg-type]  # padded: there is one
+            share=share,
+        )
+    if order.steps(0) == 0:
+        length = len(chosen) if isinstance(chosen, Sized) else length
+        unit, most = ("samples", max(length // size, 1)) if each else ("batches", 0)
+        less = f"{length // size} each, less than one batch of {each}" if each else "less than one each"
+        raise UsageError(
+            f"{length} {unit} on {size} data-parallel ranks are {less}" if length else "the data has no samples",
+            fix=(f"take --batch-size {most} or less" if most else "take fewer ranks") if length else "give it some",
+        )
+    return order
+
+
+def _agree(run: Run, data_size: int, has: bool, samples: int) -> tuple[bool, int]:
+    """See ``Agree``. Numbers of the host are added up, so that a GPU's queue of work is not waited for."""
+    if run.size == 1:
+        return has, samples
+    both = torch.tensor([float(has), float(samples)], dtype=torch.float64)
+    dist.all_reduce(both, group=run.host_group)
+    return int(both[0]) == run.size, round(float(both[1])) * data_size // run.size
