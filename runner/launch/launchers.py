@@ -251,6 +251,21 @@ LAUNCHERS: tuple[Launcher, ...] = (
         pty="SLURM_PTY_PORT",
     ),
     Launcher(
+        name="submitit",
+        title="submitit's local executor",  # on a cluster submitit starts its tasks by srun
+        kind=Kind.SCHEDULER,
+        requires=("SUBMITIT_LOCAL_GLOBALID",),
+        rank="SUBMITIT_LOCAL_GLOBALID",
+        size="SUBMITIT_LOCAL_NTASKS",
+        local_rank="SUBMITIT_LOCAL_LOCALID",
+        local_size="SUBMITIT_LOCAL_NTASKS",  # it has one host
+        job=("SUBMITIT_LOCAL_JOB_ID",),  # the process of its controller
+        nested_in=_UNDER_SCHEDULERS,
+        half_set_is_an_error=False,
+        is_parent=True,
+        ranks_per_host="executor.update_parameters(tasks_per_node={n})",
+    ),
+    Launcher(
         name="env",
         title="set by hand",
         kind=Kind.NOBODY,

@@ -53,9 +53,13 @@ def load_mpi(context: LaunchContext) -> Any:
     try:
         import mpi4py
 
-        mpi4py.rc.finalize = False  # after an exception MPI_Finalize() would wait for the others for ever
+        given, mpi4py.rc.finalize = (
+            mpi4py.rc.finalize,
+            False,
+        )  # after an exception MPI_Finalize() would wait for the others for ever
         from mpi4py import MPI
 
+        mpi4py.rc.finalize = given  # as a program expects it: it is read by the import only
         if not _is_initialised(MPI):  # the program has imported it, and left that out
             MPI.Init_thread()
     except (ImportError, RuntimeError) as error:

@@ -4,6 +4,8 @@ import sys
 
 import mpi4py
 
+assert mpi4py.rc.finalize is None  # as where nobody has imported it
+
 how = sys.argv[1]
 if how != "asks":
     mpi4py.rc.initialize = False

@@ -48,6 +48,7 @@ CAPTURED = {
     "mvapich2": ("mvapich2", 3, 4, 1, 2),
     "flux": ("flux", 3, 4, 1, None),
     "horovodrun": ("horovodrun", 3, 4, 1, 2),
+    "submitit": ("submitit", 1, 2, 1, 2),
     "env": ("env", 1, 2, 1, None),
 }
 
@@ -149,6 +150,17 @@ def test_a_rank_without_an_endpoint_is_refused() -> None:
 
 def test_an_endpoint_without_a_rank_is_a_single_process() -> None:
     assert detect({"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}).launcher.name == "single"
+
+
+def test_mpirun_in_a_task_of_submitit_is_mpirun_and_exported_variables_agree() -> None:
+    task = captured("submitit") | {
+        "SUBMITIT_LOCAL_GLOBALID": "0",
+        "SUBMITIT_LOCAL_NTASKS": "1",
+        "SUBMITIT_LOCAL_LOCALID": "0",
+    }
+    assert summary(detect(task | captured("openmpi4")))[:3] == ("openmpi", 1, 4)
+    exported = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    assert choose_way(detect(captured("submitit") | exported)).name == "env"
 
 
 def test_two_launchers_at_odds_are_refused_with_both() -> None:
