@@ -8,7 +8,7 @@
 #   python -m runner jobscript --scheduler lsf --submit TARGET ARGS...
 #   RANKS_PER_HOST=4 bsub mpi_scripts/lsf_jsrun.sh TARGET ARGS...       where the site has bsub read the lines above from a file
 #
-# With GPUs: GPUS_PER_HOST=4. Not tried by the tests: LSF cannot be installed there.
+# With GPUs: GPUS_PER_HOST=4.
 set -euo pipefail
 
 options=(--rs_per_host 1 --tasks_per_rs "${RANKS_PER_HOST:-4}" --cpu_per_rs ALL_CPUS --bind none)

@@ -10,7 +10,7 @@
 #   qsub -V -l select=2:ncpus=16:mpiprocs=4 -l place=scatter -l walltime=1:00:00 -- "$PWD/mpi_scripts/pbs_mpirun.sh" TARGET ARGS...
 #                             PBS Pro, which then hands the arguments on, and reads none of the lines above
 #
-# With GPUs: select=2:ncpus=16:mpiprocs=4:ngpus=4. Not tried by the tests: PBS cannot be installed there.
+# With GPUs: select=2:ncpus=16:mpiprocs=4:ngpus=4.
 set -euo pipefail
 
 cd "${PBS_O_WORKDIR:-.}"

@@ -233,7 +233,9 @@ class Training:
         best = self._checkpoints.best_text
         text = summary(self._run, result, self._task, self._options, checkpoint)
         text = f"{text}\nbest        {best}" if best else text
-        self._run.print(f"{text}\nreport      {COMMAND} report {shlex.quote(str(self._options.checkpoint_dir))}")
+        if not self._options.checkpoint_dir.name.startswith("."):  # a hidden one is smoke's, which removes it
+            text += f"\nreport      {COMMAND} report {shlex.quote(str(self._options.checkpoint_dir))}"
+        self._run.print(text)
         return result
 
     def nothing_left(self) -> Result:

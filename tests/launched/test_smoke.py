@@ -23,6 +23,7 @@ def test_on_this_machine(tmp_path: Path) -> None:
     done = ok(run(*RUNNER, "smoke", cwd=tmp_path, MPIRUN=mpirun_path()))
     assert done.stdout.endswith("\nexplain  pass\ndoctor   pass\nmnist    pass\n")
     assert "20 steps" in done.stdout
+    assert " report " not in done.stdout  # of a folder that is gone
     assert not list(tmp_path.iterdir())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -41,8 +42,8 @@ def sources(folder: Path) -> Path:
     return folder
 
 
-def make_wheel(source: Path, folder: Path) -> Path:
-    ok(run(*PIP, "wheel", str(source), "--no-deps", "--no-build-isolation", "-w", str(folder)))
+def make_wheel(source: Path, folder: Path, *prefix: str) -> Path:
+    ok(run(*prefix, *PIP, "wheel", str(source), "--no-deps", "--no-build-isolation", "-w", str(folder)))
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -83,6 +84,18 @@ def test_every_file_is_there(installed: Installed) -> None:
         names = set(archive.namelist())
     assert expected == {name for name in names if name.startswith(tuple(f"{one}/" for one in PACKAGES))}
     assert any(name.endswith("licenses/workloads/data/digits.txt") for name in names)
+
+
+def test_it_is_built_from_a_checkout_that_this_user_may_not_write_to(tmp_path: Path) -> None:
+    source = sources(tmp_path / "source")
+    before = set(source.iterdir())
+    source.chmod(0o555)
+    try:
+        may_not_write = ["setpriv", "--bounding-set", "-dac_override"] if os.geteuid() == 0 else []
+        assert make_wheel(source, tmp_path, *may_not_write)
+        assert set(source.iterdir()) == before
+    finally:
+        source.chmod(0o755)
 
 
 def test_it_is_what_runs(installed: Installed, tmp_path: Path) -> None:

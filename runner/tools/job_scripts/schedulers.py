@@ -40,6 +40,7 @@ class Scheduler:
     """How a scheduler is asked: by script lines that begin with a mark, and a program that submits the script."""
 
     mark: str
+    index: str  # variable with a job's number in its array
     submit: str  # reads the script from its standard input
     scripts: dict[str, str]  # by --mpi; the first is the default
     request: Callable[[Shape], list[str]]
@@ -112,6 +113,7 @@ def _lsf_settings(shape: Shape) -> dict[str, str]:
 SCHEDULERS = {
     "slurm": Scheduler(
         mark="#SBATCH",
+        index="SLURM_ARRAY_TASK_ID",
         submit="sbatch",
         scripts={"srun": "slurm_srun.sh", **dict.fromkeys(MPIS, "slurm_mpirun.sh")},
         request=_slurm,
@@ -119,6 +121,7 @@ SCHEDULERS = {
     ),
     "pbs": Scheduler(
         mark="#PBS",
+        index="PBS_ARRAY_INDEX",
         submit="qsub",
         scripts=dict.fromkeys(MPIS, "pbs_mpirun.sh"),
         request=_pbs,
@@ -130,6 +133,7 @@ SCHEDULERS = {
     ),
     "lsf": Scheduler(
         mark="#BSUB",
+        index="LSB_JOBINDEX",
         submit="bsub",
         scripts={"jsrun": "lsf_jsrun.sh"},
         request=_lsf,

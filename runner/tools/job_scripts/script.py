@@ -22,6 +22,17 @@ from runner.tools.job_scripts.schedulers import SCHEDULERS, STARTERS, Shape
 from runner.tools.registry import tool_names, works_alone
 from runner.training.settings import AUTO, shared_in
 
+# Some module commands print an error and return 0. A module may be loaded by another name, which is-loaded knows; an old one
+# does not know is-loaded, and may return 0 for that, too.
+_LOAD = """\
+load() {
+  local before=${LOADEDMODULES-}
+  module load "$1" || exit
+  [[ :${LOADEDMODULES-}: == *:"$1"[:/]* || ${LOADEDMODULES-} != "$before" ]] && return
+  module is-loaded "$1" 2>/dev/null && ! module is-loaded no-such-module 2>/dev/null && return
+  echo "module load $1: it is not loaded (LOADEDMODULES=${LOADEDMODULES-}); see the message above, and module avail" >&2
+  exit 1
+}""".splitlines()
 SUBMITTING = 60.0  # seconds that a scheduler may take to answer
 
 
@@ -142,7 +153,7 @@ def script(options: argparse.Namespace, runs: Sequence[Sequence[str]] = ((),)) -
     if gpus and not works_alone("" if options.form else options.target):
         target = ["--device", "cuda", *target]
     filled_in = [f"export {name}={_quoted(value)}" for name, value in settings.items()]
-    words = [" ".join(map(_quoted, [*run, *target])) for run in runs]
+    words = [" ".join(_with_index(word, scheduler.index) for word in (*run, *target)) for run in runs]
     lines = (MPI_SCRIPTS / scheduler.scripts[mpi]).read_text(encoding="utf-8").splitlines()
     added = [line.removeprefix(scheduler.mark).strip() for line in options.directive]
     again = [requeue.line] if requeue else []
@@ -152,7 +163,7 @@ def script(options: argparse.Namespace, runs: Sequence[Sequence[str]] = ((),)) -
     kept = [line for i, line in enumerate(kept) if line != "#" or kept[i - 1] != "#"]
     start = kept.index("set -euo pipefail")
     # Modules are loaded before this line: their scripts may use unset variables.
-    modules = [f"module load {_quoted(name)} || exit" for name in options.module]
+    modules = [*_LOAD, *(f"load {_quoted(name)}" for name in options.module)] if options.module else []
     body = [f"set -- {words[0]}", *kept[start + 1 :]] if len(words) == 1 else _repeated(kept[start + 1 :], words)
     return "\n".join([lines[0], *request, *kept[:start], *modules, kept[start], "", *filled_in, *body]) + "\n"
 
@@ -169,6 +180,13 @@ def _repeated(lines: Sequence[str], words: Sequence[str]) -> list[str]:
 def _quoted(text: str) -> str:
     """A quoted word for bash, on one line: LSF treats every line that begins with its mark as a request."""
     return shlex.quote(text).replace("\n", "'$'\\n''")
+
+
+def _with_index(text: str, variable: str) -> str:
+    """A quoted word in which ``{index}`` is the job's number in its array; outside an array it stays as it is."""
+    return (
+        f'"${{{variable}-{{index\\}}}}"'.join(_quoted(part) if part else "" for part in text.split("{index}")) or "''"
+    )
 
 
 def _mpirun(mpi: str, *, has_modules: bool) -> dict[str, str]:

@@ -51,7 +51,7 @@ def test_what_is_asked_for_is_in_it() -> None:
     wanted = ["--job-name=mine", "--nodes=3", "--ntasks-per-node=4", "--gpus-per-node=4", "--cpus-per-task=8"]
     for option in (*wanted, "--partition=qgpu", "--account=open-1-2", "--time=26:03:04"):
         assert f"#SBATCH {option}\n" in text
-    assert text.index("module load CUDA/12.8 || exit\n") < text.index("set -euo pipefail\n")
+    assert text.index("\nload CUDA/12.8\n") < text.index("set -euo pipefail\n")
     assert f"export PYTHON={sys.executable}\n" in text
     pbs = ok(jobscript("--scheduler", "pbs", *options, "workloads.mnist")).stdout
     assert "#PBS -l select=3:ncpus=32:mpiprocs=4:ngpus=4\n" in pbs
@@ -135,6 +135,45 @@ def test_the_targets_arguments_arrive_as_they_were_typed(arguments: list[str]) -
     (line,) = [line for line in text.split("\n") if line.startswith("set -- ")]
     shown = subprocess.run(["bash", "-c", line + "\nprintf '%s\\0' \"$@\""], capture_output=True).stdout.decode()
     assert shown.split("\0")[:-1] == ["workloads.mnist", "--lr", *arguments]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "variable"), [("slurm", "SLURM_ARRAY_TASK_ID"), ("pbs", "PBS_ARRAY_INDEX"), ("lsf", "LSB_JOBINDEX")]
+)
+def test_an_arrays_index_reaches_the_targets_options(scheduler: str, variable: str) -> None:
+    text = ok(
+        jobscript("--scheduler", scheduler, "explain", "{index}", "--in=a b's/{index}/{index}.pt", "{other}")
+    ).stdout
+    assert "Not tried" not in text
+    (line,) = [line for line in text.split("\n") if line.startswith("set -- ")]
+    for before, index in ((f"{variable}=7; ", "7"), ("", "{index}")):
+        command = f'set -u; {before}{line}\nprintf "%s\\n" "$@"'
+        shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True).stdout.splitlines()
+        assert shown[-4:] == ["explain", index, f"--in=a b's/{index}/{index}.pt", "{other}"]
+
+
+# What a site's module command may do with a name that is known, known by another name, or not known; each returns 0.
+OLD = """module() { case "$2" in known) LOADEDMODULES=a:known/1 ;; *) echo "ERROR: no $2" >&2 ;; esac; }"""
+NEW = """module() { case "$1 $2" in "load known") LOADEDMODULES=a:known/1 ;; "load alias") LOADEDMODULES=a:known/1 ;; is-loaded*) [ "$2" = a/new ] ;; esac; }"""
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "is_loaded"),
+    [
+        (OLD, "known", True),
+        (OLD, "none", False),
+        (NEW, "known", True),
+        (NEW, "alias", True),
+        (NEW, "a/new", True),
+        (NEW, "b", False),
+    ],
+)
+def test_a_module_that_was_not_loaded_ends_the_job_at_once(command: str, name: str, is_loaded: bool) -> None:
+    text = ok(jobscript("--scheduler", "slurm", "--module", name, "explain")).stdout
+    text = f"{command}\nLOADEDMODULES=a\n{text.partition('set -euo pipefail')[0]}\necho goes on\n"
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == ((0, "goes on\n") if is_loaded else (1, "")), done.stderr
+    assert is_loaded or f"module load {name}: it is not loaded (LOADEDMODULES=a)" in done.stderr
 
 
 def test_it_can_be_written_to_a_file(tmp_path: Path) -> None:
