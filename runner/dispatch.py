@@ -20,7 +20,8 @@ from runner.launch.program import put_first_on_path, put_program_on_path, run_pr
 from runner.launch.target import Target
 from runner.parallel.mesh import lay_out
 from runner.tools.registry import load_tool, works_alone
-from runner.torchrun.alone import ran_alone
+from runner.torchrun.alone import tell_if_alone, tell_if_alone_after_a_minute
+from runner.torchrun.equal_batches import tell_of_equal_batches
 from runner.torchrun.import_hooks import import_without_collector, when_imported
 from runner.torchrun.own_modules import find_first_workloads, hide_own_modules, keep_own_modules
 from runner.torchrun.replacing import finalize_before_exec
@@ -63,6 +64,7 @@ def _run(target: Target, request: Request, job: Job) -> None:
         prepare_backends(job)
         limit_when_imported(job)
         serve_own_endpoint_only(job)
+        tell_of_equal_batches(job)
         put_program_on_path(target)
         hide_own_modules()
         finalize_before_exec()
@@ -72,24 +74,16 @@ def _run(target: Target, request: Request, job: Job) -> None:
 
 
 def _run_and_report(target: Target, arguments: Sequence[str], job: Job) -> None:
-    """Run a program; if it was meant for one process, and so has run once per rank, one line reports so at its end."""
+    """Run a program; if it was meant for one process, and so runs once per rank, one line reports so after a minute or at its end."""
+    tell_if_alone_after_a_minute(job, target.name, target.source)
     try:
         run_program(target, arguments)
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
             raise
-        _report_if_alone(target, job)
+        tell_if_alone(job, target.name, target.source)
         raise
-    _report_if_alone(target, job)
-
-
-def _report_if_alone(target: Target, job: Job) -> None:
-    if ran_alone(job, target.source):
-        print(
-            f"runner: no rank has made a process group: {job.size} copies of {target.name} ran alone, each as if there were no "
-            "other; to train together they need init_process_group() and DistributedDataParallel (for a sweep all is well)",
-            file=sys.stderr,
-        )
+    tell_if_alone(job, target.name, target.source)
 
 
 def _check_torch(job: Job, *features: str) -> None:

@@ -19,6 +19,7 @@ from runner.versions import torch_private
 from runner.versions.torch_api import SERVE_SOCKET
 
 _AT_ONCE = 1.0  # seconds
+_PATIENCE = timedelta(seconds=10)
 _has_served = threading.Event()
 _serving = threading.Lock()
 
@@ -58,6 +59,16 @@ def serve_store(job: Job) -> None:
             **SERVE_SOCKET,
         )
         keep(store)
+
+
+def client_of(job: Job) -> torch_private.TCPStore:
+    """A connection of its own to the job's store.
+
+    Raises:
+        RuntimeError: the store does not answer.
+    """
+    host, port = job.endpoint.host, job.endpoint.port
+    return torch_private.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_PATIENCE)
 
 
 def serve_when_needed(job: Job) -> None:

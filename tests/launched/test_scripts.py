@@ -145,16 +145,58 @@ def test_scripts_without_a_group(name: str, text: str, ranks: int) -> None:
     assert not own_lines(done)
 
 
+def of_copies(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in own_lines(done) if "independent copies" in line]
+
+
 def test_copies_of_a_script_for_one_process_are_told_of() -> None:
     """Not refused: a sweep is started like this. A script that communicates by MPI is none."""
     done = ok(runner(2, path_of("trains_alone"), "--lr", "0.1"))
     assert done.stdout == "trained\n" * 2
-    (line,) = own_lines(done)
-    assert "no rank has made a process group: 2 copies of" in line
-    assert own_lines(ok(runner(2, path_of("trains_alone"), "by MPI"))) == []
+    (line,) = of_copies(done)
+    assert (
+        "trains_alone.py never called init_process_group(), so 2 independent copies ran. To train together, call it "
+        in line
+    )
+    assert of_copies(ok(runner(2, path_of("trains_alone"), "by MPI"))) == []
     knows = "import os, torch; print(os.environ['RANK'])"  # and takes its share by that
-    assert own_lines(ok(runner(2, "-c", knows))) == []
-    assert own_lines(ok(runner(1, path_of("trains_alone")))) == []
+    assert of_copies(ok(runner(2, "-c", knows))) == []
+    assert of_copies(ok(runner(1, path_of("trains_alone")))) == []
+
+
+def test_copies_that_run_for_long_are_told_of_after_a_minute_and_once() -> None:
+    """But not if the script may make a group yet."""
+    long = "import sys, time, torch; time.sleep(70); print('lines', file=sys.stderr)"
+    with ThreadPoolExecutor() as pool:
+        plain, later = pool.map(lambda code: ok(runner(2, "-c", code)), (long, f"{long}; # init_process_group()"))
+    (line,) = of_copies(plain)
+    assert "has not called init_process_group() in its first minute, so 2 independent copies run." in line
+    assert plain.stderr.index(line) < plain.stderr.index("lines")
+    (line,) = of_copies(later)
+    assert "never called init_process_group(), so 2 independent copies ran." in line
+
+
+FORGETS = path_of("forgets_the_sampler")
+
+
+@pytest.mark.parametrize("what", ["forgotten", "in order", "accumulates"])
+def test_a_forgotten_sampler_is_told_of(what: str) -> None:
+    done = ok(runner(2, FORGETS, what))
+    assert done.stdout == "trained\n" * 2
+    (line,) = (line for line in own_lines(done) if "equal" in line)
+    kind = "SequentialSampler" if what == "in order" else "RandomSampler"
+    assert f"all 2 ranks train on equal batches: their DataLoader has a {kind}, which does not divide the data" in line
+
+
+@pytest.mark.parametrize("what", ["sampler", "stream", "by hand", "own seeds", "evaluation", "compiled"])
+def test_batches_that_differ_or_are_not_trained_on_are_not_told_of(what: str) -> None:
+    done = ok(runner(2, FORGETS, what))
+    assert done.stdout == "trained\n" * 2
+    assert "equal batches" not in done.stderr
+
+
+def test_one_rank_needs_no_sampler() -> None:
+    assert "equal batches" not in ok(runner(1, FORGETS, "forgotten")).stderr
 
 
 @pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
