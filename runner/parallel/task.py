@@ -21,6 +21,7 @@ from runner.parallel.batch_forms import form_of, parts_of, with_tensors
 from runner.parallel.materialize import materialize
 from runner.parallel.modes import begin_training
 from runner.parallel.pipeline.stages import PassThrough
+from runner.parallel.reductions import check_mean
 from runner.parallel.support import check_shapes
 from runner.versions.torch_private import change_tensors
 
@@ -278,7 +279,9 @@ class Task:
             if self.test_data is None:
                 raise UsageError(f"keep_best={self.keep_best!r}, and the task has no test_data", fix="give it some")
             Best.of(self.keep_best)
+        check_mean("loss", self.loss)
         for name, metric in self.metrics.items():
+            check_mean(f"metric {name}", metric)
             if name == "loss":
                 raise UsageError("a metric is named loss, as what is always computed", fix="name it otherwise")
             if not (adds_up_itself(metric) if counts_itself(metric) else callable(metric)):

@@ -43,8 +43,8 @@ def main() -> None:
     torch.manual_seed(options.seed)
     teacher = layers(256).eval().requires_grad_(False)  # in earnest: load_state_dict(torch.load(...))
     data = samples(1600, teacher)
-    teacher.to(run.device, getattr(torch, options.dtype))  # whole on every rank: it is not prepared
     student = run.prepare(layers(options.width), optimizer=partial(torch.optim.AdamW, lr=options.lr))
+    teacher.to(run.device, next(student.module.parameters()).dtype)  # whole on every rank: it is not prepared
 
     for inputs, labels in run.batches(data):
         said, taught = student(inputs) / options.temperature, teacher(inputs) / options.temperature

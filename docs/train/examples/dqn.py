@@ -47,7 +47,8 @@ def main() -> None:
     options = run.settings
     torch.manual_seed(options.seed)
     network = run.prepare(values(options.width), optimizer=partial(torch.optim.Adam, lr=options.lr))
-    target = values(options.width).to(run.device, getattr(torch, options.dtype))  # not prepared: it is not trained
+    like = next(network.module.parameters())
+    target = values(options.width).to(run.device, like.dtype)  # not prepared: it is not trained
     target.load_state_dict(network.state_dict())
     run.register(target=target)
 

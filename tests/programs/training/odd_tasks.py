@@ -98,7 +98,7 @@ def task_of(case: str, run: Run, lr: float) -> Task:
         "texts": lambda: replace(plain, train_data=Samples(lambda i: (numbers[i], "abc"[i % 3]))),
         "ragged": lambda: replace(plain, train_data=Samples(lambda i: (torch.ones(1 + i), i % 3))),
         "odd test": lambda: replace(plain, test_data=TensorDataset(numbers)),
-        "many losses": lambda: replace(plain, loss=nn.CrossEntropyLoss(reduction="none")),
+        "many losses": lambda: replace(plain, loss=lambda *pair: nn.functional.cross_entropy(*pair, reduction="none")),
         "closure": lambda: replace(plain, optimizer=torch.optim.LBFGS),
         "asks for a closure": lambda: replace(plain, optimizer=lambda parameters: Asking(parameters, lr=lr)),
         "no optimizer": lambda: replace(plain, optimizer=list),  # type: ignore[arg-type,return-value]  # as users do

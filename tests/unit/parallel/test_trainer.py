@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from runner.base.errors import UsageError
@@ -195,6 +197,46 @@ def test_the_parameters_of_a_unit_have_one_dtype() -> None:
     support.check_unit_dtypes(model, [model[1]])
     with pytest.raises(UsageError, match=r"0.bias is float32 and 1.bias is float64; name them apart"):
         support.check_unit_dtypes(model, [])
+
+
+@pytest.mark.parametrize(
+    ("loss", "fix"),
+    [
+        (nn.MSELoss(reduction="sum"), "take the mean, or return (sum, weight)"),
+        (nn.BCEWithLogitsLoss(reduction="none"), "take the mean, or return (sum, weight)"),
+        (partial(functional.mse_loss, reduction="sum"), "take the mean, or return (sum, weight)"),
+        (
+            nn.CrossEntropyLoss(weight=torch.ones(3)),
+            "lambda outputs, targets: (F.cross_entropy(outputs, targets, weight=w, reduction='sum'), w[targets].sum())",
+        ),
+        (
+            nn.NLLLoss(ignore_index=0),
+            "lambda outputs, targets: (F.nll_loss(outputs, targets, ignore_index=0, reduction='sum'), (targets != 0).sum())",
+        ),
+        (partial(functional.cross_entropy, ignore_index=7), "ignore_index=7, reduction='sum'), (targets != 7).sum())"),
+    ],
+)
+def test_a_loss_of_torch_that_is_no_mean_over_samples_is_refused_with_its_pair(loss: Any, fix: str) -> None:
+    """So is a metric."""
+    with pytest.raises(UsageError, match=r"the task's loss is \w+ with \w+=") as refused:
+        replace(task(net()), loss=loss)
+    assert str(refused.value).endswith(fix)
+    with pytest.raises(UsageError, match="the task's metric ce is "):
+        replace(task(net()), metrics={"ce": loss})
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        nn.BCEWithLogitsLoss(weight=torch.ones(3), pos_weight=torch.ones(3)),
+        nn.KLDivLoss(reduction="batchmean"),
+        partial(functional.cross_entropy, label_smoothing=0.1),
+        type("Own", (nn.CrossEntropyLoss,), {"__module__": "own"})(reduction="sum"),  # may return a pair
+    ],
+)
+def test_a_loss_that_is_a_mean_over_samples_is_taken(loss: Any) -> None:
+    replace(task(net()), loss=loss, metrics={"same": loss})
 
 
 @pytest.mark.parametrize(("dtype", "how"), [(torch.float64, "bf16"), (torch.float16, "fp16")])
