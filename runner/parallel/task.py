@@ -247,10 +247,18 @@ class Task:
         """
         return weighted(self._loss_of_pairs(outputs, targets))
 
-    def mean_loss(self, outputs: Any, targets: Any) -> Tensor:
-        """The same as one real number, for one batch by itself: of a sum and its weight the mean."""
-        loss, weight = self.loss_of_outputs(outputs, targets)
-        return loss if weight is None else loss / weight
+    @raised_on_all_ranks()
+    def check_stages(self, options: ParallelSettings) -> None:
+        """Check that the loss leaves the model to a pipeline's stages, if there are some.
+
+        Raises:
+            UsageError: it does not.
+        """
+        if options.pp > 1 and self.batch_loss is not None:
+            raise UsageError(
+                f"--pp {options.pp}: stages compute the outputs, and the task's loss calls the model itself (batch_loss)",
+                fix="give the task a loss of (outputs, targets)",
+            )
 
     @property
     @raised_on_all_ranks()
@@ -339,6 +347,11 @@ class WeightedLoss(NamedTuple):
 
     loss: Tensor
     weight: Tensor | None = None
+
+    @property
+    def mean(self) -> Tensor:
+        """One real number, for one batch by itself: of a sum and its weight the mean."""
+        return self.loss if self.weight is None else self.loss / self.weight
 
 
 def weighted(loss: Any) -> WeightedLoss:

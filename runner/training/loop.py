@@ -88,11 +88,7 @@ def _check_stages(task: Task, feed: Feed, source: Source, options: Settings) -> 
     Raises:
         UsageError: that is not so.
     """
-    if options.pp > 1 and task.batch_loss is not None:
-        raise UsageError(
-            f"--pp {options.pp}: stages compute the outputs, and the task's loss calls the model itself (batch_loss)",
-            fix="give the task a loss of (outputs, targets)",
-        )
+    task.check_stages(options)
     if options.pp > 1 and source.is_stream:
         raise UsageError(
             f"--pp {options.pp}: layers are measured on a sample of the data, and {type(source.data).__name__} is a stream, which only "

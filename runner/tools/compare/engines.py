@@ -18,7 +18,6 @@ from runner.backends.connection import Buffers, Connection, Finish
 from runner.backends.process_group import with_host_memory
 from runner.backends.registry import backends
 from runner.parallel import Setting, make_trainer, precision
-from runner.parallel.batch_forms import parts_of
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import device_mesh
 from runner.parallel.registry import traits_of
@@ -129,9 +128,8 @@ def _bare(model: nn.Module, connection: Connection, task: Task, options: Paralle
     device = next(model.parameters()).device.type
 
     def step(batch: Any) -> Tensor:
-        inputs, targets = parts_of(batch)
         with precision.autocast(options.precision, device):
-            loss = task.mean_loss(wrapped(inputs), targets)
+            loss = task.loss_of(wrapped, batch).mean
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         if options.clip_norm is not None:

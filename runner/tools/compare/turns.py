@@ -24,7 +24,6 @@ from runner.backends.gpu import is_gpu
 from runner.backends.timing import largest, seconds_per_call, synchronize
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.launch.launcher_processes import on_terminal
-from runner.parallel.batch_forms import parts_of
 from runner.parallel.precision import of_inputs
 from runner.parallel.state import full_tensor
 from runner.parallel.support import described
@@ -101,7 +100,7 @@ class Turns:
         names = [entrant.choice.name for entrant in entrants]
         self._random = dict.fromkeys(names, _random_numbers())  # so that dropout is the same for each engine
         self._exchanges: dict[str, list[float]] = {name: [] for name in names}
-        self._built: dict[str, tuple[Engine, Iterator[tuple[Tensor, Tensor]]]] = {}
+        self._built: dict[str, tuple[Engine, Iterator[Any]]] = {}
 
     def take(self) -> None:
         """Run all steps of all engines. Those that cannot be built, or cannot do a step, get a problem. Collective.
@@ -208,14 +207,14 @@ class Turns:
         (total,) = self._run.sum(float(loss))
         entrant.loss = total / self._run.size
 
-    def _batches(self, entrant: Entrant, dtype: torch.dtype | None) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, entrant: Entrant, dtype: torch.dtype | None) -> Iterator[Any]:
         """An endless series of an engine's batches. All ranks together have the same samples with every engine."""
         source = source_of(entrant.task)
         options = with_batch_of(source, entrant.options)
         feed = feed_of(self._run, source, options, entrant.choice.layout)
         for epoch in itertools.count():
             for batch in feed.batches(epoch, 0):
-                yield parts_of(to_device(batch.value, self._run.device, dtype))
+                yield to_device(batch.value, self._run.device, dtype)
 
     def _compare_weights(self) -> None:
         """Find whether ranks agree, and how far each engine's weights are from the first one's."""

@@ -23,7 +23,7 @@ class Planner:
     def __init__(self, job: Job, workload: str, wanted: Mapping[str, Any], given: Given) -> None:
         import torch
 
-        from runner.parallel.batch_forms import parts_of
+        from runner.parallel.batch_forms import parts_of, with_tensors
         from runner.parallel.precision import named, of_inputs
         from runner.tools.plan.capturing import capture
         from runner.tools.plan.optimizers import state_rule
@@ -40,7 +40,8 @@ class Planner:
         self._options = with_batch_of(source, self._options)
         if not source.is_stream:
             keys = order_of(source, 0, 1, self._options).first(1)
-            if problem := look_at(source, keys, Reading(), check=parts_of).problem:
+            form = parts_of if self._task.batch_loss is None else with_tensors
+            if problem := look_at(source, keys, Reading(), check=form).problem:
                 raise problem
         own = self._options
         self._tracer = Tracer(self._task, own, named(own.dtype))

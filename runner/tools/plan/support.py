@@ -38,6 +38,7 @@ def check_supported(candidate: Candidate, tracer: Tracer) -> None:
         UsageError: a run would be refused.
     """
     model = tracer.model
+    tracer.task.check_stages(candidate.options)
     precision.check(model, candidate.options.precision, will_be_wrapped=is_wrapped(candidate))
     if traits_of(candidate.options.strategy).shards_optimizer:
         check_zero(model)

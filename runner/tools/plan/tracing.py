@@ -30,9 +30,10 @@ from runner.parallel.settings import ParallelSettings
 from runner.parallel.sharded import loss_context, shard_layers
 from runner.parallel.support import check_steps, described, kinds_of, results
 from runner.parallel.task import Task
-from runner.parallel.trees import to_device
+from runner.parallel.trees import map_tensors, tensors_in, to_device
 from runner.tools.costs.collectives import bytes_sent
 from runner.tools.plan.as_on_gpu import as_on_gpu
+from runner.training.data.source import source_of
 from runner.versions.torch_private import (
     FakeTensorMode,
     TorchDispatchMode,
@@ -134,6 +135,7 @@ class Tracer:
         self._names = [name for piece in self.pieces for name in piece]
         self._models: dict[tuple[Any, ...], ShardedModel] = {}
         self._traced: dict[tuple[Any, ...], Traced] = {}
+        self._read: dict[int, Any] = {}
 
     @functools.cached_property
     def optimizer_problem(self) -> UsageError | None:
@@ -153,7 +155,7 @@ class Tracer:
         model = _copied(self.model, torch.device("meta"))  # it may keep what it computes
         costs: list[float] = []
         try:
-            inputs, _ = _batch(self.task, _COST_SAMPLES, self._dtype)
+            inputs, _ = self._batch(_COST_SAMPLES, self._dtype)
             values = inputs.to("meta")
             for piece in self.pieces:
                 with FlopCounterMode(display=False) as counter:
@@ -184,6 +186,7 @@ class Tracer:
             sharded.model, sharded.units, ParallelSettings(activation_checkpointing=options.activation_checkpointing)
         )
         try:
+            self._first(samples)  # outside of the mode: a data set may compute with what its tensors hold
             with sharded.mode:
                 return Traced(sharded.parameters, self._passes(sharded.model, options, samples, casts=casts))
         except UsageError:  # this torch cannot follow it
@@ -235,45 +238,75 @@ class Tracer:
         ledger = _Ledger([_local(t) for t in [*model.parameters(), *model.buffers()]])
         found: list[Pass] = []
         known: dict[Any, tuple[Pass, Tensor]] = {}
+        follow = functools.partial(_follow, ledger, context, options.tp)
         with ledger:
-            inputs, targets = _batch(self.task, samples, cast or self._dtype)
-            start = -sum(t.untyped_storage().nbytes() for t in (inputs, targets)) + ledger.now
-            values = inputs
+            batch = self._batch(samples, cast or self._dtype)
+            start = ledger.now - sum(t.untyped_storage().nbytes() for t in tensors_in(batch))
+            if self.task.batch_loss is not None:
+                loss = functools.partial(self._batch_loss, model, batch, casts=casts)
+                one, _ = follow(loss, start, next(tensors_in(batch)), is_first=True)
+                return [one, *[Pass(0, 0, 0, 0.0, 0, 0)] * (len(self.pieces) - 1)]  # no pipeline cuts it
+            values, targets = batch
             for number, piece in enumerate(self.pieces):
                 is_last = number == len(self.pieces) - 1
                 part = submodel(model, self._names, piece)
                 key = _signature(model, piece, part, values) if number and not is_last else number
                 if key not in known:
-                    loss = self._loss(targets, casts=casts) if is_last else None
-                    if options.tp > 1:  # DTensor tries each new operation on tensors of the whole's shape first
-                        _follow(part, loss, values, ledger, context, start, is_first=not number)
-                    known[key] = _follow(part, loss, values, ledger, context, start, is_first=not number)
+                    compute = functools.partial(self._with_loss, part, targets, casts=casts) if is_last else part
+                    known[key] = follow(compute, start, values, is_first=not number)
                 one, values = known[key]
                 found.append(one)
                 start = ledger.now
         return found
 
-    def _loss(self, targets: Tensor, *, casts: bool) -> Callable[[Tensor], Tensor]:
-        return lambda outputs: self.task.mean_loss(outputs.float() if casts else outputs, targets)
+    def _with_loss(self, part: nn.Module, targets: Tensor, values: Tensor, *, casts: bool) -> Tensor:
+        """The mean loss of the outputs of the last piece."""
+        outputs = part(values)
+        return self.task.loss_of_outputs(outputs.float() if casts else outputs, targets).mean
+
+    def _batch_loss(self, model: nn.Module, batch: Any, _: Tensor, *, casts: bool) -> Tensor:
+        """The mean loss of a batch of any form."""
+
+        def call(*inputs: Any, **named: Any) -> Any:
+            outputs = model(*inputs, **named)
+            return to_device(outputs, torch.device("cpu"), torch.float32) if casts else outputs
+
+        return self.task.loss_of(call, batch).mean
+
+    def _first(self, samples: int) -> Any:
+        """The first batch of the data: of one sample, as pairs have one shape; else of as many as there are up to ``samples``."""
+        number = 1 if self.task.batch_loss is None else min(samples, source_of(self.task).length or samples)
+        if number not in self._read:
+            self._read[number] = self.task.first_batch(number)
+        return self._read[number]
+
+    def _batch(self, samples: int, dtype: torch.dtype | None) -> Any:
+        """A batch of zeros, of the form that the data has."""
+        first = self._first(samples)
+        if self.task.batch_loss is None:
+            made: Any = tuple(torch.zeros((samples, *one.shape[1:]), dtype=one.dtype) for one in parts_of(first))
+        else:
+            made = map_tensors(lambda one: torch.zeros(one.shape, dtype=one.dtype), first)
+        return to_device(made, torch.device("cpu"), dtype)
 
 
 def _follow(
-    part: nn.Module,
-    loss: Callable[[Tensor], Tensor] | None,
-    values: Tensor,
     ledger: _Ledger,
     context: Callable[[], AbstractContextManager[None]],
+    tp: int,
+    compute: Callable[[Tensor], Tensor],
     start: int,
+    values: Tensor,
     *,
     is_first: bool,
 ) -> tuple[Pass, Tensor]:
     """A piece's pass, forward and backward, and its outputs. ``start``: bytes in use that are not this piece's."""
-    sent, calls, done, ledger.peak = ledger.sent, ledger.calls, ledger.operations, ledger.now
+    if tp > 1:  # DTensor tries each new operation on tensors of the whole's shape first
+        _follow(ledger, context, 1, compute, start, values, is_first=is_first)
     received = values.detach().requires_grad_(values.is_floating_point() and not is_first)
+    sent, calls, done, ledger.peak = ledger.sent, ledger.calls, ledger.operations, ledger.now
     with context():
-        outputs = part(received)
-        if loss is not None:
-            outputs = loss(outputs)
+        outputs = compute(received)
         kept = ledger.now - start
     operations = ledger.operations - done
     if outputs.requires_grad:
@@ -294,13 +327,6 @@ def _contexts(options: ParallelSettings, *, casts: bool) -> Callable[[], Abstrac
             yield
 
     return context
-
-
-def _batch(task: Task, samples: int, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
-    """A batch as the data has them, of one sample's shape and zeros."""
-    of_one = parts_of(task.first_batch(1))
-    batch = tuple(torch.zeros((samples, *one.shape[1:]), dtype=one.dtype) for one in of_one)
-    return parts_of(to_device(batch, torch.device("cpu"), dtype))
 
 
 def _copied(

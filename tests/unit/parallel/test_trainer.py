@@ -251,7 +251,7 @@ def test_a_precision_that_a_dtype_does_not_have_is_refused(dtype: torch.dtype, h
 def test_a_loss_is_one_real_number(loss: Any) -> None:
     odd = replace(task(net()), loss=lambda *_: loss)
     with pytest.raises(UsageError, match=r"the loss of a batch is .*reduction='mean'"):
-        odd.mean_loss(torch.zeros(3), torch.zeros(3))
+        odd.loss_of_outputs(torch.zeros(3), torch.zeros(3))
 
 
 def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
