@@ -11,6 +11,7 @@ import os
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -74,6 +75,7 @@ class StepsSeen:
         joules: of its GPU, and of its host's processors for the first rank on it; None: they do not tell.
         clock: frequency of its device after the timed steps over that before them; None: not known.
         repeats: how often a loader began again in the timed steps.
+        batch: samples of all ranks in most of the steps; 0: not known, as of a script.
         is_joined: whether it had a process group, or Horovod: else it trained alone.
     """
 
@@ -92,6 +94,7 @@ class StepsSeen:
     joules: float | None = None
     clock: float | None = None
     repeats: int = 0
+    batch: int = 0
     is_joined: bool = True
 
     def write(self, folder: Path) -> None:
@@ -107,12 +110,17 @@ def read_measured(folder: Path) -> list[StepsSeen]:
 
 
 def to_measure(settings: StepSettings, folder: Path) -> StepSettings:
-    """A workload's settings for a measured run: long enough, and what it writes is in the run's folder."""
+    """A workload's settings for a measured run: long enough, and what it writes is in the run's folder.
+
+    A DataLoader's own batch size counts: which batch was trained on is in what the ranks have seen.
+    """
     request = StepsWanted.read(folder)
     steps = request.warmup + request.steps + request.profiled
     wanted: dict[str, Any] = dict.fromkeys(_LENGTHS, steps)
     wanted |= {"checkpoint_dir": folder / "training", "save_every": Every(0), "metrics": None, "logger": ()}
-    wanted |= {"profile": None, "requeue": False}
+    batches = ("batch_size", "global_batch_size")
+    given = {name: value for name, value in settings.given.items() if name not in batches}
+    wanted |= {"profile": None, "requeue": False, "given": given}
     known = {one.name for one in fields(settings)}
     return replace(settings, **{name: value for name, value in wanted.items() if name in known})
 
@@ -123,6 +131,7 @@ def measuring(job: Job, folder: Path) -> Iterator[None]:
     recorder = _Stopwatch(job, folder)
     when_imported("torch", OptimizerSteps(recorder.request.warmup, recorder.begin, recorder.after_step).watch)
     when_imported("torch.utils.data.dataloader", recorder.watch_loaders)
+    when_imported("runner.training.metrics.meter", recorder.watch_samples)
     try:
         yield
     except MeasuredError:
@@ -145,6 +154,7 @@ class _Stopwatch:
         self._steps = 0  # after the warm-up
         self._clock: _StepTimes | None = None
         self._waited, self._waited_before = 0.0, 0.0
+        self._batches: Counter[int] = Counter()  # their samples
         self._span = contextlib.ExitStack()  # of a step in the trace
         self._profiler: torch.profiler.profile | None = None
         self._is_written = False
@@ -153,6 +163,18 @@ class _Stopwatch:
         """See how long its iterators are waited for. All of torch's loaders derive theirs of one class."""
         kind: Any = loader_iterator()
         kind.__next__ = self._timed(kind.__next__)
+
+    def watch_samples(self) -> None:
+        """See how many samples of all ranks a workload's steps have."""
+        from runner.training.metrics.meter import Meter
+
+        count = Meter.count
+
+        def counted(meter: Meter, samples: int) -> None:
+            self._batches[samples] += 1
+            count(meter, samples)
+
+        Meter.count = counted  # type: ignore[method-assign]  # of this process, which ends with the run
 
     def _timed(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def next_batch(iterator: Any) -> Any:
@@ -266,6 +288,7 @@ class _Stopwatch:
             self._read_trace(self._profiler)
         if self._job.rank == 0:
             write_facts(self._job, self._folder)
+        self._found.batch = max(self._batches, key=lambda samples: self._batches[samples], default=0)
         self._found.write(self._folder)
 
     def _read_trace(self, profiler: torch.profiler.profile) -> None:

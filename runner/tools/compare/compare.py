@@ -77,6 +77,8 @@ def compare(job: Job, argv: list[str]) -> None:
     choices = chosen(job, given.engines, rest)
     module = load_workload(given.target, "compare")
     from runner.tools.compare.turns import Turns
+    from runner.training.data.feeds import with_batch_of
+    from runner.training.data.source import source_of
     from runner.training.loop import Result
     from runner.training.run import Run
     from runner.training.same_task import check_task
@@ -88,6 +90,7 @@ def compare(job: Job, argv: list[str]) -> None:
     found: list[Turns] = []
 
     def train_by(run: Run, task: Any, options: Any) -> Result:
+        options = with_batch_of(source_of(task), options)
         check_task(run, task, options)
         engines = supported(choices, options, asked_for=given.engines is not None)
         entrants = _entrants(module, run, task, options, [*engines, alone(job)], rest)
@@ -159,16 +162,20 @@ def _entrants(
         UsageError: a rank alone does not support an engine.
     """
     from runner.tools.compare.turns import Entrant
+    from runner.training.data.feeds import with_batch_of
+    from runner.training.data.source import source_of
 
-    samples = options.batch_size * run.size
+    samples, source = options.batch_size * run.size, source_of(task)
+    has_own_batches = source.loader is not None or source.kind == "batches"
     entrants = []
     for choice in choices:
         own_task, own_options, problem = task, options, ""
         if choice.flags:
-            more = [*choice.flags, f"--global-batch-size={samples}"]
+            more = [] if has_own_batches else [f"--global-batch-size={samples}"]
+            words = [*arguments, *choice.flags, *more]
             try:
-                own_task, own_options = _captured(module, replace(run, layout=choice.layout), [*arguments, *more])
-                _check_samples(own_options.batch_size * choice.layout.degrees.data, samples)
+                own_task, own_options = _captured(module, replace(run, layout=choice.layout), words)
+                own_options = with_batch_of(source, own_options)
             except UsageError as error:
                 if not error.on_all_ranks:
                     raise
@@ -176,15 +183,6 @@ def _entrants(
             own_task = replace(own_task, train_data=task.train_data, optimizer=task.optimizer)
         entrants.append(Entrant(choice=choice, task=own_task, options=own_options, problem=problem))
     return entrants
-
-
-@raised_on_all_ranks()
-def _check_samples(own: int, samples: int) -> None:
-    if own != samples:
-        raise UsageError(
-            f"the workload takes {own} samples per step, and {samples} with ddp, so they cannot be compared",
-            fix="take its batch from its settings",
-        )
 
 
 def _captured(module: ModuleType, run: Run, arguments: Sequence[str]) -> tuple[Task, StepSettings]:

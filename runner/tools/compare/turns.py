@@ -85,7 +85,7 @@ class Turns:
     """Trains by each engine in turn.
 
     Attributes:
-        samples: per step, of all ranks; the same for each engine.
+        samples: in the first step, of all ranks; the same for each engine.
     """
 
     def __init__(self, run: Run, entrants: Sequence[Entrant], *, steps: int, rounds: int) -> None:
@@ -93,7 +93,7 @@ class Turns:
         self.entrants = list(entrants)
         alone = self.entrants[-1]
         assert alone.choice.kind == ALONE
-        self.samples = alone.options.batch_size * run.size
+        self.samples = 0
         self._run = run
         self._rounds = min(rounds, steps)
         self._each = -(-steps // self._rounds)
@@ -143,7 +143,9 @@ class Turns:
 
     def _warm(self, alone: Entrant) -> None:
         engine = build(alone.choice, self._run, alone.task, alone.options)
-        engine.step(next(self._batches(alone, of_inputs(engine.model))))
+        batches = self._batches(alone, of_inputs(engine.model))
+        self.samples = next(batches)
+        engine.step(next(batches))
 
     def _tried(self, work: Callable[[], None]) -> str | None:
         """What goes wrong on any rank, in a line; None if nothing does. Collective.
@@ -180,6 +182,11 @@ class Turns:
         before = _reset_peak(device)
         engine = build(entrant.choice, self._run, entrant.task, entrant.options)
         batches = self._batches(entrant, of_inputs(engine.model))
+        if (samples := next(batches)) != self.samples:
+            raise UsageError(
+                f"n/a: its steps have {samples} samples, and those of data parallelism {self.samples}",
+                fix="take the batch from the settings, and give the task the Dataset in the place of a DataLoader",
+            )
         self._built[name] = engine, batches
         for _ in range(_WARM_UP):
             engine.step(next(batches))
@@ -208,13 +215,15 @@ class Turns:
         entrant.loss = total / self._run.size
 
     def _batches(self, entrant: Entrant, dtype: torch.dtype | None) -> Iterator[Any]:
-        """An endless series of an engine's batches. All ranks together have the same samples with every engine."""
+        """The number of samples of all ranks in the first step, then an engine's batches without an end."""
         source = source_of(entrant.task)
         options = with_batch_of(source, entrant.options)
         feed = feed_of(self._run, source, options, entrant.choice.layout)
-        for epoch in itertools.count():
-            for batch in feed.batches(epoch, 0):
-                yield to_device(batch.value, self._run.device, dtype)
+        batches = itertools.chain.from_iterable(feed.batches(epoch, 0) for epoch in itertools.count())
+        first = next(batches)
+        yield first.all_samples
+        for batch in itertools.chain([first], batches):
+            yield to_device(batch.value, self._run.device, dtype)
 
     def _compare_weights(self) -> None:
         """Find whether ranks agree, and how far each engine's weights are from the first one's."""

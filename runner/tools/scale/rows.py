@@ -78,6 +78,15 @@ def take(size: Size, ranks: Sequence[StepsSeen]) -> None:
     if not steps:
         size.problem = "it has ended before its steps were timed; fewer --warmup, or more data"
         return
+    if (batch := ranks[0].batch) and batch != size.batch:
+        if size.scaling == STRONG:
+            size.problem = (
+                f"n/a: its data comes in batches of its own, of {batch} samples on all ranks, and here it is to be {size.batch}; "
+                "give the task the Dataset in the place of the DataLoader"
+            )
+            return
+        size.batch = batch
+        size.warnings.append(f"its data comes in batches of its own: {batch} samples on all ranks")
     size.rounds.append(statistics.median(steps))
     size.waiting = _mean(statistics.median(rank.waiting) for rank in ranks if rank.waiting)
     size.memory = max(rank.memory for rank in ranks)
