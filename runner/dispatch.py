@@ -12,7 +12,7 @@ from runner.backends.registry import backends
 from runner.base.collector import freeze, freeze_before_program
 from runner.base.environment import set_missing, set_variables
 from runner.base.errors import UsageError, raised_on_all_ranks
-from runner.base.streams import as_python_has_them
+from runner.base.streams import as_python_has_them, ending_without_reader
 from runner.command import Given, Request
 from runner.job import Job, hold
 from runner.launch.modules import import_workload
@@ -50,7 +50,8 @@ def dispatch(target: Target, request: Request, job: Job) -> None:
 def _run(target: Target, request: Request, job: Job) -> None:
     if target.kind == "tool":
         _check_torch(job, target.name)
-        load_tool(target.name)(job, list(request.arguments))
+        with ending_without_reader():
+            load_tool(target.name)(job, list(request.arguments))
     elif target.kind == "workload":
         put_first_on_path(os.getcwd())
         find_first_workloads()

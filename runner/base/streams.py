@@ -5,7 +5,9 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import select
 import sys
+from collections.abc import Iterator
 
 _REPLACING = "runner.replacing"  # among the codecs' handlers of errors
 _before: list[tuple[io.TextIOWrapper, str]] = []
@@ -26,6 +28,23 @@ def as_python_has_them() -> None:
         # It was a file, and the guard has put a terminal or a pipe in its place: the stream asks for its position last.
         with contextlib.suppress(OSError):
             stream.reconfigure(errors=errors)
+
+
+@contextlib.contextmanager
+def ending_without_reader() -> Iterator[None]:
+    """End silently where nobody reads standard output any more, as after ``| head``.
+
+    Raises:
+        SystemExit: in the place of a BrokenPipeError of standard output.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        output = select.poll()
+        output.register(1, 0)  # an error is always told
+        if not output.poll(0):
+            raise
+        raise SystemExit(1) from None
 
 
 def _replaced(error: UnicodeError) -> tuple[str | bytes, int]:

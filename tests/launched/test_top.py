@@ -117,6 +117,17 @@ def test_it_is_printed_once_where_no_key_can_be_pressed(folder: Path) -> None:
     assert [rank["rank"] for rank in found["ranks"]] == ranks
 
 
+@pytest.mark.parametrize("words", [["top", "--json"], ["report", "--output", "page.html"]])
+def test_output_that_nobody_reads_ends_a_tool_silently(words: list[str], folder: Path, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = clean_environment(PYTHONUNBUFFERED="1")
+    command = [*RUNNER, *words, str(folder)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_it_scrolls_follows_the_job_and_the_terminals_size(folder: Path, terminal: Terminal) -> None:
     first = terminal.wait_for(lambda lines: lines[-1].startswith("1-17 of 64"))
     assert first[2].startswith("failed: rank 41")

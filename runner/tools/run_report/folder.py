@@ -139,10 +139,12 @@ def _states(log: Path) -> list[RankState]:
 def _histories(logs: list[Path], size: int) -> dict[int, list[Sample]]:
     """By rank, in the order of time."""
     found: dict[int, list[Sample]] = {}
-    for log in logs:
-        for rank in range(max(size, len(_states(log)))):
+    for attempt, log in enumerate(logs):
+        hosts = {state.rank: state.host for state in _states(log)}
+        for rank in range(max(size, len(hosts))):
+            place = {"attempt": attempt, "host": hosts.get(rank)}
             if samples := _history(path_of_history(path_of(log, rank))):
-                found.setdefault(rank, []).extend(samples)
+                found.setdefault(rank, []).extend(sample | place for sample in samples)
     return {rank: sorted(samples, key=_time) for rank, samples in sorted(found.items())}
 
 

@@ -46,20 +46,21 @@ def _curves_of(one: Shown, grid: Grid, use: Callable[[Grid, list[int]], Row]) ->
 
 def _host_table(one: Shown) -> str:
     titles = "host, ranks, cores in use, memory at most, GPU, GPU memory at most, GPUs' energy, power"
-    rows = [[host, ranks_text(ranks), *_use_texts(one, ranks)] for host, ranks in one.hosts.items()]
+    rows = [[host, ranks_text(ranks), *_use_texts(one, host, ranks)] for host, ranks in one.hosts.items()]
     return table(titles.split(", "), rows, numbers=range(2, 8))
 
 
-def _use_texts(one: Shown, ranks: list[int]) -> list[str]:
-    """Means, or the largest of the memory; energy and mean power."""
+def _use_texts(one: Shown, host: str, ranks: list[int]) -> list[str]:
+    """Means, or the largest of the memory; energy and mean power, of the attempts in which its ranks were on this host."""
     rows = [use(one.grid, ranks) if one.grid else [] for use in _USES.values()]
     cores, memory, gpu, of_gpus = ([value for value in row if value is not None] for row in rows)
-    joules = energy_of({rank: one.run.histories.get(rank, []) for rank in ranks})
+    own = {rank: [each for each in one.run.histories.get(rank, []) if each["host"] == host] for rank in ranks}
+    used = energy_of(own)
     return [
         f"{statistics.fmean(cores):.1f}" if cores else NOT_KNOWN,
         f"{max(memory):.3g} GiB" if memory else NOT_KNOWN,
         f"{statistics.fmean(gpu):.0f} %" if gpu else NOT_KNOWN,
         f"{max(of_gpus):.3g} GiB" if of_gpus else NOT_KNOWN,
-        NOT_KNOWN if joules is None else energy_text(joules),
-        NOT_KNOWN if joules is None or not one.seconds else f"{joules / one.seconds:.0f} W",
+        NOT_KNOWN if used is None else energy_text(used[0]),
+        NOT_KNOWN if used is None else f"{used[1]:.0f} W",
     ]

@@ -134,8 +134,15 @@ def _over_ranks(rows: Sequence[Row], together: Callable[[list[float]], float], f
     return [factor * together(known) if known else None for known in columns]
 
 
-def energy(samples: Sequence[Sample]) -> float | None:
-    """Joules between the first and the last sample; None if they are not known. The counter begins again with the driver."""
-    known = [sample["gpu_energy"] for sample in samples if "gpu_energy" in sample]
-    between = [later - one for one, later in itertools.pairwise(known)]
-    return sum(max(0.0, one) for one in between) if between else None
+def energy(samples: Sequence[Sample]) -> tuple[float, float] | None:
+    """Joules of a rank's GPU, and the seconds in which it took them; None if they are not known.
+
+    Its counter begins again with the driver, and each attempt of a job may have another GPU.
+    """
+    known = [sample for sample in samples if "gpu_energy" in sample]
+    between = [
+        (later["gpu_energy"] - one["gpu_energy"], later["time"] - one["time"])
+        for one, later in itertools.pairwise(known)
+        if one.get("attempt") == later.get("attempt") and one["gpu_energy"] <= later["gpu_energy"]
+    ]
+    return (sum(joules for joules, _ in between), sum(seconds for _, seconds in between)) if between else None

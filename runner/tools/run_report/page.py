@@ -82,7 +82,7 @@ def _facts(one: Shown) -> dict[str, str]:
     speed = [value for _, value in metrics.get("samples_per_s", [])]
     steps = [sample["step_seconds"] for sample in one.samples if "step_seconds" in sample and sample["trains"]]
     accuracy = [value for _, value in metrics.get("val_accuracy", [])]
-    joules = energy_of(run.histories)
+    used = energy_of(run.histories)
     size = len(states) or run.facts.get("size")
     return {
         "ranks": f"{size or NOT_KNOWN} on {len(one.hosts)} host{'' if len(one.hosts) == 1 else 's'}"
@@ -96,7 +96,7 @@ def _facts(one: Shown) -> dict[str, str]:
         "samples/s, median": number_text(statistics.median(speed)) if speed else NOT_KNOWN,
         "ms per step, median": number_text(1000 * statistics.median(steps)) if steps else NOT_KNOWN,
         "restarts": str(one.restarts) if states or run.failures or run.attempts else NOT_KNOWN,
-        "GPUs' energy": NOT_KNOWN if joules is None else energy_text(joules),
+        "GPUs' energy": NOT_KNOWN if used is None else energy_text(used[0]),
     }
 
 

@@ -58,10 +58,10 @@ class Shown:
         return in_place + max(0, len(self.run.attempts) - 1)
 
 
-def energy_of(histories: Mapping[int, Sequence[Sample]]) -> float | None:
-    """Joules of some ranks' GPUs."""
-    known = [joules for samples in histories.values() if (joules := energy(samples)) is not None]
-    return sum(known) if known else None
+def energy_of(histories: Mapping[int, Sequence[Sample]]) -> tuple[float, float] | None:
+    """Joules of some ranks' GPUs, and the power of all of them in watts."""
+    known = [found for samples in histories.values() if (found := energy(samples)) is not None]
+    return (sum(one for one, _ in known), sum(one / seconds for one, seconds in known if seconds)) if known else None
 
 
 def points_of(grid: Grid, row: Row) -> list[Point]:

@@ -259,6 +259,18 @@ def test_supervised_starts_are_one_run(tmp_path: Path) -> None:
     assert None in lateness(grid)[0][0]  # nothing is known between the two
 
 
+def test_energy_is_not_added_from_one_gpus_counter_to_anothers(tmp_path: Path) -> None:
+    leave_ranks(tmp_path / "attempt-1", 1, began=NOW - 1000)
+    leave_ranks(tmp_path / "attempt-2", 1, began=NOW - 100, host="spare")
+    history = tmp_path / "attempt-2" / "state" / "rank-00000.jsonl"
+    lines = [json.loads(line) for line in history.read_text().splitlines()]
+    history.write_text("".join(json.dumps(one | {"gpu_energy": 9e8 + one["gpu_energy"]}) + "\n" for one in lines))
+    (tmp_path / "attempts.jsonl").write_text("")
+    assert "3600 J" in page_of([read_run(tmp_path)], NOW)  # 9 × 200 in each attempt
+    (spare,) = [row for row in page(tmp_path).rows if row[0] == "spare" and "W" in row[-1]]
+    assert spare[-2:] == ["1800 J", "100 W"]  # in the 18 s of its samples
+
+
 def test_the_time_of_a_step_has_three_parts(tmp_path: Path) -> None:
     leave_ranks(tmp_path)
     grid = grid_of(read_run(tmp_path).histories)
