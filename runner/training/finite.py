@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from runner.base.errors import RunnerError
+from runner.base.errors import RunnerError, raised_on_all_ranks
 from runner.parallel.gradients import own_gradients
 from runner.parallel.state import local_tensor
 from runner.parallel.trainer import Trainer
+from runner.rendezvous.records.topology import ranks_text
 from runner.training.checkpoint.checkpoint_folder import Position
 from runner.training.metrics.sinks import StepRecord
 from runner.training.run import Run
 from runner.versions.torch_private import norms_of
+
+_FIX = "take a smaller --lr, clip the gradients (--clip-norm 1), or look at the data of that step"
 
 
 class Finite:
@@ -68,10 +73,14 @@ def check_finite(run: Run, trainer: Trainer, position: Position, loss: Tensor) -
     own_norm = float(torch.stack(norms).sum()) if norms else 0.0
     losses, all_norms = run.sum(float(loss), own_norm, dimension=None)
     place = f"at step {position.step + 1}, in epoch {position.epoch + 1}"
-    if not math.isfinite(losses):
-        own = None if math.isfinite(loss) else f"--check-finite: the loss is {float(loss)} on rank {run.rank} {place}"
-        run.agree(own, RunnerError)
-    elif not math.isfinite(all_norms):
-        odd = (name for name, norm in zip(gradients, norms, strict=True) if not math.isfinite(norm))
-        own = next((f"--check-finite: the gradient of {name} is not finite {place}" for name in odd), None)
-        run.agree(own, RunnerError)
+    if math.isfinite(losses) and math.isfinite(all_norms):
+        return
+    odd_gradients = (name for name, norm in zip(gradients, norms, strict=True) if not math.isfinite(norm))
+    everyone: list[Any] = [(float(loss), next(odd_gradients, None))] * run.size
+    if run.size > 1:
+        dist.all_gather_object(everyone, everyone[0])
+    odd = {rank: one for rank, (one, _) in enumerate(everyone) if not math.isfinite(one)}
+    text = f"the loss is {next(iter(odd.values()))} on {ranks_text([*odd])}" if odd else ""
+    name = next((name for _, name in everyone if name is not None), "")
+    with raised_on_all_ranks():
+        raise RunnerError(f"--check-finite: {text or f'the gradient of {name} is not finite'} {place}", fix=_FIX)

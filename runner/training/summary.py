@@ -74,9 +74,9 @@ def _evaluated(last: StepRecord, task: Task) -> list[str]:
             accuracy = " (accuracy n/a)" if last.val_accuracy is None else f" ({_accuracy_text(last.val_accuracy)})"
         other = f" ({_in_its_unit(last.val_loss, task)})" if task.loss_in else ""
         found.append(f"test {last.val_loss:.4g}{other}{accuracy}")
-    return found + [
-        f"{name.removeprefix('val_')} {last.more[name]:.4g}" for name in last.more if name.startswith("val_")
-    ]
+    names = {name: name.removeprefix("val_") for name in last.more if name.startswith("val_")}
+    names |= {"val_loss": "test loss"} if "val_loss" in names else {}
+    return found + [f"{text} {last.more[name]:.4g}" for name, text in names.items()]
 
 
 def evaluation_texts(result: Result, task: Task) -> list[str]:
