@@ -82,5 +82,7 @@ def check_finite(run: Run, trainer: Trainer, position: Position, loss: Tensor) -
     odd = {rank: one for rank, (one, _) in enumerate(everyone) if not math.isfinite(one)}
     text = f"the loss is {next(iter(odd.values()))} on {ranks_text([*odd])}" if odd else ""
     name = next((name for _, name in everyone if name is not None), "")
+    hosts, all_hosts = ({run.job.topology.records[rank].host for rank in ranks} for ranks in (odd, range(run.size)))
+    place += f" (host {', '.join(sorted(hosts))})" if odd and hosts != all_hosts else ""
     with raised_on_all_ranks():
         raise RunnerError(f"--check-finite: {text or f'the gradient of {name} is not finite'} {place}", fix=_FIX)
