@@ -52,7 +52,7 @@ def _evaluate(run: Run, trainer: Trainer, options: Settings, is_over: Callable[[
     trainer.share_buffers()
     source = source_of_test(task)
     reading = reading_of_test(source, source_of(task), options, run.device)
-    feed = feed_of(run, source, with_batch_of(source, replace(options, given={}, micro_batches=1)), reading=reading)
+    feed = feed_of(run, source, with_batch_of(source, replace(options, given={})), reading=reading)
     dtype = trainer.dtype
     sums = EvaluationSums(task, run)
     known = set[object]()  # shapes: the first batch of each may have the model compiled

@@ -49,7 +49,7 @@ def check_task(run: Run, task: Task, options: StepSettings) -> Mapping[str, Look
     data = {"training": (train, options, reading_of(train, options, run.device))}
     if task.test_data is not None:
         test = source_of_test(task)
-        own = with_batch_of(test, replace(options, given={}, micro_batches=1))
+        own = with_batch_of(test, replace(options, given={}))
         data["test"] = test, own, reading_of_test(test, train, options, run.device)
     # A loss of (outputs, targets) takes pairs.
     check = with_tensors if getattr(task, "batch_loss", None) is not None else parts_of

@@ -113,7 +113,7 @@ def with_batch_of(source: Source, options: Any) -> Any:
         )
     if size is None:
         return options
-    if size % options.micro_batches:
+    if size % options.micro_batches and not source.is_test:
         raise UsageError(f"--micro-batches {options.micro_batches} does not divide the DataLoader's batch of {size}")
     return replace(options, batch_size=size, global_batch_size=None)
 
