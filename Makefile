@@ -24,13 +24,14 @@ endif
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 
-.PHONY: help setup run sweep test test-rest test-all test-faults test-kills test-versions test-version lint format reference docs speed compare parity conformance horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
+.PHONY: help setup run sweep test test-rest test-all test-faults test-kills test-versions test-version lint format reference pages docs speed compare parity conformance horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
 	@echo "make test-versions  tests on torch 2.4, 2.9 and the newest, with Python 3.10, 3.12, 3.13 (an hour; 6 GB each); ONLY=2.9"
 	@echo "make lint     ruff and mypy            make format   let ruff format"
 	@echo "make reference  writes docs/reference/command-line.md from the settings"
+	@echo "make pages    runs the commands of docs/start and docs/courses, and writes what they print"
 	@echo "make docs     the documentation as a site, in docs/_build (installs Sphinx into .venv; needs Python 3.11)"
 	@echo "make speed    ratios of start-up and step times, taken in turn"
 	@echo "make compare  collectives and training by every engine, in turn; writes docs/results/performance.md (15 minutes)"
@@ -96,6 +97,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+pages: setup
+	$(BIN)/python -m tests.listings
 
 reference: setup
 	$(BIN)/python -m tests.reference

@@ -11,13 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runner.backends.comparing import bounds
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.batch_forms import form_of
 from runner.parallel.task import members_of
 from runner.training.run import Run
-
-# Of a state that is a list: how many tensors it has, and of the first the dtype and the shape; the key names it.
-_Lists = dict[str, "tuple[int, torch.dtype, tuple[int, ...]] | tuple[int, None, None]"]
 
 
 def results_of(name: str, metric: Any, run: Run) -> dict[str, float]:
@@ -54,25 +52,28 @@ def _fill_lists(name: str, metric: Any, run: Run) -> None:
     own = _lists_of(metric)
     if run.data_size == 1 or not own:
         return
-    everyone: list[_Lists] = [{} for _ in range(run.data_size)]
-    dist.all_gather_object(everyone, own, group=run.group())
-    for key, (count, *_) in own.items():
-        most, dtype, shape = max((one[key] for one in everyone), key=lambda one: one[0])
-        if not min(one[key][0] for one in everyone) < most:
+    group = run.group()
+    counts = bounds([len(state) for state in own.values()], group)
+    having = [run.rank if len(state) == most else None for state, (_, most) in zip(own.values(), counts, strict=True)]
+    for (key, state), (least, most), (owner, _) in zip(own.items(), counts, bounds(having, group), strict=True):
+        if least == most:
             continue
+        form: list[Any] = [(state[0].dtype, state[0].shape) if state else None]
+        dist.broadcast_object_list(form, src=owner, group=group)
+        dtype, shape = form[0]
         if not shape:
             raise UsageError(
                 f"the metric {name} keeps single numbers ({key}), and the ranks have different counts of them, which torchmetrics cannot gather",
                 fix="give a function of (outputs, targets) that returns a pair (sum, weight)",
             )
         empty = torch.empty((0, *shape[1:]), dtype=dtype, device=run.device)
-        getattr(metric, key).extend([empty] * (most - count))
+        state.extend([empty] * (most - len(state)))
 
 
-def _lists_of(metric: Any) -> _Lists:
+def _lists_of(metric: Any) -> dict[str, list[Tensor]]:
     """Those of its states that are lists of tensors."""
-    found: _Lists = {}
-    for key, state in getattr(metric, "metric_state", {}).items():
-        if isinstance(state, list) and all(isinstance(one, Tensor) for one in state):
-            found[key] = (len(state), state[0].dtype, tuple(state[0].shape)) if state else (0, None, None)
-    return found
+    return {
+        key: state
+        for key, state in getattr(metric, "metric_state", {}).items()
+        if isinstance(state, list) and all(isinstance(one, Tensor) for one in state)
+    }

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from runner.backends.comparing import bounds, number_of
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.parallel.same_start import digest_of
 from runner.parallel.state import local_tensor
@@ -51,16 +52,23 @@ class Replicas:
             _Shard(trainer.copies.get(name, name), tensor, _placements(parameter))
             for name, parameter in self._model.named_parameters()
         ]
-        self._shards: list[list[_Shard]] = [[] for _ in range(run.size)]
-        dist.all_gather_object(self._shards, own)
+        self._shards: list[list[_Shard]] = [own] * run.size
+        ((smallest, largest),) = bounds([number_of(repr(own))])
+        self._is_one = (
+            smallest == largest
+        )  # each rank has what all have: one reduction compares it, however many there are
+        if not self._is_one:
+            dist.all_gather_object(self._shards, own)
         self._most = max(map(len, self._shards))
+        if self._is_one:
+            return
         # By place in the ranks' digests, one after the other: the first place that has the same shard.
         first: dict[_Shard, int] = {}
         self._first = torch.arange(run.size * self._most)
         for rank, shards in enumerate(self._shards):
             for place, shard in enumerate(shards, start=rank * self._most):
                 self._first[place] = first.setdefault(shard, place)
-        if run.size > 1 and len(first) == sum(map(len, self._shards)):
+        if len(first) == sum(map(len, self._shards)):
             run.print("--check-replicas: no two ranks have the same part of the model here, so nothing is compared")
 
     @raised_on_all_ranks()
@@ -74,10 +82,12 @@ class Replicas:
         own = torch.zeros(self._most, dtype=torch.int64, device=self._run.device)
         for index, parameter in enumerate(self._model.parameters()):
             own[index] = digest_of(local_tensor(parameter))
+        if self._is_one and all(smallest == largest for smallest, largest in bounds(own.tolist())):
+            return
         everyone = [torch.empty_like(own) for _ in range(self._run.size)]
         dist.all_gather(everyone, own)
         digests = torch.cat(everyone).cpu()
-        if not torch.equal(digests, digests[self._first]):
+        if self._is_one or not torch.equal(digests, digests[self._first]):
             raise self._error(digests.tolist(), step)
 
     def _error(self, digests: list[int], step: int) -> RunnerError:

@@ -15,7 +15,7 @@ from tests.layouts import FSDP, case
 from tests.results import losses
 
 EXAMPLES = ROOT / "docs" / "train" / "examples"
-NAMES = ("contrastive", "distillation", "dqn", "finetune", "gan", "pipeline")
+NAMES = ("averaged", "contrastive", "distillation", "dqn", "finetune", "gan", "pipeline")
 STEPS = 20
 SETTINGS = ("--global-batch-size", "32", "--dtype", "float64", "--log-every", "10")
 
@@ -60,7 +60,7 @@ def test_losses_on_several_ranks(name: str, ranks: int, alone: Alone, tmp_path: 
 
 
 @pytest.mark.parametrize("strategy", ["ddp", FSDP])
-@pytest.mark.parametrize("name", ["dqn", "gan"])
+@pytest.mark.parametrize("name", ["averaged", "dqn", "gan"])
 def test_two_parts_are_the_whole(name: str, strategy: str, alone: Alone, tmp_path: Path) -> None:
     """The second of them on one rank. (The copy of a DQN's network is from step 8, in the checkpoint of step 10.)"""
     trained(2, name, tmp_path, "--strategy", strategy, steps=STEPS // 2)

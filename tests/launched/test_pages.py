@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.launching import mpirun_path, run
-from tests.listings import Command, File, listings
+from tests.listings import Command, listings, run_page
 from tests.pages import DOCS
-from tests.polling import LIMIT
 
 # What a page needs of torch (runner/versions/features.py). Its listings are of the newest.
 NEEDS = {
@@ -31,16 +27,8 @@ PAGES = {
     "page", [pytest.param(name, marks=pytest.mark.needs(*NEEDS[name]) if name in NEEDS else ()) for name in PAGES]
 )
 def test_a_page_is_true(page: str, tmp_path: Path) -> None:
-    path = os.pathsep.join([str(Path(sys.executable).parent), str(Path(mpirun_path()).parent), os.environ["PATH"]])
-    for one in listings(PAGES[page]):
-        if isinstance(one, File):
-            (tmp_path / one.name).write_text(one.text, encoding="utf-8")
-            continue
-        done = run(
-            "bash", "-c", one.line, cwd=tmp_path, timeout=2 * LIMIT, PATH=path, COLUMNS="200", MPIRUN=mpirun_path()
-        )
-        output = f"$ {one.line}\n{done.stdout}\n{done.stderr}"
-        assert (done.returncode != 0) == one.is_refused, output
+    for one, code, output in run_page(PAGES[page], tmp_path):
+        assert (code != 0) == one.is_refused, output
         assert one.missing(output) == [], output
 
 

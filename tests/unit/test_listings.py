@@ -68,3 +68,13 @@ def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
         if anchor:
             titles = re.findall(r"^#+ (.*)", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, anchor
+
+
+def test_what_is_printed_is_written_anew() -> None:
+    shown = Command("run", ["rank  1  laptop    0  cpu", "rank  0  laptop    9  cpu", '{"loss": 0.03…, "lr": 0.1, …}'])
+    output = 'rank  0  node7  1234  cpu\n{"loss": 0.0478, "lr": 0.25, "epoch": 3}\nrank  1  node7    77  cpu'
+    assert shown.printed_anew(output) == [
+        "rank  1  laptop   77  cpu",
+        "rank  0  laptop  1234  cpu",
+        '{"loss": 0.04…, "lr": 0.25, …}',
+    ]

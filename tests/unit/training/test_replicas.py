@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from runner.base.errors import RunnerError
 from runner.parallel.mesh import Degrees, Layout
 from runner.parallel.same_start import digest_of
+from runner.training import replicas
 from runner.training.replicas import Replicas
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64)
@@ -50,16 +51,16 @@ def test_a_flipped_bit_and_exchanged_elements_change_it(one: int, other: int, bi
 )
 def test_who_differs_from_the_majority_is_named(changes: list[int], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """``changes``: of each rank's digest of the first parameter. Where there is no majority all ranks are named."""
-    replicas = _replicas(changes, monkeypatch)
+    found = _replicas(changes, monkeypatch)
     with pytest.raises(RunnerError) as raised:
-        replicas.check(7)
+        found.check(7)
     assert said in raised.value.message
 
 
 def test_a_stages_copy_of_a_parameter_is_compared_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    replicas = _replicas([0, 1], monkeypatch, copies={"weight": "embed.weight"})
+    found = _replicas([0, 1], monkeypatch, copies={"weight": "embed.weight"})
     with pytest.raises(RunnerError) as raised:
-        replicas.check(7)
+        found.check(7)
     assert raised.value.message.startswith("--check-replicas: embed.weight differs on ranks 0-1")
 
 
@@ -77,11 +78,13 @@ def _replicas(changes: list[int], monkeypatch: pytest.MonkeyPatch, **of_trainer:
             digests.copy_(own)
             digests[0] += change
 
-    def all_gather_object(everyone: list[Any], own: Any) -> None:
-        everyone[:] = [own] * len(everyone)
+    def bounds(numbers: list[int]) -> list[tuple[int, int]]:
+        """Of digests; the names of what ranks have are alike."""
+        others = [(one, one) for one in numbers[1:]]
+        return [(numbers[0], numbers[0] + (max(changes) if len(numbers) > 1 else 0)), *others]
 
     monkeypatch.setattr(dist, "all_gather", all_gather)
-    monkeypatch.setattr(dist, "all_gather_object", all_gather_object)
+    monkeypatch.setattr(replicas, "bounds", bounds)
     layout = Layout(Degrees(replicate=len(changes)), tuple(range(len(changes))))
     job = SimpleNamespace(topology=SimpleNamespace(records=[SimpleNamespace(host=host) for host in "abcd"]))
     run: Any = SimpleNamespace(rank=0, size=len(changes), device="cpu", layout=layout, job=job)
