@@ -77,7 +77,7 @@ def main() -> None:
     model = run.prepare(network, optimizer=partial(torch.optim.SGD, lr=options.lr))
     schedule = LambdaLR(model.optimizer, lambda step: min(1.0, (step + 1) / options.warmup))
     average = MovingAverage(model.module, options.decay)
-    run.register(schedule=schedule, average=average)  # a resumed run goes on with both
+    run.register(schedule=schedule, average=average)  # a resumed run continues both
     test_inputs, test_targets = samples(160, seed=3).tensors
 
     for inputs, targets in run.batches(samples(320, seed=1)):

@@ -224,14 +224,14 @@ def test_a_resume_opens_only_files_with_what_the_rank_has(
         assert local["model.v"].tolist() == [[rank, 2]]
         assert saved is not None
         taken: list[Any] = []
-        load_states(run, SimpleNamespace(is_stateful=True, load_state=taken.append), saved.data)  # type: ignore[arg-type]
+        load_states(run, SimpleNamespace(is_stateful=True, is_shared=False, load_state=taken.append), saved.data)  # type: ignore[arg-type]
         assert taken == [rank]
         assert exchange.received < SMALL
     assert saved.data is None
 
 
 def test_places_in_the_data_are_gathered_on_rank_0(part_of: Callable[[int, int], Exchange]) -> None:
-    feed: Any = SimpleNamespace(is_stateful=True, state=lambda: list(range(100)))
+    feed: Any = SimpleNamespace(is_stateful=True, is_shared=False, state=lambda: list(range(100)))
     exchange = part_of(RANKS, OTHER)
     assert states_of(a_run(RANKS, OTHER), feed) is None
     assert exchange.received < SMALL
