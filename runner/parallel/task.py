@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -114,21 +115,25 @@ class Task:
 
     model: nn.Module | Callable[[], nn.Module]  # or a factory, for a model too large to be made in full on every rank
     optimizer: OptimizerFactory
-    # The same on all ranks: a Dataset, a DataLoader or a stream; of (input, target), if there is a loss of outputs and targets.
-    train_data: Dataset[Any] | DataLoader[Any]
+    # The same on all ranks: a Dataset, a DataLoader, a stream, or anything that gives batches; of (input, target) pairs for ``loss``.
+    train_data: Dataset[Any] | DataLoader[Any] | Iterable[Any]
     # One of the two. Either returns the mean over the batch, a scalar; or a pair (sum, weight), such as a sum over tokens and their
     # number: then the loss of a step is the sum over all ranks and micro-batches by the weight of all.
     loss: Callable[[Any, Any], Any] | None = None  # of (outputs, targets)
     batch_loss: Callable[[Callable[..., Any], Any], Any] | None = (
         None  # of (model, batch), of any form; it calls the model once
     )
-    test_data: Dataset[Any] | DataLoader[Any] | None = None
-    # How batches are made of a Dataset; of a DataLoader its own count. See docs/train/data.md.
+    test_data: Dataset[Any] | DataLoader[Any] | Iterable[Any] | None = (
+        None  # each sample that it gives is evaluated once
+    )
+    # How batches are made of a Dataset; what a loader gives is used as it is. See docs/train/data.md.
     collate_fn: Callable[[list[Any]], Any] | None = None  # None: torch's
-    sampler: Any = None  # of numbers of samples, the same on all ranks
-    batch_sampler: Any = None  # of lists of them
+    sampler: Any = None  # gives keys of samples, the same on all ranks
+    batch_sampler: Any = None  # gives lists of them
     drop_last: bool = True  # whether samples are left out that do not fill a batch on every rank
-    shards_itself: bool = False  # whether a stream gives each rank and worker its own samples
+    shards_itself: bool = (
+        False  # whether a stream or a loader gives each rank (and a stream each worker) its own samples
+    )
     is_classification: bool = True  # of outputs [batch, classes, …] by class numbers [batch, …]: accuracy is computed
     # Of the evaluation, by name: functions of (outputs, targets), with batch_loss of (outputs, batch), to the mean over the batch or a
     # pair (sum, weight), which are added up exactly over all ranks; or objects of torchmetrics.
@@ -170,26 +175,20 @@ class Task:
             begin_training([made])
             return made if dtype is None else _cast(made, dtype)
 
-    @raised_on_all_ranks()
     def first_batch(self, count: int) -> Any:
-        """Return a batch of the first samples of the training data, as the data has them.
-
-        Raises:
-            UsageError: the data is a stream, which only the training may read.
-        """
+        """Return a batch of the first samples of the training data, for tools that do not train on: a stream is read for it."""
         data: Any = self.train_data
-        collate, keys = self.collate_fn or default_collate, list(range(count))
         if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
             first = next(iter(data.sampler if data.batch_sampler is None else data.batch_sampler))
-            if data.batch_sampler is None:
-                return data.collate_fn(data.dataset[first])
-            data, collate, keys = data.dataset, data.collate_fn, list(first)[:count]
-        if not hasattr(data, "__getitem__") or isinstance(data, IterableDataset):
-            raise UsageError(
-                f"{type(data).__name__} is a stream, of which nothing can be read before the training",
-                fix="give a Dataset with __getitem__ and __len__, of a few samples if it is for prepare(…, data=…)",
+            return data.collate_fn(
+                [data.dataset[key] for key in first[:count]] if data.batch_sampler is not None else data.dataset[first]
             )
-        return collate([data[key] for key in keys])
+        if hasattr(data, "__getitem__") or isinstance(data, IterableDataset):
+            samples = (
+                [data[key] for key in range(count)] if hasattr(data, "__getitem__") else itertools.islice(data, count)
+            )
+            return (self.collate_fn or default_collate)(list(samples))
+        return next(iter(data))
 
     @raised_on_all_ranks()
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:

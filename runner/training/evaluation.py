@@ -16,7 +16,7 @@ from runner.parallel.modes import evaluation_mode
 from runner.parallel.task import Best
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import length_of_batch, tensors_in, to_device
-from runner.training.data.feeds import feed_of, reading_of_test, with_batch_of
+from runner.training.data.feeds import feed_of, with_batch_of
 from runner.training.data.random_numbers import own_random_numbers
 from runner.training.data.source import source_of, source_of_test
 from runner.training.evaluation_sums import Evaluation, EvaluationSums, best_number, computed, hits
@@ -51,8 +51,7 @@ def _evaluate(run: Run, trainer: Trainer, options: Settings, is_over: Callable[[
         return None
     trainer.share_buffers()
     source = source_of_test(task)
-    reading = reading_of_test(source, source_of(task), options, run.device)
-    feed = feed_of(run, source, with_batch_of(source, replace(options, given={})), reading=reading)
+    feed = feed_of(run, source, with_batch_of(source, replace(options, given={})), beside=source_of(task))
     dtype = trainer.dtype
     sums = EvaluationSums(task, run)
     known = set[object]()  # shapes: the first batch of each may have the model compiled

@@ -18,7 +18,7 @@ from runner.training.checkpoint.restore import restore
 from runner.training.checkpoint.weights import read_weights
 from runner.training.data.feed import Feed
 from runner.training.data.feeds import feed_of, with_batch_of
-from runner.training.data.source import Source, source_of
+from runner.training.data.source import Source, source_of, source_of_test
 from runner.training.evaluation import try_evaluation
 from runner.training.finite import check_finite
 from runner.training.hooks.state import Hook, State
@@ -60,7 +60,7 @@ def fit(
         source = source_of(task)
         options = with_batch_of(source, options)
         looks = check_task(run, task, options)
-        feed = feed_of(run, source, options)
+        feed = feed_of(run, source, options, beside=None if task.test_data is None else source_of_test(task))
         _check_stages(task, feed, source, options)
         trainer = make_trainer(task, run.setting(options.dtype, options, looks["training"].batch))
         training = Training(run, task, options, feed, trainer, on_step=on_step, on_epoch=on_epoch)

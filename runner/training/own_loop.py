@@ -71,7 +71,7 @@ class OwnLoop:
             plan=plan,
             find_unused_parameters=find_unused_parameters,
         )
-        example = None if data is None else example_of(self._run, task, self._settings)
+        example = None if data is None or self._settings.pp == 1 else example_of(self._run, task, self._settings)
         trainer = make_trainer(task, self._run.setting(self._settings.dtype, self._settings, example))
 
         def check(loss: Tensor) -> None:

@@ -17,7 +17,7 @@ from runner.parallel.batch_forms import parts_of, with_tensors
 from runner.parallel.task import Plan, Task
 from runner.rendezvous.records.topology import ranks_text
 from runner.training.data.alike import are_alike
-from runner.training.data.feeds import order_of, reading_of, reading_of_test, with_batch_of
+from runner.training.data.feeds import order_of, reading_of, with_batch_of
 from runner.training.data.samples import Look, look_at
 from runner.training.data.source import source_of, source_of_test
 from runner.training.run import Run
@@ -46,11 +46,11 @@ def check_task(run: Run, task: Task, options: StepSettings) -> Mapping[str, Look
         UsageError: the data has a form that cannot be trained on, or the ranks differ.
     """
     train = source_of(task)
-    data = {"training": (train, options, reading_of(train, options, run.device))}
-    if task.test_data is not None:
-        test = source_of_test(task)
+    test = None if task.test_data is None else source_of_test(task)
+    data = {"training": (train, options, reading_of(train, options, run.device, test))}
+    if test is not None:
         own = with_batch_of(test, replace(options, given={}))
-        data["test"] = test, own, reading_of_test(test, train, options, run.device)
+        data["test"] = test, own, reading_of(test, options, run.device, train)
     # A loss of (outputs, targets) takes pairs.
     check = with_tensors if getattr(task, "batch_loss", None) is not None else parts_of
     looks: dict[str, Look] = {}
@@ -88,14 +88,17 @@ def check_task(run: Run, task: Task, options: StepSettings) -> Mapping[str, Look
 
 @raised_on_all_ranks()
 def example_of(run: Run, task: Task, options: StepSettings) -> Any:
-    """Return a batch of a pair of samples, read as the training would; None for a stream, which only the training may read.
+    """Return a batch of two samples, read as the training would.
 
     Raises:
-        UsageError: the data cannot be read, or makes no pairs.
+        UsageError: the data is a stream, which only the training may read, or makes no pairs.
     """
     source = source_of(task)
     if source.is_stream:
-        return None
+        raise UsageError(
+            f"prepare(…, data=…): layers are measured on a sample, and {type(source.data).__name__} is a stream, which only the training may read",
+            fix="give a Dataset with __getitem__ and __len__, of a few samples of the same form",
+        )
     keys = order_of(source, run.data_rank, run.data_size, with_batch_of(source, options)).first(2)
     look = look_at(source, keys, reading_of(source, options, run.device), check=parts_of)
     if look.problem is not None:

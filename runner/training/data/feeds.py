@@ -27,19 +27,19 @@ _OF_READING = ("num_workers", "prefetch_factor", "pin_memory", "persistent_worke
 
 
 def feed_of(
-    run: Run, source: Source, options: StepSettings, layout: Layout | None = None, *, reading: Reading | None = None
+    run: Run, source: Source, options: StepSettings, layout: Layout | None = None, *, beside: Source | None = None
 ) -> Feed:
     """Return this rank's batches. Collective, for a stream.
 
     Args:
         options: with the batch size that counts, see ``with_batch_of``.
         layout: which rank has which part of the data; without it the run's.
-        reading: by which processes; without it as the source and the options say.
+        beside: as in ``reading_of``.
 
     Raises:
         UsageError: the data has no length where one is needed, is too small for one batch, or has the sampler of another job.
     """
-    reading, layout = reading or reading_of(source, options, run.device), layout or run.layout
+    reading, layout = reading_of(source, options, run.device, beside), layout or run.layout
     rank, size = layout.data_rank(run.rank), layout.degrees.data
     say = (lambda text: None) if source.is_test else run.print
     agree = partial(_agree, run, size)
@@ -58,34 +58,26 @@ def feed_of(
     return IndexedFeed(source.data, order, reading, source.collate, agree=agree if source.is_item else None)
 
 
-def reading_of(source: Source, options: StepSettings, device: torch.device) -> Reading:
+def reading_of(source: Source, options: StepSettings, device: torch.device, beside: Source | None = None) -> Reading:
     """Return by which processes the data is read: the loader's settings, else the options.
 
     For a GPU the processes live on from epoch to epoch, and batches are in pinned memory, from which they are copied while it works.
+
+    Args:
+        beside: the task's test data, or its training data: where processes are forked that read it, one reads this, too. Data that open
+            a file at their first sample would otherwise open it here, and each process that is forked later would share it.
     """
-    loader = source.loader
+    loader, feeds_gpu = source.loader, is_gpu(device) and options.workers > 0
     if loader is not None:
         own = {name: getattr(loader, name) for name in _OF_READING}
         reading = Reading(**own, multiprocessing_context=loader.multiprocessing_context)
-        return reading if reading.num_workers or not options.workers else replace(reading, num_workers=options.workers)
-    feeds_gpu = is_gpu(device) and options.workers > 0
-    prefetch = options.prefetch if options.workers else None
-    return Reading(
-        num_workers=options.workers,
-        prefetch_factor=prefetch,
-        pin_memory=feeds_gpu,
-        persistent_workers=feeds_gpu and not source.is_test,
-    )
-
-
-def reading_of_test(test: Source, train: Source, options: StepSettings, device: torch.device) -> Reading:
-    """Return the same for test data: at least one process reads it where the training's processes are forked from this one.
-
-    Data that open a file at their first sample would otherwise open it here, and each process that is forked later would share it.
-    """
-    reading = reading_of(test, options, device)
-    forks = train.kind == "batches" or reading_of(train, options, device).num_workers
-    return reading if reading.num_workers or not forks else replace(reading, num_workers=1)
+    else:
+        prefetch = options.prefetch if options.workers else None
+        reading = Reading(
+            prefetch_factor=prefetch, pin_memory=feeds_gpu, persistent_workers=feeds_gpu and not source.is_test
+        )
+    forks = beside and (beside.kind == "batches" or reading_of(beside, options, device).num_workers)
+    return replace(reading, num_workers=reading.num_workers or options.workers or int(bool(forks)))
 
 
 @raised_on_all_ranks()
@@ -145,7 +137,7 @@ def order_of(source: Source, rank: int, size: int, options: StepSettings, share:
                 f"{type(chosen).__name__} has no length, which an epoch needs",
                 fix="give it __len__, or say --max-steps",
             )
-        each = 0 if source.batch_sampler is not None or source.is_item else each
+        each = 1 if source.is_item else each if source.batch_sampler is None else 0
         ranks = size if distributed is None else 1
         whole = 1 if not drop_last else max(each, 1) * (1 if source.is_test else ranks)
         padded = source.is_test and distributed is not None and distributed is source.sampler
@@ -157,7 +149,6 @@ def order_of(source: Source, rank: int, size: int, options: StepSettings, share:
             options.seed,
             whole=whole,
             is_own=distributed is not None,
-            is_item=source.is_item,
             counted=len(range(rank, len(distributed.dataset), size)) if padded else None,  # type: ignore[union-attr,arg-type]  # padded: there is one
             share=share,
         )

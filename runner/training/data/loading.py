@@ -54,8 +54,8 @@ class IndexedFeed(Feed):
         Args:
             agree: adds up the ranks' samples where each item of the data is a batch, of which only its tensors tell how many; else None.
         """
-        self.is_even, self._order, self._keys, self._agree = order.is_even, order, _Keys(order), agree
-        self.loader = reading.loader(Batches(data, collate, is_item=agree is not None), self._keys)
+        self.is_even, self._order, self._keys, self._agree = order.is_even and not agree, order, _Keys(order), agree
+        self.loader = reading.loader(Batches(data, collate), self._keys)
 
     def steps(self, used: int) -> int | None:
         return self._order.steps(used)
@@ -92,23 +92,19 @@ class _Keys(Sampler["tuple[str, Any]"]):
 
 
 class Batches(Dataset[Any]):
-    """The batches of data, by their keys. One is the same whichever process reads it, and whatever was read before.
+    """The batches of data, by their keys. One is the same whichever process reads it, and whatever was read before."""
 
-    Args:
-        is_item: an item of the data is a batch.
-    """
-
-    def __init__(self, data: Dataset[Any], collate: Collate = default_collate, *, is_item: bool = False) -> None:
-        self._data, self._collate, self._is_item = data, collate, is_item
+    def __init__(self, data: Dataset[Any], collate: Collate = default_collate) -> None:
+        self._data, self._collate = data, collate
         is_its_own = isinstance(data, TensorDataset) and type(data).__getitem__ is TensorDataset.__getitem__
         self._is_plain = is_its_own and not hasattr(data, "__getitems__") and collate is default_collate
 
     def __getitem__(self, key: tuple[str, Any]) -> Any:
         source, keys = key
-        if self._is_plain and not self._is_item:  # tensors, which can be indexed by a whole batch
+        if self._is_plain:  # tensors, which can be indexed by a whole batch
             return self._data[keys]
         with own_random_numbers(source):
-            return self._collate(self._data[keys] if self._is_item else samples_of(self._data, keys))
+            return self._collate(samples_of(self._data, keys))
 
 
 def samples_of(data: Any, keys: list[Any]) -> list[Any]:

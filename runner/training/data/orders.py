@@ -72,7 +72,6 @@ class DrawnOrder:
         sampler: gives the same on all ranks, of which each takes every ``size``-th; or, with ``is_own``, this rank's own.
         each: keys of a rank and step, or 0: the sampler gives the keys of a batch at a time.
         whole: of how many keys what is read of the last step is a multiple; what is left is dropped.
-        is_item: a key's item is a batch.
         counted: of this rank's own keys these many count; the others are a DistributedSampler's padding. None: all.
         share: makes the drawn keys the same on all ranks.
     """
@@ -87,14 +86,13 @@ class DrawnOrder:
         *,
         whole: int,
         is_own: bool = False,
-        is_item: bool = False,
         counted: int | None = None,
         share: Share = iter,
     ) -> None:
         self._sampler, self._each, self._seed, self._own_rank = sampler, each, seed, rank
         self._rank, self._ranks, self._times = (0, 1, size) if is_own else (rank, size, 1)
         self._whole, self._counted, self._share = whole, counted, share
-        self._is_own, self._is_item, self.is_even = is_own, is_item, bool(each)
+        self._is_own, self.is_even = is_own, bool(each)
         self._step = max(each, 1) * self._ranks
 
     def steps(self, used: int) -> int | None:
@@ -109,7 +107,7 @@ class DrawnOrder:
         if self._is_own:
             return list(range(count))  # a DistributedSampler gives numbers
         found = list(itertools.islice(drawn_alike(self._sampler, self._seed, 0), count))
-        return found if self._each or self._is_item or not found else list(found[0])[:count]
+        return found if self._each or not found else list(found[0])[:count]
 
     def places(self, epoch: int, used: int) -> Iterator[Place]:
         """As in the other order."""
@@ -127,7 +125,7 @@ class DrawnOrder:
             own = keys[self._rank :: self._ranks]
             if self._counted is not None:
                 own = own[: max(0, self._counted - used // self._times)]
-            counts = [1 if self._each or self._is_item else len(one) for one in keys]
+            counts = [1 if self._each else len(one) for one in keys]
             samples = len(own) if self._each else sum(counts[self._rank :: self._ranks])
             source = f"{self._seed} {what} {used} of epoch {epoch} rank {self._own_rank}"
             used += len(keys) * self._times

@@ -74,7 +74,7 @@ class _First(Dataset[Look]):
         is_quick = time.monotonic() - start < _QUICK
         batch, problem = None, None
         try:
-            batch = source.collate(samples[0] if source.is_item else samples)
+            batch = source.collate(samples)
             batch = self._check(batch) if self._check else batch
         except UsageError as error:
             problem = error

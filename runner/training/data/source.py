@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_collate
@@ -59,11 +60,9 @@ class Source:
 
     @property
     def collate(self) -> Collate:
-        """What makes a batch."""
-        if self.loader is not None:
-            own: Collate = self.loader.collate_fn
-            return own
-        return self.collate_fn or default_collate
+        """What makes a batch of a list of samples."""
+        own = self.loader.collate_fn if self.loader is not None else self.collate_fn or default_collate
+        return partial(_of_one, own) if self.is_item else own
 
 
 def source_of(task: Task) -> Source:
@@ -150,6 +149,10 @@ def _kind_of(data: Any) -> Literal["keys", "samples", "batches"]:
         f"the data is a {type(data).__name__}, which cannot be read",
         fix="give a Dataset, a DataLoader, or whatever gives batches by __iter__",
     )
+
+
+def _of_one(collate: Collate, samples: list[Any]) -> Any:
+    return collate(samples[0])
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:

@@ -27,7 +27,7 @@ from torch.utils.data import (
 
 from runner.base.errors import UsageError
 from runner.training.data.feed import Batch
-from runner.training.data.feeds import order_of, reading_of, reading_of_test, with_batch_of
+from runner.training.data.feeds import order_of, reading_of, with_batch_of
 from runner.training.data.loading import IndexedFeed, Reading
 from runner.training.data.orders import EpochOrder
 from runner.training.data.source import Source, source_of
@@ -553,11 +553,11 @@ def test_what_is_taken_apart_and_what_is_used_as_it_is() -> None:
 
 
 @many_workers
-def test_test_data_are_read_by_a_process_where_the_trainings_are_forked() -> None:
+def test_data_are_read_by_a_process_where_others_are_forked() -> None:
     """A file that data open at their first sample would else be shared by all processes that are forked later."""
     cpu, test = torch.device("cpu"), source(train_data=plain(8))
     forks, options = source(train_data=DataLoader(plain(8), num_workers=4)), Settings()
-    assert reading_of_test(test, forks, options, cpu).num_workers == 1
-    assert reading_of_test(test, source(train_data=plain(8)), options, cpu).num_workers == 0
+    assert reading_of(test, options, cpu, forks).num_workers == 1
+    assert reading_of(test, options, cpu, source(train_data=plain(8))).num_workers == 0
     own = source(train_data=DataLoader(plain(8), num_workers=3))
-    assert reading_of_test(own, forks, options, cpu).num_workers == 3
+    assert reading_of(own, options, cpu, forks).num_workers == 3
