@@ -34,6 +34,7 @@ FIRST = (
     # data of the user's own
     "launched/test_data.py::test_an_epoch_ends_on_all_ranks_with_the_shortest_stream",
     "launched/test_data.py::test_what_cannot_be_shared_is_refused",
+    "launched/test_data.py::test_a_loader_of_another_kind_is_used_as_it_is",
     "launched/test_data.py::test_places_of_other_ranks_are_refused",
     "launched/test_tree_batches.py::test_the_example_is_a_script",
     "launched/test_task_fields.py::test_the_largest_of_a_metric_may_be_the_best",
