@@ -4,9 +4,10 @@
     python -m runner jobscript --gpus-per-node h200:4 --memory 64G train.py
     python -m runner jobscript --scheduler pbs --module OpenMPI --submit x.py
     python -m runner jobscript --requeue --time-limit 4:00:00 workloads.mnist
+    python -m runner jobscript --directive=--array=0-9 train.py --seed {index}
 
 The scripts are those of mpi_scripts/, with the request, the target and this Python filled in. Options of jobscript
-come before the target; everything after it belongs to the target. A job that asks for GPUs computes on them or fails
+come before the target; everything after it belongs to the target, in whose words {index} is the job's number in an array. A job that asks for GPUs computes on them or fails
 (--device cuda).
 """
 
