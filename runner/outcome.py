@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
@@ -26,12 +29,15 @@ from runner.launch.context import LaunchContext
 from runner.launch.detect import is_reporting
 from runner.launch.hydra import end_other_ranks
 from runner.rendezvous.records.topology import ranks_text
+from runner.rendezvous.transport.secret import derived
 from runner.shutdown import shutdown
 from runner.versions.extras import missing_here
 
 # How torch begins the message of an error that a worker of a DataLoader has raised (torch._utils.ExceptionWrapper).
 _IN_WORKER = re.compile(r"Caught (\w+) in (DataLoader worker process \d+)\.")
 _UNREPORTED = 2.0  # seconds that a rank waits so that another rank's message comes first
+_ALIKE_SECONDS = 0.5  # in which the ranks of a host that fail alike find one another
+_LOOKS = 0.02  # seconds between two looks for that
 _INTERRUPTED = 130  # 128 + SIGINT
 
 
@@ -160,10 +166,54 @@ def _report_failure(error: BaseException, context: LaunchContext, job: Job | Non
         time.sleep(_UNREPORTED)  # another rank has failed, and its own message should come first
         cause = _who_has_ended(job) + cause
     fix = after_error(error)
-    print(f"runner: {context.label} failed: {cause}{fix and f'; {fix}'}", file=sys.stderr, flush=True)
-    sys.excepthook(type(error), error.with_traceback(own), own)  # the program's own hook, if it has set one
-    sys.stderr.flush()
+    text = "".join(traceback.format_exception(error.with_traceback(own)))
+    with _alike(text, None if is_echo(error) else job) as ranks:
+        if ranks:
+            alike = f" ({ranks_text(ranks)} alike)" if len(ranks) > 1 else ""
+            print(f"runner: {context.label} failed: {cause}{fix and f'; {fix}'}{alike}", file=sys.stderr, flush=True)
+        if ranks or not (sys.excepthook.__module__ or "").startswith(("sys", "torch.")):
+            sys.excepthook(type(error), error, own)  # the program's own hook, if it has set one
+        sys.stderr.flush()
     return cause
+
+
+@contextmanager
+def _alike(text: str, job: Job | None) -> Iterator[list[int]]:
+    """The ranks of this host whose programs have just failed by this traceback; none on all but the first of them.
+
+    The others wait until the first has printed it. With --log-dir each rank's file has its own.
+    """
+    if job is None or job.size == 1 or job.log_folder is not None:
+        yield [0 if job is None else job.rank]
+        return
+    path = Path(tempfile.gettempdir(), f"runner-failed-{derived(job.endpoint.key, text).hex()[:16]}")
+    shown = path.with_suffix(".shown")
+    try:
+        ranks = _met(path, shown, job)
+    except (OSError, ValueError, IndexError):  # it has to be printed, whatever a file system does
+        ranks = [job.rank]
+    try:
+        yield ranks
+    finally:
+        with contextlib.suppress(OSError):
+            shown.unlink()
+
+
+def _met(path: Path, shown: Path, job: Job) -> list[int]:
+    file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+    os.write(file, b"%d\n" % job.rank)
+    os.close(file)
+    is_first = int(path.read_text().split()[0]) == job.rank
+    end, most = time.monotonic() + _ALIKE_SECONDS, job.topology.local_size(job.rank)
+    while is_first and time.monotonic() < end and len(path.read_text().split()) < most:
+        time.sleep(_LOOKS)
+    if is_first:
+        path.replace(shown)
+        return sorted(int(rank) for rank in shown.read_text().split())
+    end += _UNREPORTED
+    while time.monotonic() < end and (path.exists() or shown.exists()):
+        time.sleep(_LOOKS)
+    return []
 
 
 def _cause_of(error: BaseException) -> str:

@@ -48,6 +48,20 @@ def test_an_exception_on_one_rank_ends_the_job(ranks: int, tmp_path: Path) -> No
     poll_until(lambda: not is_left(), LIMIT, "all processes have ended")  # the launcher may end before the last of them
 
 
+def test_ranks_that_fail_alike_print_one_traceback(tmp_path: Path) -> None:
+    (tmp_path / "raises.py").write_text(
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        "raise ValueError('of rank 1' if dist.get_rank() == 1 else 'bad data')\n"
+    )
+    done = runner(3, str(tmp_path / "raises.py"))
+    assert done.returncode == 1
+    told = {re.sub(r".* failed: ", "", line) for line in own_lines(done) if " failed: " in line}
+    assert told == {"ValueError: bad data (ranks 0, 2 alike)", "ValueError: of rank 1"}
+    assert done.stderr.count("Traceback") == 2
+
+
 @pytest.mark.parametrize("way", ["mpi", "file"])
 def test_what_one_rank_alone_refuses_for_all_is_not_lost(way: str) -> None:
     """Only rank 0 prints what all ranks refuse. Where it has not refused it, its guard prints it for the other."""
