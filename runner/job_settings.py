@@ -40,6 +40,9 @@ def _launcher_names() -> list[str]:
     return [*(row.name for row in launchers()), SINGLE.name]
 
 
+_EQUAL = ("device", "backend", "restart_in_place", "hang_timeout", "collective_timeout", "time_limit", "time_to_save")
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
     """How a job runs."""
@@ -165,3 +168,8 @@ class JobSettings:
     began: float | None = option(
         None, "the job's start in seconds since 1970", parse=float, group="runner", hidden=True
     )
+
+    def equal_on_all_ranks(self) -> list[str]:
+        """Of the options by which ranks work together those that are given, as texts."""
+        values = {name: getattr(self, name) for name in _EQUAL if getattr(self, name) != getattr(JobSettings, name)}
+        return [f"--{name.replace('_', '-')} {value}" for name, value in values.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from runner.backends.registry import installed_packages
 from runner.backends.selection import with_backend
@@ -28,12 +29,14 @@ def record_of(
     problem: UsageError | None = None,
     asks_for_gpus: bool,
     guard_port: int = 0,
+    options: Sequence[str] = (),
 ) -> RankRecord:
     """What this rank tells the others, among it why it cannot run its target, if it cannot.
 
     Args:
         digest: of the target's text.
         guard_port: rank 0's, if it has a guard.
+        options: the runner's that have to be equal.
     """
     return own_record(
         context,
@@ -42,6 +45,7 @@ def record_of(
         target=target,
         digest=digest,
         arguments=arguments,
+        options=list(options),
         packages=installed_packages(),
         absent_interfaces=absent_interfaces(context.environment),
         nccl_interface=nccl_interface(context.environment),

@@ -31,6 +31,7 @@ from runner.launch.detect import detect, is_reporting
 from runner.launch.launcher_processes import stand_for
 from runner.launch.launchers import SINGLE
 from runner.launch.mislaunch import idle_tasks, refuse_mislaunch
+from runner.launch.parts import refuse_other_parts
 from runner.launch.program import put_program_on_path
 from runner.launch.target import EXECUTABLE, WORKLOAD, Target, find_target
 from runner.outcome import SUCCESS, end_worker, outcome_of, refusing
@@ -61,7 +62,7 @@ class Launch:
     def __init__(self, argv: Sequence[str]) -> None:
         """Read the command line; what is wrong with it is told each rank."""
         self._problem: RunnerError | SystemExit | None = None
-        self._help = ""
+        self._help, self._words, self._compares = "", argv, True
         try:
             replace_characters()
             require("psutil")
@@ -99,6 +100,9 @@ class Launch:
                 raise self._problem
             context, way = self._place(origin.environment, origin.process)
             refuse_mislaunch(context)
+            if self._compares and context.size.value > 1:
+                self._compares = False  # the last part that starts sees the others
+                refuse_other_parts(origin.parent, self._words, origin.environment)
         return guard_words(context, self._request, way), guard_watched(context, self._request, origin.parent)
 
     def prepare(self) -> str:
@@ -213,6 +217,7 @@ def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple
         list(request.arguments),
         problem=problem,
         asks_for_gpus=request.job.device != "cpu" or examines(request.tool),
+        options=request.job.equal_on_all_ranks(),
         guard_port=lifeline.port,
     )
     return target, record

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import importlib.abc
 import importlib.machinery
 import os
+import random
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -42,14 +44,16 @@ def import_once(modules: Iterable[str], preloaded: Sequence[str] = ()) -> str:
     Returns:
         Why they must not be forked of it, in a few words; "" if they may.
     """
-    environment, known = dict(os.environ), set(sys.modules)
+    environment, known, read = dict(os.environ), set(sys.modules), set[str]()
     before = {name: os.environ.get(name) for name in _THREADS}
     set_variables(dict.fromkeys(_THREADS, "1"))  # a pool of threads would not live in a forked process
     try:
         with paused_collector():
             failed = _import_first(modules)
             first = _new_packages(known)
-            failed = failed or _import_preloaded(preloaded)
+            if not failed and preloaded:
+                with _noting_generators(preloaded), _noting_reads() as read:
+                    failed = _import_preloaded(preloaded)
     finally:
         unset_variables(name for name, value in before.items() if value is None)
         set_variables({name: value for name, value in before.items() if value is not None})
@@ -59,7 +63,7 @@ def import_once(modules: Iterable[str], preloaded: Sequence[str] = ()) -> str:
     _drawn[:] = [(sys.modules.get("torch"), sys.modules.get("numpy.random"))]
     later = _new_packages(known) - first
     packages = {top: _taken_out(top) for top in first | later}
-    sys.meta_path.insert(0, _HeldFinder(packages, environment, later))
+    sys.meta_path.insert(0, _HeldFinder(packages, environment, later, read))
     return ""
 
 
@@ -81,11 +85,11 @@ def draw_own_numbers() -> None:
 
     Later would be too late: a program may have set a seed by then.
     """
-    for torch, random in _drawn:
+    for torch, of_numpy in _drawn:
         if torch is not None:
             torch.default_generator.seed()
-        if random is not None:
-            random.seed()
+        if of_numpy is not None:
+            of_numpy.seed()
 
 
 def _import_first(modules: Iterable[str]) -> str:
@@ -106,6 +110,58 @@ def _import_preloaded(modules: Iterable[str]) -> str:
         except BaseException as error:
             return f"--preload {module} has failed: {type(error).__name__}: {error}"
     return ""
+
+
+@contextlib.contextmanager
+def _noting_reads() -> Iterator[set[str]]:
+    """The names of the variables that are read in the block."""
+    kind, read = type(os.environ), set[str]()
+    get = kind.__getitem__
+
+    def noting(environment: Any, name: Any) -> Any:
+        read.add(name)
+        return get(environment, name)
+
+    kind.__getitem__ = noting  # type: ignore[method-assign]
+    try:
+        yield read
+    finally:
+        kind.__getitem__ = get  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _noting_generators(preloaded: Sequence[str]) -> Iterator[None]:
+    """Say which generators of random numbers the block makes: whether they were given a seed, which each rank would make, does not show."""
+    before = {id(one) for one in _generators()}
+    yield
+    made = {id(one): one for one in _generators() if id(one) not in before}
+    for module in list(sys.modules.values()):
+        for name, value in list(vars(module).items()) if issubclass(type(module), ModuleType) else ():
+            if made.pop(id(value), None) is not None:
+                _say(
+                    f"{module.__name__}.{name} was made by --preload {' '.join(preloaded)}, and gives all ranks of a host the same numbers; "
+                    "make or seed it in the program, or import it without --preload"
+                )
+    # (Python's own modules have some of random.Random, for names of files.)
+    if kinds := ", ".join(sorted({type(one).__name__ for one in made.values() if type(one) is not random.Random})):
+        _say(
+            f"--preload {' '.join(preloaded)} has made generators ({kinds}) that give all ranks of a host the same numbers"
+        )
+
+
+def _generators() -> Iterator[object]:
+    """Those of Python's and numpy's that a module has made for itself. (torch.Generator() has the same seed in each process.)"""
+    kinds, known = [random.Random], []
+    if (of_numpy := sys.modules.get("numpy.random")) is not None:
+        kinds += [of_numpy.Generator, of_numpy.RandomState]
+        known = [of_numpy.mtrand._rand]  # draw_own_numbers() seeds it
+    for one in gc.get_objects():
+        if issubclass(type(one), tuple(kinds)) and one not in known and not isinstance(one, random.SystemRandom):
+            yield one
+
+
+def _say(text: str) -> None:
+    print(f"runner: {text}", file=sys.stderr, flush=True)
 
 
 def _not_to_be_forked() -> str:
@@ -136,13 +192,16 @@ def _taken_out(top: str) -> dict[str, ModuleType]:
 class _HeldFinder(importlib.abc.MetaPathFinder):
     """Finds packages that are held."""
 
-    def __init__(self, packages: dict[str, dict[str, ModuleType]], before: dict[str, str], preloaded: set[str]) -> None:
+    def __init__(
+        self, packages: dict[str, dict[str, ModuleType]], before: dict[str, str], preloaded: set[str], read: set[str]
+    ) -> None:
         """
         Args:
             before: the variables before the import; some are set by what was imported.
             preloaded: packages that were imported after torch, and may use it.
+            read: variables that these have read.
         """
-        self.packages, self._before, self.preloaded = packages, before, preloaded
+        self.packages, self._before, self.preloaded, self.read = packages, before, preloaded, read
         self.added = {name: value for name, value in os.environ.items() if name not in before}
 
     def find_spec(
@@ -160,15 +219,14 @@ class _HeldFinder(importlib.abc.MetaPathFinder):
         spec.has_location = own.has_location
         return spec
 
-    def late(self) -> list[str]:
-        """Variables that the program has set since, and that only an import of its own would have read."""
+    def changed(self) -> set[str]:
+        """Variables that have another value since, and not by what was imported."""
         now = os.environ
-        changed = {
+        return {
             name
-            for name in {*now, *self._before}
+            for name in {*now, *self._before} - {*_THREADS}
             if now.get(name) not in (self._before.get(name), self.added.get(name, self._before.get(name)))
         }
-        return sorted(name for name in changed if is_read_by_torch(name) and name not in _THREADS)
 
 
 class _HeldLoader(importlib.abc.Loader):
@@ -187,6 +245,11 @@ class _HeldLoader(importlib.abc.Loader):
         if module.__name__ in self._finder.preloaded:
             for name in _AFTER.keys() & self._finder.packages.keys():  # which it uses, and has imported
                 importlib.import_module(name)
+            lost = self._finder.read & self._finder.changed()
+            self._finder.read -= lost
+            if lost and os.environ.get("RANK", "0") == "0":
+                names = f"{', '.join(sorted(lost))}: read by --preload before {'it was' if len(lost) == 1 else 'they were'} set for"
+                _say(f"{names} this rank, and so without effect there; import {module.__name__} without --preload")
         module.__spec__, module.__loader__ = self._own, self._own.loader
         if (after := _AFTER.get(module.__name__)) is not None:
             after(module)
@@ -198,12 +261,12 @@ class _HeldLoader(importlib.abc.Loader):
             call_for_imported(self._modules.keys() - {"torch"})  # its own loader calls for itself
 
     def _apply_late(self) -> None:
-        late = self._finder.late()
+        late = sorted(name for name in self._finder.changed() if is_read_by_torch(name))
         for name in _APPLIED.keys() & set(late):
             _APPLIED[name]()
         if (lost := [name for name in late if name not in _APPLIED]) and os.environ.get("RANK", "0") == "0":
             text = f"{', '.join(lost)}: set after the import of torch that the ranks of a host share, and so without effect"
-            print(f"runner: {text}; start with --share-import off", file=sys.stderr)
+            _say(f"{text}; start with --share-import off")
 
 
 # What torch reads while it is imported, and can read again.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import hashlib
 import os
+import secrets
 import tempfile
 
 from runner.job import Job
@@ -98,18 +97,11 @@ def accelerate_variables(job: Job) -> dict[str, str]:
 
 
 def _error_file() -> str:
-    """Where torch's ``@record`` leaves what it knows of an exception; "" (nowhere) if no folder can be made."""
+    """Where torch's ``@record`` leaves what it knows of an exception: a file that is not there yet; "" if there is no folder for it."""
     try:
-        folder = tempfile.mkdtemp(prefix="torchelastic_")
+        return os.path.join(tempfile.gettempdir(), f"torchelastic_{secrets.token_hex(8)}.json")
     except OSError:
         return ""
-
-    def remove() -> None:
-        with contextlib.suppress(OSError):  # there is an error in it
-            os.rmdir(folder)
-
-    atexit.register(remove)
-    return os.path.join(folder, "error.json")
 
 
 def _have_gpus_of_their_own(job: Job) -> bool:

@@ -73,6 +73,25 @@ def test_ranks_with_other_arguments() -> None:
     refused(done, "--lr 1 on rank 0", "--lr 2 on rank 1")
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        (["--rendezvous", "file"], ["--rendezvous=mpi"], "the parts of this launch differ in --rendezvous"),
+        (
+            ["--collective-timeout", "9"],
+            [],
+            "the ranks differ in the runner's options: --collective-timeout 9.0 on rank 0",
+        ),
+    ],
+)
+def test_parts_with_other_options_of_the_runner(first: list[str], second: list[str], text: str) -> None:
+    """Said at once, also where the ranks could not meet."""
+    script = path_of("only_computes")
+    done = run(*programs([*RUNNER, *first, script], [*RUNNER, *second, script]))
+    assert done.returncode == 2
+    assert any(text in line for line in own_lines(done))
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_another_program_that_waits_for_others_in_mpi(rank: int) -> None:
     """Of two programs of one mpirun each waits for the other's first call; that is seen within seconds, not at the time limit."""

@@ -20,6 +20,7 @@ _EQUAL = {
     "target": "the target",
     "digest": "the target's content",
     "arguments": "the arguments",
+    "options": "the runner's options",
 }
 VERSIONS = ("python", "torch", "runner")
 

@@ -44,6 +44,7 @@ class RankRecord:
     target: str = ""
     digest: str = ""  # of the target's text
     arguments: Sequence[str] = field(default_factory=list)
+    options: Sequence[str] = field(default_factory=list)  # the runner's that were given, and have to be equal
     resources: Mapping[str, Any] = field(default_factory=dict)  # the fields of placement.Resources
     guard_port: int = 0  # rank 0's: where its guard listens for the others
     importer: int = 0  # the process of which this one was forked

@@ -137,6 +137,19 @@ def test_a_package_that_is_preloaded_uses_the_torch_of_the_program(tmp_path: Pat
     assert seeded.splitlines() == ["0.5488135039273248"] * 2
 
 
+def test_what_a_preloaded_package_has_drawn_and_read_at_its_import_is_said(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import numpy, os, random\nnumbers, other = numpy.random.default_rng(), random.Random()\n"
+        "place, unset = os.environ.get('HF_HOME', 'here'), os.getenv('HF_TOKEN')\n"
+    )
+    program = "os.environ['HF_HOME'] = os.environ['UNREAD'] = '/x'\nimport mine; print(mine.place)"
+    said = output(program, preloaded=["mine"], folder=tmp_path).splitlines()
+    assert said[0] == "here"
+    assert [line.partition(" was made")[0] for line in said[1:3]] == ["runner: mine.numbers", "runner: mine.other"]
+    assert said[3].startswith("runner: HF_HOME: read by --preload before it was set")
+    assert len(said) == 4
+
+
 def test_what_lies_beside_the_program_comes_first(tmp_path: Path) -> None:
     (tmp_path / "tqdm.py").write_text("own = True\n")
     assert output("sys.path.insert(0, ''); import tqdm, torch; print(tqdm.own)", folder=tmp_path).splitlines() == [
