@@ -208,10 +208,14 @@ def _floor(kind: type, name: str) -> int:
 def _declared(kind: type, one: Field[Any], declared: Any) -> DeclaredSetting:
     default = one.default if one.default_factory is MISSING else one.default_factory()
     # tuple[str, ...] is given value by value, unless a text= says how all of them are written together.
-    if is_list := get_origin(declared) is tuple and _about(kind, one).text is str:
-        declared = get_args(declared)[0]
+    if is_list := (get_origin(declared) or declared) is tuple and _about(kind, one).text is str:
+        declared = (*get_args(declared), str)[0]
     if default is MISSING:
         raise UsageError(f"{kind.__name__}.{one.name} has no default", fix="give it one; None if it may be left out")
+    if is_list and not isinstance(default, tuple):
+        raise UsageError(
+            f"{kind.__name__}.{one.name} is a tuple, and its default is {default!r}", fix=f"write {(default,)}"
+        )
     is_union = get_origin(declared) in (Union, UnionType)
     named = [part for part in (get_args(declared) if is_union else (declared,)) if part is not type(None)]
     found, about = named[0], _about(kind, one)
@@ -242,7 +246,11 @@ def _is_written(one: DeclaredSetting, kinds: Sequence[Any]) -> bool:
         return True
     try:
         return bool(about.parse(one.text_of(one.default)) == one.default)
-    except (argparse.ArgumentTypeError, ValueError, TypeError, ArithmeticError, LookupError):
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(
+            f"{one.name} has the default {one.default!r}: {error}", fix="give it one that its option takes"
+        ) from None
+    except (ValueError, TypeError, ArithmeticError, LookupError):
         return False
 
 

@@ -119,6 +119,15 @@ class Several(Trainer):
         values[_OWN] = self._encoded(tensors)
         return StateDict(tensors, groups, values)
 
+    def check_state(self) -> None:
+        """As in the base class."""
+        for trainer in self._trainers.values():
+            trainer.check_state()
+        self._encoded({})
+        if self.left_out is not None:
+            with raised_on_all_ranks():
+                raise self.left_out
+
     def load(self, state: StateDict) -> None:
         """As in the base class.
 
@@ -156,9 +165,18 @@ class Several(Trainer):
         ends = (one for one in self._parameters if name.endswith(f".{one}"))
         return self._parameters.get(max(ends, key=len, default=""))
 
-    @raised_on_all_ranks()
     def _encoded(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
-        return {name: encode(one.state_dict(), f"{_OWN}.{name}", tensors) for name, one in self._registered.items()}
+        """What is registered, but for what a checkpoint cannot hold: that must not cost the rest."""
+        found: dict[str, Any] = {}
+        self.left_out = None
+        for name, one in self._registered.items():
+            own: dict[str, Tensor] = {}
+            try:
+                found[name] = encode(one.state_dict(), f"{_OWN}.{name}", own)
+                tensors |= own
+            except UsageError as error:
+                self.left_out = error
+        return found
 
     def _restore(self, state: StateDict) -> None:
         saved = state.values.get(_OWN, {})
@@ -166,7 +184,7 @@ class Several(Trainer):
             with raised_on_all_ranks():
                 raise UsageError(
                     f"--resume: the checkpoint has no {', '.join(missing)}, which the script registers",
-                    fix="resume with the script that has written it, or start over without --resume",
+                    fix="resume with the script that has written it, or without registering that, or start over without --resume",
                 )
         for name, one in self._registered.items():
             one.load_state_dict(decode(saved[name], state.tensors))

@@ -10,12 +10,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.base.errors import raised_on_all_ranks
+from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.json_codec import decode, encode
 from runner.versions.torch_api import ALL_HAVE_IT
 
@@ -49,7 +50,7 @@ def state_of(model: nn.Module, optimizer: Optimizer, copies: Mapping[str, str] =
     """
     model_state, optimizer_state = (
         model.state_dict(),
-        optimizer.state_dict(),
+        _state_of(optimizer),
     )  # before _names: fully_shard may replace parameters
     tensors: dict[str, Tensor] = {}
     names = _names(model, optimizer, copies)
@@ -63,7 +64,7 @@ def state_of(model: nn.Module, optimizer: Optimizer, copies: Mapping[str, str] =
         name = _name(key, names) if isinstance(key, int) else f"{_OTHER}{key}"
         values[name] = encode(value, f"optimizer.{name}", tensors)
     groups = [
-        {name: _scalar(value) for name, value in group.items() if name != "params" and _is_plain(value)}
+        {name: scalar(value) for name, value in group.items() if name != "params" and is_plain(value)}
         | {"params": [_name(number, names) for number in group["params"]]}
         for group in optimizer_state["param_groups"]
     ]
@@ -77,7 +78,7 @@ def load_state(model: nn.Module, optimizer: Optimizer, state: StateDict, copies:
         ValueError: the optimizer's parameters or groups differ; nothing is loaded then.
     """
     numbers: dict[str, Any] = {name: number for number, name in enumerate(_names(model, optimizer, copies))}
-    own = optimizer.state_dict()["param_groups"]
+    own = _state_of(optimizer)["param_groups"]
     if [sorted(numbers.get(name, -1) for name in group["params"]) for group in state.groups] != [
         sorted(group["params"]) for group in own
     ]:
@@ -88,7 +89,7 @@ def load_state(model: nn.Module, optimizer: Optimizer, state: StateDict, copies:
     optimizer.load_state_dict(
         {
             "param_groups": [
-                now | {name: _like(now.get(name), value) for name, value in saved.items() if name != "params"}
+                now | {name: like(now.get(name), value) for name, value in saved.items() if name != "params"}
                 for now, saved in zip(own, state.groups, strict=True)
             ],
             "state": {
@@ -180,6 +181,26 @@ def copy_shard(full: Tensor, into: Tensor) -> None:
     into.copy_(full)
 
 
+def _state_of(optimizer: Optimizer) -> dict[str, Any]:
+    """The optimizer's ``state_dict()``.
+
+    Raises:
+        UsageError: it has none, or one of another form than torch's.
+    """
+    name, fix = type(optimizer).__name__, "take an optimizer whose state_dict() is torch's"
+    try:
+        found: dict[str, Any] = optimizer.state_dict()
+    except Exception as error:
+        raise UsageError(
+            f"{name}.state_dict() fails, and is what checkpoints hold ({error!r:.200})", fix=fix
+        ) from error
+    if found.keys() != {"state", "param_groups"}:
+        raise UsageError(
+            f"{name}.state_dict() has {', '.join(map(str, found))}, and not state and param_groups alone", fix=fix
+        )
+    return found
+
+
 def _parameter_of(name: str, parameters: Collection[str]) -> str | None:
     """The name of the parameter that a tensor of the optimizer's state is about (``optimizer.fc.weight.exp_avg``)."""
     prefix = name.removeprefix("optimizer.")
@@ -206,21 +227,25 @@ def _unnamed(number: int) -> str:
     return f"parameter-{number}"
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether an entry of a parameter group is a number, a text or None, or a list of such values."""
     if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
+        return all(is_plain(item) for item in value)
     is_scalar = isinstance(value, Tensor) and value.dim() == 0  # a learning rate may be one
-    return is_scalar or value is None or isinstance(value, bool | int | float | str)
+    return is_scalar or isinstance(value, numpy.generic) or value is None or isinstance(value, bool | int | float | str)
 
 
-def _scalar(value: Any) -> Any:
-    if isinstance(value, Tensor):
+def scalar(value: Any) -> Any:
+    """Such an entry as JSON has it."""
+    if isinstance(value, Tensor | numpy.generic):
         return value.item()
-    return [_scalar(item) for item in value] if isinstance(value, list | tuple) else value
+    return [scalar(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _like(now: Any, saved: Any) -> Any:
-    """A saved value in the type that the optimizer has for it now: JSON has no tuples and no tensors."""
+def like(now: Any, saved: Any) -> Any:
+    """A saved value in the type that the optimizer has for it now: JSON has no tuples, no tensors and none of NumPy's numbers."""
     if isinstance(now, Tensor):
         return torch.full_like(now, saved)
+    if isinstance(now, numpy.generic):
+        return type(now)(saved)
     return tuple(saved) if isinstance(now, tuple) else saved

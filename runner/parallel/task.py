@@ -24,7 +24,7 @@ from runner.parallel.modes import begin_training
 from runner.parallel.pipeline.stages import PassThrough
 from runner.parallel.reductions import check_mean
 from runner.parallel.support import check_shapes
-from runner.versions.torch_private import change_tensors
+from runner.versions.torch_private import change_tensors, compiled_in_place
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
@@ -271,7 +271,10 @@ class Task:
 
     @raised_on_all_ranks()
     def __post_init__(self) -> None:
-        """Check that there is one loss, and of the other fields what can be known now."""
+        """Check that there is one loss, and of the other fields what can be known now; take torch.compile()'s wrappers off the model."""
+        made = self.model
+        own = compiled_in_place(made) if isinstance(made, nn.Module) else lambda: compiled_in_place(made())
+        object.__setattr__(self, "model", own)
         if (self.loss is None) == (self.batch_loss is None):
             raise UsageError(
                 f"the task has {'no loss' if self.loss is None else 'two losses'}",

@@ -50,6 +50,7 @@ class Trainer:
         period: steps from one average of the replicas to the next; between them they differ, if it is more than one.
         copies: the names of copies of parameters that another pipeline stage has, with the names there; of the full model.
         weight: of the last step's loss in a mean over the ranks, which counts where they do not average their gradients.
+        left_out: why the newest ``state()`` lacks a part that the script has registered.
         on_progress: called when a micro-batch is done, or a part of it.
         ready: when this rank had done of the step what needs no other one (time.perf_counter()); None if it is not known.
     """
@@ -60,6 +61,7 @@ class Trainer:
     copies: Mapping[str, str] = NO_COPIES
     weight = 1.0
     on_progress: Callable[[], None] = staticmethod(lambda: None)
+    left_out: UsageError | None = None
     ready: float | None = None
     pipeline: dist.ProcessGroup | None = None  # the ranks that have the model's other stages, if any
     replicas: dist.ProcessGroup | None = None  # the ranks that have the same buffers; None: all
@@ -277,6 +279,14 @@ class Trainer:
         Groups and values are those of all ranks. Collective.
         """
         return self.with_scaler(state_of(self.model, self.optimizer, self.copies))
+
+    def check_state(self) -> None:
+        """See that a checkpoint can hold the state, of which optimizers make their part in the first step. Changes nothing.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        state_of(self.model, self.optimizer, self.copies)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the full model's parameters and buffers, by name, wherever they are. Collective."""

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
+from runner.base.plain_values import plain
 from runner.parallel.batch_forms import parts_of, with_tensors
 from runner.parallel.task import Plan, Task
 from runner.rendezvous.records.topology import ranks_text
@@ -120,7 +121,7 @@ def _facts(task: Task, options: StepSettings, looks: Mapping[str, Look], steps: 
     for name in ("warmup", "evaluate_every", "keep_best"):
         found[f"the task's {name} is"] = repr(getattr(task, name))
     found["the task's metrics are"] = ", ".join(task.metrics) or "none"
-    found |= {f"the task's setting {name!r} is": repr(value) for name, value in task.settings.items()}
+    found |= {f"the task's setting {name!r} is": repr(plain(value)) for name, value in task.settings.items()}
     found["the plan is"] = _plan(task.plan)
     if isinstance(task.model, nn.Module):
         for name, tensor in task.model.named_parameters():

@@ -39,6 +39,8 @@ from runner.training.run import Run
 from runner.training.settings import Settings
 from runner.training.summary import Result, evaluation_texts, resumed_text, summary
 
+_OF_LINES = {"step", "format"}
+
 
 class Training:
     """Gives the batches of all steps that are left, and does what is around each step: seeds, metrics, checkpoints, evaluation.
@@ -216,7 +218,13 @@ class Training:
             self.loss, self._fresh = loss, False
 
     def log(self, values: Mapping[str, float | Tensor]) -> None:
-        """Numbers of this step, in the place of others of the same names."""
+        """Numbers of this step, in the place of others of the same names.
+
+        Raises:
+            UsageError: a name is one that a line of the metrics has for itself.
+        """
+        for name in _OF_LINES & values.keys():
+            raise UsageError(f"run.log({name}=…): each line of the metrics has its own {name}", fix="name it otherwise")
         self._meter.note({name: value for name, value in values.items() if name != "loss"})
         if "loss" in values:
             self.loss, self._fresh = number_of("loss", values["loss"], self._run.device), False

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
+from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -208,7 +209,9 @@ def change_tensors(model: nn.Module, change: Callable[[Tensor], Tensor]) -> None
 def copy_of(module: nn.Module) -> nn.Module:
     """A module with all that this one has, and a list of children of its own. Instead: copy.copy(), which one with parametrizations refuses."""
     copy = module.__class__.__new__(module.__class__)
-    copy.__dict__ = {**module.__dict__, "_modules": dict(module._modules)}
+    copy.__dict__ = {**module.__dict__, "_modules": dict(module._modules), "_compiled_call_impl": None}
+    if isinstance(own := module.__dict__.get("forward"), MethodType) and own.__self__ is module:
+        copy.forward = MethodType(own.__func__, copy)
     return copy
 
 
@@ -220,6 +223,29 @@ def replace_child(module: nn.Module, name: str, child: nn.Module) -> None:
 def was_compiled(model: nn.Module) -> bool:
     """Whether compile() was called on it. Instead: none."""
     return getattr(model, "_compiled_call_impl", None) is not None
+
+
+def compiled_in_place(model: nn.Module) -> nn.Module:
+    """The model without torch.compile()'s wrappers, which change names: what they wrapped has its ``forward`` compiled as they would.
+
+    Instead: compile(), which knows no options of the wrapper's, and compiles nothing of a module that fully_shard has hooks in (2.14).
+    """
+
+    def unwrapped(module: Any) -> Any:
+        if module is None or "_orig_mod" not in module._modules:
+            return module
+        inner: Any = module._modules["_orig_mod"]
+        own = vars(inner).get("forward")
+        # A method, so that it belongs to the copy of a module that is copied.
+        inner.forward = (
+            MethodType(module.dynamo_ctx(type(inner).forward), inner) if own is None else module.dynamo_ctx(own)
+        )
+        return inner
+
+    for module in [*model.modules()]:
+        if "_orig_mod" not in module._modules:
+            module._modules.update({name: unwrapped(child) for name, child in module._modules.items()})
+    return cast("nn.Module", unwrapped(model))
 
 
 def check_finished(model: DistributedDataParallel) -> None:

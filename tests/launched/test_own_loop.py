@@ -9,6 +9,7 @@ from pathlib import Path
 from subprocess import PIPE
 
 import pytest
+from safetensors import safe_open
 
 from runner.guard.rank_state import read_states
 from tests.launching import RUNNER, clean_environment, finish, mpirun_path, ok, own_lines, path_of, run
@@ -129,6 +130,7 @@ def test_what_is_no_hang_and_no_early_end(wrong: str, steps: int, tmp_path: Path
         ("no loss", "run.log(loss=…)"),
         ("forgotten", "model has had backward() without step(); call model.step() once for each batch"),
         ("text", "run.log(right=…): the value is of type str; log real numbers"),
+        ("step name", "run.log(step=…): each line of the metrics has its own step"),
         ("names", "the ranks log different numbers"),
         ("past", "the ranks' gradients are not averaged"),
     ],
@@ -160,3 +162,28 @@ def test_its_help_has_its_own_options(tmp_path: Path) -> None:
     assert done.stdout.startswith("usage: own_loop.py [options]\n\nA script with a loop of its own")
     assert "--stop-at" in done.stdout
     refused(run(*PYTHON, SCRIPT, "--stop-a", "4", cwd=tmp_path), "did you mean --stop-at?")
+
+
+def test_a_compiled_model_is_resumed_without_the_compiler(tmp_path: Path) -> None:
+    """Checkpoints and exports have the names of the model itself."""
+    more = ["--checkpoint-dir", str(tmp_path / "runs")]
+    ok(run(*WAYS["runner"], SCRIPT, *more, "--epochs", "1", "--wrong", "compiled", "--strategy", "fsdp"))
+    ok(run(*RUNNER, "checkpoint", "export", str(tmp_path / "runs"), str(tmp_path / "model.safetensors")))
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        assert set(file.keys()) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    ok(run(*WAYS["one rank"], SCRIPT, *more, "--resume", "--global-batch-size", "16"))
+    assert len(losses(tmp_path / "runs")) == 8
+
+
+def test_state_that_becomes_odd_costs_only_itself(tmp_path: Path) -> None:
+    more = ["--checkpoint-dir", str(tmp_path), "--save-every", "end"]
+    told = f"cannot hold own.seen.odd, which is of type object; {tmp_path}/step-8 has all but that"
+    done = run(*WAYS["runner"], SCRIPT, *more, "--wrong", "odd state")
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    ok(run(*RUNNER, "checkpoint", "verify", str(tmp_path)))
+    told = "the checkpoint has no seen, which the script registers"
+    done = run(*WAYS["runner"], SCRIPT, *more, "--resume", "--epochs", "3")
+    assert done.returncode == 2
+    assert told in done.stderr

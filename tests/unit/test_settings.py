@@ -362,6 +362,27 @@ def test_what_a_workloads_own_function_does_not_read_is_told_in_one_line(tmp_pat
             read("--config", str(file), kind=Own)
 
 
+def test_loggers_may_be_a_default() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Bare(Settings):
+        logger: tuple = ("csv", "tensorboard:x")  # type: ignore[type-arg]  # as users write it
+
+    @dataclass(frozen=True, kw_only=True)
+    class Text(Settings):
+        logger: tuple[str, ...] = "csv"  # type: ignore[assignment]
+
+    @dataclass(frozen=True, kw_only=True)
+    class Unknown(Settings):
+        logger: tuple[str, ...] = ("cvs",)
+
+    assert read(kind=Bare).logger == ("csv", "tensorboard:x")
+    assert read("--logger", "csv", kind=Bare).logger == ("csv",)
+    assert '# logger = ["csv", "tensorboard:x"]' in as_toml(read(kind=Bare))
+    for kind, told in ((Text, r"default is 'csv'; write \('csv',\)"), (Unknown, "default 'cvs': 'cvs' is none of csv")):
+        with pytest.raises(UsageError, match=told):
+            read(kind=kind)
+
+
 def test_what_settings_toml_could_not_say_needs_a_text() -> None:
     def numbers(text: str) -> tuple[int, ...]:
         return tuple(map(int, text.split(",")))

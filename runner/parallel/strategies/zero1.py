@@ -28,6 +28,10 @@ class ZeroTrainer(DdpTrainer):
         """As in the base class."""
         return merged(self.with_scaler(state_of(self.model, self._own)), self.replicas)
 
+    def check_state(self) -> None:
+        """As in the base class."""
+        state_of(self.model, self._own)
+
     def load(self, state: StateDict) -> None:
         """As in the base class."""
         own = {name for group in state_of(self.model, self._own).groups for name in group["params"]}

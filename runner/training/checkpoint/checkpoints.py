@@ -20,7 +20,7 @@ from torch import Tensor
 
 from runner.backends.devices import take_device
 from runner.backends.gpu import is_gpu
-from runner.base.errors import RunnerError, raised_on_all_ranks
+from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.parallel.task import Best
 from runner.parallel.trainer import Trainer
 from runner.training.checkpoint import checkpoint_folder
@@ -69,7 +69,8 @@ class Checkpoints:
         self._best = None if trainer.task.keep_best is None else Best.of(trainer.task.keep_best)
         self._best_number: float | None = None  # of the best evaluation so far, as rank 0 knows it
         self._is_best = False  # whether that is of the state as it is now
-        trainer.state()  # what cannot be saved is refused now, not after an epoch
+        self._is_checked = False  # the state, as the first step has made it
+        trainer.check_state()  # what cannot be saved is refused now, not after an epoch
         if trainer.is_sharded:
             self._check_shared_folder()
             if (
@@ -141,6 +142,16 @@ class Checkpoints:
         self.finish()
         if what := self._finite.what_is_odd():
             self._give_up(what)
+
+    def see_step(self) -> None:
+        """After this run's first step, see that what it has made can be saved.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        if not self._is_checked:
+            self._is_checked = True
+            self._trainer.check_state()
 
     def is_due(self, position: Position, *, epoch_is_over: bool = False) -> bool:
         """Whether ``--save-every`` asks for a checkpoint at this step, or at the end of this epoch."""
@@ -243,8 +254,11 @@ class Checkpoints:
         if is_async and here:
             write = _in_background(write, run.device).result
         self._unfinished = write if trainer.is_sharded else functools.partial(run.on_main, write)
-        if not is_async:
+        if not is_async or trainer.left_out is not None:
             self.finish()
+        if (lost := trainer.left_out) is not None:
+            with raised_on_all_ranks():
+                raise UsageError(f"{lost.message}; {saved.path} has all but that", fix=lost.fix)
 
     def _timed(self, write: Callable[[Saved, Mapping[str, Tensor]], None], *arguments: Any) -> None:
         """Write, and note how long that takes."""

@@ -43,7 +43,15 @@ def opened(path: Path) -> Iterator[Any]:
     Raises:
         DamagedError: it is none.
     """
+    with telling_damage(path), open_tensors(path) as file:
+        yield file
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[Any]:
+    """safetensors' ``safe_open``, which refuses paths that are not UTF-8: those are opened by a descriptor."""
     from safetensors import safe_open
 
-    with telling_damage(path), safe_open(path, framework="pt") as file:
+    is_text = not any("\ud800" <= letter <= "\udfff" for letter in str(path))
+    with open(path, "rb") as whole, safe_open(path if is_text else f"/dev/fd/{whole.fileno()}", framework="pt") as file:
         yield file

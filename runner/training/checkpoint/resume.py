@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from torch.optim import Optimizer
 
 from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.base.plain_values import plain
 from runner.base.settings import settings_in
+from runner.parallel.state import is_plain, like, scalar
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 from runner.training.checkpoint.checkpoint_folder import Saved
@@ -34,7 +35,7 @@ def settings_of(run: Run, task: Task, options: Settings, trainer: Trainer) -> di
         },
         "dtype": str(trainer.dtype).removeprefix("torch."),  # which the model has without the option, too
         "samples": source_of(task).length,
-        **task.settings,
+        **plain(task.settings),
         "optimizer": _kind(trainer.optimizer),
         "groups": [_hyperparameters(group) for group in trainer.optimizer.param_groups],
     }
@@ -67,7 +68,7 @@ def check_settings(
     Raises:
         UsageError: the optimizer differs, or the seed or the data does in the middle of an epoch.
     """
-    then = _as_json(saved.settings)
+    then = saved.settings
     _check_optimizer(saved, then, optimizer, groups)
     if saved.position.samples:
         for name in ("seed", "samples"):
@@ -80,7 +81,7 @@ def check_settings(
     changes = [
         f"{name} {_text(then[name])} → {_text(now)}"
         for name, now in settings.items()
-        if name != "groups" and name in then and then[name] != now
+        if name != "groups" and name in then and then[name] != now and repr(then[name]) != repr(now)  # NaN is like NaN
     ]
     for _, name, before, now in _changed_hyperparameters(then, settings):
         changes.append(f"{name} {_text(before)} → {_text(now)}")
@@ -92,31 +93,27 @@ def obey_changes(saved: Saved, settings: dict[str, Any], optimizer: Optimizer) -
 
     A changed learning rate scales the loaded one by its ratio, so that schedules and a group's own factor are kept.
     """
-    for number, name, before, now in _changed_hyperparameters(_as_json(saved.settings), settings):
+    for number, name, before, now in _changed_hyperparameters(saved.settings, settings):
         group = optimizer.param_groups[number]
         if name == "lr" and before:
             group.update({key: now * (group[key] / before) for key in _LR if key in group})
         else:
-            group[name] = tuple(now) if isinstance(group[name], tuple) else now
+            group[name] = like(group[name], now)
 
 
 def _changed_hyperparameters(then: dict[str, Any], settings: dict[str, Any]) -> list[tuple[int, str, Any, Any]]:
     """(group, name, before, now) of each hyperparameter that has changed."""
     return [
         (number, name, before[name], now[name])
-        for number, (before, now) in enumerate(zip(then["groups"], _as_json(settings["groups"]), strict=False))
+        for number, (before, now) in enumerate(zip(then["groups"], plain(settings["groups"]), strict=False))
         for name in before.keys() & now.keys() - {"initial_lr"}
         if before[name] != now[name]
     ]
 
 
 def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
-    """The entries of a parameter group that are plain values or tuples of them."""
-    return {
-        name: value
-        for name, value in group.items()
-        if isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(isinstance(part, _PLAIN) for part in value))
-    }
+    """The entries of a parameter group that are plain values or lists of them."""
+    return {name: scalar(value) for name, value in group.items() if name != "params" and is_plain(value)}
 
 
 def _check_optimizer(saved: Saved, then: dict[str, Any], optimizer: Optimizer, own: list[dict[str, Any]]) -> None:
@@ -156,11 +153,6 @@ def _first_difference(there: dict[str, tuple[int, ...]], here: dict[str, tuple[i
         if there[name] != here[name]:
             return f"{name} is {list(there[name])} there and {list(here[name])} here"
     return "the names differ"
-
-
-def _as_json(value: Any) -> Any:
-    """A value after a round trip through JSON: tuples become lists."""
-    return json.loads(json.dumps(value))
 
 
 def _text(value: Any) -> str:

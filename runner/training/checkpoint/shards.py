@@ -27,7 +27,7 @@ Region = tuple[
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], offsets: Mapping[str, Sequence[int]] | None = None) -> None:
-    """Write a file, and flush it to disk.
+    """Write a file, readable to whom the umask says, and flush it to disk.
 
     Args:
         offsets: where each begins in its tensor, if they are shards.
@@ -44,7 +44,11 @@ def write(path: Path, tensors: Mapping[str, Tensor], offsets: Mapping[str, Seque
         where = {name: {OFFSETS: list(offset)} for name, offset in offsets.items()}
         metadata |= {WHERE: json.dumps(where), "DCP_VERSION": "1.0"}
     try:
+        path.touch()  # which obeys the umask, and safetensors does not (0.8)
+        mode = path.stat().st_mode
         save_file(_separate(tensors), path, metadata)
+        if path.stat().st_mode != mode:
+            path.chmod(mode)
     except KeyError as error:  # a type
         name = next(name for name, tensor in tensors.items() if tensor.dtype == error.args[0])
         raise UsageError(

@@ -9,6 +9,8 @@ from pathlib import Path
 from torch import Tensor
 
 from runner.base.errors import UsageError
+from runner.training.checkpoint.damage import open_tensors
+from runner.training.checkpoint.shards import write
 
 
 def read_weights(path: Path) -> Iterator[tuple[str, Tensor]]:
@@ -17,10 +19,10 @@ def read_weights(path: Path) -> Iterator[tuple[str, Tensor]]:
     Raises:
         UsageError: it cannot be read, or is no safetensors file.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_tensors(path) as file:
             for name in file.keys():  # noqa: SIM118  # it is no dict
                 yield name, file.get_tensor(name)
     except (OSError, SafetensorError) as error:
@@ -37,14 +39,12 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
         UsageError: it exists already.
         OSError: it cannot be written.
     """
-    from safetensors.torch import save_file
-
     if path.exists():
         raise UsageError(f"{path} exists already", fix="name another file, or remove it")
     temporary = path.with_name(f".{path.name}.new")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary, metadata={"format": "pt"})
+        write(temporary, weights)
         os.rename(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

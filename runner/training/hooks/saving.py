@@ -29,6 +29,7 @@ class SavingHook:
         self._checkpoints, self._preemption, self._metrics = checkpoints, preemption, metrics
 
     def after_step(self) -> None:
+        self._checkpoints.see_step()
         wish = self._preemption.wish()
         is_due = self._checkpoints.is_due(self._position) or wish.saves
         if is_due or wish.reason:
@@ -40,6 +41,7 @@ class SavingHook:
 
     def after_epoch(self, *, epoch_is_over: bool, is_evaluated: bool) -> None:
         """``epoch_is_over``: all of its steps are done, not only those that ``--max-steps`` allows."""
+        self._checkpoints.see_step()
         is_due = self._checkpoints.is_due(self._position, epoch_is_over=epoch_is_over)
         wish = self._preemption.wish(now=True)
         if is_due or wish.saves:

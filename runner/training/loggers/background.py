@@ -36,6 +36,7 @@ class BackgroundLogger:
         self._error: BaseException | None = None
         self._lost = 0  # steps
         self._news: list[str] = []
+        self._names: dict[str, str] = {}  # under which the logger takes values, by their own
         self._exit_handlers: list[Callable[..., Any]] = []
         self._is_ready = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(make,), name=name, daemon=True)
@@ -92,7 +93,7 @@ class BackgroundLogger:
             self._is_ready.set()
         try:
             while (one := self._waiting.get()) is not None:
-                logger.log(*one)
+                logger.log(one[0], self._named(logger, one[1]))
         except BaseException as error:
             self._fail(error, f" at step {one[0]}; training continues without it" if one else "")
             with contextlib.suppress(BaseException):
@@ -102,6 +103,20 @@ class BackgroundLogger:
             logger.close()
         except BaseException as error:
             self._fail(error, " at its end; values may be missing")
+
+    def _named(self, logger: Logger, values: Mapping[str, float]) -> Mapping[str, float]:
+        """The values by names that the logger takes, no two alike. A name that is replaced is told once."""
+        taken = getattr(logger, "name_of", None)
+        if taken is None:
+            return values
+        for name in sorted(values.keys() - self._names.keys(), key=lambda name: (taken(name) != name, name)):
+            new = taken(name)
+            while new in self._names.values():
+                new += "_"
+            self._names[name] = new
+            if new != name:
+                self._news.append(f"{self.name} has no name {name!r}: {new!r} stands for it there")
+        return {self._names[name]: value for name, value in values.items()}
 
     def _fail(self, error: BaseException, what: str) -> None:
         self._news.append(f"{self.name} has failed ({_line(error)}){what}")

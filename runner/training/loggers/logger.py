@@ -16,7 +16,10 @@ _IDENTIFIERS = "loggers.json"  # beside the checkpoints
 
 
 class Logger(Protocol):
-    """Takes a run's values, on rank 0, in a thread of its own. One that raises an error gets no more values."""
+    """Takes a run's values, on rank 0, in a thread of its own. One that raises an error gets no more values.
+
+    One that does not take all names has a function ``name_of(name)``, too, which gives the one to be used.
+    """
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Take the values of an optimizer step, the first of which is 1. A loss may be NaN or infinite."""

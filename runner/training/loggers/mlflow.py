@@ -5,6 +5,7 @@ Without URI it is what MLflow takes by itself (``MLFLOW_TRACKING_URI``). The exp
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from runner.base.errors import UsageError
 from runner.training.loggers.logger import LoggedRun
 
 _AT_ONCE = 1000, 100  # values and settings in a request: MLflow's limits
+# What names may not have: other characters, and parts that make several paths one; older servers take no colon. And their length.
+_REFUSED, _LONGEST = re.compile(r"[^\w./ -]|(?<![^/])(?:/|\.{1,2}(?![^/]))|^\.\.|/$"), 240
 _EVERY = 5.0  # seconds
 _REACHED = 10.0  # seconds for a connection: MLflow itself tries again for minutes
 
@@ -38,6 +41,11 @@ class MLflow:
         self._values += [(name, value, now, step) for name, value in values.items()]
         if len(self._values) >= _AT_ONCE[0] or time.monotonic() > self._sent + _EVERY:
             self._send()
+
+    @staticmethod
+    def name_of(name: str) -> str:
+        """The name that MLflow takes in the place of one that it may refuse."""
+        return _REFUSED.sub("_", name)[:_LONGEST] or "_"
 
     def close(self) -> None:
         """Send the rest; the run is finished."""

@@ -45,9 +45,11 @@ class Seen:
 
     def __init__(self) -> None:
         self.labels: Counter[int] = Counter()
+        self.grows_odd = False
 
     def state_dict(self) -> dict[str, Any]:
-        return {"labels": dict(self.labels)}
+        is_odd = self.grows_odd and self.labels.total() > 40
+        return {"labels": dict(self.labels), "odd": object() if is_odd else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.labels = Counter(state["labels"])
@@ -64,6 +66,8 @@ def main() -> None:
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     if options.wrong == "nothing":
         next(run.batches(Points()))
+    if options.wrong == "compiled":
+        net = torch.compile(net, backend="eager")  # type: ignore[assignment]
     model = run.prepare(net, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
     if options.wrong == "late":
         critic = run.prepare(nn.Linear(8, 1), optimizer=torch.optim.SGD, name="critic")
@@ -72,6 +76,7 @@ def main() -> None:
     if options.wrong == "outside":
         run.log(loss=1.0)
     seen = Seen()
+    seen.grows_odd = options.wrong == "odd state"
     run.register(seen=seen)
     for batch in run.batches(Points(), collate_fn=collate):
         if options.wrong == "no loss":
@@ -92,6 +97,8 @@ def main() -> None:
         model.backward(outputs if options.wrong == "loss" else loss)
         if options.wrong != "forgotten":
             model.step()
+        if options.wrong == "step name":
+            run.log(step=1.0)
         if options.wrong == "text":
             run.log(right="all")  # type: ignore[arg-type]  # is refused
         if options.wrong == "eval":

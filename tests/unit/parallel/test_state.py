@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections import deque
+from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
 
 from runner.base.errors import UsageError
+from runner.parallel.json_codec import decode, encode
 from runner.parallel.state import StateDict, load_state, room_for, state_of
+from runner.parallel.task import Task
 
 
 def trained(optimizer: type[torch.optim.Optimizer], **options: object) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -110,3 +116,103 @@ def test_what_a_checkpoint_cannot_hold_is_refused_by_name() -> None:
     ) as caught:
         state_of(model, optimizer)
     assert caught.value.on_all_ranks
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(numpy.int64(3), numpy.float32(0.5), numpy.bool_(True), numpy.uint16(7), numpy.float16(2)),
+        numpy.arange(6).reshape(2, 3)[:, ::-1],
+        numpy.random.RandomState(0).get_state(),
+        numpy.random.default_rng(0).bit_generator.state,
+        {1: "a", (1, 2): {"3": torch.float16, 3: torch.device("cuda", 1)}},
+        deque([1.0, numpy.float32(2)], maxlen=3),
+        [{1, 2}, frozenset("a"), b"\x00\xff", 1j, float("inf"), None, (1, [2, (3,)]), {"__tuple__": 1}],
+    ],
+    ids=repr,
+)
+def test_values_of_any_kind_come_back_as_they_were(value: Any) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    found = decode(json.loads(json.dumps(encode(value, "own", tensors))), tensors)
+    assert repr(found) == repr(value)
+    assert type(found) is type(value)
+
+
+def test_no_tensor_takes_anothers_name() -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    value = {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}}
+    assert repr(decode(encode(value, "own", tensors), tensors)) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (object(), "cannot hold own, which is of type object"),
+        (numpy.array([object()]), "cannot hold own, which is of type ndarray"),
+        ({torch.ones(1): 1}, "cannot hold own, of which a key is a tensor"),
+        (torch.zeros(2, dtype=torch.complex128), "cannot hold own, a Tensor of complex128"),
+        (torch.eye(2).to_sparse(), "cannot hold own, a Tensor of float32, sparse_coo"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused(value: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        encode(value, "own", {})
+
+
+class _Wrapping(torch.optim.SGD):
+    def state_dict(self) -> dict[str, Any]:
+        return {"base": super().state_dict(), "slow": {}}
+
+
+class _Stateless(torch.optim.SGD):
+    def state_dict(self) -> dict[str, Any]:
+        raise NotImplementedError("use distributed_state_dict()")
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [(_Wrapping, "has base, slow, and not state"), (_Stateless, "fails, .*distributed_state_dict")]
+)
+def test_an_optimizer_with_a_state_of_its_own_form_is_refused(kind: type[torch.optim.Optimizer], told: str) -> None:
+    model = nn.Linear(2, 1)
+    with pytest.raises(UsageError, match=f"{kind.__name__}.state_dict.. {told}"):
+        state_of(model, kind(model.parameters(), lr=0.1))  # type: ignore[call-arg]
+
+
+def test_numbers_of_numpy_in_a_group_are_saved() -> None:
+    model = nn.Linear(2, 1)
+    made = torch.optim.SGD(model.parameters(), lr=0.1)
+    made.param_groups[0]["lr"] = numpy.float32(0.5)
+    state = state_of(model, made)
+    assert json.loads(json.dumps(state.groups))[0]["lr"] == 0.5
+    made.param_groups[0]["lr"] = numpy.float32(0.25)
+    load_state(model, made, state)
+    assert repr(made.param_groups[0]["lr"]) == "np.float32(0.5)"
+
+
+@pytest.mark.parametrize("is_factory", [False, True])
+def test_a_compiled_model_has_its_own_names_and_is_compiled(is_factory: bool) -> None:
+    graphs = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def make() -> nn.Module:
+        inner: Any = torch.compile(nn.Linear(2, 2), backend=backend)
+        return torch.compile(nn.Sequential(inner), backend=backend)  # type: ignore[return-value]
+
+    task = Task(
+        model=make if is_factory else make(),
+        loss=nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        train_data=torch.utils.data.TensorDataset(torch.ones(2, 2), torch.ones(2, 2)),
+    )
+    model = task.build(torch.device("cpu"), torch.float32)
+    assert list(model.state_dict()) == ["0.weight", "0.bias"]
+    model(torch.ones(1, 2))
+    assert graphs
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert not twin(torch.ones(1, 2)).any()  # the copy's forward is its own

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -272,3 +273,18 @@ def test_an_exit_handler_of_another_thread_is_not_the_loggers(monkeypatch: pytes
     logger.log(1, {})
     assert logger.close()
     assert registered == [of_the_program]
+
+
+def test_names_that_mlflow_refuses_are_replaced_and_told_once(tmp_path: Path) -> None:
+    run = run_of(tmp_path, f"mlflow:sqlite:///{tmp_path}/mlflow.db")
+    logger = BackgroundLogger("--logger mlflow", lambda: made(run))
+    odd = ["mAP@50", "mAP_50", "metrics/precision(B)", "/a", "a//b", "../a", "..a", "a:b", "größe", "", "x" * 300]
+    for step in (1, 2):
+        logger.log(step, {name: float(number) for number, name in enumerate(odd)})
+    told = logger.close()
+    assert len(told) == len(odd) - 2
+    assert "--logger mlflow has no name 'mAP@50': 'mAP_50_' stands for it there" in told
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        found = dict(database.execute("select key, value from metrics where step = 2"))
+    assert len(found) == len(odd)
+    assert (found["mAP_50"], found["mAP_50_"], found["metrics/precision_B_"]) == (1.0, 0.0, 2.0)

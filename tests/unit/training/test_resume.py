@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
 
 from runner.base.errors import UsageError
+from runner.base.plain_values import plain
 from runner.parallel.state import shapes_of, state_of
 from runner.training.checkpoint import resume
 from runner.training.checkpoint.checkpoint_folder import Position, Saved
@@ -113,3 +117,17 @@ def test_a_checkpoint_of_another_model_is_told_with_the_difference(model: nn.Mod
     resume.check_model(saved, shapes, "workloads.other", shapes_of(other))
     with pytest.raises(UsageError, match=rf"another model \(workloads.test, this is workloads.other\): {difference}"):
         resume.check_model(saved, shapes, "workloads.other", shapes_of(model))
+
+
+def test_settings_of_a_task_may_be_of_any_kind_and_only_changes_are_told() -> None:
+    def own(rate: float) -> dict[str, Any]:
+        kinds = {"pair": (1, (2, 3)), "path": Path("x"), "kind": torch.float16, "names": {"b", "a"}, "none": None}
+        numbers = {"nan": math.nan, "array": numpy.arange(3), "small": numpy.float32(0.5), "object": object()}
+        return plain({**kinds, **numbers, "nested": {(1, 2): {"rate": numpy.float64(rate)}}})  # type: ignore[no-any-return]
+
+    model, optimizer, settings = made()
+    saved = saved_by(model, optimizer, json.loads(json.dumps(settings | own(0.5))))
+    assert checked(saved, settings | own(0.5), model, optimizer) == []
+    assert checked(saved, settings | own(0.25), model, optimizer) == [
+        "nested {'[1, 2]': {'rate': 0.5}} → {'[1, 2]': {'rate': 0.25}}"
+    ]

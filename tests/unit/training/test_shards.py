@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +20,7 @@ from runner.base.errors import UsageError
 from runner.training.checkpoint import checkpoint_folder, shards
 from runner.training.checkpoint.damage import DamagedError
 from runner.training.checkpoint.shard_index import FULL, are_complete, index_of, path_of, shapes_of
+from runner.training.checkpoint.weights import read_weights, write_weights
 from tests.launching import ROOT
 from tests.programs.training import exact
 
@@ -221,3 +223,23 @@ def test_only_files_are_opened_that_have_what_is_read(tmp_path: Path, monkeypatc
     paths = [path_of(tmp_path, rank) for rank in range(3)]
     assert opened == paths
     assert room["b"].equal(torch.cat([LEFT, LEFT + 1, LEFT + 2]))
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o027, 0o640), (0o022, 0o644)])
+def test_others_may_read_what_the_umask_says(umask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        shards.write(tmp_path / FULL, {"a": torch.ones(2)})
+        write_weights(tmp_path / "w.safetensors", {"a": torch.ones(2)})
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {mode}
+
+
+def test_a_path_may_hold_any_bytes(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    checkpoint_folder.write_full(folder, {"a": torch.arange(3)})
+    assert checkpoint_folder.read_full(folder)["a"].tolist() == [0, 1, 2]
+    write_weights(folder / "w.safetensors", {"a": torch.arange(3)})
+    assert [name for name, _ in read_weights(folder / "w.safetensors")] == ["a"]
