@@ -170,9 +170,9 @@ NEW = """module() { case "$1 $2" in "load known") LOADEDMODULES=a:known/1 ;; "lo
 )
 def test_a_module_that_was_not_loaded_ends_the_job_at_once(command: str, name: str, is_loaded: bool) -> None:
     text = ok(jobscript("--scheduler", "slurm", "--module", name, "explain")).stdout
-    text = f"{command}\nLOADEDMODULES=a\n{text.partition('set -euo pipefail')[0]}\necho goes on\n"
+    text = f"{command}\nLOADEDMODULES=a\n{text.partition('set -euo pipefail')[0]}\necho continues\n"
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == ((0, "goes on\n") if is_loaded else (1, "")), done.stderr
+    assert (done.returncode, done.stdout) == ((0, "continues\n") if is_loaded else (1, "")), done.stderr
     assert is_loaded or f"module load {name}: it is not loaded (LOADEDMODULES=a)" in done.stderr
 
 

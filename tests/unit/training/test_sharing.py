@@ -477,7 +477,7 @@ def test_batches_of_a_loader_are_dealt_out(size: int) -> None:
 
 
 def test_a_place_of_a_loader_is_that_of_the_batch_that_was_given_last() -> None:
-    """It has read a round ahead. Another number of ranks goes on there."""
+    """It has read a round ahead. Another number of ranks continues there."""
     first = batch_stream(TellingLoader(), 0, 2)
     batches = first.batches(0, 0)
     used = [next(batches) for _ in range(2)][-1].used
