@@ -1,7 +1,8 @@
 """Preemption: a signal, or the end of the time limit, asks for a checkpoint at the next step and for the end of the job.
 
 SIGTERM and SIGUSR1 may reach the ranks in different steps, or only one rank, and clocks differ (``--save-every 10min``). So the
-ranks agree in a collective, at steps, or batches of an evaluation, that all of them know: some five times per second. Where all
+ranks agree in a collective, at steps, or batches of an evaluation, that all of them know: some five times per second, and after each
+step where the program may stop the training. Where all
 ranks are data-parallel, and metrics are gathered more often than that, their collective does for it.
 """
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from runner.base.command_name import COMMAND
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.parallel.modes import begin_training
-from runner.parallel.several import with_own_state
+from runner.parallel.several import Several, with_own_state
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import to_device
@@ -128,6 +128,8 @@ class Training:
             metrics.open(self.saved, checkpoints, stack)
             preemption = stack.enter_context(listening(run, checkpoints))
             state.stop = preemption.stop
+            may_stop = self._on_step or isinstance(trainer, Several)  # a hook, or a loop of one's own
+            agree_every = trainer.period if may_stop else 0
             self._hooks = Hooks(
                 run=run,
                 options=options,
@@ -136,7 +138,7 @@ class Training:
                 metrics=metrics,
                 replicas=replicas,
                 preemption=preemption,
-                saving=SavingHook(run, self.position, checkpoints, preemption, metrics, self.last_step),
+                saving=SavingHook(run, self.position, checkpoints, preemption, metrics, self.last_step, agree_every),
                 see=self._see,
                 on_step=self._on_step,
                 on_epoch=self._on_epoch,

@@ -72,8 +72,8 @@ def test_it_is_preempted_and_continues_on_other_ranks(way: str, tmp_path: Path) 
 
 def test_it_stops_where_it_says_so(tmp_path: Path) -> None:
     where = ["--checkpoint-dir", str(tmp_path), "--save-every", "end"]
-    done = ok(run(*WAYS["runner"], SCRIPT, *where, "--stop-at", "4"))  # the epoch's last step, in which all ranks agree
-    assert f"checkpoint  {tmp_path}/step-4" in done.stdout
+    done = ok(run(*WAYS["runner"], SCRIPT, *where, "--stop-at", "2"))  # one rank does, in the middle of an epoch
+    assert f"checkpoint  {tmp_path}/step-2" in done.stdout
     ok(run(*WAYS["runner"], SCRIPT, *where, "--resume"))
     assert len(losses(tmp_path)) == 8
 

@@ -24,13 +24,17 @@ class SavingHook:
         preemption: Preemption,
         metrics: MetricsHook,
         last_step: int | None,
+        agree_every: int,
     ) -> None:
+        """``agree_every``: steps after which ranks agree on what is asked for, as the program may stop the training; 0: by time only."""
+        self._agree_every = agree_every
         self._run, self._position, self._last_step = run, position, last_step
         self._checkpoints, self._preemption, self._metrics = checkpoints, preemption, metrics
 
     def after_step(self) -> None:
         self._checkpoints.see_step()
-        wish = self._preemption.wish()
+        every = self._agree_every
+        wish = self._preemption.wish(now=every > 0 and self._position.step % every == 0)
         is_due = self._checkpoints.is_due(self._position) or wish.saves
         if is_due or wish.reason:
             self._metrics.write_rest()

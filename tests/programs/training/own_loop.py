@@ -124,7 +124,7 @@ def main() -> None:
             time.sleep(600)
         if options.wrong == "raises" and run.step == 3 and run.rank == run.size - 1:
             raise ValueError("sample 4711 has no label")
-        if options.stop_at == run.step + 1:
+        if options.stop_at == run.step + 1 and run.rank == run.size - 1:
             run.stop()
     print(f"rank {run.rank}: {run.step} steps, {run.epoch} epochs, {seen.labels.total()} labels")
 
