@@ -61,7 +61,7 @@ class Several(Trainer):
         Args:
             own: what the script saves beside them, by name. Rank 0's state counts, unless its tensors are sharded.
         """
-        self._trainers, self._registered = trainers, own
+        self._trainers, self.own = trainers, own
         self._prefixes = {name: "" if len(trainers) == 1 else f"{name}." for name in trainers}
         first, *others = trainers.values()
         self.task, self.options, self.scaler, self.dtype = task, first.options, None, first.dtype
@@ -169,7 +169,7 @@ class Several(Trainer):
         """What is registered, but for what a checkpoint cannot hold: that must not cost the rest."""
         found: dict[str, Any] = {}
         self.left_out = None
-        for name, one in self._registered.items():
+        for name, one in self.own.items():
             own: dict[str, Tensor] = {}
             try:
                 found[name] = encode(one.state_dict(), f"{_OWN}.{name}", own)
@@ -180,13 +180,13 @@ class Several(Trainer):
 
     def _restore(self, state: StateDict) -> None:
         saved = state.values.get(_OWN, {})
-        if missing := [name for name in self._registered if name not in saved]:
+        if missing := [name for name in self.own if name not in saved]:
             with raised_on_all_ranks():
                 raise UsageError(
                     f"--resume: the checkpoint has no {', '.join(missing)}, which the script registers",
                     fix="resume with the script that has written it, or without registering that, or start over without --resume",
                 )
-        for name, one in self._registered.items():
+        for name, one in self.own.items():
             one.load_state_dict(decode(saved[name], state.tensors))
 
 

@@ -29,7 +29,15 @@ from runner.parallel.mesh import degree
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.state import StateDict
 from runner.parallel.streams import RandomStreams, draws
-from runner.parallel.support import check_divisible, check_even, check_steps, check_unit_dtypes, kinds_of, supported_by
+from runner.parallel.support import (
+    check_divisible,
+    check_even,
+    check_steps,
+    check_unit_dtypes,
+    copies_of,
+    kinds_of,
+    supported_by,
+)
 from runner.parallel.task import Task
 from runner.parallel.tied import shared_parameters, tie_sharded
 from runner.parallel.trainer import Trainer
@@ -61,7 +69,8 @@ class ShardedTrainer(Trainer):
         mesh = next((one.device_mesh for one in own if isinstance(one, DTensor)), None)
         if mesh is not None:
             with _raised_by_stage(setting):
-                check_steps(task.optimizer, kinds_of(own), mesh)
+                kinds = kinds_of(own)
+                check_steps(copies_of(optimizer, kinds), kinds, mesh)
         super().__init__(task, model, optimizer, setting.options, no_sync=lambda: _no_sync(parts, setting.mesh))
         self._parts = parts
         self.replicas, self.sends_from = setting.mesh.get_group("data"), setting.device

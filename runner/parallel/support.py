@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from runner.base.errors import UsageError, is_echo, raised_on_all_ranks
 from runner.parallel.state import full_tensor
@@ -156,11 +158,29 @@ class ParameterKind:
 
 def kinds_of(parameters: Iterable[nn.Parameter]) -> list[ParameterKind]:
     """Those of the parameters that are trained. ``is_sharded``: as they are."""
-    trained = [one for one in parameters if one.requires_grad]
-    kinds = {
-        ParameterKind(one.dim(), hasattr(one, "placements"), str(one.dtype).removeprefix("torch.")) for one in trained
-    }
-    return sorted(kinds)
+    return sorted({_kind_of(one) for one in parameters if one.requires_grad})
+
+
+def _kind_of(one: Tensor) -> ParameterKind:
+    return ParameterKind(one.dim(), hasattr(one, "placements"), str(one.dtype).removeprefix("torch."))
+
+
+def copies_of(optimizer: Optimizer, kinds: Sequence[ParameterKind]) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
+    """A function that copies an optimizer, for other parameters in the place of its own: one of each kind, in this order."""
+
+    def copied(parameters: Iterable[nn.Parameter]) -> Optimizer:
+        by_kind, made = dict(zip(kinds, parameters, strict=True)), object.__new__(type(optimizer))
+        nothing = nn.Parameter(torch.empty(0))
+        own = [one for group in optimizer.param_groups for one in group["params"]]
+        memo: dict[int, Any] = {id(one): by_kind.get(_kind_of(one), nothing) for one in own}
+        # A scheduler's step() in the place of the class's calls that of the optimizer itself.
+        attributes = {name: value for name, value in vars(optimizer).items() if name != "step"}
+        vars(made).update(copy.deepcopy(attributes, memo | {id(optimizer): made}))
+        for group in made.param_groups:
+            group["params"] = [*{id(one): one for one in group["params"] if one is not nothing}.values()]
+        return made
+
+    return copied
 
 
 @raised_on_all_ranks()

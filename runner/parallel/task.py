@@ -208,7 +208,9 @@ class Task:
             )
         needed = [
             parameter.name
-            for parameter in inspect.signature(made.step).parameters.values()
+            for parameter in [*inspect.signature(type(made).step).parameters.values()][
+                1:
+            ]  # a scheduler replaces the object's own
             if parameter.default is parameter.empty
             and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         ]

@@ -30,7 +30,7 @@ from runner.parallel.state import (
 )
 from runner.parallel.step_loss import LossForm, StepLoss
 from runner.parallel.support import described, is_about_the_model
-from runner.parallel.task import Task, closures_refused
+from runner.parallel.task import Stateful, Task, closures_refused
 from runner.parallel.trees import map_tensors
 from runner.versions.torch_private import multiply, overflows
 
@@ -51,6 +51,7 @@ class Trainer:
         copies: the names of copies of parameters that another pipeline stage has, with the names there; of the full model.
         weight: of the last step's loss in a mean over the ranks, which counts where they do not average their gradients.
         left_out: why the newest ``state()`` lacks a part that the script has registered.
+        own: what the program saves beside the model, by name.
         on_progress: called when a micro-batch is done, or a part of it.
         ready: when this rank had done of the step what needs no other one (time.perf_counter()); None if it is not known.
     """
@@ -60,6 +61,7 @@ class Trainer:
     period = 1
     copies: Mapping[str, str] = NO_COPIES
     weight = 1.0
+    own: Mapping[str, Stateful] = {}
     on_progress: Callable[[], None] = staticmethod(lambda: None)
     left_out: UsageError | None = None
     ready: float | None = None

@@ -78,6 +78,14 @@ def test_it_stops_where_it_says_so(tmp_path: Path) -> None:
     assert len(losses(tmp_path)) == 8
 
 
+def test_a_schedule_continues_from_a_new_rate(tmp_path: Path) -> None:
+    where = ["--checkpoint-dir", str(tmp_path), "--schedule"]
+    ok(run(*WAYS["python"], SCRIPT, *where, "--max-steps", "3"))
+    ok(run(*WAYS["python"], SCRIPT, *where, "--lr", "0.001", "--max-steps", "6", "--resume"))
+    rates = [one["lr"] for one in metrics(tmp_path)]
+    assert rates == pytest.approx([0.1] * 3 + [0.001] * 3)
+
+
 @pytest.mark.parametrize("way", ["runner", "mpirun"])
 def test_a_rank_that_raises_ends_the_job(way: str, tmp_path: Path) -> None:
     done = run(*WAYS[way], SCRIPT, "--wrong", "raises", cwd=tmp_path)

@@ -91,7 +91,7 @@ def _load(
             _send(run, full.get(name), shape, dtype, room.get(name))
     trainer.load(StateDict(room, saved.groups, saved.values))
     if goes_on:
-        resume.obey_changes(saved, settings, trainer.optimizer)
+        resume.obey_changes(saved, settings, trainer.optimizer, trainer.own.values())
     return saved, changes
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.plain_values import plain
@@ -88,26 +90,43 @@ def check_settings(
     return list(dict.fromkeys(changes))
 
 
-def obey_changes(saved: Saved, settings: dict[str, Any], optimizer: Optimizer) -> None:
+def obey_changes(saved: Saved, settings: dict[str, Any], optimizer: Optimizer, own: Iterable[Any] = ()) -> None:
     """Give the optimizer, after its state was loaded, the hyperparameters of this run.
 
     A changed learning rate scales the loaded one by its ratio, so that schedules and a group's own factor are kept.
+
+    Args:
+        own: what the program has registered. Torch's schedulers among it, which keep rates of their own, continue from the new one.
     """
     for number, name, before, now in _changed_hyperparameters(saved.settings, settings):
         group = optimizer.param_groups[number]
         if name == "lr" and before:
-            group.update({key: now * (group[key] / before) for key in _LR if key in group})
+            for key in _LR:
+                if key in group:
+                    group[key] *= now / before
+            for rates in _rates_of(own):
+                if number < len(rates):
+                    rates[number] *= now / before
         else:
             group[name] = like(group[name], now)
 
 
+def _rates_of(own: Iterable[Any]) -> Iterator[list[Any]]:
+    """The lists of rates, one for each group of parameters, of torch's schedulers, also of those that others are made of."""
+    for one in own:
+        if isinstance(one, LRScheduler):
+            yield from (getattr(one, name, []) for name in ("base_lrs", "max_lrs", "_last_lr"))
+            yield from _rates_of(getattr(one, "_schedulers", ()))
+
+
 def _changed_hyperparameters(then: dict[str, Any], settings: dict[str, Any]) -> list[tuple[int, str, Any, Any]]:
-    """(group, name, before, now) of each hyperparameter that has changed."""
+    """(group, name, before, now) of each hyperparameter that has changed. A rate that a schedule sets is the one that it starts from."""
     return [
-        (number, name, before[name], now[name])
+        (number, name, before[source], now[source])
         for number, (before, now) in enumerate(zip(then["groups"], plain(settings["groups"]), strict=False))
         for name in before.keys() & now.keys() - {"initial_lr"}
-        if before[name] != now[name]
+        for source in ["initial_lr" if name == "lr" and "initial_lr" in before.keys() & now.keys() else name]
+        if before[source] != now[source]
     ]
 
 

@@ -22,6 +22,8 @@ class Options(runner.Settings):
     epochs: int = 2
     batch_size: int = 8
     wrong: str = ""
+    lr: float = 0.1
+    schedule: bool = False
     stop_at: int | None = runner.option(None, "stop after this step")
 
 
@@ -68,7 +70,7 @@ def main() -> None:
         next(run.batches(Points()))
     if options.wrong == "compiled":
         net = torch.compile(net, backend="eager")  # type: ignore[assignment]
-    model = run.prepare(net, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    model = run.prepare(net, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=options.lr))
     if options.wrong == "late":
         critic = run.prepare(nn.Linear(8, 1), optimizer=torch.optim.SGD, name="critic")
     if options.wrong == "no state":
@@ -78,6 +80,9 @@ def main() -> None:
     seen = Seen()
     seen.grows_odd = options.wrong == "odd state"
     run.register(seen=seen)
+    if options.schedule:
+        schedule = torch.optim.lr_scheduler.LambdaLR(model.optimizer, lambda step: min(1.0, (step + 1) / 2))
+        run.register(schedule=schedule)
     for batch in run.batches(Points(), collate_fn=collate):
         if options.wrong == "no loss":
             continue
@@ -99,6 +104,8 @@ def main() -> None:
             model.step()
         if options.wrong == "step name":
             run.log(step=1.0)
+        if options.schedule:
+            schedule.step()
         if options.wrong == "text":
             run.log(right="all")  # type: ignore[arg-type]  # is refused
         if options.wrong == "eval":

@@ -265,6 +265,30 @@ def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
                 assert type(of_kind.make_optimizer([nn.Parameter(torch.zeros(2, 2))])) is kind
 
 
+def test_an_optimizer_is_tried_by_a_copy_that_leaves_it_and_its_scheduler_alone() -> None:
+    weight = nn.Parameter(torch.ones(3, 2))
+    optimizer = torch.optim.SGD([{"params": [weight], "lr": 0.5}], momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    small = nn.Parameter(torch.zeros(2, 2))
+    copied = support.copies_of(optimizer, support.kinds_of([weight]))([small])
+    small.grad = torch.ones(2, 2)
+    copied.step()
+    assert copied.param_groups[0]["params"] == [small]
+    assert small.tolist() == [[-0.5, -0.5], [-0.5, -0.5]]
+    assert weight.tolist() == [[1, 1]] * 3
+    assert not optimizer.state
+    assert scheduler.optimizer is optimizer
+
+
+def test_an_optimizer_with_a_scheduler_of_its_own_is_taken() -> None:
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(parameters)
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        return optimizer
+
+    assert replace(task(net()), optimizer=make).make_optimizer([nn.Parameter(torch.zeros(2, 2))])
+
+
 class Failing(torch.optim.SGD):
     """An optimizer that fails in its step."""
 
