@@ -14,7 +14,9 @@ from tests.launching import ROOT
 
 HOME = ROOT / "runner" / "versions" / "torch_private.py"
 FILES = [path for folder in ("runner", "workloads") for path in sorted((ROOT / folder).rglob("*.py")) if path != HOME]
-OF_OTHERS = {"_asdict", "_fields", "_replace", "_put_value"}  # namedtuple's, and a method of Horovod's server
+OF_OTHERS = {"_asdict", "_fields", "_replace"}  # namedtuple's
+# A method of Horovod's server, NumPy's global generator, and what newer Pythons' multiprocessing has.
+OF_OTHERS |= {"_put_value", "_rand", "_get_base_temp_dir"}
 STANDARD = {"argparse", "atexit", "os", "sys", "threading"}
 IN_TEXT = re.compile(r"\btorch(\.\w+)*\._\w+")
 
@@ -54,7 +56,7 @@ def private_names(tree: ast.AST, own: set[str]) -> Iterator[str]:
             yield from (name for name in names if name.startswith("torch.") and "._" in name)
         elif isinstance(node, ast.Attribute) and is_private(node.attr):
             holder = ast.unparse(node.value)
-            if holder not in STANDARD and not (holder in ("self", "cls") and node.attr in own):
+            if holder not in STANDARD and not (holder in ("self", "cls", "super()") and node.attr in own):
                 yield node.attr
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in texts:
             yield from (found[0] for found in IN_TEXT.finditer(node.value))
