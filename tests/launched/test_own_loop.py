@@ -118,6 +118,15 @@ def test_top_shows_it_and_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
     assert line.endswith("; continue from its last checkpoint with --resume")
 
 
+def test_a_collective_of_one_rank_is_told_with_its_call(tmp_path: Path) -> None:
+    done = run(*WAYS["runner"], "--backend", "mpi4py", SCRIPT, "--wrong", "alone", cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.search(
+        r"rank \d of 2 on host \S+: \w+ \(collective \d+ of its group\) failed: .*call the same on all", done.stderr
+    )
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(("wrong", "steps"), [("slow", 8), ("break", 5)])
 def test_what_is_no_hang_and_no_early_end(wrong: str, steps: int, tmp_path: Path) -> None:
     """A step of several backward passes and an evaluation, which take long together; a loop that is left by break."""

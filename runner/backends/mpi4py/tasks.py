@@ -13,6 +13,7 @@ from mpi4py import MPI
 from torch.distributed import DistBackendError
 
 from runner.backends.mpi4py.members import AwaitedCall, Members
+from runner.base.errors import RunnerError
 
 
 class PendingRequest(Protocol):
@@ -23,6 +24,16 @@ class PendingRequest(Protocol):
 
 
 Steps = Generator[PendingRequest, None, None]
+
+
+class DifferentCallsError(RunnerError, DistBackendError):
+    """MPI could not do a collective, as it cannot where ranks are in different ones."""
+
+    def __init__(self, what: str, number: int, error: MPI.Exception) -> None:
+        super().__init__(
+            f"{what} (collective {number} of its group) failed: {error}; other ranks are in another collective, or have given other sizes",
+            fix="call the same on all ranks: what one rank does alone may not call run.sum(), state_dict() and the like",
+        )
 
 
 class MPITask:
@@ -81,7 +92,7 @@ class MPITask:
                     else:
                         return False
             except MPI.Exception as error:
-                self.error = error
+                self.error = error if self.order is None else DifferentCallsError(self.what, self.order.number, error)
                 break
             try:
                 self.request = next(self.steps)

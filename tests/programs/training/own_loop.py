@@ -106,6 +106,8 @@ def main() -> None:
             run.log(step=1.0)
         if options.schedule:
             schedule.step()
+        if options.wrong == "alone" and run.is_main:
+            run.sum(*range(9))
         if options.wrong == "text":
             run.log(right="all")  # type: ignore[arg-type]  # is refused
         if options.wrong == "eval":
