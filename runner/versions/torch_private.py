@@ -95,6 +95,16 @@ def process_groups() -> list[dict[str, Any]]:
     return groups
 
 
+def rates_of(own: Iterable[Any]) -> Iterator[list[Any]]:
+    """The lists of rates, one for each group of parameters, of torch's schedulers, also of those that others are made of. Instead: none."""
+    from torch.optim.lr_scheduler import LRScheduler
+
+    for one in own:
+        if isinstance(one, LRScheduler):
+            yield from (getattr(one, name, []) for name in ("base_lrs", "max_lrs", "_last_lr"))
+            yield from rates_of(getattr(one, "_schedulers", ()))
+
+
 def process_group_named(name: Any) -> Any:
     """The group that operators know by this name. Instead: none."""
     from torch._C._distributed_c10d import _resolve_process_group

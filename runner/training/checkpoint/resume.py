@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.plain_values import plain
@@ -19,6 +18,7 @@ from runner.training.checkpoint.shard_index import Shapes
 from runner.training.data.source import source_of
 from runner.training.run import Run
 from runner.training.settings import Settings
+from runner.versions.torch_private import rates_of
 
 _PLAIN = (bool, int, float, str, type(None))
 _LR = ("lr", "initial_lr")  # torch's schedules start from the second
@@ -104,19 +104,11 @@ def obey_changes(saved: Saved, settings: dict[str, Any], optimizer: Optimizer, o
             for key in _LR:
                 if key in group:
                     group[key] *= now / before
-            for rates in _rates_of(own):
+            for rates in rates_of(own):
                 if number < len(rates):
                     rates[number] *= now / before
         else:
             group[name] = like(group[name], now)
-
-
-def _rates_of(own: Iterable[Any]) -> Iterator[list[Any]]:
-    """The lists of rates, one for each group of parameters, of torch's schedulers, also of those that others are made of."""
-    for one in own:
-        if isinstance(one, LRScheduler):
-            yield from (getattr(one, name, []) for name in ("base_lrs", "max_lrs", "_last_lr"))
-            yield from _rates_of(getattr(one, "_schedulers", ()))
 
 
 def _changed_hyperparameters(then: dict[str, Any], settings: dict[str, Any]) -> list[tuple[int, str, Any, Any]]:
