@@ -36,7 +36,7 @@ class SavingHook:
         every = self._agree_every
         wish = self._preemption.wish(now=every > 0 and self._position.step % every == 0)
         is_due = self._checkpoints.is_due(self._position) or wish.saves
-        if is_due or wish.reason:
+        if is_due or wish.reason or self._preemption.is_stopped:  # each leads to a checkpoint
             self._metrics.write_rest()
         if is_due:
             wish = self._save()
