@@ -190,3 +190,6 @@ def test_an_epochs_line_has_the_means_of_all_its_steps(parts: tuple[int, ...], m
     assert metrics.of_epoch.samples_per_s == pytest.approx(6 / (1 / 2 + 5 / 10))
     task: Any = SimpleNamespace(unit="samples", units_per_sample=1)
     assert epoch_line(2, records[-1], metrics.of_epoch, task) == "epoch 1/2  step 5  loss 3.5  6 samples/s"
+    records[-1].more = {"val_loss": 0.25, "val_f1": 0.5}  # logged by a loop of one's own
+    line = epoch_line(2, records[-1], metrics.of_epoch, task)
+    assert line == "epoch 1/2  step 5  loss 3.5  test loss 0.25  f1 0.5  6 samples/s"
