@@ -176,6 +176,7 @@ def _entrants(
             try:
                 own_task, own_options = _captured(module, replace(run, layout=choice.layout), words)
                 own_options = with_batch_of(source, own_options)
+                own_task.check_stages(own_options)
             except UsageError as error:
                 if not error.on_all_ranks:
                     raise
