@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, defa
 
 from runner.base.settings import option
 from runner.training.data.loading import IndexedFeed, Reading
-from runner.training.data.orders import SampleOrder, ShardSampler
+from runner.training.data.orders import ShuffledOrder
 from runner.training.loop import Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings
@@ -87,7 +87,7 @@ def measure(run: Run, options: Settings, rounds: int) -> None:
         return hand_written(DataLoader(data, options.batch_size, sampler=sampler, drop_last=True), options)
 
     def bare() -> float:
-        order = SampleOrder(ShardSampler(len(data), run.rank, run.size, options.seed), options.batch_size)
+        order = ShuffledOrder(len(data), run.rank, run.size, options.batch_size, options.seed, drop_last=True)
         return hand_written(IndexedFeed(data, order, Reading(), default_collate).loader, options)
 
     compare_loops(run, {"runner": runner, "tutorial": tutorial, "bare": bare}, rounds, 1.02)

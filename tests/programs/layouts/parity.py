@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy
 import torch
 from deviations import largest
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ from runner.parallel.mesh import Layout
 from runner.parallel.precision import named
 from runner.parallel.state import full_tensor
 from runner.parallel.task import Plan, Task
-from runner.training.data.orders import ShardSampler
+from runner.training.data.permutation import Permutation
 from runner.training.run import Run
 from runner.training.settings import StepSettings
 
@@ -136,8 +137,8 @@ def main(run: Run, options: Options) -> None:
     bare = optimizer(whole.parameters())
     setting = Setting(device=run.device, dtype=dtype, mesh=run.mesh, options=options)
     trainer = make_trainer(task, setting)
-    own = list(ShardSampler(SAMPLES, run.data_rank, run.data_size, 0))
-    everyones = list(ShardSampler(SAMPLES, 0, 1, 0))
+    everyones = Permutation(SAMPLES, "seed 0 epoch 0").at(numpy.arange(SAMPLES)).tolist()
+    own = everyones[run.data_rank : SAMPLES // run.data_size * run.data_size : run.data_size]
     found: dict[str, float] = {"loss": 0.0, "weights": 0.0}
     for step in range(options.steps):
         mine = _nth(own, step, options.batch_size)

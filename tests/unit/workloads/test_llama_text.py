@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 
 from runner.base.errors import UsageError
 from runner.training.data.loading import IndexedFeed, Reading
-from runner.training.data.orders import SampleOrder, ShardSampler
+from runner.training.data.orders import ShuffledOrder
 from workloads.data.text import Windows, standard_library, windows
 
 
@@ -32,7 +32,7 @@ def test_windows_of_a_file(tmp_path: Path) -> None:
 
 def test_windows_are_loaded_by_whole_batches() -> None:
     data = Windows(torch.arange(101, dtype=torch.uint8), 10)
-    order = SampleOrder(ShardSampler(len(data), 0, 1, seed=0), 5)
+    order = ShuffledOrder(len(data), 0, 1, 5, seed=0, drop_last=True)
     batches = [batch.value for batch in IndexedFeed(data, order, Reading(), default_collate).batches(0, 0)]
     assert [inputs.shape for inputs, _ in batches] == [(5, 10), (5, 10)]
     assert sorted(int(inputs[0]) for batch, _ in batches for inputs in batch) == list(range(0, 100, 10))
