@@ -68,9 +68,9 @@ def check_task(run: Run, task: Task, options: StepSettings) -> Mapping[str, Look
     except RunnerError as error:
         failed = error
     problem = failed or next((look.problem for look in looks.values() if look.problem), None)
-    facts, sketches = _facts(task, options, looks, steps), [look.sketch for look in looks.values()]
+    facts = _facts(task, options, {name: source.length for name, (source, _, _) in data.items()}, steps)
     number = int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=7).digest(), "big")
-    unknown = [name not in looks or looks[name].sketch is None for name in data]
+    unknown = [name not in looks or looks[name].sketch is None for name in ("training", "test")]
     most = torch.tensor([number, -number, problem is not None, *unknown], device=run.device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     if int(most[0]) != -int(most[1]) or int(most[2]):
@@ -81,7 +81,8 @@ def check_task(run: Run, task: Task, options: StepSettings) -> Mapping[str, Look
         if differences := _differences([one[0] for one in everyone]):
             raise _refusal(differences[:_DIFFERENCES], _FIX)
         raise next(one for _, one, _ in everyone if one is not None)
-    for name, is_unknown, sketch in zip(looks, most[3:].tolist(), sketches, strict=True):
+    for name, is_unknown in zip(looks, most[3:].tolist(), strict=False):
+        sketch = looks[name].sketch
         if sketch is not None and not is_unknown and not are_alike(run, sketch):
             raise _refusal([f"samples of the {name} data are others on some ranks"], f"{_FIX}, and {_SEEDED}")
     return looks
@@ -107,12 +108,12 @@ def example_of(run: Run, task: Task, options: StepSettings) -> Any:
     return look.batch
 
 
-def _facts(task: Task, options: StepSettings, looks: Mapping[str, Look], steps: int | None) -> Facts:
+def _facts(task: Task, options: StepSettings, lengths: Mapping[str, int | None], steps: int | None) -> Facts:
     """What has to be equal on all ranks, by what it is called."""
     found: Facts = {}
     for name in ("training", "test"):
-        look = looks.get(name)
-        found[f"the {name} data has"] = _length(look) if look else "no samples"
+        length = lengths.get(name, "no")
+        found[f"the {name} data has"] = "no length" if length is None else f"{length} samples"
     found["an epoch has"] = f"{steps} steps"
     found |= _options(options)
     for name in ("is_classification", "units_per_sample"):
@@ -127,10 +128,6 @@ def _facts(task: Task, options: StepSettings, looks: Mapping[str, Look], steps: 
         for name, tensor in task.model.named_parameters():
             found[f"the parameter {name} is"] = "not initialised" if is_lazy(tensor) else f"{list(tensor.shape)}"
     return found
-
-
-def _length(look: Look) -> str:
-    return "no length" if look.length is None else f"{look.length} samples"
 
 
 def _options(options: StepSettings) -> Facts:

@@ -18,6 +18,7 @@ from runner.training.run import Run
 
 # Of sketches, relative to the mean magnitude: those of two random arrays of 10⁶ elements differ by some 10⁻³.
 _TOLERANCE = 1e-4
+_told = set[str]()  # kinds of samplers of which a line has told
 _SKETCHED = 1 << 16  # numbers of a part of a sample that are looked at, or twice as many
 
 
@@ -110,8 +111,10 @@ def keys_of_all(run: Run, sampler: Any, keys: Iterator[Any]) -> Iterator[Any]:
                 f"{name} draws other keys on each rank, and has no length",
                 fix="seed its random numbers alike on all ranks",
             )
-    run.print(
-        f"{name} draws other keys on each rank: all take rank 0's. A run that resumes in mid-epoch draws others: to seed it, give it "
-        "set_epoch(), or draw by torch's, NumPy's or Python's global random numbers"
-    )
+    if name not in _told:  # once, and not for each epoch
+        run.print(
+            f"{name} draws other keys on each rank: all take rank 0's. A run that resumes in mid-epoch draws others: to seed it, give it "
+            "set_epoch(), or draw by torch's, NumPy's or Python's global random numbers"
+        )
+    _told.add(name)
     return iter(run.on_main(lambda: [*first, *keys]))

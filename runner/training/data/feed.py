@@ -49,19 +49,12 @@ class Feed(ABC):
 
     @abstractmethod
     def batches(self, epoch: int, used: int) -> Iterator[Batch]:
-        """Return the batches that are left of an epoch of which so much is used. Collective, for some feeds at each batch.
-
-        The call itself may draw a random number, for the processes that read; the batches draw none.
-        """
+        """Return the batches that are left of an epoch of which so much is used. Collective, for some feeds at each batch."""
 
     def state(self) -> Any:
         """Return what a checkpoint keeps of this rank's place in the epoch, after the batch that was given last: plain values."""
         return None
 
     def load_state(self, state: Any) -> None:
-        """Take up the epoch where it was when this was the state. Call it before ``batches``.
-
-        Raises:
-            UsageError: it does not fit.
-        """
+        """Take up the epoch where it was then. Call it before ``batches``, which raises a UsageError if the state does not fit."""
         raise NotImplementedError  # never asked of a feed that is not stateful, and those that are have their own

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
 
+from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.trees import length_of_batch
 from runner.training.data.feed import Agree, Batch, Feed
-from runner.training.data.orders import EpochOrder, Place
+from runner.training.data.orders import DrawnOrder, EpochOrder, Place
 from runner.training.data.random_numbers import own_random_numbers
 
 Collate = Callable[[Any], Any]
@@ -30,38 +31,46 @@ class Reading:
     multiprocessing_context: Any = None
 
     def loader(self, data: Dataset[Any], keys: Sampler[Any] | None = None) -> DataLoader[Any]:
-        """A loader of data whose items are batches.
-
-        Args:
-            keys: of the batches, in their order; None for a stream.
-        """
+        """Return a loader of data whose items are batches. ``keys``: of the batches, in their order; None for a stream."""
         settings = {name: value for name, value in vars(self).items() if value is not None}
         return DataLoader(data, batch_size=None, sampler=keys, collate_fn=_as_it_is, **settings)
 
 
 class IndexedFeed(Feed):
-    """Batches of data whose samples have keys. An epoch is taken up in its middle without reading what is before.
+    """Batches of data whose samples have keys. An epoch is taken up in its middle without reading what is before."""
 
-    Attributes:
-        loader: of the values alone, of the epoch that was begun last; at first of the whole first one.
-    """
+    is_shared = True
+    _epoch, _resumed = 0, dict[str, Any]()  # the second is replaced, and not changed
 
     def __init__(
         self, data: Dataset[Any], order: EpochOrder, reading: Reading, collate: Collate, *, agree: Agree | None = None
     ) -> None:
-        """Read batches in an order.
-
-        Args:
-            agree: adds up the ranks' samples where each item of the data is a batch, of which only its tensors tell how many; else None.
-        """
+        """``agree``: adds up the ranks' samples if each item of the data is a batch, of which only its tensors tell how many; else None."""
         self.is_even, self._order, self._keys, self._agree = order.is_even and not agree, order, _Keys(order), agree
         self.loader = reading.loader(Batches(data, collate), self._keys)
 
     def steps(self, used: int) -> int | None:
         return self._order.steps(used)
 
+    @property
+    def is_stateful(self) -> bool:  # type: ignore[override]  # of a sampler's order
+        return isinstance(self._order, DrawnOrder)
+
+    def state(self) -> Any:
+        return {"epoch": self._epoch, "drawn": self._order.drawn}
+
+    def load_state(self, state: Any) -> None:
+        self._resumed = state
+
     def batches(self, epoch: int, used: int) -> Iterator[Batch]:
         self._keys.begin(epoch, used)
+        self._epoch, before = epoch, self._resumed.get("drawn")
+        if self._resumed.get("epoch") == epoch and used and before not in (None, self._order.drawn):
+            with raised_on_all_ranks():
+                raise UsageError(
+                    f"--resume: the sampler draws other keys for epoch {epoch + 1} than in the run that began it",
+                    fix="resume at the end of an epoch; to seed a sampler, give it set_epoch(), or draw by torch's global random numbers",
+                )
         return self._placed(iter(self.loader), self._keys.ahead)
 
     def _placed(self, values: Iterator[Any], ahead: deque[Place]) -> Iterator[Batch]:

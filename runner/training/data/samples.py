@@ -25,14 +25,12 @@ class Look:
     """What was seen.
 
     Attributes:
-        length: samples of the data; None for a stream, of which nothing is read.
-        batch: of the first samples, as the loader makes it; None if they make none that can be trained on.
+        batch: of the first samples, as the loader makes it; None for a stream, or if they make none that can be trained on.
         problem: why it cannot be trained on, if it cannot.
         sketch: of some samples; None if they have no numbers, do not read the same twice, as with random augmentation, take long to
             read, or have parts of an unknown kind.
     """
 
-    length: int | None = None
     batch: Any = None
     problem: UsageError | None = None
     sketch: Sketch | None = None
@@ -86,7 +84,7 @@ class _First(Dataset[Look]):
                 f"the data's first samples make no batch ({type(error).__name__}: {what})",
                 fix="make each sample of tensors, arrays or numbers, of the same shape in all samples, or give a collate_fn",
             )
-        return Look(length_of(source.data), batch, problem, self._sketch() if self._wants_sketch and is_quick else None)
+        return Look(batch, problem, self._sketch() if self._wants_sketch and is_quick else None)
 
     def _sketch(self) -> Sketch | None:
         data, length, found = self._source.data, length_of(self._source.data), []

@@ -60,7 +60,8 @@ class StreamFeed(Feed):
     ) -> None:
         self._data, self._seed, self._agree, self._say, self._drop_last = data, seed, agree, say, drop_last
         self._rank, self._size = (0, 1) if shards_itself else (rank, size)
-        self._tells, self.is_shared = _tells_place(data), not shards_itself
+        tells = [callable(getattr(data, name, None)) for name in ("state_dict", "load_state_dict")]
+        self._tells, self.is_shared = all(tells), not shards_itself  # whether the stream tells its place in an epoch
         self._state: dict[str, Any] = {}
         self._resumed: dict[str, Any] = {}
 
@@ -162,9 +163,7 @@ class SampleStream(StreamFeed):
         return mine, spare, count
 
 
-class _Read(IterableDataset[StreamPart]):
-    """Is iterated in a loader's process."""
-
+class _Read(IterableDataset[StreamPart]):  # in a loader's process
     def __init__(self, parts: Callable[[], Iterator[StreamPart]]) -> None:
         self._parts = parts
 
@@ -239,8 +238,3 @@ class BatchStream(StreamFeed):
                 )
         self._rows = self._rows or rows
         return rows
-
-
-def _tells_place(data: Any) -> bool:
-    """Whether a stream or a loader tells its place in an epoch, and can be taken up there."""
-    return all(callable(getattr(data, name, None)) for name in ("state_dict", "load_state_dict"))

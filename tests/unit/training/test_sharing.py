@@ -561,3 +561,35 @@ def test_data_are_read_by_a_process_where_others_are_forked() -> None:
     assert reading_of(test, options, cpu, source(train_data=plain(8))).num_workers == 0
     own = source(train_data=DataLoader(plain(8), num_workers=3))
     assert reading_of(own, options, cpu, forks).num_workers == 3
+
+
+class OwnOrder:
+    """A sampler whose order another process cannot draw again."""
+
+    def __init__(self, start: int) -> None:
+        self.orders = itertools.count(start)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Iterator[int]:
+        start = next(self.orders)
+        return iter([(start + number) % 8 for number in range(8)])
+
+
+def test_an_epoch_goes_on_by_the_order_that_it_began_with() -> None:
+    def feed(start: int) -> IndexedFeed:
+        given = source(train_data=plain(8), sampler=OwnOrder(start))
+        return IndexedFeed(plain(8), order_of(given, 0, 1, Settings(batch_size=2)), Reading(), default_collate)
+
+    first = feed(0)
+    next(first.batches(1, 0))
+    again, other = feed(0), feed(3)
+    for one in (again, other):
+        one.load_state(first.state())
+    assert next(again.batches(1, 2)).value[0].tolist() == [2, 3]
+    with pytest.raises(
+        UsageError, match="--resume: the sampler draws other keys for epoch 2 than in the run that began it"
+    ):
+        other.batches(1, 2)
+    assert next(other.batches(2, 0)).value[0].tolist() == [4, 5], "another epoch is begun anew"
