@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runner.backends.comparing import bounds, number_of
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.training.data.orders import DRAWN
 from runner.training.run import Run
@@ -87,12 +87,8 @@ def are_near(highest: Tensor, lowest: Tensor) -> bool:
 
 def is_same_text(run: Run, text: str) -> bool:
     """Return whether all ranks have the same text. Collective."""
-    if run.size == 1:
-        return True
-    number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
-    both = torch.tensor([number, -number])
-    dist.all_reduce(both, dist.ReduceOp.MAX, group=run.host_group)
-    return int(both[0]) == -int(both[1])
+    ((smallest, largest),) = bounds([number_of(text)], run.host_group) if run.size > 1 else [(0, 0)]
+    return smallest == largest
 
 
 def keys_of_all(run: Run, sampler: Any, keys: Iterator[Any]) -> Iterator[Any]:
