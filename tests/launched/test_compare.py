@@ -59,7 +59,7 @@ LAYOUTS = {
     "tp2+fsdp:gloo": 16 * 16 * 8,  # the second layer's outputs are summed
     "pp2:gloo": 16 * 64 * 8 + 8,  # the first layer's outputs are handed on; the loss and its weight are broadcast
     "pp2+pp-schedule=zbv:mpi4py": None,
-    "local-sgd:gloo": PARAMETERS / 8,  # an average every eight steps
+    "local-sgd:gloo": (PARAMETERS + 8) / 8,  # an average every eight steps, and the samples that each rank has seen
 }
 
 
