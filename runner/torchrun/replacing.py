@@ -15,8 +15,8 @@ _WITHIN = 10.0  # seconds: MPI_Finalize() waits for the other ranks, and one ran
 
 def finalize_before_exec() -> None:
     """Have ``os.execv()`` and its kin finalise MPI first. Call in a worker, before its program runs."""
-    os.execv = partial(_replace, os.execv, os.getpid())  # type: ignore[assignment]
-    os.execve = partial(_replace, os.execve, os.getpid())  # type: ignore[assignment]
+    for name in ("execv", "execve"):
+        setattr(os, name, partial(_replace, getattr(os, name), os.getpid()))
 
 
 def _replace(execute: Callable[..., Any], worker: int, path: Any, *arguments: Any) -> None:

@@ -122,11 +122,11 @@ def _noting_reads() -> Iterator[set[str]]:
         read.add(name)
         return get(environment, name)
 
-    kind.__getitem__ = noting  # type: ignore[method-assign]
+    kind.__getitem__ = noting  # type: ignore[method-assign]  # for the block only, in a process with one thread
     try:
         yield read
     finally:
-        kind.__getitem__ = get  # type: ignore[method-assign]
+        kind.__getitem__ = get  # type: ignore[method-assign]  # as it was
 
 
 @contextlib.contextmanager

@@ -35,13 +35,16 @@ class Feed(ABC):
 
     Attributes:
         is_even: whether each rank has a batch of the usual number of samples wherever all together have that of so many.
-        is_stateful: whether a checkpoint keeps a state of it, with which an epoch is taken up in its middle.
-        is_shared: whether that state is the same on all ranks, and fits any number of them.
+        is_shared: whether its state is the same on all ranks, and fits any number of them.
     """
 
     is_even: bool = True
-    is_stateful: bool = False
     is_shared: bool = False
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether a checkpoint keeps a state of it, with which an epoch is taken up in its middle."""
+        return False
 
     @abstractmethod
     def steps(self, used: int) -> int | None:

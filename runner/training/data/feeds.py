@@ -140,7 +140,9 @@ def order_of(source: Source, rank: int, size: int, options: StepSettings, share:
         each = 1 if source.is_item else each if source.batch_sampler is None else 0
         ranks = size if distributed is None else 1
         whole = 1 if not drop_last else max(each, 1) * (1 if source.is_test else ranks)
-        padded = source.is_test and distributed is not None and distributed is source.sampler
+        counted = None
+        if source.is_test and distributed is not None and distributed is source.sampler:  # not what it adds to fill up
+            counted = len(range(rank, length_of(distributed.dataset), size))
         order = DrawnOrder(
             chosen,
             rank,
@@ -149,7 +151,7 @@ def order_of(source: Source, rank: int, size: int, options: StepSettings, share:
             options.seed,
             whole=whole,
             is_own=distributed is not None,
-            counted=len(range(rank, len(distributed.dataset), size)) if padded else None,  # type: ignore[union-attr,arg-type]  # padded: there is one
+            counted=counted,
             share=share,
         )
     if order.steps(0) == 0:

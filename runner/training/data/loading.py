@@ -53,7 +53,7 @@ class IndexedFeed(Feed):
         return self._order.steps(used)
 
     @property
-    def is_stateful(self) -> bool:  # type: ignore[override]  # of a sampler's order
+    def is_stateful(self) -> bool:
         return isinstance(self._order, DrawnOrder)
 
     def state(self) -> Any:

@@ -66,7 +66,7 @@ class StreamFeed(Feed):
         self._resumed: dict[str, Any] = {}
 
     @property
-    def is_stateful(self) -> bool:  # type: ignore[override]  # known once the stream is
+    def is_stateful(self) -> bool:
         return self._tells or not self.is_shared
 
     @abstractmethod
