@@ -26,7 +26,16 @@ from tests.selection import is_first
 TESTS = Path(__file__).parent
 
 # Files of few tests that take a minute each, or start what does.
-LONG = ("test_faults", "test_deepspeed", "test_supervise", "test_compare", "test_restart_in_place", "test_conformance")
+LONG = (
+    "test_faults",
+    "test_scale",
+    "test_pages",
+    "test_deepspeed",
+    "test_supervise",
+    "test_compare",
+    "test_restart_in_place",
+    "test_conformance",
+)
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 settings.load_profile("untimed")
