@@ -77,6 +77,21 @@ def are_alike(run: Run, sketch: Sketch) -> bool:
     return are_near(both[0], -both[1])
 
 
+def ranks_with_others(run: Run, sketch: Sketch) -> list[int]:
+    """Return the ranks that have another sketch than rank 0. Collective: all sketches are gathered, to name them in a refusal."""
+    everyone: list[Any] = [sketch] * run.size
+    dist.all_gather_object(everyone, sketch)
+    first, (form, numbers, _) = torch.tensor(everyone[0].numbers), everyone[0]
+
+    def is_alike(one: Sketch) -> bool:
+        if (one.form, len(one.numbers)) != (form, len(numbers)):
+            return False
+        own = torch.tensor(one.numbers)
+        return are_near(first.maximum(own), first.minimum(own))
+
+    return [rank for rank, one in enumerate(everyone) if not is_alike(one)]
+
+
 def are_near(highest: Tensor, lowest: Tensor) -> bool:
     """Return whether the numbers of several sketches, [arrays, 2], are of the same arrays.
 
