@@ -14,7 +14,6 @@ from runner.parallel.mesh import Degrees, Layout, lay_out
 from runner.parallel.registry import traits_of
 from runner.parallel.settings import SCHEDULES, ParallelSettings
 from runner.rendezvous.records.topology import Host, Topology
-from runner.tools.costs.exchanges import Group
 from runner.versions.features import need
 
 if TYPE_CHECKING:
@@ -52,19 +51,10 @@ class Cluster:
         return self.links(layout, dimension) > 0
 
     def links(self, layout: Layout, dimension: str) -> int:
-        """By how many GPUs of a host a group of ranks along a dimension reaches another host; 0 if it is on one host."""
-        return self.group(layout, dimension).links
-
-    def group(self, layout: Layout, dimension: str) -> Group:
-        """Of the groups of ranks along a dimension the slowest: of those on several hosts that with the fewest links."""
-        if dimension not in layout.dimensions:
-            return Group(ranks=1)
-        found = []
-        for ranks in layout.groups(dimension):
-            on_hosts = Counter(rank // self.per_host for rank in ranks)
-            links = min(on_hosts.values()) if len(on_hosts) > 1 else 0
-            found.append(Group(ranks=len(ranks), hosts=len(on_hosts), links=links))
-        return min(found, key=lambda one: (not one.links, one.links, -one.hosts))
+        """By how many GPUs of a host the slowest group of ranks along a dimension reaches another host; 0: all are on one host."""
+        groups = layout.groups(dimension) if dimension in layout.dimensions else []
+        on_hosts = [Counter(rank // self.per_host for rank in ranks) for ranks in groups]
+        return min((min(counts.values()) for counts in on_hosts if len(counts) > 1), default=0)
 
 
 @dataclass(frozen=True, kw_only=True)

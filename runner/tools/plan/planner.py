@@ -9,12 +9,10 @@ from typing import Any
 from runner.base.errors import UsageError
 from runner.command import Given
 from runner.job import Job
-from runner.parallel.settings import LAYOUT, ParallelSettings
-from runner.tools.plan.layouts import PER_HOST, Candidate, Cluster, candidate_of, candidates
+from runner.tools.plan.layouts import PER_HOST, Candidate, Cluster, candidates
 from runner.tools.report.table import show_progress
 
 MOST = 4096  # GPUs among which it is looked for what fits
-_SHARDS = "shards"  # beside the parallel options: of how many ranks a replica is, where there are several on any number of GPUs
 
 
 class Planner:
@@ -35,7 +33,6 @@ class Planner:
 
         captured = capture(job, workload, given.without_parallel(_shaping(wanted)))
         self._task, self._options = captured.task, captured.options
-        self.unit, self.units_per_sample = self._task.unit, self._task.units_per_sample
         source = source_of(self._task)
         self._options = with_batch_of(source, self._options)
         if not source.is_stream:
@@ -81,42 +78,6 @@ class Planner:
         if not plans:
             raise UsageError([*left_out][-1])  # of the model, which says more than those of layouts, which come first
         return plans, left_out
-
-    def planned(self, cluster: Cluster, wanted: Mapping[str, Any], batch: int | None, global_batch: int | None) -> Any:
-        """The one layout that a run with such options has.
-
-        Args:
-            wanted: the parallel options that are given.
-            batch: samples per data-parallel rank and step, or ``global_batch``, over all ranks; both None: the workload's.
-
-        Raises:
-            UsageError: a run would be refused.
-        """
-        from runner.tools.plan.planning import plan_layout
-
-        own = self._options
-        if batch is None and global_batch is None:
-            global_batch = own.global_batch_size
-        layout = {name: getattr(ParallelSettings, name) for name in LAYOUT} | dict(wanted)
-        if shards := layout.pop(_SHARDS, None):
-            replicas = cluster.gpus // (shards * layout["tp"] * layout["pp"])
-            layout["replicate"] = replicas if replicas > 1 else None
-        one = candidate_of(cluster, self._task.plan, own, layout, batch or own.batch_size, global_batch)
-        return plan_layout(one, cluster, self._tracer, self._rule, self._costs_of_pieces(one))
-
-    def options_of(self, one: Any) -> dict[str, Any]:
-        """The options from which ``planned`` makes the like of a planned layout on other numbers of GPUs; none of None."""
-        if one is None:
-            return {}
-        names = ("strategy", "tp", "pp", "precision", "activation_checkpointing")
-        options, degrees = one.candidate.options, one.candidate.degrees
-        shards = {_SHARDS: degrees.shard} if degrees.shard > 1 and degrees.replicate > 1 else {}
-        return {name: getattr(options, name) for name in names} | shards
-
-    @property
-    def is_strong(self) -> bool:
-        """Whether the batch of all ranks stays the same on any number of them."""
-        return self._options.global_batch_size is not None
 
     def _plan(self, candidate: Candidate, cluster: Cluster, limit: float) -> Any:
         """With as little recomputation as lets it fit, or with the most."""

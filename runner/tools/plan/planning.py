@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from runner.base.errors import UsageError
 from runner.parallel.pipeline.stages import balanced
 from runner.parallel.registry import traits_of
-from runner.tools.costs.exchanges import Group
 from runner.tools.plan.layouts import Candidate, Cluster
 from runner.tools.plan.memory import PER_PARAMETER_ACTIVATIONS, Memory, is_wrapped, memory_of
 from runner.tools.plan.optimizers import StateRule
 from runner.tools.plan.schedules import timeline
 from runner.tools.plan.support import check_supported, reported_in_one_line
 from runner.tools.plan.tracing import Parameter, Pass, Traced, Tracer
-from runner.tools.plan.traffic import Traffic, buckets, handed_on, optimizer_sharded, replicated, sharded, total
-from runner.training.metrics.datasheets import SHEETS
+from runner.tools.plan.traffic import Traffic, handed_on, optimizer_sharded, replicated, sharded, total
 from runner.versions.features import need
 
-# What the estimate of a step's time assumes: an H100 SXM, and 40 % of its peak (torchtitan reports 33 to 39 % of that in bf16 on 8).
-SHARE = 0.4
+# What the estimate of a step's time assumes: 40 % of the peak of an H100 SXM (torchtitan reports 33 to 39 % of it in bf16 on 8), its NVLink,
+# and an adapter of 400 Gb/s per GPU, as a DGX H100 has (NVIDIA's data sheets; operations and bytes per second, one way).
+_SHARE, _HALF, _SINGLE = 0.4, 989.5e12, 67e12
+_INSIDE, _BETWEEN = 450e9, 50e9
 # Forward passes that a step takes: the backward pass takes two, and what is computed again one more, or half of its products.
 _PASSES = {"none": 3.0, "selective": 3.5, "full": 4.0}
 
@@ -64,12 +64,12 @@ class Planned:
 
     @property
     def step(self) -> Step:
-        sheet = SHEETS["H100"]
-        computing = self.operations / (SHARE * sheet.peak(self.candidate.options.precision))
+        peak = _SINGLE if self.candidate.options.precision == "fp32" else _HALF
+        computing = self.operations / (_SHARE * peak)
         return Step(
             computing=computing,
             idle=computing * self.idle / (1 - self.idle),
-            sending=total(self.traffic.within) / sheet.inside + self.traffic.per_link / sheet.between,
+            sending=total(self.traffic.within) / _INSIDE + self.traffic.per_link / _BETWEEN,
         )
 
     @property
@@ -153,7 +153,6 @@ def _together(traced: Traced, cut: range) -> Pass | None:
         temporary=max(one.temporary for one in own),
         output=own[-1].output,
         sent=sum(one.sent for one in own),
-        calls=sum(one.calls for one in own),
         operations=sum(one.operations for one in own),
     )
 
@@ -173,22 +172,20 @@ def _traffic(
     """Of a rank with these parameters and stages; ``passes`` are those of all stages."""
     options, layout = candidate.options, candidate.layout
     traffic, micro_batches = Traffic(), options.micro_batches
-    of_pipeline = cluster.group(layout, "pipeline")
-    pair = Group(ranks=2, hosts=2 if of_pipeline.links else 1, links=min(1, of_pipeline.links))  # from one rank to one
+    pair = min(1, cluster.links(layout, "pipeline"))  # from one rank to one
     _add_data_parallel(traffic, candidate, cluster, parameters)
     copied = sum(one.bytes for one in parameters if one.identity in tied and one.is_trained)
     if copied:  # their gradients, to the other stage
-        traffic.add("pp", copied / candidate.degrees.shard, pair, "allreduce")
+        traffic.add("pp", copied / candidate.degrees.shard, pair)
     for number in own:
         if one := passes[number]:
-            sharing = cluster.group(layout, "tensor")
-            traffic.add("tp", micro_batches * one.sent, sharing, "allreduce", micro_batches * one.calls)
+            traffic.add("tp", micro_batches * one.sent, cluster.links(layout, "tensor"))
         for other, sender in (
             (number + 1, number),
             (number - 1, number - 1),
         ):  # outputs forward, inputs' gradients back
             if 0 <= other < len(passes) and other not in own and (one := passes[sender]):
-                traffic.add("pp", handed_on(one.output, micro_batches), pair, "sendrecv", micro_batches)
+                traffic.add("pp", handed_on(one.output, micro_batches), pair)
     return traffic
 
 
@@ -201,25 +198,20 @@ def _add_data_parallel(
     gradients = float(sum(one.bytes for one in parameters if one.is_trained))
     narrow = 0.5 if options.precision != "fp32" and parameters[0].item == 4 else 1.0  # what fully_shard gathers
     if options.is_sharded:
-        sharing = cluster.group(layout, "shard" if "shard" in layout.dimensions else "data")
+        sharing = cluster.links(layout, "shard" if "shard" in layout.dimensions else "data")
         micro_batches = options.micro_batches
         gathers, scatters = (1, 1) if options.pp > 1 else (2 * micro_batches, micro_batches)
-        units = len({one.unit for one in parameters})
-        gathered = sharded(0.0, narrow * weights, degrees.shard, gathers, scatters)
-        traffic.add(options.strategy, gathered, sharing, "allgather", gathers * units)
-        scattered = sharded(gradients, 0.0, degrees.shard, gathers, scatters)
-        traffic.add(options.strategy, scattered, sharing, "reduce_scatter", scatters * units)
+        sent = sharded(gradients, narrow * weights, degrees.shard, gathers, scatters)
+        traffic.add(options.strategy, sent, sharing)
         number = scatters * replicated(gradients / degrees.shard, degrees.replicate)
-        copies = cluster.group(layout, "replicate" if degrees.shard > 1 else "data")
-        traffic.add("replicas", number, copies, "allreduce", scatters * units)
+        traffic.add("replicas", number, cluster.links(layout, "replicate" if degrees.shard > 1 else "data"))
         return
     traits = traits_of(options.strategy)
     # powerSGD's first steps exchange all; what it sends later depends on the shapes.
     exchanged = (0.5 if options.comm_hook in ("bf16", "fp16") and parameters[0].item == 4 else 1.0) * gradients
     every = options.sync_every if traits.is_local else 1
-    copies = cluster.group(layout, "replicate" if "replicate" in layout.dimensions else "data")
-    summed = replicated(exchanged, degrees.data)
-    traffic.add(options.strategy, summed / every, copies, "allreduce", buckets(exchanged) / every)
+    copies = cluster.links(layout, "replicate" if "replicate" in layout.dimensions else "data")
     if traits.shards_optimizer:
-        updated = optimizer_sharded(exchanged, weights, degrees.data) - summed
-        traffic.add(options.strategy, updated, copies, "broadcast", len(parameters))
+        traffic.add(options.strategy, optimizer_sharded(exchanged, weights, degrees.data), copies)
+    else:
+        traffic.add(options.strategy, replicated(exchanged, degrees.data) / every, copies)

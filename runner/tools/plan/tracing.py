@@ -86,7 +86,6 @@ class Pass:
         temporary: bytes that are used for the time being, forward or backward; with checkpointing a unit's activations, too.
         output: bytes of the outputs.
         sent: bytes that tensor parallelism sends, forward and backward.
-        calls: collectives by which it does.
         operations: floating-point operations of the forward pass; attention's without regard to a mask, as in a model's MFU.
     """
 
@@ -94,7 +93,6 @@ class Pass:
     temporary: int
     output: int
     sent: float
-    calls: int
     operations: int
 
 
@@ -245,7 +243,7 @@ class Tracer:
             if self.task.batch_loss is not None:
                 loss = functools.partial(self._batch_loss, model, batch, casts=casts)
                 one, _ = follow(loss, start, next(tensors_in(batch)), is_first=True)
-                return [one, *[Pass(0, 0, 0, 0.0, 0, 0)] * (len(self.pieces) - 1)]  # no pipeline cuts it
+                return [one, *[Pass(0, 0, 0, 0.0, 0)] * (len(self.pieces) - 1)]  # no pipeline cuts it
             values, targets = batch
             for number, piece in enumerate(self.pieces):
                 is_last = number == len(self.pieces) - 1
@@ -304,7 +302,7 @@ def _follow(
     if tp > 1:  # DTensor tries each new operation on tensors of the whole's shape first
         _follow(ledger, context, 1, compute, start, values, is_first=is_first)
     received = values.detach().requires_grad_(values.is_floating_point() and not is_first)
-    sent, calls, done, ledger.peak = ledger.sent, ledger.calls, ledger.operations, ledger.now
+    sent, done, ledger.peak = ledger.sent, ledger.operations, ledger.now
     with context():
         outputs = compute(received)
         kept = ledger.now - start
@@ -312,7 +310,7 @@ def _follow(
     if outputs.requires_grad:
         with context():
             torch.autograd.backward(outputs, torch.ones_like(outputs))
-    one = Pass(kept, ledger.peak - start - kept, _bytes(outputs), ledger.sent - sent, ledger.calls - calls, operations)
+    one = Pass(kept, ledger.peak - start - kept, _bytes(outputs), ledger.sent - sent, operations)
     return one, outputs.detach()
 
 
@@ -376,14 +374,13 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         now: bytes of all storages that operations have made and that are still there.
         peak: the most that ``now`` has been since this was set.
         sent: bytes.
-        calls: of collectives.
         operations: floating-point operations of products, on local tensors: torch's FlopCounterMode counts a sharded one as whole.
     """
 
     def __init__(self, known: Sequence[Tensor]) -> None:
         """``known``: tensors that do not count."""
         super().__init__()  # type: ignore[no-untyped-call]  # as above
-        self.now, self.peak, self.sent, self.calls, self.operations = 0, 0, 0.0, 0, 0
+        self.now, self.peak, self.sent, self.operations = 0, 0, 0.0, 0
         self._storages: dict[int, Any] = {identity_of(t.untyped_storage()): t for t in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -392,7 +389,6 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         result = func(*args, **(kwargs or {}))
         sent = bytes_sent(func, args, kwargs or {})
         self.sent += sent
-        self.calls += sent > 0
         if (formula := _OPERATIONS.get(family_of(func))) is not None:
             self.operations += formula(*args, **(kwargs or {}), out_val=result)
         for tensor in tree_leaves(result):

@@ -5,12 +5,10 @@ A group of ranks on several hosts counts as across hosts, as the slowest link of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from runner.tools.costs.collectives import all_reduce, reduce_scatter
-from runner.tools.costs.exchanges import Exchange, Group
 
 
 @dataclass
@@ -21,22 +19,18 @@ class Traffic:
         within: over links within a host.
         across: over links between hosts.
         per_link: of these, over the link of one GPU: NCCL uses those of all GPUs that a group has on a host.
-        exchanges: the same, one by one.
     """
 
     within: dict[str, float] = field(default_factory=dict)
     across: dict[str, float] = field(default_factory=dict)
     per_link: float = 0.0
-    exchanges: list[Exchange] = field(default_factory=list)
 
-    def add(self, purpose: str, number: float, group: Group, collective: str, calls: float = 1.0) -> None:
-        """Count some bytes."""
-        if not number:
-            return
-        kind = self.across if group.links else self.within
-        kind[purpose] = kind.get(purpose, 0.0) + number
-        self.per_link += number / group.links if group.links else 0.0
-        self.exchanges.append(Exchange(purpose=purpose, collective=collective, sent=number, calls=calls, group=group))
+    def add(self, purpose: str, number: float, links: int) -> None:
+        """Count some bytes, to other hosts by so many links, or, by none, within a host."""
+        if number:
+            kind = self.across if links else self.within
+            kind[purpose] = kind.get(purpose, 0.0) + number
+            self.per_link += number / links if links else 0.0
 
     @property
     def total(self) -> float:
@@ -51,11 +45,6 @@ def total(parts: Mapping[str, float]) -> float:
 def replicated(gradients: float, ranks: int) -> float:
     """DDP: an all-reduce of all gradients (Li et al., "PyTorch Distributed", arXiv:2006.15704)."""
     return all_reduce(gradients, ranks)
-
-
-def buckets(gradients: float) -> int:
-    """In how many all-reduces DDP sends so many bytes: torch fills a first bucket of 1 MiB, then buckets of 25 MiB."""
-    return 1 + math.ceil(max(0.0, gradients / 2**20 - 1) / 25)
 
 
 def optimizer_sharded(gradients: float, parameters: float, ranks: int) -> float:

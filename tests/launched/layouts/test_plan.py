@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from runner.tools.costs.study import WEAK, Size, Study
 from tests.launching import PROGRAMS, ROOT, RUNNER, ok, run
 from tests.layouts import needing
 from tests.terminal import on_terminal
@@ -74,11 +73,6 @@ def test_memory_is_that_of_a_run(turns: Turns, tmp_path: Path) -> None:
         (["planned_llama", "--gpus", "8", "--memory", "1G", "--sizes", "7b"], "unrecognized arguments: --sizes 7b"),
         (["planned_llama", "--gpus", "8", "--memory", "1G", "--tp", "3"], "tensor(3)"),
         (["planned_llama", "--gpus", "8", "--memory", "1G", "--plot", "/nowhere/x.png"], "--plot: "),
-        (["planned_llama", "--gpus", "8", "--ranks", "8"], "the following arguments are required: --memory"),
-        (["planned_llama", "--ranks", "8", "--nodes", "2"], "--nodes takes --gpus"),
-        (["planned_llama", "--ranks", "8,x"], "--ranks: 'x'"),
-        (["planned_llama", "--gpus", "8", "--memory", "1G", "--study", "s.json"], "--study takes --ranks"),
-        (["planned_llama", "--ranks", "8", "--study", "s.json"], "s.json: No such file"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_one_line(arguments: list[str], expected: str, tmp_path: Path) -> None:
@@ -134,13 +128,6 @@ def test_a_model_that_cannot_be_followed_gets_an_estimate(tmp_path: Path) -> Non
 LLAMA = ["workloads.llama", "--size", "8b", "--length", "8192", "--batch-size", "2"]
 FSDP = ["--strategy", "fsdp", "--precision", "bf16", "--activation-checkpointing", "selective"]
 PUBLISHED = {8: 82.4, 128: 67.0}  # peak memory in GiB, by GPUs
-# Tokens/s per GPU on fewer and on more GPUs; those of H200 are in its benchmarks/llama3_8b_h200_2025-06_torchtitan.md (commit bcdeaa3).
-SPEEDS = {
-    "as it is": ("H100", {8: 5762, 128: 5605}),
-    "compiled": ("H100", {8: 6667, 128: 6514}),
-    "compiled, float8": ("H100", {8: 8532, 128: 8380}),
-    "compiled, float8, gathered as float8": ("H200", {32: 10938, 64: 10753}),
-}
 
 
 def test_memory_is_what_torchtitan_has_published(tmp_path: Path) -> None:
@@ -149,31 +136,3 @@ def test_memory_is_what_torchtitan_has_published(tmp_path: Path) -> None:
         found = planned(tmp_path, *LLAMA, *FSDP, *arguments)
         (whole,) = (one for one in found["layouts"] if one["name"] == f"fsdp {gpus}")
         assert whole["memory"]["total"] / 2**30 == pytest.approx(measured, rel=0.15)
-
-
-@pytest.mark.parametrize("kind", SPEEDS)
-def test_the_speed_on_more_gpus_follows_from_that_on_fewer_as_torchtitan_has_published(
-    kind: str, tmp_path: Path
-) -> None:
-    gpu, speeds = SPEEDS[kind]
-    (few, of_few), (many, of_many) = speeds.items()
-    size = Size(scaling=WEAK, ranks=few, hosts=few // 8, batch=2 * few, rounds=[2 * 8192 / of_few])
-    Study(target="workloads.llama", sizes=[size]).write(tmp_path / "study.json")
-    arguments = ["--ranks", f"{few},{many}", "--study", str(tmp_path / "study.json"), "--gpu", gpu]
-    first, second = planned(tmp_path, *LLAMA, *FSDP, *arguments)["prediction"]["steps"]
-    assert first["speed"] / few == pytest.approx(of_few, rel=0.001)
-    assert second["speed"] / many == pytest.approx(of_many, rel=0.02)
-    assert second["speed_low"] < many * of_many < second["speed_high"]
-
-
-# … and on 64 A100 of 80 GB, one sample per GPU: docs/performance.md (commit 0413364). The default share of the peak is that of H100.
-@pytest.mark.parametrize(
-    ("gpu", "gpus", "batch", "published", "error"), [("H100", 8, 2, 5762, 0.02), ("A100", 64, 1, 2973, 0.45)]
-)
-def test_the_speed_by_data_sheets_is_in_its_interval(
-    gpu: str, gpus: int, batch: int, published: int, error: float, tmp_path: Path
-) -> None:
-    arguments = [*LLAMA[:-1], str(batch), *FSDP, "--ranks", str(gpus), "--gpu", gpu]
-    (found,) = planned(tmp_path, *arguments)["prediction"]["steps"]
-    assert found["speed"] / gpus == pytest.approx(published, rel=error)
-    assert found["speed_low"] < gpus * published < found["speed_high"]
