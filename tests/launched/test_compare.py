@@ -87,24 +87,7 @@ def test_layouts_train_the_same_model(tmp_path: Path) -> None:
         else:
             assert engine["loss"] == pytest.approx(engines["ddp:gloo"]["loss"], rel=1e-9)
             assert engine["distance"] < 1e-12
-    assert {name for name, engine in engines.items() if engine["timeline"]} == {
-        "pp2:gloo",
-        "pp2+pp-schedule=zbv:mpi4py",
-    }
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
-    kinds = {
-        "pp2:gloo": ["forward", "backward"],
-        "pp2+pp-schedule=zbv:mpi4py": ["forward", "inputs", "weights", "backward"],
-    }
-    for name, expected in kinds.items():
-        passes = engines[name]["timeline"]["passes"]
-        assert {one["kind"] for one in passes} <= set(expected)
-        assert 0 <= engines[name]["idle"] < 1
-        forward = {(one["stage"], one["micro_batch"]): one for one in passes if one["kind"] == "forward"}
-        stages, micro_batches = (1 + max(numbers) for numbers in zip(*forward, strict=True))
-        assert len(forward) == stages * micro_batches
-        for (stage, number), one in forward.items():  # each begins when the stage before has ended
-            assert stage == 0 or one["start"] > forward[stage - 1, number]["end"]
 
 
 @pytest.mark.needs("compare")
@@ -114,7 +97,7 @@ def test_a_narrow_terminal_gets_fewer_columns(tmp_path: Path) -> None:
     assert [line.split()[0] for line in seen[1:5]] == ["engine", "(ms)", "ddp:gloo", "alone"]
     assert "ranks agree" in seen[3]
     left_out = " ".join(line.strip() for line in seen[5:7])
-    assert "no room for: 10 % to 90 % (ms), lowest to highest, exchange (ms), sent (MiB), last loss" in left_out
+    assert "no room for: 10 % to 90 % (ms), lowest to highest, sent (MiB), last loss" in left_out
 
 
 @pytest.mark.needs("compare")

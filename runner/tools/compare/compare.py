@@ -2,7 +2,7 @@
 
     mpirun -np 2 python -m runner compare workloads.resnet --engines ddp,horovod
     mpirun -np 4 … compare workloads.llama --engines fsdp:gloo,tp2:mpi4py
-    mpirun -np 4 … compare mywork --engines pp2,pp2+pp-schedule=zbv --plot t.png
+    mpirun -np 4 … compare mywork --engines pp2,pp2+pp-schedule=zbv
     mpirun -np 4 … compare mywork --engines ddp,local-sgd+sync-every=16
 
 An engine is what divides the work, joined by +: a strategy (ddp, fsdp, zero1, local-sgd, horovod; without one: ddp), tpN,
@@ -12,8 +12,7 @@ ones bare knows --clip-norm, --compile and --precision bf16.
 
 All have the same model, data and seed, and the same samples in each step: --batch-size is that of data parallelism over
 all ranks, and where fewer ranks share the data, each takes more. A step's time is that of the slowest rank. "in comm." is
-a step's time minus that of a step in which every rank trains its share alone: communication, and waiting. "hidden" is the
-share of the exchange of gradients that overlaps the backward pass. "sent" is counted from the collectives that a step
+a step's time minus that of a step in which every rank trains its share alone: communication, and waiting. "sent" is counted from the collectives that a step
 calls, as rings (of an all-reduce among n ranks, each sends 2(n-1)/n), for the rank that sends most;
 Horovod's is from the size of its gradients, and PowerSGD's is not counted.
 """
@@ -140,11 +139,7 @@ def _parser() -> Parser:
         "--rounds", type=positive, default=6, help="measurements per engine; the engines take turns (default: 6)"
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures as one JSON object")
-    parser.add_argument(
-        "--plot",
-        metavar="FILE.png",
-        help="draw samples/s as bars, and a step of each pipeline: which rank computes what when (needs matplotlib)",
-    )
+    parser.add_argument("--plot", metavar="FILE.png", help="draw samples/s as bars (needs matplotlib)")
     return parser
 
 
@@ -201,12 +196,11 @@ def _comparisons(turns: Turns) -> list[Comparison]:
     comparisons = []
     for entrant in entrants:
         seconds = sorted(entrant.all_seconds)
-        step, exchange = statistics.median(seconds), entrant.exchange
+        step = statistics.median(seconds)
         ratios = [
             statistics.median(one) / statistics.median(own)
             for one, own in zip(first.seconds, entrant.seconds, strict=True)
         ]
-        communication = max(0.0, step - by_itself)
         comparisons.append(
             Comparison(
                 engine=entrant.choice.name,
@@ -217,16 +211,12 @@ def _comparisons(turns: Turns) -> list[Comparison]:
                 ratio=statistics.median(ratios),
                 ratio_low=min(ratios),
                 ratio_high=max(ratios),
-                communication=communication,
-                exchange=exchange,
-                hidden=min(1.0, max(0.0, 1 - communication / exchange)) if exchange else None,
+                communication=max(0.0, step - by_itself),
                 memory=entrant.memory,
                 loss=entrant.loss,
                 ranks_agree=entrant.agree,
                 distance=entrant.distance,
                 sent=entrant.sent,
-                idle=entrant.timeline.idle if entrant.timeline else None,
-                timeline=entrant.timeline,
             )
         )
     return comparisons
@@ -252,8 +242,6 @@ def _print(target: str, job: Job, samples: int, comparisons: list[Comparison], p
             column(f"vs\n{comparisons[0].engine}", lambda c: f"{c.ratio:.2f}"),
             column("lowest to\nhighest", lambda c: f"{c.ratio_low:.2f} to {c.ratio_high:.2f}", 3),
             column("in comm.\n(ms)", of_exchange(lambda c: f"{1e3 * c.communication:.2f}")),
-            column("exchange\n(ms)", lambda c: f"{1e3 * c.exchange:.2f}" if c.exchange else "", 2),
-            column("hidden\n", lambda c: "" if c.hidden is None else f"{100 * c.hidden:.0f} %"),
             column("sent\n(MiB)", of_exchange(lambda c: "" if c.sent is None else f"{c.sent / 2**20:.3g}"), 2),
             column("memory\n(MiB)", lambda c: f"{c.memory / 2**20:.0f}", 1),
             column("last loss\n", lambda c: f"{c.loss:.6f}", 5),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner.tools.costs.timeline import Timeline
-
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -20,12 +18,8 @@ class Comparison:
     ratio_low: float
     ratio_high: float
     communication: float  # step minus a step without any exchange
-    exchange: float  # of all gradients, with nothing else running; 0 if there is no such exchange
-    hidden: float | None  # share of the exchange that does not lengthen the step
     memory: int  # rise of the peak while the engine is built and does its first steps
     loss: float  # of the last step, mean over ranks
     ranks_agree: bool  # whether the weights are bit-equal on all ranks
     distance: float  # relative, from the first engine's weights
     sent: float | None  # bytes per step, of the rank that sends most; None if they cannot be counted
-    idle: float | None  # of a pipeline: the share of its ranks' time that the timeline shows nothing in
-    timeline: Timeline | None  # of a pipeline: one of its steps

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import copy
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from runner.backends.connection import Buffers, Connection, Finish
+from runner.backends.connection import Connection
 from runner.backends.process_group import with_host_memory
 from runner.backends.registry import backends
 from runner.parallel import Setting, make_trainer, precision
 from runner.parallel.layers import prepare
 from runner.parallel.mesh import device_mesh
-from runner.parallel.registry import traits_of
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.support import results
 from runner.parallel.task import Task
@@ -40,24 +37,20 @@ class Engine:
 
     Attributes:
         step: trains on a batch; returns the rank's loss, detached.
-        exchange: averages as many bytes as the gradients have, and does nothing else; None if a step does something else.
         turn: context of each of its turns.
         prepare_evaluation: brings the weights to what an evaluation uses. Collective.
         period: the number of steps after which what is sent repeats.
         sent_by_library: bytes per step that a rank sends without torch.distributed.
         is_counted: whether what is sent can be counted.
-        stages: of the pipeline: torch's objects on this rank.
     """
 
     model: nn.Module
     step: Callable[[Any], Tensor]
-    exchange: Callable[[], object] | None = None
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
     prepare_evaluation: Callable[[], None] = lambda: None
     period: int = 1
     sent_by_library: float = 0.0
     is_counted: bool = True
-    stages: Sequence[Any] = ()
 
 
 def build(choice: Choice, run: Run, task: Task, options: StepSettings) -> Engine:
@@ -82,23 +75,20 @@ def build(choice: Choice, run: Run, task: Task, options: StepSettings) -> Engine
     if choice.kind == BARE:
         model = task.build(device, dtype)
         step = _bare(model, connection, task, options)
-        return Engine(model=model, step=step, exchange=_exchange(model, run, connection, options), turn=connection.turn)
+        return Engine(model=model, step=step, turn=connection.turn)
     backend = with_host_memory(choice.backend) if options.offload == "cpu" else choice.backend
     mesh = device_mesh(choice.layout, device.type, backend or None)
     trainer = make_trainer(task, Setting(device=device, dtype=dtype, mesh=mesh, options=options))
     is_library = choice.kind in LIBRARIES
     has_own_calls = options.comm_hook == "powersgd"  # its hook runs in other threads
-    averages_all = is_library or (traits_of(choice.kind).averages and _has_full_model(mesh) and not has_own_calls)
     return Engine(
         model=trainer.model,
         step=trainer.step,
-        exchange=_exchange(trainer.model, run, connection, options) if averages_all else None,
         turn=connection.turn,
         prepare_evaluation=trainer.share_buffers,
         period=trainer.period,
         sent_by_library=all_reduce(_gradient_bytes(trainer.model, options), run.size) if is_library else 0.0,
         is_counted=not has_own_calls,
-        stages=getattr(trainer, "pipeline_stages", ()),
     )
 
 
@@ -110,11 +100,6 @@ def _copied(task: Task) -> Task:
     if was_compiled(task.model):  # deepcopy drops this
         model.compile()
     return replace(task, model=model)
-
-
-def _has_full_model(mesh: DeviceMesh) -> bool:
-    """Whether every rank has the full model."""
-    return mesh.mesh_dim_names == ("data",)
 
 
 def _bare(model: nn.Module, connection: Connection, task: Task, options: ParallelSettings) -> Callable[[Any], Tensor]:
@@ -138,32 +123,6 @@ def _bare(model: nn.Module, connection: Connection, task: Task, options: Paralle
         return loss.detach()
 
     return step
-
-
-def _exchange(model: nn.Module, run: Run, connection: Connection, options: StepSettings) -> Callable[[], object]:
-    @functools.cache
-    def starts() -> list[Callable[[], Finish]]:
-        found = []
-        for number, bucket in enumerate(_buckets(model, options)):
-            buffers = Buffers(bucket, bucket, bucket, run.job.rank, run.job.size)
-            operation = connection.operation("allreduce", buffers, f"bucket {number}")
-            assert operation is not None, "every backend has it"
-            assert operation.start is not None
-            found.append(operation.start)
-        return found
-
-    def exchange() -> None:
-        for finish in [start() for start in starts()]:
-            finish()
-
-    return exchange
-
-
-def _buckets(model: nn.Module, options: StepSettings) -> tuple[Tensor, ...]:
-    """Zeros of as many bytes as the gradients take on the wire, in buckets of DDP's size."""
-    dtype = _wire_dtype(model, options)
-    gradients = torch.zeros(_count(model), dtype=dtype, device=next(model.parameters()).device)
-    return torch.split(gradients, _BUCKET // gradients.element_size())
 
 
 def _gradient_bytes(model: nn.Module, options: StepSettings) -> int:

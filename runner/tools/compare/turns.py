@@ -7,7 +7,6 @@ import functools
 import itertools
 import logging
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runner.backends.gpu import is_gpu
-from runner.backends.timing import largest, seconds_per_call, synchronize
+from runner.backends.timing import largest, synchronize
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.launch.launcher_processes import on_terminal
 from runner.parallel.precision import of_inputs
@@ -31,8 +30,7 @@ from runner.parallel.task import Task
 from runner.parallel.trees import to_device
 from runner.tools.compare.choices import ALONE, Choice
 from runner.tools.compare.engines import Engine, build
-from runner.tools.compare.observing import count_sent, record
-from runner.tools.costs.timeline import Timeline
+from runner.tools.compare.observing import count_sent
 from runner.tools.report.table import show_progress
 from runner.training.data.feeds import feed_of, with_batch_of
 from runner.training.data.source import source_of
@@ -41,9 +39,7 @@ from runner.training.settings import StepSettings
 from runner.versions.torch_private import REDISTRIBUTION
 
 _WARM_UP = 3  # steps of an engine that are not timed
-_EXCHANGES = 5  # of which the median is taken, in each round
 _PATIENCE = timedelta(seconds=60)  # until the other ranks come to report what went wrong
-_RECORDED = 3  # steps of a pipeline, of which the shortest is shown
 
 
 @dataclass(kw_only=True)
@@ -52,28 +48,24 @@ class Entrant:
 
     Attributes:
         seconds: of each step, of the slowest rank; a list per round.
-        exchange: seconds to exchange the gradients with nothing else running; 0 if there is no such exchange.
         memory: rise of the peak in bytes, of the largest rank.
         loss: of the last step, mean over ranks.
         problem: why it cannot be trained here; "" if it can.
         agree: whether all ranks have the same weights.
         distance: ‖w - w₁‖ ÷ ‖w₁‖, from the first engine's weights.
         sent: bytes per step, of the rank that sends most; None if they cannot be counted.
-        timeline: of a pipeline.
     """
 
     choice: Choice
     task: Task
     options: StepSettings
     seconds: list[list[float]] = field(default_factory=list)
-    exchange: float = 0.0
     memory: int = 0
     loss: float = 0.0
     problem: str = ""
     agree: bool = True
     distance: float = 0.0
     sent: float | None = None
-    timeline: Timeline | None = None
 
     @property
     def all_seconds(self) -> list[float]:
@@ -99,7 +91,6 @@ class Turns:
         self._each = -(-steps // self._rounds)
         names = [entrant.choice.name for entrant in entrants]
         self._random = dict.fromkeys(names, _random_numbers())  # so that dropout is the same for each engine
-        self._exchanges: dict[str, list[float]] = {name: [] for name in names}
         self._built: dict[str, tuple[Engine, Iterator[Any]]] = {}
 
     def take(self) -> None:
@@ -135,7 +126,7 @@ class Turns:
             show_progress("")
         self._compare_weights()
         for entrant in self._trained():
-            self._look_into(entrant)
+            self._count_sent(entrant)
 
     def _trained(self) -> list[Entrant]:
         """Those that can be trained."""
@@ -205,10 +196,6 @@ class Turns:
                 loss = engine.step(next(batches))
                 synchronize(device)
                 own.append(time.perf_counter() - start)
-            if engine.exchange is not None:
-                times = [seconds_per_call(engine.exchange, 1, device) for _ in range(_EXCHANGES)]
-                self._exchanges[name].append(statistics.median(times))
-                entrant.exchange = statistics.median(self._exchanges[name])
         entrant.seconds.append(largest(own, device))
         self._random[name] = _random_numbers()
         (total,) = self._run.sum(float(loss))
@@ -238,29 +225,17 @@ class Turns:
             reference = weights if reference is None else reference
             entrant.distance = float((weights - reference).norm() / reference.norm())
 
-    def _look_into(self, entrant: Entrant) -> None:
-        """Do some more steps, to see what is sent, and what a pipeline does when. They come last, as they take longer."""
+    def _count_sent(self, entrant: Entrant) -> None:
+        """Do some more steps, to see what is sent. They come last, as they take longer."""
         engine, batches = self._built[entrant.choice.name]
-        run = self._run
+        if not engine.is_counted:
+            return
         with engine.turn():
-            if engine.is_counted:
-                with count_sent() as counter:
-                    for _ in range(engine.period):
-                        engine.step(next(batches))
-                own = counter.sent / engine.period + engine.sent_by_library
-                (entrant.sent,) = largest([own], run.device)
-            if engine.stages:
-                recorded = [
-                    record(
-                        lambda: engine.step(next(batches)),
-                        engine.stages,
-                        entrant.choice.layout,
-                        run.job.topology,
-                        run.device,
-                    )
-                    for _ in range(_RECORDED)
-                ]
-                entrant.timeline = min(recorded, key=lambda one: one.seconds)
+            with count_sent() as counter:
+                for _ in range(engine.period):
+                    engine.step(next(batches))
+            own = counter.sent / engine.period + engine.sent_by_library
+            (entrant.sent,) = largest([own], self._run.device)
 
 
 def _random_numbers() -> tuple[Any, ...]:

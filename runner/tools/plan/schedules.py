@@ -8,12 +8,13 @@ not idle, and for interleaved 1F1B with v stages per rank (p-1) ÷ (v·m+p-1) (N
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from runner.parallel.settings import SCHEDULES, ParallelSettings
-from runner.tools.costs.timeline import PipelinePass, Timeline
 
 _TIMES = {"forward": 1, "backward": 2, "inputs": 1, "weights": 1}
 _KINDS = {  # torch's names of them
@@ -24,12 +25,54 @@ _KINDS = {  # torch's names of them
 }
 
 
+_FREES = ("backward", "weights")  # what a stage saved of a micro-batch is needed until then
+
+
 class Action(NamedTuple):
-    """A pass of one micro-batch through one stage, of a kind in KINDS."""
+    """A pass of one micro-batch through one stage."""
 
     kind: str
     stage: int
     micro_batch: int
+
+
+class PipelinePass(NamedTuple):
+    """An action of a rank. Times since the first of the step began."""
+
+    rank: int
+    action: Action
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A step of a pipeline. The passes of each rank are in its order."""
+
+    passes: tuple[PipelinePass, ...]
+
+    @cached_property
+    def idle(self) -> float:
+        """The share of the ranks' time in which they are in no pass."""
+        busy = sum(one.end - one.start for one in self.passes)
+        return 1 - busy / (max(one.end for one in self.passes) * len({one.rank for one in self.passes}))
+
+    def largest(self, rank: int, sizes: Mapping[int, int]) -> int:
+        """The most that a rank holds at a time, if a micro-batch takes ``sizes[stage]`` from its forward to its backward pass."""
+        return max(sum(count * sizes[stage] for stage, count in held) for held in self._held[rank])
+
+    @cached_property
+    def _held(self) -> Mapping[int, list[tuple[tuple[int, int], ...]]]:
+        """By rank: how many micro-batches of each stage are held after each forward pass; each set once."""
+        counts: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        seen: dict[int, dict[tuple[tuple[int, int], ...], None]] = defaultdict(dict)
+        for rank, action, _, _ in self.passes:
+            if action.kind == "forward":
+                counts[rank][action.stage] += 1
+                seen[rank][tuple(sorted(counts[rank].items()))] = None
+            elif action.kind in _FREES:
+                counts[rank][action.stage] -= 1
+        return {rank: list(held) for rank, held in seen.items()}
 
 
 def timeline(options: ParallelSettings) -> Timeline:
@@ -127,7 +170,7 @@ def _passes(order: Sequence[Sequence[Action]]) -> Iterator[PipelinePass]:
                 side = "backward" if action.kind == "inputs" else action.kind
                 ends[side, action.stage, action.micro_batch] = clocks[rank]
                 done[rank] += 1
-                yield PipelinePass(rank=rank, **action._asdict(), start=start, end=clocks[rank])
+                yield PipelinePass(rank, action, start, clocks[rank])
         assert sum(done) > before, "the schedule waits for itself"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,18 +53,11 @@ def check_output(json: str | None, plot: str | None, **others: str | None) -> No
             raise UsageError(f"{option}: cannot write in {Path(path).parent}", fix="name another file")
 
 
-def new_figure(
-    rows: int, columns: int, *, inches: tuple[float, float], heights: Sequence[float] | None = None
-) -> tuple[Figure, Any]:
-    """A figure that needs no display, and its axes by row and column.
-
-    Args:
-        inches: width and height of the whole.
-        heights: of the rows, in proportion to one another; None: all are equal.
-    """
+def new_figure(rows: int, columns: int, *, inches: tuple[float, float]) -> tuple[Figure, Any]:
+    """A figure of this width and height that needs no display, and its axes by row and column."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=inches, dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
+    return figure, figure.subplots(rows, columns, squeeze=False)
