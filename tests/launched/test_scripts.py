@@ -178,7 +178,7 @@ def test_copies_that_run_for_long_are_told_of_after_a_minute_and_once() -> None:
 FORGETS = path_of("forgets_the_sampler")
 
 
-@pytest.mark.parametrize("what", ["forgotten", "in order", "accumulates"])
+@pytest.mark.parametrize("what", ["in order", "accumulates"])
 def test_a_forgotten_sampler_is_told_of(what: str) -> None:
     done = ok(runner(2, FORGETS, what))
     assert done.stdout == "trained\n" * 2
