@@ -73,11 +73,7 @@ class _Stage(PipelineStage):
 
 
 class PipelineTrainer(ShardedTrainer):
-    """Trains this rank's stages.
-
-    Attributes:
-        pipeline_stages: torch's objects, whose methods the schedule calls.
-    """
+    """Trains this rank's stages."""
 
     def __init__(
         self,
@@ -103,12 +99,12 @@ class PipelineTrainer(ShardedTrainer):
         self._shared = self._own_of(tied)
         options = setting.options
         kind: Any = get_schedule_class(SCHEDULES[options.pp_schedule].name)
-        self.pipeline_stages = [
+        own = [
             _Stage(part, number, len(owners), setting.device, group=self.pipeline, trainer=self)
             for number, part in stages.items()
         ]
         is_multi = issubclass(kind, PipelineScheduleMulti)
-        scheduled = self.pipeline_stages if is_multi else self.pipeline_stages[0]
+        scheduled = own if is_multi else own[0]
         self._schedule = kind(scheduled, options.micro_batches, loss_fn=self._scaled_loss)
 
     def backward(self, batch: Any, samples: int | None = None) -> Tensor:

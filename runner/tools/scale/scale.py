@@ -249,7 +249,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--minutes", type=positive_float, default=20.0, help="after which no more rounds begin (default: 20)"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the study, which --plot and plan read")
+    parser.add_argument("--json", metavar="FILE", help="write the study, which --plot reads")
     parser.add_argument("--csv", metavar="FILE", help="write the table")
     parser.add_argument("--latex", metavar="FILE", help="write the table, for booktabs")
     parser.add_argument("--plot", metavar="FILE.png", help="draw it (needs matplotlib)")
