@@ -124,7 +124,7 @@ def _run_workload(name: str, given: Given, job: Job) -> None:
     else:
         from runner.measuring.measured_run import to_measure
 
-        train = bound(main, run, given, partial(to_measure, folder=job.measure))
+        train = bound(main, run, given, partial(to_measure, folder=job.measure, data_size=layout.degrees.data))
     freeze()  # also what the workload has imported
     start_process_group(job)
     train()

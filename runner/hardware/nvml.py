@@ -91,12 +91,6 @@ class GpuMeter:
             found["gpu_energy"] = self._library.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000  # since Volta
         return found
 
-    def clock(self) -> float | None:
-        """The frequency of its processors in MHz; None: the driver does not tell it."""
-        with contextlib.suppress(Exception):
-            return float(self._library.nvmlDeviceGetClockInfo(self._found(), self._library.NVML_CLOCK_SM))
-        return None
-
     def _found(self) -> Any:
         if self._handle is None:
             self._library.nvmlInit()

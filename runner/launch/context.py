@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from runner.base.errors import LaunchError
+from runner.launch.host_lists import expand_hosts
 from runner.launch.launcher_processes import launcher_process
 from runner.launch.launchers import HOST_LISTS, SCHEDULER_JOBS, Launcher
-from runner.launch.slurm_lists import expand_hosts
 
 
 class Value(NamedTuple):

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from runner.base.errors import LaunchError, UsageError
 from runner.launch.context import Ignored, LaunchContext, Value
+from runner.launch.host_lists import expand_counts
 from runner.launch.launchers import LAUNCHERS, SINGLE, TASK_COUNTS, Launcher, launchers
-from runner.launch.slurm_lists import expand_counts
 
 
 class _Reading(NamedTuple):

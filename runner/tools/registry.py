@@ -64,7 +64,7 @@ TOOLS = {
     "scale": Tool(
         summary="does it scale: speed on several numbers of ranks, and on more",
         function="runner.tools.scale.scale:scale",
-        needs_torch=True,
+        needs_rendezvous=False,
     ),
     "smoke": Tool(
         summary="a short test of this installation", function="runner.tools.smoke.smoke:smoke", needs_rendezvous=False

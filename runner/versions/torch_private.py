@@ -325,8 +325,3 @@ def loader_iterator() -> type:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     return _BaseDataLoaderIter
-
-
-def take_key(iterator: Any) -> None:
-    """Take the keys of one batch from an iterator's sampler, as its next batch would. Instead: nothing."""
-    next(iterator._sampler_iter)

@@ -13,7 +13,7 @@ from runner.base.quantities import size_text
 from runner.hardware.control_groups import control_groups
 from runner.hardware.resources import cores_of, of_record
 from runner.job import Job
-from runner.launch.slurm_lists import expand_hosts
+from runner.launch.host_lists import expand_hosts
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, ok, warn, where
 
 GIB = 1 << 30

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from runner.base.errors import RunnerError, UsageError
 from runner.base.quantities import full_duration, positive, size_with_unit
@@ -36,44 +36,43 @@ load() {
 SUBMITTING = 60.0  # seconds that a scheduler may take to answer
 
 
-def add_request(parser: Parser, title: str = "") -> None:
-    """Add the options that say what a job asks its scheduler for, but for its nodes and names; under a title of their own, if there is one."""
-    group = parser.add_argument_group(title) if title else parser
-    group.add_argument(
+def add_request(parser: Parser) -> None:
+    """Add the options that say what a job asks its scheduler for, but for its nodes and names."""
+    parser.add_argument(
         "--scheduler", choices=SCHEDULERS, help="whose script it is (default: the one whose commands are here)"
     )
-    group.add_argument(
+    parser.add_argument(
         "--gpus-per-node", type=_gpus, default=("", 0), metavar="[TYPE:]N", help="e.g. 4 or h200:4 (default: none)"
     )
-    group.add_argument(
+    parser.add_argument(
         "--ranks-per-node", type=positive, metavar="N", help="default: one per GPU, or 1 where none is asked for"
     )
-    group.add_argument(
+    parser.add_argument(
         "--cores-per-rank",
         type=positive,
         default=4,
         metavar="N",
         help="for threads and data loaders (default: 4; LSF gives all of a host)",
     )
-    group.add_argument(
+    parser.add_argument(
         "--memory",
         type=size_with_unit,
         metavar="SIZE",
         help="per node, e.g. 64G (× 2³⁰) or 64GB (× 10⁹) (default: the scheduler's; LSF gives all of a host)",
     )
-    group.add_argument(
+    parser.add_argument(
         "--time-limit", type=full_duration, default=3600, metavar="[D-]H:MM:SS", help="limit (default: 1:00:00)"
     )
-    group.add_argument(
+    parser.add_argument(
         "--mpi",
         choices=STARTERS,
         help="what starts the ranks: srun (Slurm's default: needs no MPI), or this MPI's mpirun (PBS's default: "
         "openmpi); LSF has its own jsrun",
     )
-    group.add_argument("--module", action="append", default=[], metavar="NAME", help="load it first; may be repeated")
-    group.add_argument("--queue", "--partition", type=word, metavar="NAME", help="default: the scheduler's own")
-    group.add_argument("--account", type=word, metavar="NAME", help="the project that pays")
-    group.add_argument(
+    parser.add_argument("--module", action="append", default=[], metavar="NAME", help="load it first; may be repeated")
+    parser.add_argument("--queue", "--partition", type=word, metavar="NAME", help="default: the scheduler's own")
+    parser.add_argument("--account", type=word, metavar="NAME", help="the project that pays")
+    parser.add_argument(
         "--directive",
         type=_line,
         action="append",
@@ -83,11 +82,8 @@ def add_request(parser: Parser, title: str = "") -> None:
     )
 
 
-def script(options: argparse.Namespace, runs: Sequence[Sequence[str]] = ((),)) -> str:
-    """The script of mpi_scripts/, with the request, this Python and the target filled in.
-
-    Args:
-        runs: how often the ranks are started, one after the other, each with such options of the runner before the target.
+def script(options: argparse.Namespace) -> str:
+    """The script of mpi_scripts/, with the request, this Python and the target filled in. A tool that starts the ranks is run once.
 
     Raises:
         UsageError: the scheduler or the MPI is not found, or what is asked for does not go together.
@@ -153,7 +149,6 @@ def script(options: argparse.Namespace, runs: Sequence[Sequence[str]] = ((),)) -
     if gpus and not works_alone("" if options.form else options.target):
         target = ["--device", "cuda", *target]
     filled_in = [f"export {name}={_quoted(value)}" for name, value in settings.items()]
-    words = [" ".join(_with_index(word, scheduler.index) for word in (*run, *target)) for run in runs]
     lines = (MPI_SCRIPTS / scheduler.scripts[mpi]).read_text(encoding="utf-8").splitlines()
     added = [line.removeprefix(scheduler.mark).strip() for line in options.directive]
     again = [requeue.line] if requeue else []
@@ -164,17 +159,10 @@ def script(options: argparse.Namespace, runs: Sequence[Sequence[str]] = ((),)) -
     start = kept.index("set -euo pipefail")
     # Modules are loaded before this line: their scripts may use unset variables.
     modules = [*_LOAD, *(f"load {_quoted(name)}" for name in options.module)] if options.module else []
-    body = [f"set -- {words[0]}", *kept[start + 1 :]] if len(words) == 1 else _repeated(kept[start + 1 :], words)
+    body = [f"set -- {' '.join(_with_index(word, scheduler.index) for word in target)}", *kept[start + 1 :]]
+    if works_alone("" if options.form else options.target):
+        body = [re.sub(r'^exec .*(?="\$\{PYTHON)', "exec ", line) for line in body]
     return "\n".join([lines[0], *request, *kept[:start], *modules, kept[start], "", *filled_in, *body]) + "\n"
-
-
-def _repeated(lines: Sequence[str], words: Sequence[str]) -> list[str]:
-    """A script's lines with a function in the place of its last command, which is called with each of these words."""
-    last = max(number for number, line in enumerate(lines) if line.startswith("exec "))
-    command = [lines[last].removeprefix("exec "), *lines[last + 1 :]]
-    calls = [f"run {one} || failed=$?" for one in words]
-    before = [line for line in lines[:last] if not line.startswith("# exec:")]
-    return [*before, "run() {", *(f"  {line}" for line in command), "}", "failed=0", *calls, 'exit "$failed"']
 
 
 def _quoted(text: str) -> str:

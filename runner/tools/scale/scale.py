@@ -1,227 +1,296 @@
-"""``python -m runner scale TARGET``: does it scale? Train a workload or a script on several numbers of ranks, in turn, in one launch.
+"""``python -m runner scale``: does it scale? Run a command on several numbers of ranks, in turn, and compare their speeds.
 
-    mpirun -np 8 --map-by ppr:4:node python -m runner scale workloads.resnet
-    mpirun -np 8 … scale workloads.resnet --ranks 1,8 --scaling strong
-    mpirun -np 8 … scale --batch-size 32 --plot study.png train.py --lr 0.1
+    python -m runner scale workloads.resnet --batch-size 32
+    python -m runner scale --ranks 1,2,4 --batch-size 32 train.py --lr 0.1
+    python -m runner scale --ranks 4,8,16 -- srun -N {nodes} -n {ranks} python -m runner train.py
     python -m runner scale --plot both.png ddp.json fsdp.json
 
-Each size trains on the first ranks, whole hosts first, with the threads of the whole launch; the other ranks wait without using a
-core. In strong scaling the batch of all ranks stays, in weak scaling that of a rank. A step is a call of an optimizer's step, so a
-script needs no change. What stands after a script's name is its own; the samples of a rank's step are told before it by --batch-size,
-else speeds are in steps. Sizes take turns over rounds, until the 95 % interval of each step's time is narrow
-enough, or the time is over. The parts of a step come from a few steps after the timed ones.
+Start it without mpirun, in an allocation of the largest size: it starts the ranks of each size itself. Without a command of yours it
+takes the launcher that is here, srun or mpirun. In a command of yours, after --, {ranks}, {nodes} and {hosts} (a:4,b:4) are filled in.
+
+A step is a call of an optimizer's step, so a script needs no change. The samples of a step are known of a workload, whose options stand after
+its name; of a script they are told before its name. If the batch of all ranks is the same in every size (--global-batch-size), scaling is
+strong, else weak.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import signal
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from argparse import REMAINDER, Namespace
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
+from runner.base.errors import RunnerError, UsageError
 from runner.base.quantities import positive, positive_float, positives
-from runner.base.settings import add_options, as_words
 from runner.command import FORMS
+from runner.hardware.resources import resources
 from runner.job import Job
-from runner.job_settings import JobSettings
-from runner.launch.target import AS_MODULE, is_path
-from runner.measuring.facts import facts_of
-from runner.measuring.measured_run import StepsWanted
+from runner.launch.commands import find_mpirun
+from runner.launch.host_lists import hosts_of_job
+from runner.launch.launcher_processes import RANK_STARTERS, launcher_process
+from runner.launch.target import AS_MODULE
+from runner.measuring.measured_run import StepsSeen, StepsWanted, read_measured
 from runner.parsing import Parser
-from runner.tools.costs.study import STRONG, WEAK, Size, Study, read_study
-from runner.tools.job_scripts.script import add_request
 from runner.tools.report.output import check_output
 from runner.tools.report.table import show_progress
-from runner.tools.scale.jobs import JobRow, collect, write_jobs
-from runner.tools.scale.rows import judge, planned, take, take_without_data
+from runner.tools.scale.study import Size, Study, read_study
 from runner.tools.scale.tables import print_study, write_study
 
-_OF_RUNS = (
-    "backend",
-    "device",
-    "timeout",
-    "collective_timeout",
-    "hang_timeout",
-    "share_import",
-)  # options that runs may be given
-_TARGET = "a workload, or a script with its own words after it; or the JSON files of studies, to draw them"
-_LONGEST = 1800.0  # seconds for a run, or as many as the study may take
-_MOST = 10 * 86400.0  # seconds: twice as many milliseconds are the most that a store takes
-_PROFILED = 5  # steps
-_MOST_ROUNDS = 20
+ALONE = "its ranks have no process group: each trains alone, and its efficiency says nothing"
+_LAUNCHERS = {  # by whom the ranks are started where no command is given; cores are not bound, so that a rank has its threads
+    "srun": "srun --kill-on-bad-exit=1 -N {nodes} -n {ranks}",
+    "openmpi": "{mpirun} -np {ranks} --bind-to none",
+    "mpich": "{mpirun} -n {ranks}",
+    "intelmpi": "{mpirun} -n {ranks}",
+}
+_RUNNER = [sys.executable, "-m", "runner"]
+_PROGRAMS = ("torch-mpi-runner", "mpi_scripts.console")  # that are python -m runner
+_LONGEST = 1800.0  # seconds for a run
+_GRACE = 10.0  # seconds from SIGTERM to SIGKILL
+_UNEVEN = 1.25  # the mean of steps over their median
+_WIDE = 0.05  # the rounds' distance from their median
 
 
 def scale(job: Job, argv: list[str]) -> None:
-    """Measure, or submit, or collect; print a table, and write what was asked for.
+    """Measure, print a table, and write what was asked for.
 
     Raises:
-        UsageError: a size is beyond the launch, a file cannot be written or is no study.
+        UsageError: a size is beyond the allocation, a file cannot be written or is no study, or the command starts no runner.
         RunnerError: no size has been measured.
     """
-    given, rest = _parse(argv)
-    with raised_on_all_ranks():
-        if job.rank == 0:
-            check_output(given.json, None if _is_study(given.plot) else given.plot, csv=given.csv, latex=given.latex)
-    if given.collect:
-        study = collect(given.collect)
-    elif (is_plot := _is_study(given.target) or _is_study(given.plot)) or given.nodes:
-        if job.rank == 0:
-            _plot_studies(given, rest) if is_plot else _write_jobs(job, given, rest)
+    given = _parser().parse_args(argv)
+    words = given.command[1:] if given.command[:1] == ["--"] else given.command
+    is_command = "--" in argv and argv[argv.index("--") + 1 :] == words
+    studies = [word for word in [given.plot, *words] if word and word.endswith(".json")]
+    is_plot = bool(studies) and all(word.endswith(".json") for word in words)
+    check_output(given.json, None if given.plot in studies else given.plot, csv=given.csv, latex=given.latex)
+    if not os.access(os.getcwd(), os.W_OK):
+        raise UsageError(f"{os.getcwd()} cannot be written", fix="start it in a folder that all hosts share")
+    if is_plot:
+        _plot_studies(studies, None if given.plot in studies else given.plot)
         return
-    else:
-        study = _measured_here(job, given, rest)
-    if job.rank == 0:
-        print_study(study)
-        write_study(study, given)
-    if not any(size.rounds for size in study.sizes):
-        with raised_on_all_ranks():
-            raise RunnerError("no size has been measured", fix="see the causes above")
+    if not words:
+        raise UsageError("name a workload or a script", fix="for example workloads.resnet or train.py")
+    if launcher_process(names=RANK_STARTERS) is not None:
+        raise UsageError("scale starts mpirun or srun itself", fix="start it without")
+    for number in (signal.SIGTERM, signal.SIGHUP):  # time limit or closed terminal: end the run that goes on, too
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    hosts = _hosts(job.context.environment)
+    sizes = _sizes(given.ranks, hosts)
+    target = [*filter(None, [given.form]), *words]
+    command = words if is_command else [*_launcher(job.context.environment, hosts), *_RUNNER, *target]
+    if len(sizes) > 1 and not any("{ranks}" in word for word in command):
+        raise UsageError("the command has no {ranks}", fix="write for example -- mpirun -np {ranks} python -m runner …")
+    study = Study(target=_target(command), sizes=sizes, command=shlex.join(["python", "-m", "runner", *sys.argv[1:]]))
+    _measure(study, command, hosts, given)
+    print_study(study)
+    write_study(study, given)
+    if not study.measured:
+        raise RunnerError("no size has been measured", fix="see the causes above")
 
 
-def _parse(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """The options, with the target's form and name, and the words that are the target's.
-
-    What stands after a script is the script's, also where it is called as an option here.
-    """
-    parser = _parser()
-    # Target and words are one: if they were two, argparse would take options from among the words.
-    parser.add_argument("command", nargs=REMAINDER, metavar="TARGET", help=_TARGET)
-    given = parser.parse_args(argv)
-    command = given.command[1:] if given.command[:1] == ["--"] else given.command
-    given.target, *rest = command or [""]
-    if not (given.target or given.collect or _is_study(given.plot)):
-        parser.error("name a workload or a script; for example workloads.resnet or train.py")
-    if given.form or is_path(given.target):
-        return given, rest
-    return _parser().parse_known_args(rest, given)
-
-
-def _is_study(path: str | None) -> bool:
-    return path is not None and path.endswith(".json")
-
-
-def _plot_studies(given: Namespace, rest: Sequence[str]) -> None:
+def _plot_studies(paths: Sequence[str], picture: str | None) -> None:
     """Draw several studies into one picture."""
     from runner.tools.scale.plot import plot
 
-    paths = [Path(one) for one in (given.plot, given.target, *rest) if one and (one != given.plot or _is_study(one))]
-    picture = "scale.png" if given.plot is None or _is_study(given.plot) else given.plot
+    picture = picture or "scale.png"
     check_output(None, picture)
-    studies = [read_study(path) for path in paths]
-    plot(studies, [path.stem for path in paths], picture)
+    plot([read_study(Path(path)) for path in paths], [Path(path).stem for path in paths], picture)
     print(f"wrote {picture}")
 
 
-def _wanted_steps(given: Namespace) -> StepsWanted:
-    return StepsWanted(warmup=given.warmup, steps=given.steps, profiled=_PROFILED)
+def _measure(study: Study, command: Sequence[str], hosts: Mapping[str, int], given: Namespace) -> None:
+    """Run all sizes, in turn, so that a slow minute hits all of them."""
+    end, longest = time.monotonic() + 60 * given.minutes, dict[int, float]()
+    for number in range(given.rounds):
+        for place, size in enumerate(study.sizes):
+            if size.problem or (number and time.monotonic() > end):
+                continue
+            left = sum(longest.get(one.ranks, 0.0) for one in study.sizes[place:])
+            left += (given.rounds - 1 - number) * sum(longest.values())
+            about = f", about {left / 60:.0f} min left" if left > 90 else f", about {left:.0f} s left" if left else ""
+            show_progress(f"{size.ranks} ranks, round {number + 1} of {given.rounds}{about}")
+            began = time.monotonic()
+            ranks, size.problem = _run(command, size, hosts, StepsWanted(warmup=given.warmup, steps=given.steps))
+            longest[size.ranks] = max(time.monotonic() - began, longest.get(size.ranks, 0.0))
+            if ranks:
+                _take(size, ranks, given.global_batch_size or (given.batch_size or 0) * size.ranks)
+                study.facts = study.facts | ranks[0].facts
+    show_progress("")
+    cores = os.cpu_count() or 1
+    for size in study.measured:
+        if size.spread > _WIDE:
+            size.warnings.append(f"its rounds differ by {size.spread:.0%}")
+        if size.ranks > cores * size.hosts:
+            size.warnings.append(f"there are {cores * size.hosts} cores: ranks wait for one another")
 
 
-def _plans(given: Namespace, sizes: Sequence[int], rest: Sequence[str]) -> list[tuple[Size, tuple[str, ...]]]:
-    return planned(
-        [*filter(None, [given.form]), given.target],
-        rest,
-        sizes,
-        scaling=given.scaling,
-        batch_size=given.batch_size,
-        global_batch_size=given.global_batch_size,
+def _run(
+    command: Sequence[str], size: Size, hosts: Mapping[str, int], wanted: StepsWanted
+) -> tuple[list[StepsSeen], str]:
+    """Run the command once. Returns what its ranks have seen, and why there is nothing."""
+    chosen, left = dict[str, int](), size.ranks
+    for host, slots in hosts.items():
+        chosen |= {host: min(slots, left)} if left else {}
+        left -= chosen.get(host, 0)
+    size.hosts = len(chosen)
+    names = {
+        "{ranks}": str(size.ranks),
+        "{nodes}": str(size.hosts),
+        "{hosts}": ",".join(f"{host}:{ranks}" for host, ranks in chosen.items()),
+    }
+    # All hosts should share it.
+    with tempfile.TemporaryDirectory(prefix=".scale-", dir=os.getcwd(), ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        wanted.write(folder)
+        words = _measuring(command, folder)
+        for placeholder, value in names.items():
+            words = [word.replace(placeholder, value) for word in words]
+        log = folder / "output"
+        with log.open("wb") as output:
+            try:
+                process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+            except OSError as error:
+                raise UsageError(f"{words[0]}: {error.strerror}") from None
+            try:
+                code = process.wait(_LONGEST)
+            except subprocess.TimeoutExpired:
+                return [], f"it has not ended within {_LONGEST:.0f} s"
+            finally:
+                _end(process)
+        if code:
+            return [], _cause(log, code)
+        ranks = read_measured(folder)
+        if len(ranks) != size.ranks:
+            has = f"the job had {ranks[0].size}" if ranks and ranks[0].size != size.ranks else "do all hosts share it?"
+            return [], f"{len(ranks)} of {size.ranks} ranks have left their times in {folder.parent}: {has}"
+        if not ranks[0].seconds:
+            return [], "it has ended before its steps were timed; fewer --warmup, or more data"
+        return ranks, ""
+
+
+def _measuring(command: Sequence[str], folder: Path) -> list[str]:
+    """The command with the runner's option that measures.
+
+    Raises:
+        UsageError: it starts no runner.
+    """
+    for place, word in enumerate(command):
+        is_runner = word == "runner" and place and command[place - 1] == "-m"
+        if is_runner or os.path.basename(word) in _PROGRAMS:
+            return [*command[: place + 1], f"--measure={folder}", *command[place + 1 :]]
+    raise UsageError(
+        "the command does not start its ranks by the runner, which measures them",
+        fix="put python -m runner before the script",
     )
 
 
-def _options(given: Namespace) -> list[str]:
-    """The runner's options for the runs."""
-    return as_words(JobSettings, {name: value for name, value in vars(given).items() if name in _OF_RUNS})
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()  # a launcher then ends its ranks
+        try:
+            process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
-def _write_jobs(job: Job, given: Namespace, rest: Sequence[str]) -> None:
-    each = given.ranks_per_node or given.gpus_per_node[1] or 1
-    plans = _plans(given, [nodes * each for nodes in given.nodes], rest)
-    rows = [JobRow(size=size, nodes=size.ranks // each, words=words) for size, words in plans]
-    for size in (row.size for row in rows if row.size.problem):
-        print(f"{size.ranks} {size.scaling}: no job: {size.problem}")
-    write_jobs(rows, _wanted_steps(given), _options(given), given, job.context.environment, _command())
-    print(f"when they are done: python -m runner scale --collect {given.folder}")
+def _take(size: Size, ranks: Sequence[StepsSeen], told: int) -> None:
+    """Put what a run's ranks have seen into its row, as one more round: the median of the slowest rank's steps.
+
+    Args:
+        told: samples of all ranks per step, as this tool was told; 0: it was not.
+    """
+    steps = [max(one) for one in zip(*(rank.seconds for rank in ranks), strict=False)]
+    median = statistics.median(steps)
+    size.rounds.append(median)
+    size.batch = ranks[0].batch or told
+    size.waiting = statistics.fmean(statistics.median(rank.waiting) for rank in ranks)
+    size.memory = max(rank.memory for rank in ranks)
+    for holds, text in (
+        (len(steps) < ranks[0].asked, f"its training ended after {len(steps)} of {ranks[0].asked} timed steps"),
+        (any(rank.repeats for rank in ranks), f"the data is shorter than {len(steps)} steps, and began again"),
+        (
+            statistics.fmean(steps) > _UNEVEN * median,
+            "some steps take much longer than the median: data, evaluation or saving between them",
+        ),
+        (len(ranks) > 1 and not all(rank.is_joined for rank in ranks), ALONE),
+        (
+            told not in (0, size.batch),
+            f"its step has {size.batch} samples, and not {told}: a workload's options stand after its name",
+        ),
+    ):
+        if holds and text not in size.warnings:
+            size.warnings.append(text)
 
 
-def _measured_here(job: Job, given: Namespace, rest: Sequence[str]) -> Study:
-    """In this launch. Collective."""
-    with raised_on_all_ranks():
-        plans = _plans(given, _sizes(given.ranks, job.size), rest)
-    import torch.distributed as dist
-
-    from runner.backends.process_group import start_process_group
-    from runner.tools.scale.in_launch import JobsInTurn
-
-    longest = min(max(_LONGEST, 60 * given.minutes), _MOST)
-    # Ranks that are in no run wait for those that are.
-    start_process_group(replace(job, backend="gloo", collective_timeout=2 * longest))
-    launch, options = JobsInTurn(job), _options(given)
-    end = time.monotonic() + 60 * given.minutes
-    for number in range(_MOST_ROUNDS):
-        for size, words in plans:
-            wanted = [job.rank == 0 and _is_wanted(size, number, given, end)]
-            dist.broadcast_object_list(wanted, src=0)
-            if not wanted[0]:
-                continue
-            if job.rank == 0:
-                show_progress(f"{size.scaling} scaling, {size.ranks} ranks, round {number + 1}")
-            request = replace(_wanted_steps(given), profiled=0 if number else _PROFILED)
-            ran = launch.run(size.ranks, request, (*options, *words), longest)
-            if ran is not None and ran.problem:
-                size.problem = ran.problem
-            elif ran is not None:
-                take(size, ran.ranks)
-                size.others = max(size.others, ran.others)
-            wanted = [number == 0 and size.waits_for_data]
-            dist.broadcast_object_list(wanted, src=0)
-            if wanted[0]:
-                request = replace(_wanted_steps(given), profiled=0, fixed_data=True)
-                ran = launch.run(size.ranks, request, (*options, *words), longest)
-                if ran is not None:
-                    take_without_data(size, ran.ranks, ran.problem)
-    sizes = [size for size, _ in plans]
-    for size in sizes:
-        size.hosts = launch.hosts(size.ranks)
-    if job.rank == 0:
-        show_progress("")
-        judge(sizes, os.cpu_count() or 1)
-    measured = [sizes]
-    dist.broadcast_object_list(measured, src=0)
-    return Study(target=given.target, sizes=measured[0], command=_command(), facts=facts_of(job))
+def _cause(log: Path, code: int) -> str:
+    """In a line: the first that the runner said, after the program's own last word where the runner knows no more than an exit code."""
+    said = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    ours = [place for place, line in enumerate(said) if line.startswith("runner: ")]
+    if not ours:
+        return said[-1].strip() if said else f"no word, exit code {code}"
+    first = said[ours[0]].removeprefix("runner: ")
+    return f"{said[ours[0] - 1].strip()} ({first})" if ours[0] and "ended with code" in first else first
 
 
-def _command() -> str:
-    """Of this study, as a reader would type it."""
-    return shlex.join(["python", "-m", "runner", *sys.argv[1:]])
-
-
-def _is_wanted(size: Size, number: int, given: Namespace, end: float) -> bool:
-    """Whether a size has one more round."""
-    if size.problem:
-        return False
-    if number < given.rounds and (number == 0 or time.monotonic() < end):
-        return True
-    return size.uncertainty > given.interval * size.seconds and time.monotonic() < end
-
-
-def _sizes(asked: Sequence[int] | None, most: int) -> list[int]:
-    """The numbers of ranks: as asked, else the powers of two and all ranks.
+def _launcher(environment: Mapping[str, str], hosts: Mapping[str, int]) -> list[str]:
+    """What starts the ranks here, with placeholders.
 
     Raises:
-        UsageError: there are not so many ranks.
+        UsageError: there is no launcher that is known.
     """
+    if environment.get("SLURM_JOB_ID") and shutil.which("srun"):
+        return _LAUNCHERS["srun"].split()
+    path, mpi = find_mpirun("scale")
+    if mpi not in _LAUNCHERS:
+        raise UsageError(f"{path} is of {mpi}", fix="give the whole command after --, with {ranks}")
+    more = ["--host", "{hosts}"] if mpi == "openmpi" and len(hosts) > 1 else []
+    return [path if word == "{mpirun}" else word for word in _LAUNCHERS[mpi].split()] + more
+
+
+def _hosts(environment: Mapping[str, str]) -> dict[str, int]:
+    """The hosts, and how many ranks each has room for.
+
+    Raises:
+        UsageError: those of this job cannot be read.
+    """
+    try:
+        found = hosts_of_job(environment)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the hosts of this job: {error}") from None
+    own = resources(environment)
+    return found or {"localhost": len(own.gpus) or len(os.sched_getaffinity(0))}
+
+
+def _sizes(asked: Sequence[int] | None, hosts: Mapping[str, int]) -> list[Size]:
+    """The numbers of ranks: as asked, else the powers of two and as many as there is room for.
+
+    Raises:
+        UsageError: the allocation has not so many.
+    """
+    most = sum(hosts.values())
     if asked is None:
         asked = [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
-    if beyond := [one for one in asked if one > most]:
+    elif max(asked) > most and len(hosts) > 1:
         raise UsageError(
-            f"--ranks {','.join(map(str, asked))}: this launch has {most} rank{'s' * (most > 1)}, and {beyond[0]} are asked for",
-            fix=f"start {max(asked)}, or leave {beyond[0]} out",
+            f"--ranks {','.join(map(str, asked))}: this job has room for {most}", fix=f"leave {max(asked)} out"
         )
-    return sorted(dict.fromkeys(asked))
+    return [Size(ranks=ranks) for ranks in sorted(set(asked))]
+
+
+def _target(command: Sequence[str]) -> str:
+    """What is run, for the titles: the first word after the runner and its options."""
+    place = next(number for number, word in enumerate(_measuring(command, Path())) if word.startswith("--measure="))
+    return next((word for word in command[place:] if not word.startswith("-")), "")
 
 
 def _parser() -> Parser:
@@ -229,23 +298,14 @@ def _parser() -> Parser:
     parser.add_argument(
         AS_MODULE, dest="form", action="store_const", const=AS_MODULE, default="", help=FORMS[AS_MODULE]
     )
-    parser.add_argument("--ranks", type=positives, metavar="N,…", help="the sizes (default: 1, 2, 4, … and all ranks)")
     parser.add_argument(
-        "--scaling",
-        choices=(STRONG, WEAK, "both"),
-        default="both",
-        help="of a workload (default: both); a script's is weak, as it has its own batch",
+        "--ranks", type=positives, metavar="N,…", help="the sizes (default: 1, 2, 4, … as there is room)"
     )
-    parser.add_argument("--batch-size", type=positive, metavar="N", help="samples of a rank per step")
-    parser.add_argument(
-        "--global-batch-size", type=positive, metavar="N", help="samples of all ranks per step, in strong scaling"
-    )
+    parser.add_argument("--batch-size", type=positive, metavar="N", help="of a script: samples of a rank per step")
+    parser.add_argument("--global-batch-size", type=positive, metavar="N", help="or those of all ranks")
     parser.add_argument("--steps", type=positive, default=100, help="that a run is timed for (default: 100)")
     parser.add_argument("--warmup", type=positive, default=10, help="steps before them (default: 10)")
-    parser.add_argument("--rounds", type=positive, default=3, help="runs of each size at least (default: 3)")
-    parser.add_argument(
-        "--interval", type=positive_float, default=0.03, help="that is narrow enough (default: 0.03, of a step)"
-    )
+    parser.add_argument("--rounds", type=positive, default=3, help="runs of each size (default: 3)")
     parser.add_argument(
         "--minutes", type=positive_float, default=20.0, help="after which no more rounds begin (default: 20)"
     )
@@ -253,17 +313,8 @@ def _parser() -> Parser:
     parser.add_argument("--csv", metavar="FILE", help="write the table")
     parser.add_argument("--latex", metavar="FILE", help="write the table, for booktabs")
     parser.add_argument("--plot", metavar="FILE.png", help="draw it (needs matplotlib)")
+    # Target and words are one: if they were two, argparse would take options from among the words.
     parser.add_argument(
-        "--nodes",
-        type=positives,
-        metavar="N,…",
-        help="write a job script for each of these numbers of nodes, in --folder",
+        "command", nargs=REMAINDER, metavar="TARGET", help="a workload or a script and its words; or -- and a command"
     )
-    parser.add_argument("--submit", action="store_true", help="and hand them to the scheduler")
-    parser.add_argument(
-        "--folder", default="scale", metavar="DIR", help="of the jobs, on a file system of all (default: scale)"
-    )
-    parser.add_argument("--collect", type=Path, metavar="DIR", help="put together what such jobs have left")
-    add_request(parser, title="what each job of --nodes asks its scheduler for")
-    add_options(parser, JobSettings, only=_OF_RUNS, show="none")
     return parser

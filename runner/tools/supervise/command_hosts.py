@@ -19,7 +19,7 @@ from pathlib import Path
 
 from runner.base.errors import UsageError
 from runner.launch.commands import LaunchCommand, command_of
-from runner.launch.slurm_lists import expand_counts, expand_hosts
+from runner.launch.host_lists import expand_hosts, hosts_of_job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,13 +154,10 @@ def _ranks(
 
 def _hosts_of_job(environment: Mapping[str, str], entry: str) -> list[CommandHost]:
     """The hosts of a Slurm or PBS job."""
-    slots: dict[str, int] = {}
-    if names := environment.get("SLURM_JOB_NODELIST"):
-        counts = environment.get("SLURM_TASKS_PER_NODE")
-        hosts = expand_hosts(names)
-        slots = dict(zip(hosts, expand_counts(counts) if counts else [1] * len(hosts), strict=False))
-    elif file := environment.get("PBS_NODEFILE"):
-        slots = Counter(_lines(file))
+    try:
+        slots = hosts_of_job(environment)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"supervise: the hosts of this job: {error}") from None
     if not slots:
         raise UsageError(
             "supervise: --spares and --min-ranks: the command names no hosts, and this is no Slurm or PBS job",

@@ -14,43 +14,36 @@ import tempfile
 from datetime import date
 from pathlib import Path
 
-from runner.tools.costs.study import STRONG, WEAK, Study, read_study
-from tests.launching import folder_of, ok, runner
+from runner.tools.scale.study import STRONG, WEAK, Study, read_study
+from tests.launching import RUNNER, folder_of, mpirun_path, ok, run
 from tests.pages import RESULTS, table
 
 KNOWN = {"c": 1.6, "a": 0.02, "b": 0.005}  # seconds
-BATCH = 256
+BATCH = {STRONG: "--global-batch-size=256", WEAK: "--batch-size=32"}
 _PATIENCE = 1800.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="1,2,4,8")
-    parser.add_argument("--predicted", type=int, default=64)
+    parser.add_argument("--predicted", default="64")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", action="store_true", help="into docs/results/scaling.md")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        small = study(Path(folder), given.ranks, given.rounds)
-        large = study(Path(folder), str(given.predicted), given.rounds)
+        small = {scaling: study(Path(folder), scaling, given.ranks, given.rounds) for scaling in BATCH}
+        large = {scaling: study(Path(folder), scaling, given.predicted, given.rounds) for scaling in BATCH}
     text = page(small, large)
     print(text)
     if given.write:
         (RESULTS / "scaling.md").write_text(text)
 
 
-def study(folder: Path, ranks: str, rounds: int) -> Study:
-    """Of these sizes, in one launch of as many ranks as the largest has."""
-    most = int(ranks.rpartition(",")[2])
-    words = [
-        f"--ranks={ranks}",
-        f"--global-batch-size={BATCH}",
-        f"--batch-size={BATCH // 8}",
-        "--steps=10",
-        "--warmup=2",
-    ]
-    words += [f"--rounds={rounds}", "--interval=1", "--json=study.json", "known_costs"]
-    ok(runner(most, "scale", *words, cwd=folder, timeout=_PATIENCE, PYTHONPATH=folder_of("known_costs")))
+def study(folder: Path, scaling: str, ranks: str, rounds: int) -> Study:
+    """Measure these sizes."""
+    words = [f"--ranks={ranks}", "--steps=10", "--warmup=2", f"--rounds={rounds}", "--json=study.json", "--"]
+    words += [mpirun_path(), "--map-by", ":OVERSUBSCRIBE", "-np", "{ranks}", *RUNNER, "known_costs", BATCH[scaling]]
+    ok(run(*RUNNER, "scale", *words, cwd=folder, timeout=_PATIENCE, PYTHONPATH=folder_of("known_costs").as_posix()))
     return read_study(folder / "study.json")
 
 
@@ -60,17 +53,17 @@ def seconds(scaling: str, ranks: int) -> float:
     return computing + (KNOWN["a"] + KNOWN["b"] * ranks if ranks > 1 else 0.0)
 
 
-def page(small: Study, large: Study) -> str:
+def page(small: dict[str, Study], large: dict[str, Study]) -> str:
     rows, costs = [], []
-    for scaling in (STRONG, WEAK):
-        found = small.fit(scaling)
+    for scaling, measured in small.items():
+        found = measured.fit()
         assert found is not None
-        for size in small.measured(scaling):
+        for size in measured.measured:
             work = size.ranks if scaling == WEAK else 1
             known = work * seconds(scaling, 1) / seconds(scaling, size.ranks) / size.ranks
             rows.append(_row(scaling, size.ranks, seconds(scaling, size.ranks), size.seconds))
-            rows[-1] += (f"{known:.1%}", f"{small.efficiency(size):.1%}")
-        for size in large.measured(scaling):
+            rows[-1] += (f"{known:.1%}", f"{measured.efficiency(size):.1%}")
+        for size in large[scaling].measured:
             rows.append((*_row(f"{scaling}, predicted", size.ranks, size.seconds, found.seconds(size.ranks)), "", ""))
         known_c = seconds(scaling, 1)
         for name, known, value in (("c", known_c, found.c), ("a", KNOWN["a"], found.a), ("b", KNOWN["b"], found.b)):

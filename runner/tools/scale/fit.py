@@ -17,16 +17,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_Z = 1.96  # of a 95 % interval
-
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A size that was measured: seconds of a step, and the half of their 95 % interval."""
+    """A size that was measured: seconds of a step, and how far its rounds are from them, relative to them."""
 
     ranks: int
     seconds: float
-    uncertainty: float = 0.0
+    spread: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +74,7 @@ def _terms(ranks: float, *, weak: bool) -> np.ndarray:
 def _fit(points: Sequence[Point], *, weak: bool) -> Fit:
     """Least squares of relative deviations with no negative coefficient: the best of a, b, both or none beside c."""
     seconds = np.array([point.seconds for point in points])
-    weights = 1 / np.maximum(seconds * 1e-3, [point.uncertainty / _Z for point in points])
+    weights = 1 / seconds
     rows = np.array([_terms(point.ranks, weak=weak) for point in points])
     most = len({point.ranks for point in points})
     best, least = np.zeros(3), math.inf
@@ -92,6 +90,5 @@ def _fit(points: Sequence[Point], *, weak: bool) -> Fit:
             if left < least * (1 - 1e-9):
                 best, least = tried, left
     deviations = np.abs(rows @ best / seconds - 1)
-    measured = np.array([point.uncertainty / point.seconds for point in points])
     c, a, b = (float(one) for one in best)
-    return Fit(weak=weak, c=c, a=a, b=b, spread=float(max(deviations.max(), measured.max())))
+    return Fit(weak=weak, c=c, a=a, b=b, spread=max(float(deviations.max()), *(point.spread for point in points)))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.launch.slurm_lists import expand_counts, expand_hosts
+from runner.launch.host_lists import expand_counts, expand_hosts
 
 
 @given(st.lists(st.tuples(st.integers(0, 999), st.integers(1, 50)), min_size=1, max_size=8))

@@ -1,8 +1,27 @@
-"""Slurm's short forms of lists: tasks per node (``2(x3),1``) and host names (``node[1-3,07],gpu1``)."""
+"""The hosts of a job, and Slurm's short forms of lists: tasks per node (``2(x3),1``) and host names (``node[1-3,07],gpu1``)."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def hosts_of_job(environment: Mapping[str, str]) -> dict[str, int]:
+    """The hosts of a Slurm, PBS or LSF job with their slots; nothing outside of one.
+
+    Raises:
+        ValueError: a list has another form.
+        OSError: a file of hosts cannot be read.
+    """
+    if names := environment.get("SLURM_JOB_NODELIST"):
+        counts, hosts = environment.get("SLURM_TASKS_PER_NODE"), expand_hosts(names)
+        return dict(zip(hosts, expand_counts(counts) if counts else [1] * len(hosts), strict=False))
+    for variable in ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE"):
+        if file := environment.get(variable):
+            return Counter(line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip())
+    return {}
 
 
 def expand_counts(text: str) -> list[int]:
