@@ -94,7 +94,7 @@ def to_measure(settings: StepSettings, folder: Path, data_size: int) -> StepSett
         data_size: how many ranks divide the data.
     """
     request = StepsWanted.read(folder)
-    _of_settings[0] = settings.batch_size * data_size
+    _of_settings[0] = settings.global_batch_size or settings.batch_size * data_size
     wanted: dict[str, Any] = dict.fromkeys(_LENGTHS, request.warmup + request.steps)
     wanted |= {"checkpoint_dir": folder / "training", "save_every": Every(0), "metrics": None, "logger": ()}
     wanted |= {"profile": None, "requeue": False}

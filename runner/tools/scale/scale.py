@@ -36,7 +36,7 @@ from runner.job import Job
 from runner.launch.commands import find_mpirun
 from runner.launch.host_lists import hosts_of_job
 from runner.launch.launcher_processes import RANK_STARTERS, launcher_process
-from runner.launch.target import AS_MODULE
+from runner.launch.target import AS_MODULE, find_target
 from runner.measuring.measured_run import StepsSeen, StepsWanted, read_measured
 from runner.parsing import Parser
 from runner.tools.report.output import check_output
@@ -85,6 +85,8 @@ def scale(job: Job, argv: list[str]) -> None:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     hosts = _hosts(job.context.environment)
     sizes = _sizes(given.ranks, hosts)
+    if not is_command:
+        find_target(words[0], form=given.form, tools=())  # a wrong name is refused before anything is started
     target = [*filter(None, [given.form]), *words]
     command = words if is_command else [*_launcher(job.context.environment, hosts), *_RUNNER, *target]
     if len(sizes) > 1 and not any("{ranks}" in word for word in command):
