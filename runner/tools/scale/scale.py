@@ -81,7 +81,7 @@ def scale(job: Job, argv: list[str]) -> None:
         raise UsageError("name a workload or a script", fix="for example workloads.resnet or train.py")
     if launcher_process(names=RANK_STARTERS) is not None:
         raise UsageError("scale starts mpirun or srun itself", fix="start it without")
-    for number in (signal.SIGTERM, signal.SIGHUP):  # time limit or closed terminal: end the run that goes on, too
+    for number in (signal.SIGTERM, signal.SIGHUP):  # time limit or closed terminal: end the present run, too
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     hosts = _hosts(job.context.environment)
     sizes = _sizes(given.ranks, hosts)
