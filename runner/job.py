@@ -27,8 +27,6 @@ class Job:
     replaces_gloo: bool = False  # mpi4py serves a script that says gloo, or names no backend
     collective_timeout: float = 1800.0  # seconds
     board: Board = field(default_factory=Board, compare=False, repr=False)  # where the worker reports its progress
-    supervised: str = ""  # what all attempts of a supervised job have in common, of which one runs at a time
-    attempt: str = ""  # which of them this is
     log_folder: Path | None = None  # of --log-dir
     time_limit: float | None = None  # seconds that the job may run; None: as the scheduler says, if it does
     time_to_save: float | None = None  # seconds before that which a step and a checkpoint may take at least

@@ -97,8 +97,6 @@ def job_of(
         replaces_gloo=replaces_gloo,
         imports_why=imports_why,
         collective_timeout=asked.collective_timeout or Job.collective_timeout,
-        supervised=f"{asked.log_dir.parent} {asked.began:.0f}" if asked.log_dir and asked.began else "",
-        attempt=asked.log_dir.name if asked.log_dir else "",
         log_folder=asked.log_dir.resolve() if asked.log_dir else None,
         time_limit=asked.time_limit,
         time_to_save=asked.time_to_save,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -21,7 +20,6 @@ PHASES = ("starting", "training", "evaluating", "saving", "done", "warm-up", "st
 _FORM = struct.Struct("=dqqqqqdddd")  # of Progress
 MOST_ENDED = 8  # ranks that are named
 _ENDED = struct.Struct(f"={1 + MOST_ENDED}q")  # their number, then the ranks
-_LOCKS = struct.Struct("16384s")  # their paths as JSON, with zeros behind
 _SHARE = 0.1  # of the last step in the mean of the step times
 _EVERY = 20  # steps
 _TIMED = ("training", "step hook")  # the phases whose time is that of steps
@@ -56,7 +54,7 @@ class Board:
 
     def __init__(self, file: int | None = None) -> None:
         """``file``: that of a board which is there; else one is made, in ``file`` of the new board."""
-        size = _FORM.size + _ENDED.size + _LOCKS.size
+        size = _FORM.size + _ENDED.size
         is_new = file is None
         if file is None:
             with new_file() as new:
@@ -171,21 +169,6 @@ class Board:
         """The first ranks that have ended well, at most 8, as far as the guard knows."""
         number, *ranks = _ENDED.unpack_from(self._memory, _FORM.size)
         return sorted(ranks[:number])
-
-    def hold(self, locks: Sequence[str]) -> None:
-        """The worker holds these locks (runner/base/locks.py), which its guard removes if it cannot do so itself."""
-        text = json.dumps(locks).encode()
-        if len(text) <= _LOCKS.size:
-            _LOCKS.pack_into(self._memory, _FORM.size + _ENDED.size, text)
-
-    def locks(self) -> list[str]:
-        """The locks that the worker has held."""
-        (text,) = _LOCKS.unpack_from(self._memory, _FORM.size + _ENDED.size)
-        try:
-            found: list[str] = json.loads(text.rstrip(b"\0"))
-        except ValueError:  # none; or the worker was killed while it wrote
-            return []
-        return found
 
     def _pass(self) -> None:
         """Note that the worker has come as far as this, and count the time of steps."""

@@ -48,7 +48,6 @@ class Guard:
         worker.has_ended = attempt.hang.has_ended = True
         attempt.busy.note(self._words.rank, is_busy=False)
         worker.group.end_if_empty(worker.process)
-        worker.remove_locks(_WRITING)
         return self._conclude(status)
 
     def starts_again(self, decision: Decision) -> bool:

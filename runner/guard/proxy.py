@@ -32,7 +32,6 @@ _ELECTING = 30.0  # seconds for an agent to take a proxy: it may be importing fr
 _STRANGE = 3.0  # the same where it is not known that it is one: the process that was elected has ended, or another has the name
 _LOOKS = 0.02  # seconds between two attempts to reach an agent that has bound the name and does not listen yet
 EVENT = struct.Struct("=iqi")  # a signal, the process that sent it, and si_code (above 0: the kernel sent it)
-_DYING = 10.0  # seconds that a killed worker may take to its end
 _PMI = "PMI_FD"
 
 
@@ -245,26 +244,24 @@ def _forward_signals(connection: socket.socket) -> None:
 def _obey(connection: socket.socket) -> NoReturn:
     """Do what the agent tells, until it tells the exit code."""
     worker: dict[str, Any] = {}
-    board = -1
     while (told := _told(connection)) is not None:
-        if "exit" in told[0]:
-            if why := told[0].get("why"):
+        if "exit" in told:
+            if why := told.get("why"):
                 _print(why)
-            os._exit(told[0]["exit"])
-        if board >= 0:
-            os.close(board)
-        worker, (board,) = told
-    _end_after_agent(worker, board)
+            os._exit(told["exit"])
+        worker = told
+    _end_after_agent(worker)
 
 
-def _told(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+def _told(connection: socket.socket) -> dict[str, Any] | None:
     try:
-        return receive(connection)
+        received = receive(connection)
     except OSError:
         return None
+    return received[0] if received else None
 
 
-def _end_after_agent(worker: dict[str, Any], board: int) -> NoReturn:
+def _end_after_agent(worker: dict[str, Any]) -> NoReturn:
     """The agent was killed, and its importer and workers with it, by the kernel: end what the worker has started."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)  # a file system that hangs is not to hold this process up
     if worker:
@@ -283,11 +280,4 @@ def _end_after_agent(worker: dict[str, Any], board: int) -> NoReturn:
             open(path, "x", encoding="utf-8") as file,
         ):  # another host's agent may have written it
             json.dump(failure | {"time": time.time()}, file, indent=1)
-    if worker:
-        from pathlib import Path
-
-        from runner.base.locks import remove_left
-        from runner.guard.board import Board
-
-        remove_left([Path(lock) for lock in Board(board).locks()], worker["process"], _DYING)
     os._exit(1)

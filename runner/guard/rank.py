@@ -165,7 +165,7 @@ class Rank:
         return child
 
     def tell_proxy(self, child: Child) -> None:
-        """Tell the proxy which process its worker is, and where its locks are: it ends it if the agent is killed."""
+        """Tell the proxy which process its worker is: the proxy ends the worker if the agent is killed."""
         told = {
             "process": child.process,
             "leads": child.group.is_own,
@@ -173,7 +173,7 @@ class Rank:
             "failure": of_lost_agent(self._words, self._watched, self._attempt) if self._words else None,
         }
         with contextlib.suppress(OSError):
-            send(self.connection, told, [child.board.file])
+            send(self.connection, told)
 
 
 def _described(error: BaseException) -> str:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
-from pathlib import Path
 
 from runner.base.errors import EXIT_FAILURE
-from runner.base.locks import remove_left
 from runner.guard.child import Child
 from runner.guard.events import read
 from runner.guard.lifeline import Fails, WorkerMessage, read_message
@@ -140,13 +137,6 @@ class Worker:
     def has_lacked_memory(self) -> bool:
         """Whether the kernel has killed a process here for memory since its start."""
         return killed_for_memory() > self._killed_before
-
-    def remove_locks(self, within: float) -> None:
-        """Remove the locks that it has left if it was killed. In a thread, for so many seconds at most: a file system may hang."""
-        if left := [Path(lock) for lock in self.board.locks()]:
-            thread = threading.Thread(target=remove_left, args=(left, self.process), daemon=True)
-            thread.start()
-            thread.join(within)
 
     def close(self) -> None:
         """Close the guard's ends, after its end."""

@@ -100,7 +100,7 @@ def test_a_study_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "sleeps.py").write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(100)\n")
     command = [sys.executable, "-m", "runner", "scale", "--ranks=2", *COMMAND, "sleeps.py"]
     process = subprocess.Popen(command, cwd=tmp_path, env=clean_environment())
-    poll_until(lambda: (tmp_path / "began").exists(), LONG, "the script's start", None)
+    poll_until((tmp_path / "began").exists, LONG, "the script's start", None)
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait(LONG) == 128 + signal.SIGTERM
     assert left_of(tmp_path, 10.0) == []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from runner.base.locks import held
 from tests.launching import RUNNER, clean_environment, folder_of, mpirun_path, run
 from tests.polling import LIMIT, poll_until
 from tests.processes import is_worker
@@ -182,12 +183,12 @@ def test_a_log_that_cannot_be_written_is_refused() -> None:
 
 def test_a_second_one_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     command = [*RUNNER, "supervise", "--log-dir", str(tmp_path), "--", *RUNNER, "explain"]
-    with open(tmp_path / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with held([(tmp_path, "--log-dir")], print):
         done = run(*command)
     assert done.returncode == 2
-    assert done.stderr == (
-        f"runner: supervise: another one runs in {tmp_path}; name another folder by --log-dir, "
-        f"or remove {tmp_path}/lock if none does\n"
+    *_, message = done.stderr.splitlines()
+    assert message == (
+        f"runner: --log-dir: process {os.getpid()} on host {os.uname().nodename} writes to {tmp_path}; "
+        "wait for its end, or name another place"
     )
     assert run(*command).returncode == 0

@@ -21,7 +21,6 @@ row. mpirun, mpiexec and srun; hosts by their options, or those of the Slurm or 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import itertools
 import json
 import os
@@ -38,6 +37,7 @@ from signal import SIGUSR1, Signals
 from runner.base.command_name import MODULES, SCRIPT
 from runner.base.environment import unset_variables
 from runner.base.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
+from runner.base.locks import held
 from runner.base.quantities import nonempty_path, not_negative, positive, positive_float
 from runner.command import Request, parse
 from runner.job import Job
@@ -136,23 +136,13 @@ def _only_one_in(folder: Path) -> Iterator[None]:
     """Make the folder, and keep another supervise out of it: it would take the same numbers, and remove what the ranks write.
 
     Raises:
-        UsageError: it cannot be made, or another one runs in it.
+        UsageError: the folder cannot be made, or another supervise runs in it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / "lock", "a", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--log-dir: cannot write {folder}: {error.strerror}", fix="name another folder") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"supervise: another one runs in {folder}",
-                fix=f"name another folder by --log-dir, or remove {lock.name} if none does",
-            ) from None
-        except OSError:  # a file system without locks
-            pass
+    with held([(folder, "--log-dir")], _print):
         yield
 
 

@@ -1,4 +1,4 @@
-"""What a run writes is its own while it trains: no other run writes there."""
+"""Keep other runs out of the places that this run writes to while it trains."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from runner.base.locks import Holder, Lock, held
-from runner.launch.job_entry import number_of_job
+from runner.base.locks import held
 from runner.training.loggers.registry import chosen_loggers
 from runner.training.run import Run
 from runner.training.settings import Settings
@@ -16,25 +15,21 @@ from runner.training.workload import make_writable
 
 @contextmanager
 def owning(run: Run, options: Settings) -> Iterator[Callable[[], None]]:
-    """Hold the locks of what rank 0 writes. Collective. Before this nothing of an earlier run is touched.
+    """Hold the leases of what rank 0 writes. Collective. Call it before anything of an earlier run is touched.
 
-    Yields what is called on rank 0 before a checkpoint is written: it raises a RunnerError if another run has taken a lock over.
+    Yields a function for rank 0 to call before it writes a checkpoint: it raises RunnerError if another run has taken a lease.
 
     Raises:
         UsageError: another run writes there.
     """
-    locks: list[Lock] = []
+    checks: list[Callable[[], None]] = []
     with ExitStack() as stack:
-
-        def hold() -> None:
-            locks.extend(stack.enter_context(held(_written(options), _holder(run), run.print)))
-            run.job.board.hold([str(lock.path) for lock in locks])
+        run.on_main(lambda: checks.append(stack.enter_context(held(_written(options), run.print))))
 
         def check() -> None:
-            for lock in locks:
-                lock.check()
+            for one in checks:
+                one()
 
-        run.on_main(hold)
         yield check
 
 
@@ -49,13 +44,3 @@ def _written(options: Settings) -> list[tuple[Path, str]]:
             make_writable(path if chosen.known.is_folder else path.parent, chosen.option)
             found.append((path, chosen.option))
     return found
-
-
-def _holder(run: Run) -> Holder:
-    job, environment = run.job, run.job.context.environment
-    return Holder.here(
-        job=number_of_job(environment) or "",
-        start=environment.get("SLURM_RESTART_COUNT", "0") if "SLURM_JOB_ID" in environment else "",
-        supervised=job.supervised,
-        attempt=job.attempt,
-    )
