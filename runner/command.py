@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,10 @@ Exit codes: 0 done, 1 a rank failed, 2 the request or the launch is wrong, 70 a 
 run it again; a script's own exit code is passed on.
 """
 
-# Options of the job that a workload which reads its words itself may have, too, with another meaning.
-_LATE = {"time_limit", "time_to_save", "on_preempt"}
+# Options that a workload which reads its words itself may have, too, with another meaning.
+_MAY_BE_THE_WORKLOADS = {"config", "time_limit", "time_to_save", "on_preempt"} | settings_in(
+    ParallelSettings
+).keys() - {*LAYOUT}
 
 FORMS = {
     AS_MODULE: "the target is a module, run as a program",
@@ -121,64 +123,31 @@ def given_in(words: Sequence[str], before: Mapping[str, Any] = {}, *, target: st
         target: the name, for messages.
 
     Raises:
-        UsageError: an option of the job is wrong, or the file of --config cannot be read.
+        UsageError: an option of the job is wrong, or the file of a --config before the name cannot be read.
     """
-    prog = f"python -m runner {target}".strip()
-    parser = Parser(prog=prog, add_help=False)
-    add_options(parser, JobSettings, only=settings_in(JobSettings).keys() - _LATE)
-    values, rest = known_in(parser, words)
-    values = dict(before) | values
+    values = dict(before)
     file = values.pop("config", None)
     config = None if file is None else (file, read_file(file))
-    late, rest, problem = _late_in(rest, prog)
-    own = late.pop("config", None)
+    every = {*settings_in(JobSettings), *settings_in(ParallelSettings), "config"}
+    problem: UsageError | None = None
     try:
+        found, rest = _known_in(words, every, target)
+        own = found.pop("config", None)
         if own is not None and file is not None:
             raise UsageError(f"--config {file} and --config {own}: there is one file", fix="write all settings into it")
         config = config if own is None else (own, read_file(own))
     except UsageError as error:
-        problem = problem or error
-    values |= late
-    (parallel, others), another = _parallel_in(rest, prog)
-    return Given(
-        words=tuple(words),
-        rest=tuple(rest if another is not None else others),
-        values=values | parallel,
-        config=config,
-        problem=problem or another,
-    )
+        problem = error
+        found, rest = _known_in(words, every - _MAY_BE_THE_WORKLOADS, target)
+    return Given(words=tuple(words), rest=tuple(rest), values=values | found, config=config, problem=problem)
 
 
-def _late_in(words: Sequence[str], prog: str) -> tuple[dict[str, Any], list[str], UsageError | None]:
-    """The values of ``_LATE`` and --config in some words, the other words, and why one of the options cannot be read.
-
-    Each is read by itself: one that is the workload's own, with another meaning, must not hide the others.
-    """
-    found: dict[str, Any] = {}
-    rest, problem = list(words), None
-    for name in (*sorted(_LATE), "config"):
-        parser = Parser(prog=prog, add_help=False)
-        add_options(parser, JobSettings, only={name})
-        if name == "config":
-            add_config(parser)
-        try:
-            values, rest = known_in(parser, rest)
-            found |= values
-        except UsageError as error:
-            problem = problem or error
-    return found, rest, problem
-
-
-def _parallel_in(words: Sequence[str], prog: str) -> tuple[tuple[dict[str, Any], list[str]], UsageError | None]:
-    """The settings of parallelism in some words, and the other words; of the layout alone where others cannot be read."""
-    parser = Parser(prog=prog, add_help=False)
-    add_options(parser, ParallelSettings)
-    try:
-        return known_in(parser, words), None
-    except UsageError as error:
-        parser = Parser(prog=prog, add_help=False)
-        add_options(parser, ParallelSettings, only=LAYOUT)
-        return known_in(parser, words), error
+def _known_in(words: Sequence[str], names: Set[str], target: str) -> tuple[dict[str, Any], list[str]]:
+    parser = Parser(prog=f"python -m runner {target}".strip(), add_help=False)
+    add_options(parser, JobSettings, ParallelSettings, only=names)
+    if "config" in names:
+        add_config(parser)
+    return known_in(parser, words)
 
 
 class _Once(argparse.Action):

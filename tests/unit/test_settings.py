@@ -416,10 +416,10 @@ def test_a_workload_that_reads_its_words_itself_may_have_options_of_the_same_nam
 
 
 @pytest.mark.parametrize("wrong", ["--config missing.toml", "--time-to-save never", "--config a.toml --config b.toml"])
-def test_a_wrong_word_of_a_workload_that_reads_its_words_hides_no_other(wrong: str) -> None:
-    for words in (f"--time-limit 5 {wrong}", f"{wrong} --time-limit 5"):
+def test_a_wrong_word_of_a_workload_that_reads_its_words_hides_no_option_of_the_job(wrong: str) -> None:
+    for words in (f"--device cpu --tp 2 {wrong}", f"{wrong} --tp 2 --device cpu"):
         request = parse(["work", *words.split()], TOOLS)
-        assert request.job.time_limit == 300
+        assert (request.job.device, request.given.parallel().tp) == ("cpu", 2)
         assert request.given.problem is not None
 
 
