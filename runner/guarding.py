@@ -41,8 +41,13 @@ def guard_words(context: LaunchContext, request: Request, way: RendezvousMethod)
     )
 
 
-def guard_watched(context: LaunchContext, request: Request, parent: int) -> Watched:
-    """What the guard watches. ``parent``: of the process that the launcher has started."""
+def guard_watched(context: LaunchContext, request: Request, parent: int, found: bytes) -> Watched:
+    """Return what the guard watches.
+
+    Args:
+        parent: the parent of the process that the launcher has started.
+        found: what the agent has found out for the worker.
+    """
     job = request.job
     passed = 0.0 if job.began is None else max(0.0, time.time() - job.began)
     hang_after = HANG_TIMEOUT if job.hang_timeout is None else job.hang_timeout
@@ -57,6 +62,7 @@ def guard_watched(context: LaunchContext, request: Request, parent: int) -> Watc
         trains=request.may_be_workload,
         launcher=lambda: launcher_of(context, parent),
         is_hub=context.rank.value == 0 and context.size.value > 1,
+        found=found,
         log_folder=job.log_dir,
         prefixes_output=job.prefix_output,
         notice=job.on_preempt,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import pickle
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from types import MappingProxyType
 from typing import NoReturn
 
 from runner.backends.flight_recorder import answer_when_asked
@@ -33,7 +36,7 @@ from runner.launch.launchers import SINGLE
 from runner.launch.mislaunch import idle_tasks, refuse_mislaunch
 from runner.launch.parts import refuse_other_parts
 from runner.launch.program import put_program_on_path
-from runner.launch.target import EXECUTABLE, WORKLOAD, Target, find_target
+from runner.launch.target import EXECUTABLE, WORKLOAD, Target
 from runner.outcome import SUCCESS, end_worker, outcome_of, refusing
 from runner.parsing import keeping_help
 from runner.rendezvous.records.compatibility import compare_ranks
@@ -41,8 +44,8 @@ from runner.rendezvous.records.record import RankRecord
 from runner.rendezvous.rendezvous import RendezvousMethod, choose_way, rendezvous
 from runner.rendezvous.transport.endpoint import allow_open_files
 from runner.run_file import leave_run_file
-from runner.sharing import source_of, why_not_for_target, why_not_here
-from runner.tools.registry import examines, shows_training, summaries, tool_names, works_alone
+from runner.sharing import found_target, source_of, why_not_for_target, why_not_here
+from runner.tools.registry import examines, shows_training, summaries, works_alone
 from runner.torchrun.import_hooks import AHEAD
 from runner.torchrun.shared_import import draw_own_numbers, import_once
 from runner.versions.extras import OF_WORKLOADS, require
@@ -73,7 +76,7 @@ class Launch:
                     self._help = "".join(kept)
             self._why_not_here = why_not_here(self._request.job, os.environ)
             # Why each rank imports torch by itself; "": it does not.
-            self._per_rank = self._why_not_here or why_not_for_target(self._request)
+            self._per_rank = self._why_not_here or why_not_for_target(self._request, lambda: self._target)
         except (RunnerError, SystemExit) as problem:
             self._problem = problem
 
@@ -103,7 +106,9 @@ class Launch:
             if self._compares and context.size.value > 1:
                 self._compares = False  # the last part that starts sees the others
                 refuse_other_parts(origin.parent, self._words, origin.environment)
-        return guard_words(context, self._request, way), guard_watched(context, self._request, origin.parent)
+        # The worker has the same variables, so that it needs no others than its own.
+        found = pickle.dumps((replace(context, environment={}), way))
+        return guard_words(context, self._request, way), guard_watched(context, self._request, origin.parent, found)
 
     def prepare(self) -> str:
         """Import what workers need, in the importer. Returns why they must not be forked of it."""
@@ -115,11 +120,9 @@ class Launch:
         if self._per_rank:
             return ""
         modules: Sequence[str] = AHEAD
-        with contextlib.suppress(UsageError):  # of which each rank tells the others
-            target = find_target(self._request.target, form=self._request.form, tools=tool_names())
-            if target.is_program:
-                put_program_on_path(target)
-                modules = AHEAD if _COMPILES.search(source_of(target)) else AHEAD[:1]
+        if isinstance(self._target, Target) and self._target.is_program:
+            put_program_on_path(self._target)
+            modules = AHEAD if _COMPILES.search(source_of(self._target)) else AHEAD[:1]
         return import_once(modules, self._request.job.preload)
 
     def import_per_rank(self, why: str) -> None:
@@ -130,10 +133,16 @@ class Launch:
         """Be a rank's worker."""
         stand_for(lifeline.origin)
         draw_own_numbers()
-        context, way = self._place(os.environ, lifeline.origin)
+        context, way = pickle.loads(lifeline.found)  # noqa: S301  # of this launch's own agent
+        context = replace(context, environment=MappingProxyType(dict(os.environ)), attempt=lifeline.attempt)
         if warning := idle_tasks(context):
             print(f"runner: {warning}", file=sys.stderr, flush=True)
-        _work(self._request, replace(context, attempt=lifeline.attempt), way, lifeline, self._why_not_here)
+        _work(self._request, self._target, context, way, lifeline, self._why_not_here)
+
+    @cached_property
+    def _target(self) -> Target | UsageError:
+        """The target, or the reason why it cannot be run. The agent reads it for all ranks that share an import."""
+        return found_target(self._request)
 
     def _place(self, environment: Mapping[str, str], process: int) -> tuple[LaunchContext, RendezvousMethod]:
         request = self._request
@@ -143,13 +152,18 @@ class Launch:
 
 
 def _work(
-    request: Request, context: LaunchContext, way: RendezvousMethod, lifeline: Lifeline, imports_why: str
+    request: Request,
+    found: Target | UsageError,
+    context: LaunchContext,
+    way: RendezvousMethod,
+    lifeline: Lifeline,
+    imports_why: str,
 ) -> NoReturn:
     job: Job | None = None
     try:
         _prepare_process()
         policy = Policy.DIAGNOSTIC if examines(request.tool) else Policy.STRICT
-        target, record = _find(request, context, lifeline)
+        target, record = _described(request, found, context, lifeline)
         lifeline.tell(Seeks())
         result = rendezvous(context, record, way=way, timeout=request.job.timeout, policy=policy)
         topology = compare_ranks(result.records, policy)
@@ -195,19 +209,14 @@ def _prepare_process() -> None:
     allow_open_files()
 
 
-def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple[Target | None, RankRecord]:
-    """The target (None if it is not found), and this rank's record, which holds the problem if there is one."""
-    problem: UsageError | None = None
-    target: Target | None = None
+def _described(
+    request: Request, found: Target | UsageError, context: LaunchContext, lifeline: Lifeline
+) -> tuple[Target | None, RankRecord]:
+    """Return the target (None if it is not found), and this rank's record, which holds the problem if there is one."""
+    target, problem = (found, None) if isinstance(found, Target) else (None, found)
     try:
-        target = find_target(request.target, form=request.form, tools=tool_names())
-        refuse_idle_options(request, target)
-        if target.kind != EXECUTABLE and not any(
-            predicate(request.tool) for predicate in (works_alone, examines, shows_training)
-        ):
-            need(RUNNER)
-        if target.kind == WORKLOAD:
-            require(*OF_WORKLOADS)
+        if target is not None:
+            _check(request, target)
     except UsageError as error:
         problem = error
     record = record_of(
@@ -221,6 +230,17 @@ def _find(request: Request, context: LaunchContext, lifeline: Lifeline) -> tuple
         guard_port=lifeline.port,
     )
     return target, record
+
+
+def _check(request: Request, target: Target) -> None:
+    """Raise UsageError if this target cannot be run with these options and packages."""
+    refuse_idle_options(request, target)
+    if target.kind != EXECUTABLE and not any(
+        predicate(request.tool) for predicate in (works_alone, examines, shows_training)
+    ):
+        need(RUNNER)
+    if target.kind == WORKLOAD:
+        require(*OF_WORKLOADS)
 
 
 def _warn_of_hangs(job: Job) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from runner.base.errors import UsageError
 from runner.command import Request
@@ -32,17 +32,24 @@ def why_not_here(job: JobSettings, environment: Mapping[str, str]) -> str:
     return ""
 
 
-def why_not_for_target(request: Request) -> str:
-    """The same for a target."""
+def found_target(request: Request) -> Target | UsageError:
+    """Return the target of a command line, or the reason why it cannot be run."""
+    try:
+        return find_target(request.target, form=request.form, tools=tool_names())
+    except UsageError as problem:
+        return problem
+
+
+def why_not_for_target(request: Request, find: Callable[[], Target | UsageError]) -> str:
+    """The same for a target, which ``find`` returns, or the reason why it cannot be run."""
     if request.tool in tool_names():
         return "" if needs_torch(request.tool) else f"{request.tool} needs no torch"
     if request.form == NO_PYTHON:
         return "the target is no Python program"
     if request.target == "-":
         return ""
-    try:
-        target = find_target(request.target, form=request.form, tools=tool_names())
-    except UsageError:  # of which each rank tells the others
+    target = find()
+    if isinstance(target, UsageError):  # of which each rank tells the others
         return "the target cannot be run"
     names = {name.decode() for name in _NAME.findall(source_of(target))}
     if late := sorted(name for name in names if is_read_by_torch(name) and name not in APPLIED):

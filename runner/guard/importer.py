@@ -197,7 +197,7 @@ def _become(worker: dict[str, Any], descriptors: list[int], close: Sequence[int]
     let_show(os.fdopen(stacks, "w+b"))
     lifeline = Lifeline(pipe, Board(board), asked=asked, answers=os.fdopen(answers, "w+b"), origin=worker["origin"])
     lifeline.board.process, lifeline.board.began = os.getpid(), worker["began"]
-    lifeline.port, lifeline.attempt = worker["port"], worker["attempt"]
+    lifeline.port, lifeline.attempt, lifeline.found = worker["port"], worker["attempt"], worker["found"]
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ENDS, *TELLS))
     return lifeline
 

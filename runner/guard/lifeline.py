@@ -75,6 +75,7 @@ class Lifeline:
     Attributes:
         port: at which rank 0's agent listens for the others; 0 on other ranks.
         attempt: how often the ranks were started again.
+        found: what the agent has found out about this rank's launch.
         origin: the process that the launcher has started for this rank.
     """
 
@@ -82,6 +83,7 @@ class Lifeline:
         self._pipe, self._asked, self._answers = pipe, asked, answers
         self.board, self.origin = board, origin
         self.port = self.attempt = 0
+        self.found = b""
         self.worker = os.getpid()  # a forked child has the lifeline too, but another process id
 
     def tell(self, message: WorkerMessage) -> None:

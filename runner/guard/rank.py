@@ -157,6 +157,7 @@ class Rank:
             "origin": origin.process,
             "port": port_of(self._link.listener) if watched.is_hub and self._link.listener else 0,
             "attempt": attempt,
+            "found": watched.found,
             "began": self._began,
         }
         self._fork(

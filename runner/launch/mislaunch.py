@@ -22,7 +22,7 @@ def refuse_mislaunch(context: LaunchContext) -> None:
     """
     if context.is_chosen:
         return
-    if context.launcher is SINGLE:
+    if context.launcher == SINGLE:
         _refuse_lost_ranks(context)
         _refuse_copies(context)
     elif context.launcher.elastic in context.environment:
@@ -38,7 +38,7 @@ def refuse_mislaunch(context: LaunchContext) -> None:
 def idle_tasks(context: LaunchContext) -> str:
     """A warning for a process that runs alone in a job of several tasks, else an empty string."""
     tasks = unused_tasks(context.environment)
-    if context.launcher is not SINGLE or context.is_chosen or not tasks:
+    if context.launcher != SINGLE or context.is_chosen or not tasks:
         return ""
     start = "srun or mpirun" if "SLURM_JOB_ID" in context.environment else "mpirun"
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.command import parse
-from runner.sharing import why_not_for_target
+from runner.sharing import found_target, why_not_for_target
 from runner.tools.registry import summaries
 
 
@@ -14,7 +14,6 @@ from runner.tools.registry import summaries
     [
         ("bench", ""),
         ("compare workloads.mnist", ""),
-        ("scale workloads.mnist", ""),
         ("workloads.mnist", ""),
         ("explain", "explain needs no torch"),
         ("--no-python ls", "the target is no Python program"),
@@ -22,4 +21,5 @@ from runner.tools.registry import summaries
     ],
 )
 def test_tools_that_need_torch_share_it_as_programs_do(words: str, why: str) -> None:
-    assert why_not_for_target(parse(words.split(), summaries())) == why
+    request = parse(words.split(), summaries())
+    assert why_not_for_target(request, lambda: found_target(request)) == why

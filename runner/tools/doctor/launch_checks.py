@@ -75,7 +75,7 @@ def ranks(job: Job, team: Team) -> Verdict:
 
 def _started_alone(job: Job) -> bool:
     """Whether no launcher started this process, and the user did not choose a single process."""
-    return job.context.launcher is SINGLE and not job.context.is_chosen
+    return job.context.launcher == SINGLE and not job.context.is_chosen
 
 
 def versions(job: Job, team: Team) -> Verdict:
