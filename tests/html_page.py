@@ -23,7 +23,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
         self.tags.add(tag)
-        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+        self.links += [value or "" for name, value in attrs if name in ("href", "src", "xlink:href")]
         assert not any(name.startswith("on") for name in values)
         if tag == "section":
             self._section = str(values["id"])
@@ -39,7 +39,7 @@ class Page(HTMLParser):
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
-        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+        self.links += [value or "" for name, value in attrs if name in ("href", "src", "xlink:href")]
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag

@@ -61,7 +61,7 @@ FIRST = (
     "launched/test_documented_modules.py::test_strategies_config_resume_export_and_report",
     "launched/test_scale.py::test_known_costs_are_found_again",
     "launched/layouts/test_plan.py::test_a_terminal_gets_a_table_and_files_the_rest",
-    "launched/test_run_report.py::test_a_training_that_started_again_in_place",
+    "launched/test_report.py::test_a_training_that_started_again_in_place",
     "launched/test_smoke.py::test_on_this_machine",
     "launched/test_top.py::test_it_is_printed_once_where_no_key_can_be_pressed",
 )

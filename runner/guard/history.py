@@ -1,61 +1,38 @@
-"""How a rank was over time, for a report about the run: ``DIR/state/rank-00003.jsonl``, lines with some fields of its state.
+"""A rank's states over time, for the page of ``report``: ``DIR/state/rank-00003.jsonl``, a line per state.
 
-The file stays small: where it has as many lines as it may, every other one is left out, and half as many are added from then on.
+The time between two lines is a fixed part of the time so far, so the lines of a long run are few.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1  # of the lines
-FIELDS = ("time", "phase", "step", "step_seconds", "own_seconds", "data_seconds")
-FIELDS_OF_USE = ("cpu", "memory", "gpu", "gpu_memory", "gpu_energy")
-MOST = 512  # lines
-_NEW = 16  # the file is written again once one in so many lines is new: some 2 kB per line, however long it is
+FIELDS = ("time", "phase", "step", "step_seconds", "own_seconds", "data_seconds", "cpu", "memory", "gpu", "gpu_memory")
+_PART = 1 / 128  # of the time so far, between two lines: some 900 lines in a day, 1,100 in a week
 
 
 class History:
-    """Of one rank. It is written as a whole, so that no line is cut off."""
+    """The lines about one rank. Their file is replaced as a whole, so that no line is cut off."""
 
     def __init__(self) -> None:
-        self._lines: list[str] = []
-        self._every = 1  # states per line
-        self._states = self._new = 0
+        self._text = ""
+        self._began = self._next = 0.0  # Unix time
 
     def add(self, state: Mapping[str, Any], *, is_last: bool = False) -> str | None:
-        """Take the fields of a state. Returns the file's content if it is to be written now."""
-        if self._states % self._every == 0 or is_last:
-            self._lines.append(_line(state))
-            self._new += 1
-        self._states += 1
-        if len(self._lines) >= MOST:
-            del self._lines[1::2]
-            self._every *= 2
-        if not is_last and self._new * _NEW < len(self._lines):
+        """Add a line for this state if one is due. Return the new content of the file, or None if it is unchanged."""
+        now = float(state["time"])
+        if now < self._next and not is_last:
             return None
-        self._new = 0
-        return "".join(self._lines)
+        self._began = self._began or now
+        self._next = now + _PART * (now - self._began)
+        known = {name: state[name] for name in FIELDS if state.get(name) is not None}
+        self._text += json.dumps(known) + "\n"
+        return self._text
 
 
 def path_of_history(state: Path) -> Path:
-    """The file beside that of a rank's state."""
+    """Return the file beside that of a rank's state."""
     return state.with_suffix(".jsonl")
-
-
-def _line(state: Mapping[str, Any]) -> str:
-    """What is known, as JSON, which has no NaN and no infinity."""
-    known = {name: _short(state.get(name)) for name in (*FIELDS, *FIELDS_OF_USE)}
-    return json.dumps({"format": FORMAT} | {name: one for name, one in known.items() if one is not None}) + "\n"
-
-
-def _short(value: Any) -> Any:
-    """Four digits of a number; of one from 1000 on, such as a time, three places."""
-    if not isinstance(value, float):
-        return value
-    if not math.isfinite(value):
-        return None
-    return round(value, 3) if abs(value) >= 1000 else float(f"{value:.4g}")

@@ -48,7 +48,6 @@ class RankState:
     memory: int | None = None  # bytes
     gpu: float | None = None  # percent
     gpu_memory: int | None = None  # bytes
-    gpu_energy: float | None = None  # joules since the driver was loaded
     exit_code: int | None = None
     what: str | None = None  # is wrong
     ended_by: str | None = None  # the signal, or that by which it was asked to save; none where memory was lacking

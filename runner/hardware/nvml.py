@@ -81,14 +81,13 @@ class GpuMeter:
             self._library = None
 
     def usage(self) -> dict[str, Any]:
-        """Utilisation in percent, used memory in bytes and energy in joules since its start, as far as the driver tells them."""
+        """Return utilisation in percent and used memory in bytes, if the driver tells them."""
         found: dict[str, Any] = {}
         # There is no library, no driver, or it does not tell this of a MIG part.
         with contextlib.suppress(Exception):
             handle = self._found()
             found["gpu_memory"] = self._library.nvmlDeviceGetMemoryInfo(handle).used
             found["gpu"] = self._library.nvmlDeviceGetUtilizationRates(handle).gpu
-            found["gpu_energy"] = self._library.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000  # since Volta
         return found
 
     def _found(self) -> Any:

@@ -70,8 +70,8 @@ TOOLS = {
         summary="a short test of this installation", function="runner.tools.smoke.smoke:smoke", needs_rendezvous=False
     ),
     "report": Tool(
-        summary="a page about a run, or two: curves, ranks, hosts, failures",
-        function="runner.tools.run_report.run_report:report",
+        summary="write a page about a run, or several: curves, ranks, failures",
+        function="runner.tools.report.report:report",
         needs_rendezvous=False,
     ),
     "supervise": Tool(

@@ -77,5 +77,5 @@ def test_a_script_starts_with_little() -> None:
 def test_explain_needs_little() -> None:
     done = ok(run(sys.executable, "-X", "importtime", *RUNNER[1:], "explain", "--json"))
     loaded = set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.MULTILINE))
-    assert "runner.tools.report.table" in loaded  # of the worker
+    assert "runner.tools.tables.table" in loaded  # of the worker
     assert loaded & NEEDLESS == set()

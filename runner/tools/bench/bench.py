@@ -32,8 +32,8 @@ from runner.parsing import Parser
 from runner.tools.bench.bare_mpi import BareMPI
 from runner.tools.bench.measurement import Measurement
 from runner.tools.bench.plot import plot
-from runner.tools.report.output import check_output
-from runner.tools.report.table import Column, print_columns
+from runner.tools.tables.output import check_output
+from runner.tools.tables.table import Column, print_columns
 
 if TYPE_CHECKING:
     from runner.backends.connection import Buffers, Connection, Operation

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from runner.base.quantities import size_text
 from runner.tools.bench.measurement import Measurement
-from runner.tools.report.output import new_figure
+from runner.tools.tables.output import new_figure
 
 _TICKS = 6  # on an axis 5.5 inches wide
 

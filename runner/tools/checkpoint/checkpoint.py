@@ -19,7 +19,7 @@ from runner.base.errors import UsageError
 from runner.base.quantities import nonempty_path, positive
 from runner.job import Job
 from runner.parsing import Parser
-from runner.tools.report.table import Row, print_rows
+from runner.tools.tables.table import Row, print_rows
 
 
 def checkpoint(job: Job, argv: list[str]) -> None:

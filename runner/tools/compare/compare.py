@@ -40,8 +40,8 @@ from runner.parsing import Parser
 from runner.tools.compare.choices import ALONE, BACKENDS, KINDS, Choice, alone, chosen, supported
 from runner.tools.compare.comparison import Comparison
 from runner.tools.compare.plot import plot
-from runner.tools.report.output import check_output
-from runner.tools.report.table import Column, print_columns
+from runner.tools.tables.output import check_output
+from runner.tools.tables.table import Column, print_columns
 from runner.tools.workloads import load_workload, training_of
 
 if TYPE_CHECKING:

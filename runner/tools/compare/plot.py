@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runner.tools.compare.comparison import Comparison
-from runner.tools.report.output import new_figure
+from runner.tools.tables.output import new_figure
 
 
 def plot(title: str, engines: Sequence[Comparison], alone: Comparison, path: str) -> None:

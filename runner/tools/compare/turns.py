@@ -31,7 +31,7 @@ from runner.parallel.trees import to_device
 from runner.tools.compare.choices import ALONE, Choice
 from runner.tools.compare.engines import Engine, build
 from runner.tools.compare.observing import count_sent
-from runner.tools.report.table import show_progress
+from runner.tools.tables.table import show_progress
 from runner.training.data.feeds import feed_of, with_batch_of
 from runner.training.data.source import source_of
 from runner.training.run import Run

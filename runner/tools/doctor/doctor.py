@@ -27,8 +27,8 @@ from runner.tools.doctor import (
     speed_checks,
 )
 from runner.tools.doctor.examine import Check, Verdict, counted, examine
-from runner.tools.report.output import libraries_print_on_stderr
-from runner.tools.report.table import Row, print_rows, show_progress
+from runner.tools.tables.output import libraries_print_on_stderr
+from runner.tools.tables.table import Row, print_rows, show_progress
 
 # They run in this order; those from torch on need torch.
 CHECKS = (

@@ -17,7 +17,7 @@ from runner.job import Job
 from runner.parallel.mesh import Layout, lay_out
 from runner.parallel.settings import ParallelSettings
 from runner.parsing import ALL, Parser, add_full_help, wants
-from runner.tools.report.table import console
+from runner.tools.tables.table import console
 from runner.torchrun.variables import settings
 from runner.versions.features import lacking, number_of
 

@@ -32,8 +32,8 @@ from runner.job import Job
 from runner.parallel.settings import ParallelSettings
 from runner.parsing import ALL, Parser, add_full_help, wants
 from runner.tools.plan.layouts import Cluster
-from runner.tools.report.output import check_output
-from runner.tools.report.table import console
+from runner.tools.tables.output import check_output
+from runner.tools.tables.table import console
 
 
 def plan(job: Job, argv: list[str]) -> None:

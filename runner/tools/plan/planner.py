@@ -10,7 +10,7 @@ from runner.base.errors import UsageError
 from runner.command import Given
 from runner.job import Job
 from runner.tools.plan.layouts import PER_HOST, Candidate, Cluster, candidates
-from runner.tools.report.table import show_progress
+from runner.tools.tables.table import show_progress
 
 MOST = 4096  # GPUs among which it is looked for what fits
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from runner.base.quantities import size_text
-from runner.tools.report.output import new_figure
+from runner.tools.tables.output import new_figure
 
 if TYPE_CHECKING:
     from runner.tools.plan.planning import Planned

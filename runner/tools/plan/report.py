@@ -12,7 +12,7 @@ from runner.parallel.settings import ParallelSettings
 from runner.tools.plan.planning import Planned
 from runner.tools.plan.ranking import Advice
 from runner.tools.plan.traffic import total
-from runner.tools.report.table import Column, console, print_columns
+from runner.tools.tables.table import Column, console, print_columns
 
 _ROWS = 20
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from runner.tools.report.output import new_figure
 from runner.tools.scale.study import WEAK, Study
+from runner.tools.tables.output import new_figure
 
 _BEYOND = 8  # how many times the largest size the dashed lines reach
 _POINTS = 24  # of the dashed lines

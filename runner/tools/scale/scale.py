@@ -39,10 +39,10 @@ from runner.launch.launcher_processes import RANK_STARTERS, launcher_process
 from runner.launch.target import AS_MODULE, find_target
 from runner.measuring.measured_run import StepsSeen, StepsWanted, read_measured
 from runner.parsing import Parser
-from runner.tools.report.output import check_output
-from runner.tools.report.table import show_progress
 from runner.tools.scale.study import Size, Study, read_study
 from runner.tools.scale.tables import print_study, write_study
+from runner.tools.tables.output import check_output
+from runner.tools.tables.table import show_progress
 
 ALONE = "its ranks have no process group: each trains alone, and its efficiency says nothing"
 _LAUNCHERS = {  # by whom the ranks are started where no command is given; cores are not bound, so that a rank has its threads

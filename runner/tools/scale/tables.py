@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.tools.report.table import Column, print_columns
 from runner.tools.scale.study import Size, Study
+from runner.tools.tables.table import Column, print_columns
 
 _NONE = "n/a"
 

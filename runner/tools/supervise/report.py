@@ -12,7 +12,7 @@ from runner.tools.supervise.attempts import read_attempts
 def print_report(log: Path) -> None:
     from rich.table import Table
 
-    from runner.tools.report.table import console
+    from runner.tools.tables.table import console
 
     try:
         attempts = read_attempts(log)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.guard.rank_state import read_states
-from runner.tools.report.table import console
+from runner.tools.tables.table import console
 from runner.tools.top.verdicts import judge, overview
 from runner.tools.top.view import TITLE_LINES, head, table
 

@@ -24,7 +24,7 @@ from runner.guard.rank_state import read_states
 from runner.job import Job
 from runner.launch.launcher_processes import on_terminal
 from runner.parsing import Parser
-from runner.tools.report.table import console
+from runner.tools.tables.table import console
 from runner.tools.top.job_folder import job_folder
 from runner.tools.top.verdicts import facts, judge, overview
 from runner.tools.top.view import head, table

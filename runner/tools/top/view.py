@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from runner.base.quantities import clock_text, duration_text, short_text
 from runner.rendezvous.records.topology import ranks_text
-from runner.tools.report.table import Column
+from runner.tools.tables.table import Column
 from runner.tools.top.verdicts import TROUBLE, Overview, RankVerdict
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from runner.parallel.settings import ParallelSettings
 from runner.parallel.task import Plan, Task
 from runner.tools.compare.choices import ALONE, BARE, Choice, chosen, supported
 from runner.tools.compare.engines import build
-from runner.tools.report.output import check_output
+from runner.tools.tables.output import check_output
 from runner.training.settings import StepSettings
 from tests.unit.backends.test_choice import job
 

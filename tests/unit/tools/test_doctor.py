@@ -159,7 +159,7 @@ def test_every_neighbour_pair_is_in_one_round_and_no_rank_twice_in_one(size: int
 def test_what_libraries_print_does_not_stand_beside_the_json() -> None:
     """As gloo of torch 2.9 does, from C++."""
     code = (
-        "import os; from runner.tools.report.output import libraries_print_on_stderr as apart; print('before')\n"
+        "import os; from runner.tools.tables.output import libraries_print_on_stderr as apart; print('before')\n"
         "with apart(): os.write(1, b'[Gloo] Rank 0 is connected\\n'); print('during')\n"
         "print('{}')"
     )

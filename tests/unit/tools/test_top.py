@@ -16,7 +16,7 @@ from rich.console import Console
 from runner.base.errors import UsageError
 from runner.guard.rank_state import RankState, parse, read_states
 from runner.launch.job_entry import entry_of_job, written_entry
-from runner.tools.report.table import Column
+from runner.tools.tables.table import Column
 from runner.tools.top.job_folder import job_folder
 from runner.tools.top.verdicts import STATUSES, facts, judge, overview
 from runner.tools.top.view import fitting, head, table

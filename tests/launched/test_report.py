@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tests.html_page import Page
-from tests.launching import RUNNER, folder_of, mpirun, ok, run
+from tests.launching import BASE_PYTHON, RUNNER, folder_of, mpirun, ok, packages_without, run
 from tests.results import refused
 
 
@@ -29,18 +30,13 @@ def test_a_training_that_started_again_in_place(tmp_path: Path) -> None:
     assert ending == f"report      python -m runner report {checkpoints}"
     assert ok(run(*RUNNER, *ending.split()[4:])).stdout.startswith(f"report: {checkpoints}/report.html (")
     found = Page((checkpoints / "report.html").read_text())
-    assert {"loss", "learning rate", "samples/s, all ranks", "memory of the ranks, GiB"} <= {*found.figures}
-    assert "how late each rank is, as a share of a step" in found.figures
-    hosts = [row for row in found.rows if row[1:2] == ["ranks 0-1"]]
-    assert len(hosts) == 1
-    late = found.rows[
-        found.rows.index(["rank", "host", "late, mean", "ms per step", "by itself", "waiting for data"]) :
-    ][1:3]
-    assert {tuple(row[:2]) for row in late} == {(rank, hosts[0][0]) for rank in "01"}
+    assert {"loss", "learning rate", "samples/s, all ranks", "ms of a step, mean of the ranks"} <= {*found.figures}
+    late = found.rows[[row[:3] for row in found.rows].index(["rank", "host", "late, mean"]) + 1 :][:2]
+    assert {row[0] for row in late} == {"0", "1"}
+    assert all(row[1] == os.uname().nodename and row[3] != "n/a" for row in late)
     assert ["1", "ValueError: odd", "all ranks started again", "31", "1"] in [row[:5] for row in found.rows]
-    assert [row[:2] for row in found.rows if row[0] == "step-60"] == [["step-60", "60"]]
+    assert [row[0] for row in found.rows].count("step-60") == 1
     assert ["fault", '"raise"'] in found.rows
-    assert found.links.count("#ranks") == 1
 
 
 def test_a_script_leaves_its_ranks_and_its_command(tmp_path: Path) -> None:
@@ -61,3 +57,9 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         f"{tmp_path} holds no run; name the --log-dir or the --checkpoint-dir of a run",
     )
     refused(run(*RUNNER, "report", str(tmp_path / "absent")), "is no folder")
+
+
+def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path) -> None:
+    packages = packages_without("matplotlib", tmp_path / "packages")
+    done = run(BASE_PYTHON, "-m", "runner", "report", str(tmp_path), PYTHONPATH=packages)
+    refused(done, "report needs matplotlib, which is not installed; pip install matplotlib")
