@@ -70,7 +70,10 @@ def chart(title: str, curves: Sequence[Curve], *, over_time: bool = False, from_
                 linewidth=1.2,
                 marker="." if len(curve.points) < _DOTS else "",
             )
-        axis.set(xlabel=label, yscale="log" if is_log else "linear")
+        axis.set_xlabel(label)
+        if is_log:
+            axis.set_yscale("log")
+            axis.yaxis.set_major_formatter("{x:g}")
         if from_zero:
             axis.set_ylim(bottom=0)
         if len(curves) > 1:

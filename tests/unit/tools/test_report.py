@@ -225,6 +225,7 @@ def test_any_numbers_make_a_figure(values: list[float], tmp_path: Path) -> None:
     found = page(tmp_path)
     assert found.figures == ["实验"]
     assert "path" in found.tags
+    assert "$" not in found.sections["training"]  # as in the formulas by which matplotlib writes powers
 
 
 def test_a_run_without_anything_but_its_name() -> None:
