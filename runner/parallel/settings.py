@@ -218,11 +218,13 @@ class ParallelSettings:
 
 
 def _conflicts(options: ParallelSettings) -> list[tuple[bool, str]]:
-    """What does not go together: (whether it is so here, what to say)."""
-    name, schedule = options.strategy, SCHEDULES[options.pp_schedule]
-    traits = traits_of(name)
+    """Return what does not go together: (whether it is so here, what to say)."""
+    return _of_strategy(options) + _of_pipeline(options)
+
+
+def _of_strategy(options: ParallelSettings) -> list[tuple[bool, str]]:
+    name, traits = options.strategy, traits_of(options.strategy)
     is_model_parallel = options.tp > 1 or options.pp > 1
-    stages, micro_batches = options.stages_per_rank, options.micro_batches
     return [
         (
             is_model_parallel and not traits.is_divisible,
@@ -242,6 +244,35 @@ def _conflicts(options: ParallelSettings) -> list[tuple[bool, str]]:
             (options.sequence_parallel or options.loss_parallel) and options.tp == 1,
             "--sequence-parallel and --loss-parallel need tensor parallelism; add --tp 2 or more",
         ),
+        (
+            options.comm_hook != "none" and (is_model_parallel or not traits.hooks),
+            f"--comm-hook {options.comm_hook} compresses what ddp and horovod exchange; leave it out with --strategy "
+            f"{name}{' and a sharded model' if is_model_parallel else ''}",
+        ),
+        (
+            options.comm_hook not in ("none", *traits.hooks),
+            f"--strategy {name} compresses gradients to {' or '.join(traits.hooks)} only, not by {options.comm_hook}; take --comm-hook "
+            f"{' or '.join(traits.hooks)}, or --strategy ddp",
+        ),
+        (
+            options.sync_every != ParallelSettings.sync_every and not traits.is_local,
+            f"--sync-every {options.sync_every} is local SGD's; take --strategy local-sgd",
+        ),
+        (
+            options.outer_optimizer != "none" and not traits.is_local,
+            f"--outer-optimizer {options.outer_optimizer} is local SGD's; take --strategy local-sgd",
+        ),
+        (
+            options.precision == "fp16" and not traits.scales,
+            f"--precision fp16 scales gradients, which --strategy {name} cannot; take bf16, or --strategy ddp",
+        ),
+    ]
+
+
+def _of_pipeline(options: ParallelSettings) -> list[tuple[bool, str]]:
+    schedule = SCHEDULES[options.pp_schedule]
+    stages, micro_batches = options.stages_per_rank, options.micro_batches
+    return [
         (options.pp == 1 and stages > 1, f"--stages-per-rank {stages} is about a pipeline; add --pp 2 or more"),
         (
             options.pp == 1 and options.pp_schedule != ParallelSettings.pp_schedule,
@@ -273,27 +304,5 @@ def _conflicts(options: ParallelSettings) -> list[tuple[bool, str]]:
             options.pp > 1 and schedule.splits_backward and options.compile,
             f"--pp-schedule {options.pp_schedule} computes gradients of inputs and of weights at different times, and a compiled layer "
             "would compute both each time; take --pp-schedule 1f1b, or leave out --compile",
-        ),
-        (
-            options.comm_hook != "none" and (is_model_parallel or not traits.hooks),
-            f"--comm-hook {options.comm_hook} compresses what ddp and horovod exchange; leave it out with --strategy "
-            f"{name}{' and a sharded model' if is_model_parallel else ''}",
-        ),
-        (
-            options.comm_hook not in ("none", *traits.hooks),
-            f"--strategy {name} compresses gradients to {' or '.join(traits.hooks)} only, not by {options.comm_hook}; take --comm-hook "
-            f"{' or '.join(traits.hooks)}, or --strategy ddp",
-        ),
-        (
-            options.sync_every != ParallelSettings.sync_every and not traits.is_local,
-            f"--sync-every {options.sync_every} is local SGD's; take --strategy local-sgd",
-        ),
-        (
-            options.outer_optimizer != "none" and not traits.is_local,
-            f"--outer-optimizer {options.outer_optimizer} is local SGD's; take --strategy local-sgd",
-        ),
-        (
-            options.precision == "fp16" and not traits.scales,
-            f"--precision fp16 scales gradients, which --strategy {name} cannot; take bf16, or --strategy ddp",
         ),
     ]
