@@ -1,4 +1,4 @@
-"""Submit the scripts of mpi_scripts/ by a real sbatch."""
+"""Submit job scripts by a real sbatch: those that jobscript writes, and the one for torchrun."""
 
 from __future__ import annotations
 
@@ -12,21 +12,38 @@ from tests.launching import ROOT, RUNNER, ok
 FOLDER = ROOT / "mpi_scripts"
 PYTHON = {"PYTHON": RUNNER[0], "TORCHRUN": str(BIN / "torchrun")}
 
-# The script that uses a launcher in a Slurm job, and the variables that choose it.
-BY_SCRIPT: dict[str, tuple[str, dict[str, str]]] = {
-    "srun": ("slurm_srun.sh", {}),
+# What starts the ranks in a Slurm job (--mpi of jobscript, or a script of mpi_scripts/), and the variables that choose it.
+BY_LAUNCHER: dict[str, tuple[str, dict[str, str]]] = {
+    "srun": ("srun", {}),
     "torchrun": ("slurm_torchrun.sh", {}),
-    "openmpi4": ("slurm_mpirun.sh", {"MPIRUN": DEBIAN_MPIRUN, "OMPI_MCA_btl_tcp_if_include": "eth0"}),
-    "openmpi5": ("slurm_mpirun.sh", {"MPIRUN": str(BIN / "mpirun"), "PRTE_MCA_prte_if_include": "eth0"}),
-    "mpich": ("slurm_mpirun.sh", {"MPIRUN": str(PREFIXES / "mpich" / "bin" / "mpiexec")}),
-    "intelmpi": ("slurm_mpirun.sh", {"MPIRUN": INTEL_MPIRUN, "I_MPI_HYDRA_IFACE": "eth0"} | INTEL),
+    "openmpi4": ("openmpi", {"MPIRUN": DEBIAN_MPIRUN, "OMPI_MCA_btl_tcp_if_include": "eth0"}),
+    "openmpi5": ("openmpi", {"MPIRUN": str(BIN / "mpirun"), "PRTE_MCA_prte_if_include": "eth0"}),
+    "mpich": ("mpich", {"MPIRUN": str(PREFIXES / "mpich" / "bin" / "mpiexec")}),
+    "intelmpi": ("intelmpi", {"MPIRUN": INTEL_MPIRUN, "I_MPI_HYDRA_IFACE": "eth0"} | INTEL),
 }
 
 
-def submit(vc: Cluster, script: Path, options: list[str], *target: str, **environment: str) -> str:
+def written(vc: Cluster, launcher: str, *target: str, **environment: str) -> list[str]:
+    """The script, and its arguments, by which a launcher starts a target."""
+    starter, settings = BY_LAUNCHER[launcher]
+    if starter.endswith(".sh"):
+        return [str(FOLDER / starter), *target]
+    path = str(vc.folder / f"{launcher}-{time.monotonic_ns()}.sh")
+    request = ["--scheduler=slurm", f"--mpi={starter}", "--nodes=2", f"--output={path}"]
+    ok(vc.run("node1", [*RUNNER, "jobscript", *request, *target], **environment, **settings))
+    return [path]
+
+
+def submit_by(vc: Cluster, launcher: str, options: list[str], *target: str, **environment: str) -> str:
+    """What a job printed whose ranks a launcher started."""
+    script, *arguments = written(vc, launcher, *target, **environment)
+    return submit(vc, Path(script), options, *arguments, **environment, **BY_LAUNCHER[launcher][1])
+
+
+def submit(vc: Cluster, script: Path, options: list[str], *arguments: str, **environment: str) -> str:
     """What a job printed, submitted by a real sbatch."""
     output = vc.folder / f"{script.stem}-{time.monotonic_ns()}.out"
-    command = ["sbatch", "--parsable", f"--output={output}", *options, str(script), *target]
+    command = ["sbatch", "--parsable", f"--output={output}", *options, str(script), *arguments]
     return finished(vc, ok(vc.run("node1", command, **PYTHON, **environment)).stdout.strip(), output)
 
 

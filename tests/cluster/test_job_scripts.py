@@ -9,30 +9,26 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import virtual
-from tests.cluster.job_scripts import BY_SCRIPT, FOLDER, PYTHON, finished, submit
+from tests.cluster.job_scripts import BY_LAUNCHER, FOLDER, PYTHON, finished, submit_by, written
 from tests.cluster.launchers import BIN, DEBIAN_MPIRUN, INTEL, INTEL_MPIRUN, PREFIXES, by_ssh
 from tests.cluster.virtual import Cluster
 from tests.launching import RUNNER, ok, own_lines, path_of
 from tests.results import hosts, json_object
 
 
-@pytest.mark.parametrize(("script", "environment"), BY_SCRIPT.values(), ids=BY_SCRIPT)
-def test_by_sbatch_on_two_nodes(vc: Cluster, script: str, environment: dict[str, str]) -> None:
-    shape = (
-        ["--ntasks-per-node=1", "--cpus-per-task=2"]
-        if "torchrun" in script
-        else ["--ntasks-per-node=2", "--cpus-per-task=1"]
-    )
-    text = submit(vc, FOLDER / script, shape, "explain", "--json", **environment)
+@pytest.mark.parametrize("launcher", BY_LAUNCHER)
+def test_by_sbatch_on_two_nodes(vc: Cluster, launcher: str) -> None:
+    tasks, cores = (1, 2) if launcher == "torchrun" else (2, 1)
+    text = submit_by(vc, launcher, [f"--ntasks-per-node={tasks}", f"--cpus-per-task={cores}"], "explain", "--json")
     assert hosts(json_object(text)) == {"node1": [0, 1], "node2": [2, 3]}
 
 
 def test_a_job_trains_and_ends_with_the_targets_exit_code(vc: Cluster, tmp_path: Path) -> None:
     shape = ["--ntasks-per-node=1", "--cpus-per-task=1"]
     target = ["workloads.linear", "--epochs", "2", "--checkpoint-dir", str(tmp_path)]
-    assert "done: 64 steps" in submit(vc, FOLDER / "slurm_srun.sh", shape, *target)
-    with pytest.raises(AssertionError, match=r"no script missing\.py"):
-        submit(vc, FOLDER / "slurm_srun.sh", shape, "missing.py")
+    assert "done: 64 steps" in submit_by(vc, "srun", shape, *target)
+    with pytest.raises(AssertionError, match="--epochs"):
+        submit_by(vc, "srun", shape, "workloads.linear", "--epochs=0")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +68,7 @@ def test_from_inside_a_step_that_is_bound_to_a_core(monkeypatch: pytest.MonkeyPa
         assert ok(vc.run("node1", [*step, "printenv", "SLURM_CPU_BIND"])).stdout.startswith("quiet,mask_cpu:0x")
         sbatch = ["sbatch", "--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1", "--output=train-%j.out"]
         by_jobscript = vc.run("node1", [*step, *RUNNER, "jobscript", *shape, "--submit", script])
-        by_sbatch = vc.run("node1", [*step, *sbatch, str(FOLDER / "slurm_srun.sh"), script], **PYTHON)
+        by_sbatch = vc.run("node1", [*step, *sbatch, *written(vc, "srun", script)])
         jobs = [ok(done).stdout.split()[-1] for done in (by_jobscript, by_sbatch)]
         texts = [finished(vc, job, vc.folder / f"train-{job}.out") for job in jobs]
         inner = ["srun", "--overlap", "--ntasks=2", "--cpus-per-task=1", *RUNNER, script]
@@ -110,7 +106,7 @@ def test_by_ssh_on_two_hosts(vc: Cluster, script: str, environment: dict[str, st
 
 def test_all_scripts_are_executable_and_name_no_host() -> None:
     scripts = sorted(FOLDER.glob("*.sh"))
-    assert len(scripts) == 9
+    assert len(scripts) == 5
     for script in scripts:
         text = script.read_text()
         assert script.stat().st_mode & 0o111, script

@@ -11,11 +11,11 @@ from signal import SIGKILL, SIGTERM, SIGUSR1
 import psutil
 import pytest
 
+from tests.cluster.job_scripts import BY_LAUNCHER, FOLDER, written
 from tests.cluster.launchers import BIN, DEBIAN_MPIRUN, INTEL, INTEL_MPIRUN, PREFIXES
 from tests.cluster.virtual import Cluster
-from tests.launching import ROOT, RUNNER, clean_environment, ok, path_of
+from tests.launching import RUNNER, clean_environment, ok, path_of
 
-FOLDER = ROOT / "mpi_scripts"
 TARGET = path_of("saves_on_signal")
 
 
@@ -97,20 +97,12 @@ def test_sigterm_tells_a_script_to_save(how: str, tmp_path: Path) -> None:
         process.wait()
 
 
-@pytest.mark.parametrize(
-    ("script", "environment"),
-    [
-        ("slurm_srun.sh", {}),
-        ("slurm_mpirun.sh", {"MPIRUN": str(BIN / "mpirun"), "PRTE_MCA_prte_if_include": "eth0"}),
-        ("slurm_mpirun.sh", {"MPIRUN": INTEL_MPIRUN, "I_MPI_HYDRA_IFACE": "eth0"} | INTEL),
-    ],
-    ids=["srun", "Open MPI 5", "Intel MPI"],
-)
-def test_signals_to_a_job(vc: Cluster, script: str, environment: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["srun", "openmpi5", "intelmpi"])
+def test_signals_to_a_job(vc: Cluster, launcher: str, tmp_path: Path) -> None:
     """``scancel --batch`` signals as ``sbatch --signal=B:USR1@…`` does, only at once."""
     shape = ["--ntasks-per-node=1", "--cpus-per-task=1", f"--output={tmp_path}/out"]
-    command = ["sbatch", "--parsable", *shape, str(FOLDER / script), TARGET, str(tmp_path)]
-    job = ok(vc.run("node1", command, PYTHON=RUNNER[0], **environment)).stdout.strip()
+    command = ["sbatch", "--parsable", *shape, *written(vc, launcher, TARGET, str(tmp_path))]
+    job = ok(vc.run("node1", command, **BY_LAUNCHER[launcher][1])).stdout.strip()
 
     def ended() -> bool:
         return "JobState=CANCELLED " in vc.run("node1", ["scontrol", "show", "job", job, "--oneliner"]).stdout

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
 from tests.cluster.launchers import PREFIXES, by_ssh
 from tests.cluster.virtual import Cluster
-from tests.launching import ROOT, RUNNER, ok
+from tests.launching import RUNNER, ok
 
 MPICH = str(PREFIXES / "mpich" / "bin" / "mpiexec")
 
@@ -29,14 +28,16 @@ def test_with_the_node_file_of_a_pbs_job(vc: Cluster, tmp_path: Path) -> None:
     nodes = tmp_path / "nodes"
     nodes.write_text("node1\nnode2\n")
     job = {"PBS_NODEFILE": str(nodes), "PBS_JOBID": "7"}
-    script = ROOT / "mpi_scripts" / "pbs_mpirun.sh"
-    started = ok(vc.run("node1", [str(script), "explain"], PYTHON=sys.executable, **job, **mpich(vc))).stdout
+    script = str(tmp_path / "job.sh")
+    words = ["jobscript", "--scheduler=pbs", "--mpi=mpich", f"--output={script}", "explain"]
+    ok(vc.run("node1", [*RUNNER, *words], **mpich(vc)))
+    started = ok(vc.run("node1", [script], **job, **mpich(vc))).stdout
     assert started.startswith("launcher    MPICH: ")
     assert [line.split()[:2] for line in started.splitlines()[-2:]] == [["0", "node1"], ["1", "node2"]]
 
     done = vc.run("node1", [*RUNNER, "smoke"], cwd=tmp_path, **job, MPIRUN="/bin/false")
     assert done.returncode == 1
-    assert f"$ {script} --device auto explain" in done.stdout
+    assert "/pbs.sh --device auto explain\n" in done.stdout
     assert "explain  fail: exit code 1" in done.stdout
 
 

@@ -78,7 +78,7 @@ def test_every_file_is_there(installed: Installed) -> None:
         "runner/py.typed",
         "runner/__init__.pyi",
         "workloads/data/digits.csv.gz",
-        "mpi_scripts/slurm_srun.sh",
+        "mpi_scripts/slurm.sh.j2",
     } <= expected
     with zipfile.ZipFile(installed.wheel) as archive:
         names = set(archive.namelist())

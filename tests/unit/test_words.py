@@ -29,7 +29,9 @@ LEFT_OUT = ("runner/guard/", "tests/unit/guard/", "tests/unit/test_words.py", "d
 def files() -> list[str]:
     listed = subprocess.run(["git", "ls-files", *PARTS], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [
-        file for file in listed.splitlines() if file.endswith((".py", ".md", ".sh")) and not file.startswith(LEFT_OUT)
+        file
+        for file in listed.splitlines()
+        if file.endswith((".py", ".md", ".sh", ".j2")) and not file.startswith(LEFT_OUT)
     ]
 
 

@@ -34,7 +34,7 @@ from tests.campaigns.faults.scene import (
     two_at_once,
     verified,
 )
-from tests.cluster.job_scripts import BY_SCRIPT
+from tests.cluster.job_scripts import BY_LAUNCHER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +221,7 @@ CASES = (
         codes=(0,),
         says=r"/step-\d+",
         within=120,
-        only_under=tuple(BY_SCRIPT),
+        only_under=tuple(BY_LAUNCHER),
     ),
     Case(
         number=13,

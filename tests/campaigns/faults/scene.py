@@ -16,7 +16,7 @@ from subprocess import CompletedProcess
 import psutil
 
 from runner.training.checkpoint.checkpoint_folder import name_of, steps_in
-from tests.cluster.job_scripts import BY_SCRIPT, FOLDER, submit
+from tests.cluster.job_scripts import submit_by
 from tests.cluster.launchers import LAUNCHERS, Launch, slurm_shape
 from tests.cluster.virtual import Cluster
 from tests.launching import ROOT, RUNNER, folder_of
@@ -192,7 +192,6 @@ def requeued(scene: Scene, *, by_slurm: bool = False) -> CompletedProcess[str]:
     Args:
         by_slurm: the limit is Slurm's, of which the shortest is a minute; otherwise --time-limit.
     """
-    script, environment = BY_SCRIPT[scene.launcher]
     request = ["--requeue", "--ntasks-per-node=1", "--cpus-per-task=1"]
     target = ["faulty", "--resume", "auto", "--requeue", "--checkpoint-dir", str(scene.checkpoints)]
     target += ["--save-every", "end", "--log-every", "1"]
@@ -204,9 +203,7 @@ def requeued(scene: Scene, *, by_slurm: bool = False) -> CompletedProcess[str]:
         last = 60
         target += ["--time-limit", "0:20", "--fault", "pause", "--at", "31", "--once", f"{scene.folder}/once"]
     target += ["--max-steps", str(last)]
-    text = submit(
-        scene.vc, FOLDER / script, request, *target, PYTHONPATH=f"{ROOT}:{folder_of('faulty')}", **environment
-    )
+    text = submit_by(scene.vc, scene.launcher, request, *target, PYTHONPATH=f"{ROOT}:{folder_of('faulty')}")
     saved = re.findall(
         r"the time limit is near: saved \S+/(step-\d+), back in Slurm's queue; continue with --resume", text
     )

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.base.errors import UsageError
 from runner.tools.jobscript.jobscript import jobscript as write_job_script
 from tests.launching import ROOT, RUNNER, mpirun, ok, run
 from tests.results import refused
-
-EXAMPLE = ["--nodes", "2", "--ranks-per-node", "4", "--time-limit", "1:00:00"]
 
 
 def jobscript(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -28,20 +27,24 @@ def jobscript(*arguments: str, **environment: str) -> subprocess.CompletedProces
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "mark", "script"),
-    [("slurm", "#SBATCH", "slurm_srun.sh"), ("pbs", "#PBS", "pbs_mpirun.sh"), ("lsf", "#BSUB", "lsf_jsrun.sh")],
+    ("scheduler", "launches"), [("slurm", "exec srun "), ("pbs", 'exec "$mpirun" '), ("lsf", "exec jsrun ")]
 )
-def test_the_text_is_that_of_the_scripts(scheduler: str, mark: str, script: str) -> None:
-    """The example's request gives the script's own lines and a log file, and all commands are kept in their order."""
-    original = (ROOT / "mpi_scripts" / script).read_text().splitlines()
-    text = ok(jobscript("--scheduler", scheduler, *EXAMPLE, "workloads.mnist")).stdout.splitlines()
-    log = {"slurm": "--output=%x-%j.out", "pbs": "-j oe", "lsf": "-o train-%J.out"}[scheduler]
-    text.remove(f"{mark} {log}")
-    requests = [[line for line in lines if line.startswith(mark)] for lines in (text, original)]
-    assert requests[0] == requests[1]
-    commands = [line for line in original if not line.startswith("#") and line]
-    rest = iter(text)
-    assert all(command in rest for command in commands)
+def test_the_script_is_a_program_that_becomes_the_launcher(scheduler: str, launches: str) -> None:
+    """Otherwise a signal to the script would not reach the launcher."""
+    text = ok(jobscript("--scheduler", scheduler, "workloads.mnist")).stdout
+    assert text.startswith("#!/bin/bash\n")
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+    assert text.splitlines()[-1].startswith(launches)
+    alone = ok(jobscript("--scheduler", scheduler, "smoke")).stdout
+    assert alone.splitlines()[-1] == 'exec "$PYTHON" -m mpi_scripts.console "$@"'
+
+
+def test_a_template_that_is_wrong_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lsf.sh.j2").write_text("#BSUB -n {{ cores }}\n")
+    monkeypatch.setattr("runner.tools.jobscript.template.MPI_SCRIPTS", tmp_path)
+    no_job: Any = None  # the tool needs none
+    with pytest.raises(UsageError, match=r"lsf\.sh\.j2: 'cores' is undefined"):
+        write_job_script(no_job, ["--scheduler", "lsf", "workloads.mnist"])
 
 
 def test_what_is_asked_for_is_in_it() -> None:
@@ -203,7 +206,7 @@ def test_bad_requests_are_refused_in_a_line(tmp_path: Path) -> None:
     refused(typed, "--scheduler pbs does not take a GPU's type")
     refused(jobscript("--scheduler", "lsf", "--memory", "64G", "workloads.mnist"), "all the memory of its hosts")
     gpus = jobscript("--scheduler", "slurm", "--gpus-per-node", "4", "--ranks-per-node", "8", "workloads.mnist")
-    refused(gpus, "a GPU is one rank's")
+    refused(gpus, "each rank needs a GPU of its own")
     refused(jobscript("--scheduler", "slurm", "missing.py"), "missing.py")
     refused(jobscript("--scheduler", "pbs", "workloads.mnist", MPIRUN="/no/mpirun"), "MPIRUN=/no/mpirun is no program")
     refused(jobscript("--scheduler", "pbs", "--mpi", "mpich", "explain"), "mpirun is openmpi's; load mpich's")
