@@ -11,7 +11,6 @@ from runner.guard.settings import Watched, Words
 from runner.job import Job
 from runner.job_settings import HANG_TIMEOUT
 from runner.launch.context import LaunchContext
-from runner.launch.job_entry import entry_of_job
 from runner.launch.launchers import launchers
 from runner.launch.siblings import siblings_of
 from runner.launch.time_limit import margin, time_left
@@ -70,7 +69,6 @@ def guard_watched(context: LaunchContext, request: Request, parent: int, found: 
         notice_within=None if left is None else left - margin(left, job.time_to_save),
         script_saves_within=job.time_to_save or _SCRIPT_SAVES,
         restarts=job.restart_in_place,
-        job_entry=entry_of_job(context.environment) if context.rank.value == 0 else None,
         names={
             "rank": context.rank.value,
             "size": context.size.value,

@@ -63,7 +63,7 @@ FIRST = (
     "launched/layouts/test_plan.py::test_a_terminal_gets_a_table_and_files_the_rest",
     "launched/test_report.py::test_a_training_that_started_again_in_place",
     "launched/test_smoke.py::test_on_this_machine",
-    "launched/test_top.py::test_it_is_printed_once_where_no_key_can_be_pressed",
+    "launched/test_top.py::test_it_is_printed_once",
 )
 
 

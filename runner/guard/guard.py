@@ -86,9 +86,6 @@ class Guard:
             state.end(decision.code, self._console.said, decision.ended_by)
         if decision.code != EXIT_OK:
             self._watch.report.write()
-        if state and state.come_by_line:
-            for rank, last in self._peers.last_states():
-                state.take(rank, last)
         self._end("")
 
     def _end_group(self) -> None:
@@ -99,11 +96,8 @@ class Guard:
 
     def _end(self, why: str) -> None:
         """Leave the link, and write what is left. ``why``: this rank is gone."""
-        state = self._watch.state
         self._peers.leave(why)
         self._output.close()
-        if state:
-            state.close()
         if self._watch.files:
             self._watch.files.close(_WRITING)
 

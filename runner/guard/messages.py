@@ -59,13 +59,6 @@ class Host(ToHub):
     name: str | None
 
 
-@dataclass(frozen=True)
-class State(ToHub):
-    """The rank's state, as its file has it; from a guard whose log folder is another one than rank 0's."""
-
-    fields: dict[str, object]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Failed(Message):
     """The rank's worker has failed in this attempt, or was ended, so all ranks end."""

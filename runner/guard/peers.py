@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from runner.guard.events import Events
 from runner.guard.link import Address, Link
-from runner.guard.messages import Failed, Gone, Host, Left, Message, State, attempt_of
+from runner.guard.messages import Failed, Gone, Host, Left, Message, attempt_of
 
 _JOINING = 15.0  # seconds after the rendezvous in which a guard joins the link, if it can reach rank 0's
-_LAST_STATES = 1.0  # seconds that rank 0's guard waits for the others' last states
 
 
 class Restarts:
@@ -111,16 +110,6 @@ class Peers:
             elif attempt in (None, self._restarts.attempt) or _is_final(message):
                 taken.append((rank, message))
         return taken
-
-    def last_states(self) -> Iterator[tuple[int, State]]:
-        """Wait a second for the others' ends, and return their states, each after its rank."""
-        end = time.monotonic() + _LAST_STATES
-        while self.others_present and time.monotonic() < end:
-            self._events.wait_for_messages(0.1)
-            self._events.has_messages()
-            for rank, message in self._arrived():
-                if isinstance(message, State):
-                    yield rank, message
 
     def leave(self, why: str = "") -> None:
         """Leave the link, after all that was told is sent; within a second or two. ``why``: this rank is gone."""

@@ -46,7 +46,6 @@ class Watched:
     script_saves_within: float = 30.0  # seconds from SIGTERM, of which a script is told, until it is to have ended
     restarts: int = 0  # how often all ranks are started again after a failure
     found: bytes = b""  # what the agent has found out about this rank, for its worker
-    job_entry: Path | None = None  # the file by which ``top`` finds the folder of a scheduler's job
     names: Mapping[str, Any] = field(default_factory=dict)  # rank, size, local_rank and host, for the state
 
     @property

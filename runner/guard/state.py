@@ -1,38 +1,27 @@
-"""A rank's state in a file, for ``top`` and for whoever starts the job again: ``DIR/state/rank-00003.json``.
-
-Where a host has a DIR of its own its ranks send their states to rank 0's guard, too, which writes them to its DIR.
-"""
+"""A rank's state in a file, for ``top`` and for whoever starts the job again: ``DIR/state/rank-00003.json``."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from runner.base.process_stat import process_stat
 from runner.guard.board import ENDED, Board
-from runner.guard.files import Files
 from runner.guard.history import History, path_of_history
 from runner.guard.libraries import in_library
-from runner.guard.link import Address
-from runner.guard.messages import State
-from runner.guard.rank_state import FOLDER, RankState, path_of
+from runner.guard.rank_state import RankState, path_of
 from runner.guard.settings import Watched
 from runner.hardware.nvml import GpuMeter
-from runner.launch.job_entry import written_entry
 
 _INTERVAL = 2.0  # seconds between two writings
-_LAST = 2.0  # seconds that the last one may take, and the removal of the job's entry
-_LOOKING = 4.0  # seconds that rank 0's guard gets to mark its folder, before this one sends
-_PER_SECOND = 500  # states that rank 0's guard is to take
+_LAST = 2.0  # seconds that the last one may take
 _NUMBERS = (
     "step",
     "steps",
@@ -45,58 +34,32 @@ _NUMBERS = (
 
 
 class StateFile:
-    """Of one rank: its guard writes it, so also while its worker hangs; at rank 0 the others', too, where they come by the link.
+    """The state file of one rank. Its guard writes the file, so also while its worker hangs.
 
-    It is replaced as a whole. A thread does it: a file system or a driver that hangs does not stop the guard.
+    A thread replaces the file as a whole: a file system or a driver that hangs does not stop the guard.
     """
 
-    def __init__(self, watched: Watched, files: Files) -> None:
+    def __init__(self, watched: Watched) -> None:
         """``watched`` must have a log folder."""
         assert watched.log_folder
-        self._watched, self._files, self._folder = watched, files, watched.log_folder
+        self._names = watched.names
         self._facts = RankState(**watched.names)
-        self._path = path_of(self._folder, self._facts.rank)
-        self._histories: dict[int, History] = {}  # by rank: this one's, and those of ranks that have another folder
+        self._path = path_of(watched.log_folder, self._facts.rank)
+        self._history = History()
         self._board: Board | None = None  # of the worker that runs
         self.gpu: GpuMeter | None = None
         self._used: tuple[int, float, float] | None = None  # a worker, its processor seconds, and when
         self._end: dict[str, Any] = {}
-        self._tell: Callable[[State], None] | None = None
-        self._mark: Path | None = None  # a file that rank 0's guard makes: who sees it shares the folder
-        self._look_at = 0.0
-        self.come_by_line = False
         self._is_over = False
         self._soon = threading.Event()
         self._thread = threading.Thread(target=self._work, name="state", daemon=True)
-        # Apart from the other files: the home folder may hang where the log folder does not.
-        self._entry = Files(None) if watched.job_entry else None
-        if self._entry and watched.job_entry:
-            self._entry.put(watched.job_entry, written_entry(str(watched.names.get("host")), self._folder))
 
     def begin(self, board: Board, process: int) -> None:
         """Turn to a new worker."""
         is_first = self._board is None
-        self._facts = RankState(**self._watched.names, pid=process, started=time.time(), interval=_INTERVAL)
+        self._facts = RankState(**self._names, pid=process, started=time.time(), interval=_INTERVAL)
         self._board, self.gpu = board, None
         self._thread.start() if is_first else self._soon.set()
-
-    def join(self, tell: Callable[[State], None], address: Address) -> None:
-        """The guards' link is there: mark rank 0's folder, or have the state sent by ``tell`` where that is another one."""
-        start = f"{address.key} {address.port}"  # another start of the job has another port
-        self._mark = self._folder / FOLDER / f".folder-{hashlib.sha256(start.encode()).hexdigest()[:16]}"
-        if self._watched.is_hub:
-            self._files.put(self._mark, "")
-        else:
-            self._look_at = time.monotonic() + _LOOKING
-            self._tell = tell  # last: the thread goes by it
-
-    def take(self, rank: int, state: State) -> None:
-        """Write the state of a rank that has another folder."""
-        self.come_by_line = True
-        path = path_of(self._folder, rank)
-        self._files.put(path, json.dumps(state.fields))
-        if text := self._history(rank, state.fields):
-            self._files.put(path_of_history(path), text)
 
     def stop(self) -> None:
         """Write no more; within two seconds."""
@@ -104,14 +67,6 @@ class StateFile:
         self._soon.set()
         if self._board:
             self._thread.join(_LAST)
-
-    def close(self) -> None:
-        """Remove the job's entry and the folder's mark; within two seconds."""
-        if self._entry and self._watched.job_entry:
-            self._entry.put(self._watched.job_entry, None)
-            self._entry.close(_LAST)
-        if self._mark and self._watched.is_hub:
-            self._files.put(self._mark, None)
 
     def lost(self, rank: int) -> None:
         """Write that another rank's guard is gone; at once, as the launcher may end this one next."""
@@ -154,24 +109,8 @@ class StateFile:
         content = state.content()
         with contextlib.suppress(OSError):  # a folder that cannot be written is no reason to end a job
             _put(self._path, json.dumps(content))
-            if text := self._history(state.rank, content):
+            if text := self._history.add(content, is_last=state.exit_code is not None):
                 _put(path_of_history(self._path), text)
-        if self._tell is not None and (time.monotonic() > self._look_at or self._end):
-            self._send(self._tell, state)
-
-    def _history(self, rank: int, state: dict[str, Any]) -> str | None:
-        """Add a state to a rank's history. Returns its content if it is to be written now."""
-        is_last = state.get("exit_code") is not None
-        return self._histories.setdefault(rank, History()).add(state, is_last=is_last)
-
-    def _send(self, tell: Callable[[State], None], state: RankState) -> None:
-        with contextlib.suppress(OSError):  # a folder that this user may not read is another one
-            if self._mark and self._mark.exists():
-                self._tell = None  # rank 0's guard sees what is written here
-                return
-        interval = max(_INTERVAL, (self._facts.size or 1) / _PER_SECOND)
-        self._look_at = time.monotonic() + interval - _INTERVAL / 2
-        tell(State(replace(state, interval=interval).content()))
 
     def _usage(self) -> dict[str, Any]:
         """The worker's share of a core in percent, its memory (Linux), and its GPU's use."""

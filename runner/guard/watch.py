@@ -16,7 +16,7 @@ from runner.guard.failure import Failure, Report
 from runner.guard.files import Files
 from runner.guard.lifeline import Computes, Fails, Leaves, Met, Seeks
 from runner.guard.link import Address, Link
-from runner.guard.messages import Apart, Busy, Done, Ends, Failed, Gone, Host, Hung, Message, Patient, Returned, State
+from runner.guard.messages import Apart, Busy, Done, Ends, Failed, Gone, Host, Hung, Message, Patient, Returned
 from runner.guard.origin import Origin
 from runner.guard.output import Output
 from runner.guard.peers import Peers, Restarts
@@ -61,7 +61,7 @@ class Watch:
         self.signals = Signals(self.console, words, watched, self._say_before_a_signal, ignored=host.origin.ignored)
         self.restarts = Restarts(watched.restarts, words.rank, words.size)
         self.peers = Peers(words.rank, host.link, self.events, self.restarts)
-        self.state = StateFile(watched, self.files) if self.files else None
+        self.state = StateFile(watched) if self.files else None
 
     def begin(self, child: Child) -> Attempt:
         """Turn to a new worker."""
@@ -198,8 +198,6 @@ class Watch:
         """Join the link of the guards: after the first rendezvous."""
         if self.peers.join(address, self._watched.names.get("host")):
             self.report.hosts[0] = address.name
-            if self.state:
-                self.state.join(self.peers.tell, address)
 
     def _take(self, rank: int, message: Message) -> None:
         """A message of another guard."""
@@ -234,9 +232,6 @@ class Watch:
                         f"the ranks of this host do not reach rank 0's host at {message.why}, so only the launcher ends them if "
                         "another rank fails; a firewall may block it"
                     )
-            case State():
-                if self.state:
-                    self.state.take(rank, message)
             case _:
                 self.peers.tell(attempt.hang.take(rank, message))
 

@@ -1,4 +1,4 @@
-"""``top`` as a command: printed once, live on a terminal with its keys, and ended in the ways that users end it."""
+"""``top`` as a command: printed once, live on a terminal, and ended in the ways that users end it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.launching import RUNNER, clean_environment, ok, run
+from tests.results import refused
 from tests.terminal import on_terminal
 
 RANKS = 64
@@ -49,7 +50,6 @@ class Terminal:
     def __init__(self, *command: str) -> None:
         self._ours, theirs = pty.openpty()
         self.resize(24)
-        self.mode = termios.tcgetattr(self._ours)
         self.seen = ""
         streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
         environment = clean_environment(TERM="xterm")
@@ -60,9 +60,6 @@ class Terminal:
 
     def resize(self, lines: int) -> None:
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 80, 0, 0))
-
-    def press(self, keys: str) -> None:
-        os.write(self._ours, keys.encode())
 
     def wait_for(self, shown: Callable[[list[str]], bool]) -> list[str]:
         """The lines of the first picture, of those that come from now on, which is as wanted."""
@@ -89,9 +86,6 @@ class Terminal:
             return True
         return False
 
-    def mode_now(self) -> list[Any]:
-        return termios.tcgetattr(self._ours)
-
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -106,8 +100,8 @@ def terminal(folder: Path) -> Iterator[Terminal]:
     shown.close()
 
 
-def test_it_is_printed_once_where_no_key_can_be_pressed(folder: Path) -> None:
-    seen = on_terminal(80, *RUNNER, "top", str(folder))
+def test_it_is_printed_once(folder: Path) -> None:
+    seen = on_terminal(80, *RUNNER, "top", "--once", str(folder))
     assert max(map(len, seen)) <= 80
     assert seen[2] == "failed: rank 41 on node5: killed by SIGKILL (exit code 137)"
     ranks = [int(line.split()[0]) for line in seen[6:] if line.strip()[:1].isdigit()]
@@ -128,33 +122,41 @@ def test_output_that_nobody_reads_ends_a_tool_silently(words: list[str], folder:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_it_scrolls_follows_the_job_and_the_terminals_size(folder: Path, terminal: Terminal) -> None:
-    first = terminal.wait_for(lambda lines: lines[-1].startswith("1-17 of 64"))
+def test_it_follows_the_job_and_the_terminals_size(folder: Path, terminal: Terminal) -> None:
+    first = terminal.wait_for(lambda lines: lines[-1].startswith("47 more ranks; Ctrl-C: quit"))
     assert first[2].startswith("failed: rank 41")
     assert max(map(len, first)) <= 80
     assert len(first) == 24
-    terminal.press("\x1b[F")
-    terminal.wait_for(lambda lines: lines[-1].startswith("48-64 of 64"))
-    terminal.press("\x1b[A\x1b[5~")
-    terminal.wait_for(lambda lines: lines[-1].startswith("30-46 of 64"))
     terminal.resize(34)
-    assert len(terminal.wait_for(lambda lines: lines[-1].startswith("30-56 of 64"))) == 34
+    assert len(terminal.wait_for(lambda lines: lines[-1].startswith("37 more ranks"))) == 34
     leave(folder, 7, step_seconds=0.2)
     terminal.wait_for(lambda lines: lines[3].startswith("slow: rank 7 on node0: a step takes 2.0 times"))
     terminal.resize(100)
-    terminal.wait_for(lambda lines: any(line.startswith("q: quit") for line in lines))
+    terminal.wait_for(lambda lines: any(line.startswith("Ctrl-C: quit") for line in lines))
 
 
-@pytest.mark.parametrize(("way", "code"), [("q", 0), ("\x03", 130), (signal.SIGTERM, 143)])
-def test_however_it_ends_the_terminal_is_as_before(terminal: Terminal, way: str | int, code: int) -> None:
-    terminal.wait_for(lambda lines: "of 64" in lines[-1])
-    assert terminal.mode_now() != terminal.mode
-    if isinstance(way, str):
-        terminal.press(way)
-    else:
-        terminal.process.send_signal(way)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_however_it_ends_the_terminal_is_as_before(terminal: Terminal, number: int, code: int) -> None:
+    terminal.wait_for(lambda lines: "Ctrl-C" in lines[-1])
+    terminal.process.send_signal(number)
     assert terminal.end() == code
-    assert terminal.mode_now() == terminal.mode
     assert "Traceback" not in terminal.seen
     assert terminal.seen.rindex("\x1b[?1049l") > terminal.seen.rfind("\x1b[?1049h")
     assert terminal.seen.rindex("\x1b[?25h") > terminal.seen.rfind("\x1b[?25l")
+
+
+def test_the_newest_job_is_shown(tmp_path: Path) -> None:
+    def shown(*words: str) -> str:
+        found = json.loads(ok(run(*RUNNER, "top", "--json", *words, cwd=tmp_path)).stdout)["folder"]
+        assert isinstance(found, str)
+        return found
+
+    refused(run(*RUNNER, "top", cwd=tmp_path), "no job has left a folder state/ here or in runs/*/; name the --log-dir")
+    for age, name in enumerate(["runs/new", "runs/old", "."]):
+        (tmp_path / name / "state").mkdir(parents=True)
+        os.utime(tmp_path / name / "state", (1e9 - age, 1e9 - age))
+    assert shown() == "runs/new"
+    assert shown("runs/old") == "runs/old"
+    os.utime(tmp_path / "state")
+    assert shown() == "."
+    refused(run(*RUNNER, "top", "runs", cwd=tmp_path), "there is no folder runs/state; name the --log-dir of a job")

@@ -32,9 +32,9 @@ def head(verdicts: Sequence[RankVerdict], job: Overview, folder: str) -> list[Te
 
 
 def table(
-    verdicts: Sequence[RankVerdict], job: Overview, width: int, rows: slice = slice(None)
+    verdicts: Sequence[RankVerdict], job: Overview, width: int, rows: int | None = None
 ) -> tuple[Table, list[str]]:
-    """The table of some of the ranks, in a width that all would need, and the titles of columns that do not fit it."""
+    """Return the table of the first ranks, as wide as all would need, and the titles of columns that do not fit the width."""
     from rich.table import Table
     from rich.text import Text
 
@@ -44,7 +44,7 @@ def table(
         shown.add_column(column.title, justify=column.justify, no_wrap=True, min_width=_width(column))
         shown.add_column(width=_GAP)  # rich before 14.3 adds padding to min_width, also where the edge has none
     shown.columns.pop()
-    for number, one in list(enumerate(verdicts))[rows]:
+    for number, one in list(enumerate(verdicts))[:rows]:
         cells = [cell for column in columns for cell in (Text(column.cells[number]), "")]
         shown.add_row(*cells[:-1], style=_STYLES.get(one.status))
     return shown, left_out

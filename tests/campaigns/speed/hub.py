@@ -21,12 +21,10 @@ from tests.campaigns.speed.simulated_hosts import be_agents, be_hub, open_files,
 from tests.pages import RESULTS, table
 
 _HOSTS_PER_PROCESS = 5000
-# As runner/guard/state.py has it where each host has a log folder of its own: a state of each rank every two seconds, at most 500 a second.
-_STATES, _STATE_SECONDS = 500, 2.0
 
 TITLES = (
     *("hosts", "ranks", "connections", "memory (MiB)", "all have joined", "all know of a failure", "all have left"),
-    *("of a core: signs of life", "of a core: with states", "states a second"),
+    "of a core: signs of life",
 )
 
 
@@ -34,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, nargs="+", default=[10, 100, 1000, 10_000])
     parser.add_argument("--ranks-per-host", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=10, help="of signs of life, and as many of states")
+    parser.add_argument("--seconds", type=float, default=10, help="of signs of life")
     parser.add_argument("--write", action="store_true", help="into docs/results/hub.md")
     given = parser.parse_args()
     if max(given.hosts) + 100 > open_files():
@@ -59,17 +57,15 @@ def measure(hosts: int, per_host: int, seconds: float) -> tuple[object, ...]:
         port = hub.recv()
         parts = [range(first, min(first + _HOSTS_PER_PROCESS, hosts)) for first in range(1, hosts, _HOSTS_PER_PROCESS)]
         groups = [stack.enter_context(process(be_agents, port, part, per_host)) for part in parts]
-        states = min(_STATES, ranks / _STATE_SECONDS)
 
         joined = _stage("join", hub, groups, [["join"]] * len(groups), ("until", "Host", others))
-        lives = _stage("signs of life", hub, groups, [["live", seconds, 0.0]] * len(groups))
-        told = _stage("states", hub, groups, [["live", seconds, states / len(groups)]] * len(groups))
+        lives = _stage("signs of life", hub, groups, [["live", seconds]] * len(groups))
         memory = _asked(hub, "used")[1]
         knew = _stage("a failure", hub, groups, [["know", group is groups[0]] for group in groups])
         left = _stage("leave", hub, groups, [["leave"]] * len(groups), ("until", "Left", others))
-    shares = [f"{100 * processor / took:.1f} %" for took, processor in (lives, told)]
+    share = f"{100 * lives[1] / lives[0]:.1f} %"
     times = [f"{took:.2f} s ({processor:.2f})" for took, processor in (joined, knew, left)]
-    return hosts, ranks, hosts - 1, f"{memory / 2**20:.0f}", *times, *shares, f"{states:.0f}"
+    return hosts, ranks, hosts - 1, f"{memory / 2**20:.0f}", *times, share
 
 
 def _stage(

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import queue
 import resource
 import selectors
 import socket
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from runner.guard.events import Events, readable
 from runner.guard.failure import Failure
-from runner.guard.files import Files
 from runner.guard.link import Address, Link
-from runner.guard.messages import Alive, Failed, Host, Joined, Left, Message, Returned, State, packed
-from runner.guard.rank_state import RankState
+from runner.guard.messages import Alive, Failed, Host, Joined, Left, Message, Returned, packed
 from runner.rendezvous.transport.endpoint import allow_open_files, port_of
 from runner.rendezvous.transport.protocol import ANSWER, Handshake, Stream, greeting
 
@@ -74,31 +69,26 @@ def be_hub(asked: Connection, ranks: int) -> None:
     link.join(address, deliver)
     counts: Counter[str] = Counter()
     wanted: tuple[str, int] | None = None
-    with tempfile.TemporaryDirectory() as folder:
-        files = Files(None)
-        asked.send(address.port)
-        while True:
-            if asked.poll():
-                try:
-                    command, *what = asked.recv()
-                except EOFError:
-                    files.close(10)
-                    return
-                if command == "until":
-                    wanted = what[0], what[1]
-                else:
-                    usage = psutil.Process().memory_info().rss
-                    asked.send((time.process_time(), usage))
-            events.has_messages()
-            while not inbox.empty():
-                rank, message = inbox.get()
-                counts[type(message).__name__] += 1
-                if isinstance(message, State):  # as the guard does
-                    files.put(Path(folder) / f"rank-{rank:05}.json", json.dumps(message.fields))
-            if wanted and counts[wanted[0]] >= wanted[1]:
-                asked.send(time.monotonic())
-                wanted = None
-            events.wait(1.0, asked.fileno())
+    asked.send(address.port)
+    while True:
+        if asked.poll():
+            try:
+                command, *what = asked.recv()
+            except EOFError:
+                return
+            if command == "until":
+                wanted = what[0], what[1]
+            else:
+                usage = psutil.Process().memory_info().rss
+                asked.send((time.process_time(), usage))
+        events.has_messages()
+        while not inbox.empty():
+            _, message = inbox.get()
+            counts[type(message).__name__] += 1
+        if wanted and counts[wanted[0]] >= wanted[1]:
+            asked.send(time.monotonic())
+            wanted = None
+        events.wait(1.0, asked.fileno())
 
 
 class Agent:
@@ -171,16 +161,10 @@ class Agents:
         while not all(agent.knows for agent in self.all):
             self.look()
 
-    def live(self, seconds: float, states: float) -> None:
-        """Send signs of life, and so many states a second."""
-        begin, sent, turn = time.monotonic(), 0, 0
-        while (passed := time.monotonic() - begin) < seconds:
-            while sent < states * passed:
-                agent = self.all[turn % len(self.all)]
-                rank = agent.ranks[turn // len(self.all) % len(agent.ranks)]
-                sent, turn = sent + 1, turn + 1
-                state = RankState(rank=rank, host=f"node{rank}", pid=12345, phase="training", step=sent, cpu=100.0)
-                agent.tell([State(state.content())])
+    def live(self, seconds: float) -> None:
+        """Send signs of life."""
+        begin = time.monotonic()
+        while time.monotonic() - begin < seconds:
             self.look(0.01)
 
     def leave(self) -> None:

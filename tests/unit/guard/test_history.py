@@ -9,13 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from runner.guard.board import Board
-from runner.guard.files import Files
 from runner.guard.history import History
-from runner.guard.messages import State
 from runner.guard.settings import Watched
 from runner.guard.state import StateFile
 from runner.hardware.nvml import GpuMeter
-from tests.polling import LIMIT
 
 
 def test_a_long_run_has_few_lines_from_its_first_to_its_last_state() -> None:
@@ -35,7 +32,7 @@ def test_a_line_has_what_is_known() -> None:
 
 
 def test_the_guard_leaves_it_beside_the_state(tmp_path: Path) -> None:
-    state = StateFile(Watched(rendezvous_timeout=1.0, log_folder=tmp_path, names={"rank": 3}), Files(None))
+    state = StateFile(Watched(rendezvous_timeout=1.0, log_folder=tmp_path, names={"rank": 3}))
     state.begin(board := Board(), os.getpid())
     with board.training():
         board.step(1, 2, 1, 1, own=0.002, data=0.001)
@@ -43,16 +40,6 @@ def test_the_guard_leaves_it_beside_the_state(tmp_path: Path) -> None:
     state.end(0, "")
     last = json.loads((tmp_path / "state" / "rank-00003.jsonl").read_text().splitlines()[-1])
     assert (last["phase"], last["step"], last["own_seconds"], last["data_seconds"]) == ("ended", 2, 0.002, 0.001)
-
-
-def test_that_of_a_rank_with_another_folder_is_written_here(tmp_path: Path) -> None:
-    files = Files(None)
-    hub = StateFile(Watched(rendezvous_timeout=1.0, log_folder=tmp_path, names={"rank": 0}), files)
-    for step in (1, 2):
-        hub.take(5, State({"rank": 5, "time": 10.0 * step, "step": step, "exit_code": None}))
-    files.close(LIMIT)
-    lines = (tmp_path / "state" / "rank-00005.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2]
 
 
 def test_a_driver_that_tells_no_utilisation_leaves_the_memory() -> None:

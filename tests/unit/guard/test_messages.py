@@ -20,7 +20,6 @@ MESSAGES: list[Message] = [
     messages.Gone("its host's agent has ended"),
     messages.Apart("a:1: timed out"),
     messages.Host(None),
-    messages.State({"rank": 3, "loss": None, "phase": "training"}),
     messages.Failed(attempt=1, again=True, failure=FAILURE),
     messages.Failed(attempt=0, again=False, failure=None),
     messages.Ends(2, "no room"),

@@ -13,7 +13,6 @@ import pytest
 
 from runner.guard import libraries
 from runner.guard.board import Board
-from runner.guard.files import Files
 from runner.guard.settings import Watched
 from runner.guard.state import StateFile
 from runner.hardware.nvml import GpuMeter
@@ -22,7 +21,7 @@ from tests.polling import LIMIT, poll_until
 
 def state_of_this_process(folder: Path, **names: int) -> StateFile:
     """With this process as the worker."""
-    state = StateFile(Watched(rendezvous_timeout=1.0, log_folder=folder, names=names), Files(None))
+    state = StateFile(Watched(rendezvous_timeout=1.0, log_folder=folder, names=names))
     state.begin(Board(), os.getpid())
     return state
 

@@ -13,11 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from runner.base.errors import UsageError
 from runner.guard.rank_state import RankState, parse, read_states
-from runner.launch.job_entry import entry_of_job, written_entry
 from runner.tools.tables.table import Column
-from runner.tools.top.job_folder import job_folder
 from runner.tools.top.verdicts import STATUSES, facts, judge, overview
 from runner.tools.top.view import fitting, head, table
 
@@ -41,7 +38,7 @@ def statuses(states: list[RankState]) -> list[tuple[int, str]]:
     return [(one.rank, one.status) for one in judge(states, NOW)]
 
 
-def drawn(states: list[RankState], width: int, rows: slice = slice(None)) -> list[str]:
+def drawn(states: list[RankState], width: int, rows: int | None = None) -> list[str]:
     """The lines on a terminal."""
     out = Console(file=io.StringIO(), width=width)
     verdicts = judge(states, NOW)
@@ -201,21 +198,6 @@ def test_a_state_that_a_later_runner_has_written_is_said_and_not_read(tmp_path: 
     assert (found.step, found.what) == (None, told)
 
 
-def test_the_newest_job_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"no job has left a folder state/ here or in runs/\*/; name"):
-        job_folder(None)
-    for age, name in enumerate(["runs/new", "runs/old", "."]):
-        (tmp_path / name / "state").mkdir(parents=True)
-        os.utime(tmp_path / name / "state", (NOW - age, NOW - age))
-    assert job_folder(None) == Path("runs/new")
-    assert job_folder("runs/old") == Path("runs/old")
-    os.utime("state")
-    assert job_folder(None) == Path()
-    with pytest.raises(UsageError, match="there is no folder runs/state; name"):
-        job_folder("runs")
-
-
 def test_what_is_drawn_for_four_ranks() -> None:
     lines = drawn(job(state(2, exit_code=137, what="killed by [SIGKILL]", progress=None)), 80)
     assert [line.rstrip() for line in lines] == [
@@ -236,9 +218,9 @@ def test_what_is_drawn_for_four_ranks() -> None:
 def test_columns_and_rows_fit_a_terminal() -> None:
     gpus = {"gpu": 97.0, "gpu_memory": 64 * 2**30, "host": "gpu-node-0017.cluster.example", "memory": 200 * 2**30}
     states = [state(rank, 64, **gpus, step=123_456) for rank in range(63)] + [state(63, 64, host="other")]
-    lines = drawn(states, 80, slice(10, 20))
+    lines = drawn(states, 80, 10)
     assert all(len(line) <= 80 for line in lines)
-    assert [int(line.split()[0]) for line in lines[4:]] == list(range(10, 20))
+    assert [int(line.split()[0]) for line in lines[4:]] == list(range(10))
     assert "gpu-node-0017  " in lines[4]
     assert "97" in lines[4]
 
@@ -250,17 +232,3 @@ def test_columns_are_left_out_by_their_number() -> None:
     titles = {width: [column.title for column in fitting(columns, width)[0]] for width in (16, 15, 10, 9, 1)}
     assert titles == {16: ["a", "b\nc", "d"], 15: ["a", "d"], 10: ["a", "d"], 9: ["a"], 1: ["a"]}
     assert fitting(columns, 9)[1] == ["b c", "d"]
-
-
-def test_a_job_of_a_scheduler_is_found_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    entry = entry_of_job({"PBS_JOBID": "4711.server"})
-    assert entry is not None
-    with pytest.raises(UsageError, match=r"and no job 4711 of yours runs with --log-dir"):
-        job_folder("4711")
-    entry.parent.mkdir(parents=True)
-    entry.write_text(written_entry("node7", tmp_path / "log"))
-    with pytest.raises(UsageError, match=r"job 4711 leaves its states in \S+/log of host node7, .*; run top on node7$"):
-        job_folder("4711")
-    (tmp_path / "log" / "state").mkdir(parents=True)
-    assert job_folder("4711") == job_folder("4711.server") == tmp_path / "log"
