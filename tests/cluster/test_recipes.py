@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.cluster.job_scripts import submit
 from tests.cluster.launchers import BIN, INTEL, INTEL_MPIRUN, by_ssh
-from tests.cluster.test_job_scripts import submit
 from tests.cluster.virtual import Cluster
 from tests.launching import PROGRAMS, RUNNER, ok
 
