@@ -52,7 +52,7 @@ TOOLS = {
         examines=True,
     ),
     "plan": Tool(
-        summary="which layouts fit the GPUs' memory, and what each costs",
+        summary="list the layouts that fit the GPUs' memory",
         function="runner.tools.plan.plan:plan",
         needs_rendezvous=False,
     ),

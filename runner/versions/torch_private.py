@@ -290,18 +290,6 @@ def schema_of(operation: Any) -> Any:
     return operation._schema
 
 
-def family_of(operation: Any) -> Any:
-    """The operation without its overload, as torch.ops has it. Instead: none."""
-    return operation._overloadpacket
-
-
-def attention_on_cpus() -> Any:
-    """The operation that computes attention on CPUs, which torch's counter of operations does not know. Instead: none."""
-    import torch
-
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-
 def identity_of(storage: torch.UntypedStorage) -> int:
     """A number that the storages of two tensors share if they are one. Instead: data_ptr(), which fake tensors do not have."""
     return cast("int", storage._cdata)

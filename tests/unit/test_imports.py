@@ -51,7 +51,7 @@ def test_layers_look_down_only(path: Path) -> None:
     assert imported(path) - {part} <= TABLE.get(part, {"cli"})
 
 
-SHARED = {"costs", "jobscript", "tables"}  # folders of runner/tools/ that several tools need
+SHARED = {"jobscript", "tables"}  # folders of runner/tools/ that several tools need
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from runner.parallel.support import results
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 from runner.tools.compare.choices import ALONE, BARE, LIBRARIES, Choice
-from runner.tools.costs.collectives import all_reduce
+from runner.tools.compare.observing import all_reduce
 from runner.training.run import Run
 from runner.training.settings import StepSettings
 from runner.versions.torch_private import was_compiled

@@ -1,4 +1,4 @@
-"""The layouts of a job: every combination of strategy and degrees that its GPUs and the task's plan allow. Imports no torch."""
+"""The layouts of a job: all combinations of strategy and degrees that its GPUs and the task's plan allow. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from runner.versions.features import need
 if TYPE_CHECKING:
     from runner.parallel.task import Plan
 
-_STRATEGIES = ("ddp", "zero1", "fsdp")  # of the others the user asks for one
+_STRATEGIES = ("ddp", "zero1", "fsdp")  # the user may ask for another
+RECOMPUTATION = ("none", "selective", "full")  # from the fastest to the smallest
 PER_HOST = 8  # GPUs of a DGX or HGX system, and of most hosts like it
 
 
@@ -32,7 +33,7 @@ class Cluster:
 
     @classmethod
     def of(cls, gpus: int, per_host: int | None = None) -> Cluster:
-        """As many hosts as it takes; ``per_host``: the largest number up to 8 that divides the GPUs, as most hosts have."""
+        """Return a cluster of ``per_host`` GPUs each; by default the largest number up to 8 that divides the GPUs."""
         each = per_host or max(number for number in _divisors(gpus) if number <= PER_HOST)
         return cls(gpus=gpus, hosts=gpus // each)
 
@@ -41,25 +42,20 @@ class Cluster:
         return self.gpus // self.hosts
 
     def topology(self) -> Topology:
-        """As a job on it would measure it; its records say nothing but how many there are."""
+        """Return the topology that a job on the cluster would measure. Its records say only how many ranks there are."""
         each = self.per_host
         hosts = tuple(Host(f"host{n}", tuple(range(n * each, (n + 1) * each))) for n in range(self.hosts))
         return Topology(hosts, cast("Any", range(self.gpus)))
 
     def spans_hosts(self, layout: Layout, dimension: str) -> bool:
-        """Whether a group of ranks along a dimension of the mesh is on more than one host."""
-        return self.links(layout, dimension) > 0
-
-    def links(self, layout: Layout, dimension: str) -> int:
-        """By how many GPUs of a host the slowest group of ranks along a dimension reaches another host; 0: all are on one host."""
+        """Return whether a group of ranks along a dimension of the mesh is on more than one host."""
         groups = layout.groups(dimension) if dimension in layout.dimensions else []
-        on_hosts = [Counter(rank // self.per_host for rank in ranks) for ranks in groups]
-        return min((min(counts.values()) for counts in on_hosts if len(counts) > 1), default=0)
+        return any(len({rank // self.per_host for rank in ranks}) > 1 for ranks in groups)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One way to train. ``batch`` is of one data-parallel rank, in samples per step."""
+    """One way to train. ``batch``: samples per step of one data-parallel rank."""
 
     options: ParallelSettings
     layout: Layout
@@ -75,17 +71,17 @@ class Candidate:
 
     @property
     def is_model_parallel(self) -> bool:
-        """Whether a rank computes only a part of the model."""
+        """Return whether a rank computes only a part of the model."""
         return self.options.tp > 1 or self.options.pp > 1
 
     @property
     def micro_batch(self) -> int:
-        """Samples that go through the model at once."""
+        """The number of samples that go through the model at once."""
         return self.batch // self.options.micro_batches
 
     @property
     def name(self) -> str:
-        """``ddp 8``, ``fsdp 2×4`` (replicas × shards), ``fsdp 2, tp 4``, ``tp 4, pp 2``."""
+        """A short name: ``ddp 8``, ``fsdp 2×4`` (replicas × shards), ``fsdp 2, tp 4``, ``tp 4, pp 2``."""
         degrees, options = self.degrees, self.options
         data = (
             f"{degrees.replicate}×{degrees.shard}" if degrees.replicate > 1 and degrees.shard > 1 else f"{degrees.data}"
@@ -95,10 +91,11 @@ class Candidate:
         return ", ".join(parts)
 
     def recomputing(self) -> Iterator[Candidate]:
-        """The same with more and more that is computed again, the fastest first: none, selective, full."""
+        """Yield the layout with more and more recomputation."""
         splits = self.options.pp > 1 and SCHEDULES[self.options.pp_schedule].splits_backward
-        for how in ("none", "full") if splits else ("none", "selective", "full"):
-            yield replace(self, options=replace(self.options, activation_checkpointing=how))
+        for how in RECOMPUTATION:
+            if how != "selective" or not splits:
+                yield replace(self, options=replace(self.options, activation_checkpointing=how))
 
 
 def candidates(
@@ -110,15 +107,16 @@ def candidates(
     batch: int,
     global_batch: int | None = None,
 ) -> tuple[list[Candidate], Counter[str]]:
-    """All layouts, and why others are left out, with how many each reason concerns.
+    """Return all layouts, and the reasons why others are left out, with the number of layouts for each reason.
 
     Args:
         base: the workload's own options.
-        given: what the user asks for, by the name of the field: only such layouts.
-        batch: samples per data-parallel rank and step; or ``global_batch``, over all ranks.
+        given: the values that the user asks for, by the name of the field.
+        batch: samples per data-parallel rank and step.
+        global_batch: samples per step of all ranks, instead of ``batch``.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no layout.
     """
     found: dict[tuple[str, Degrees], Candidate] = {}
     left_out: Counter[str] = Counter()
@@ -128,7 +126,7 @@ def candidates(
         except UsageError as error:
             left_out[str(error)] += 1
             continue
-        # With one data-parallel rank there is nothing to shard: the strategies are one.
+        # With one data-parallel rank there is nothing to shard, so all strategies are alike.
         alike = candidate.options.strategy if candidate.degrees.data > 1 or "strategy" in given else ""
         found.setdefault((alike, candidate.degrees), candidate)
     if not found:
@@ -137,7 +135,7 @@ def candidates(
 
 
 def _choices(cluster: Cluster, plan: Plan, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What is not given, in all ways that divide the GPUs; if there is none, what is given, which then is refused."""
+    """Yield all choices that divide the GPUs; if there is none, the given values, which are then refused."""
     strategies = [given["strategy"]] if "strategy" in given else _STRATEGIES
     tensor = [given["tp"]] if "tp" in given else _divisors(cluster.per_host) if plan.tensor else [1]
     pipeline = [given["pp"]] if "pp" in given else _divisors(cluster.gpus) if plan.pipeline else [1]
@@ -164,12 +162,12 @@ def _choices(cluster: Cluster, plan: Plan, given: Mapping[str, Any]) -> Iterator
 def candidate_of(
     cluster: Cluster, plan: Plan, base: ParallelSettings, wanted: dict[str, Any], batch: int, global_batch: int | None
 ) -> Candidate:
-    """One layout, with all values filled in as for a run. ``wanted``: values by name, among them those of LAYOUT.
+    """Return one layout, with all values filled in as for a run. ``wanted``: values by name, among them all of LAYOUT.
 
     Raises:
         UsageError: a run would be refused.
     """
-    # What a layout needs, it says itself: these are not the workload's defaults.
+    # These follow from the layout, not from the workload's defaults.
     own = {name: getattr(base, name) for name in settings_in(ParallelSettings)}
     own |= {"micro_batches": None, "stages_per_rank": None}
     if wanted["tp"] == 1:

@@ -1,19 +1,18 @@
-"""``python -m runner plan WORKLOAD``: which layouts fit the GPUs' memory, and what each costs.
+"""``python -m runner plan WORKLOAD``: list the layouts that fit the GPUs' memory, the simplest first.
 
     python -m runner plan workloads.llama --size 7b --gpus 8 --memory 80GB
     python -m runner plan mywork --gpus 16 --nodes 2 --memory 40GB --pp 2
     python -m runner plan mywork --gpus 8 --memory 24G --plot m.png
 
-It needs no GPU and no memory for the model: the model is made on torch's meta device, and a batch goes through it as
-shapes. --batch-size and all other options of the workload count as in a run. A layout is a strategy (ddp, zero1,
-fsdp) with tensor (--tp) and pipeline parallelism (--pp); those options, if given, restrict the list. Each is planned with
-bf16, and with as little recomputation as lets it fit: --precision and --activation-checkpointing decide it otherwise.
+The tool needs no GPU and no memory for the model: it makes the model on torch's meta device, and follows a batch by its
+shapes. --batch-size and all other options of the workload count as in a run. A layout is a strategy (ddp, zero1, fsdp) with
+tensor parallelism (--tp) and pipeline parallelism (--pp); these options, if given, restrict the list. Each layout computes in
+bf16, with the least recomputation by which it fits, unless --precision and --activation-checkpointing say otherwise.
 
-Memory is that of the rank that needs most: its parameters, gradients, optimizer state, the activations and temporary
-tensors of its passes, and what fsdp gathers from other ranks for the time being. What allocators and libraries take
-comes on top: --reserve leaves a tenth. "sent" is per rank and step, in collectives counted as rings; a group of ranks on
-several hosts counts as across hosts. "idle" is a pipeline's bubble. "samples/s" is an estimate, for the order of the list.
-How fast more ranks are, scale measures.
+The memory is that of the rank that needs most: its parameters, gradients, optimizer state, the activations and temporary
+tensors of its passes, and the shards that fsdp gathers from other ranks. Allocators and libraries take more: --reserve leaves
+a tenth for them. "idle" is the share of a step in which ranks wait in a pipeline. To learn how fast layouts are, take compare;
+how fast more ranks are, scale.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from runner.tools.tables.table import console
 
 
 def plan(job: Job, argv: list[str]) -> None:
-    """Plan, print a table, and write what was asked for.
+    """Plan, print a table, and write the files that were asked for.
 
     Raises:
         UsageError: an option is wrong, the target is not a workload, or no layout is possible.
@@ -51,11 +50,11 @@ def plan(job: Job, argv: list[str]) -> None:
             f"--nodes {given.nodes} does not divide --gpus {given.gpus}", fix="give --gpus a multiple of --nodes"
         )
     check_output(given.json, given.plot)
-    # After the checks, as they import torch.
+    # After the checks, because these import torch.
     from runner.tools.plan.capturing import fake_process_group
     from runner.tools.plan.planner import MOST, Planner
-    from runner.tools.plan.ranking import advise, ranked
-    from runner.tools.plan.report import facts, print_table
+    from runner.tools.plan.ranking import reason
+    from runner.tools.plan.report import as_json, print_table
 
     for_workload = given_in(rest)
     planner = Planner(job, given.target, for_workload.parallel_values(), for_workload)
@@ -63,29 +62,35 @@ def plan(job: Job, argv: list[str]) -> None:
     limit = given.memory * (1 - given.reserve / 100)
     with fake_process_group(max(cluster.gpus, MOST)):
         plans, left_out = planner.plans(cluster, limit)
-        plans = ranked(plans, cluster, limit)
-        enough = planner.enough(cluster, limit) if plans[0].memory.total > limit else None
-    advice = advise(plans, cluster, limit, enough=enough)
-    count, trained = planner.counts()
+        fits = plans[0].memory.total <= limit
+        why = reason(plans, limit, None if fits else planner.enough(cluster, limit))
+    parameters = list(planner.model.parameters())
+    count = sum(one.numel() for one in parameters)
     hosts = f" ({cluster.per_host} on each of {cluster.hosts} hosts)" if cluster.hosts > 1 else ""
     usable = f"{size_text(limit)} of {size_text(given.memory)} each" if given.reserve else f"{size_text(limit)} each"
     title = f"{given.target}: {count:,} parameters, {cluster.gpus} GPUs{hosts} with {usable}"
-    print_table(title, plans, advice, limit)
+    print_table(title, plans, why, limit)
     _print_remarks(plans[0].problem, left_out)
     if given.plot:
         from runner.tools.plan.plot import plot
 
         plot(title, plans, limit, given.plot)
     if given.json:
-        about = {
+        facts = {
             "workload": given.target,
             "arguments": rest,
             "gpus": cluster.gpus,
             "hosts": cluster.hosts,
             "memory": given.memory,
+            "usable": limit,
+            "parameters": count,
+            "trained": sum(one.numel() for one in parameters if one.requires_grad),
+            "recommended": as_json(plans[0], limit) if fits else None,
+            "reason": why,
+            "layouts": [as_json(one, limit) for one in plans],
+            "left_out": left_out,
         }
-        found = facts(plans, advice, limit=limit, count=count, trained=trained, left_out=dict(left_out))
-        Path(given.json).write_text(json.dumps(about | found, indent=1) + "\n", encoding="utf-8")
+        Path(given.json).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     for path in filter(None, (given.json, given.plot)):
         print(f"wrote {path}")
 

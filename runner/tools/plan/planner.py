@@ -6,99 +6,85 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from runner.base.errors import UsageError
 from runner.command import Given
 from runner.job import Job
+from runner.parallel.batch_forms import parts_of, with_tensors
+from runner.parallel.precision import named, of_inputs
+from runner.tools.plan.capturing import capture
 from runner.tools.plan.layouts import PER_HOST, Candidate, Cluster, candidates
+from runner.tools.plan.optimizers import state_rule
+from runner.tools.plan.planning import Planned, plan_layout
+from runner.tools.plan.ranking import ranked
+from runner.tools.plan.tracing import Tracer
 from runner.tools.tables.table import show_progress
+from runner.training.data.feeds import order_of, with_batch_of
+from runner.training.data.loading import Reading
+from runner.training.data.samples import look_at
+from runner.training.data.source import source_of
 
-MOST = 4096  # GPUs among which it is looked for what fits
+MOST = 4096  # GPUs up to which it is searched for what fits
 
 
 class Planner:
-    """Plans the layouts of any cluster for one workload, whose model is followed once for each way that matters."""
+    """Plans the layouts of any cluster for one workload, and follows the workload's model once for each way that matters."""
 
     def __init__(self, job: Job, workload: str, wanted: Mapping[str, Any], given: Given) -> None:
-        import torch
-
-        from runner.parallel.batch_forms import parts_of, with_tensors
-        from runner.parallel.precision import named, of_inputs
-        from runner.tools.plan.capturing import capture
-        from runner.tools.plan.optimizers import state_rule
-        from runner.tools.plan.tracing import Tracer
-        from runner.training.data.feeds import order_of, with_batch_of
-        from runner.training.data.loading import Reading
-        from runner.training.data.samples import look_at
-        from runner.training.data.source import source_of
-
+        """Run the workload up to its training, and make its model without memory."""
         captured = capture(job, workload, given.without_parallel(_shaping(wanted)))
-        self._task, self._options = captured.task, captured.options
+        self._task = captured.task
         source = source_of(self._task)
-        self._options = with_batch_of(source, self._options)
+        self._options = own = with_batch_of(source, captured.options)
         if not source.is_stream:
-            keys = order_of(source, 0, 1, self._options).first(1)
+            keys = order_of(source, 0, 1, own).first(1)
             form = parts_of if self._task.batch_loss is None else with_tensors
             if problem := look_at(source, keys, Reading(), check=form).problem:
                 raise problem
-        own = self._options
         self._tracer = Tracer(self._task, own, named(own.dtype))
-        model = self._tracer.model
+        self.model = self._tracer.model
         self._wanted = dict(wanted)
-        if "precision" not in wanted and own.precision == "fp32" and of_inputs(model) == torch.float32:
+        if "precision" not in wanted and own.precision == "fp32" and of_inputs(self.model) == torch.float32:
             self._wanted["precision"] = "bf16"
         is_free = "activation_checkpointing" not in wanted and own.activation_checkpointing == "none"
-        self._may_recompute = is_free and bool(self._task.plan.units(model))
-        self._global_batch = self._options.global_batch_size
-        self._costs: list[float] = []
-        self._rule = state_rule(self._task.make_optimizer, model)
+        self._may_recompute = is_free and bool(self._task.plan.units(self.model))
+        self._rule = state_rule(self._task.make_optimizer, self.model)
 
-    def counts(self) -> tuple[int, int]:
-        """How many parameters there are: all, and trained."""
-        parameters = list(self._tracer.model.parameters())
-        return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
-
-    def plans(self, cluster: Cluster, limit: float) -> tuple[list[Any], Counter[str]]:
-        """The plans, and the reasons why layouts are left out.
+    def plans(self, cluster: Cluster, limit: float) -> tuple[list[Planned], Counter[str]]:
+        """Return the plans, the best first, and the reasons why layouts are left out.
 
         Raises:
             UsageError: no layout is possible.
         """
         own = self._options
         found, left_out = candidates(
-            cluster, self._task.plan, own, self._wanted, batch=own.batch_size, global_batch=self._global_batch
+            cluster, self._task.plan, own, self._wanted, batch=own.batch_size, global_batch=own.global_batch_size
         )
         plans = []
         for number, candidate in enumerate(found, 1):
             show_progress(f"{cluster.gpus} GPUs, {number} of {len(found)}: {candidate.name}")
             try:
-                plans.append(self._plan(candidate, cluster, limit))
+                plans.append(self._plan(candidate, limit))
             except UsageError as error:
                 left_out[str(error)] += 1
         show_progress("")
         if not plans:
-            raise UsageError([*left_out][-1])  # of the model, which says more than those of layouts, which come first
-        return plans, left_out
+            raise UsageError([*left_out][-1])  # about the model, which says more than the first ones, about layouts
+        return ranked(plans, cluster, limit), left_out
 
-    def _plan(self, candidate: Candidate, cluster: Cluster, limit: float) -> Any:
-        """With as little recomputation as lets it fit, or with the most."""
-        from runner.tools.plan.planning import plan_layout
-
+    def _plan(self, candidate: Candidate, limit: float) -> Planned:
+        """Plan a layout with the least recomputation by which it fits, or else with the most."""
         for one in candidate.recomputing() if self._may_recompute else [candidate]:
-            found = plan_layout(one, cluster, self._tracer, self._rule, self._costs_of_pieces(one))
+            found = plan_layout(one, self._tracer, self._rule)
             if found.memory.total <= limit:
                 break
         return found
 
-    def _costs_of_pieces(self, candidate: Candidate) -> list[float]:
-        if candidate.options.pp == 1:
-            return [1.0] * len(self._tracer.pieces)
-        self._costs = self._costs or self._tracer.costs()
-        return self._costs
+    def enough(self, cluster: Cluster, limit: float) -> Planned | None:
+        """Return what fits on the smallest number of GPUs above the cluster's; None if nothing is found.
 
-    def enough(self, cluster: Cluster, limit: float) -> Any:
-        """What fits on the smallest number of GPUs above the cluster's, with as many on each host; None if none is found.
-
-        One host takes up to 8, and more are whole hosts.
+        One host takes as many GPUs as those of the cluster, or up to 8; more GPUs are whole hosts.
         """
         each = cluster.per_host if cluster.hosts > 1 else PER_HOST
         sizes = [*range(cluster.gpus + 1, each), *range(each * (1 + cluster.gpus // each), MOST + 1, each)]
@@ -113,18 +99,16 @@ class Planner:
                 low = middle + 1
         return best
 
-    def _fitting(self, gpus: int, cluster: Cluster, limit: float) -> Any:
-        from runner.tools.plan.ranking import ranked
-
+    def _fitting(self, gpus: int, cluster: Cluster, limit: float) -> Planned | None:
         wider = Cluster.of(gpus, cluster.per_host if cluster.hosts > 1 else None)
         try:
-            best = ranked(self.plans(wider, limit)[0], wider, limit)[0]
+            best = self.plans(wider, limit)[0][0]
         except UsageError:
             return None
         return best if best.memory.total <= limit else None
 
 
 def _shaping(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of parallelism by which a workload may make another task; the others are this tool's."""
+    """Return the settings of parallelism by which a workload may make another task."""
     shaping = {name: True for name in ("sequence_parallel", "loss_parallel") if wanted.get(name)}
     return shaping | {"tp": max(2, wanted.get("tp", 2))} if shaping else {}

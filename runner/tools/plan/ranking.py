@@ -1,115 +1,86 @@
-"""Which layout to take: of those that fit, the fastest by the estimate in planning.py, in which links across hosts are slow.
+"""The order of layouts: first those that fit, the simplest first.
 
-Where several are about as fast, the one that is simplest by the slides' "which strategy to use when": DDP, where the model fits
-whole on a GPU; ZeRO-1, where it does without the whole optimizer state; FSDP, sharded within a host; FSDP across hosts, tensor
-parallelism within a host, or pipeline stages across hosts.
+The order is that of the slides' "which strategy to use when": ddp, if the model fits whole on a GPU; zero1; fsdp; tensor
+parallelism within a host; pipeline stages. Combinations follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from runner.base.quantities import size_text
 from runner.parallel.registry import traits_of
-from runner.tools.plan.layouts import Cluster
+from runner.tools.plan.layouts import RECOMPUTATION, Candidate, Cluster
 from runner.tools.plan.planning import Planned
 
-_WHOLE, _ZERO1, _SHARDED, _OTHERS = range(4)
-_ABOUT = 1.1  # times as long is about as fast: the estimate is no better
+_DDP, _ZERO1, _FSDP, _TP, _PP = range(5)
 
 
-@dataclass(frozen=True)
-class Advice:
-    """The recommended layout, None if none fits, and why: a sentence."""
+def _ways(candidate: Candidate) -> list[int]:
+    """Return what a layout combines, in the order of the slides."""
+    options = candidate.options
+    traits = traits_of(options.strategy)
+    ways = []
+    if candidate.degrees.data > 1 or not candidate.is_model_parallel:
+        ways.append(_FSDP if options.is_sharded else _ZERO1 if traits.shards_optimizer else _DDP)
+    return ways + [_TP] * (options.tp > 1) + [_PP] * (options.pp > 1)
 
-    planned: Planned | None
-    reason: str
+
+def _complexity(candidate: Candidate, cluster: Cluster) -> tuple[Any, ...]:
+    """Return a key by which the simplest layout comes first.
+
+    Among layouts of as many ways, those that divide no layer and no batch come first, then those that compute least again.
+    Of one kind, shards within a host come before shards across hosts.
+    """
+    options, degrees, ways = candidate.options, candidate.degrees, _ways(candidate)
+    again = RECOMPUTATION.index(options.activation_checkpointing)
+    spans = any(cluster.spans_hosts(candidate.layout, name) for name in ("data", "shard", "tensor"))
+    return len(ways), candidate.is_model_parallel, again, ways, options.tp, options.pp, spans, degrees.replicate
 
 
 def ranked(plans: Sequence[Planned], cluster: Cluster, limit: float) -> list[Planned]:
-    """All of them, the best first; those that do not fit come last, the smallest first."""
-    times = [one.seconds_per_sample for one in plans if one.memory.total <= limit]
-    fast = _ABOUT * min(times, default=0.0)
-
-    def key(one: Planned) -> tuple[float, ...]:
-        if one.memory.total > limit:
-            return 2, one.memory.total, one.seconds_per_sample
-        if one.seconds_per_sample > fast:
-            return 1, one.seconds_per_sample, one.memory.total
-        return 0, _level(one, cluster), one.seconds_per_sample
-
-    return sorted(plans, key=key)
+    """Return the layouts that fit, the simplest first, then the others, the smallest first."""
+    fitting = [one for one in plans if one.memory.total <= limit]
+    others = [one for one in plans if one.memory.total > limit]
+    return [
+        *sorted(fitting, key=lambda one: _complexity(one.candidate, cluster)),
+        *sorted(others, key=lambda one: one.memory.total),
+    ]
 
 
-def _level(one: Planned, cluster: Cluster) -> int:
-    candidate = one.candidate
-    if candidate.is_model_parallel:
-        return _OTHERS
-    if not candidate.options.is_sharded:
-        return _ZERO1 if traits_of(candidate.options.strategy).shards_optimizer else _WHOLE
-    dimension = "shard" if "shard" in candidate.layout.dimensions else "data"
-    return _OTHERS if cluster.spans_hosts(candidate.layout, dimension) else _SHARDED
-
-
-def advise(best_first: Sequence[Planned], cluster: Cluster, limit: float, *, enough: Planned | None = None) -> Advice:
-    """The first, and its reason.
+def reason(best_first: Sequence[Planned], limit: float, enough: Planned | None = None) -> str:
+    """Say why the first layout is recommended, or what to do if it does not fit.
 
     Args:
-        enough: what fits on the smallest number of GPUs, if none of these does.
+        enough: what fits on the smallest number of GPUs, if none of the layouts does.
     """
-    best = best_first[0]
-    need, room = size_text(best.memory.total), size_text(limit)
+    best, room = best_first[0], size_text(limit)
+    need = size_text(best.memory.total)
     if best.memory.total > limit:
-        options = best.candidate.options
-        remedies = [
-            *([_on_more(enough)] if enough else []),
-            "a smaller batch",
-            *(["--activation-checkpointing full"] if options.activation_checkpointing != "full" else []),
-            *(["--strategy fsdp --offload cpu"] if options.offload == "none" else []),
-        ]
-        return Advice(
-            None,
-            f"no layout fits {room}: the smallest, {best.candidate.name}, needs {need} per GPU; take "
-            f"{', '.join(remedies[:-1])}{' or ' if remedies[:-1] else ''}{remedies[-1]}",
-        )
-    level = _level(best, cluster)
-    lesser = [one for below in range(level) if (one := _of(best_first, cluster, below)) and one.memory.total > limit]
-    failed = ", ".join(f"{one.candidate.name} {size_text(one.memory.total)}" for one in lesser)
-    whys = {
-        _WHOLE: "the model fits whole on each GPU, and nothing is simpler",
-        _ZERO1: "the model fits whole on each GPU once the optimizer's state is sharded",
-        _SHARDED: "the model's shards fit" + (", with all gathering inside a host" if cluster.hosts > 1 else ""),
-        _OTHERS: _others(best, cluster),
-    }
-    return Advice(
-        best, f"{whys[level]}: it needs {need} of {room} per GPU" + (f" (too much: {failed})" if failed else "")
+        return f"no layout fits {room}: the smallest, {best.candidate.name}, needs {need} per GPU; take {_remedies(best, enough)}"
+    ways = _ways(best.candidate)
+    smallest: dict[int, Planned] = {}  # by each simpler way that does not fit
+    for one in best_first:
+        way, *others = _ways(one.candidate)
+        if not others and one.memory.total > limit and (1, [way]) < (len(ways), ways):
+            smallest.setdefault(way, one)
+    failed = ", ".join(f"{one.candidate.name} {size_text(one.memory.total)}" for _, one in sorted(smallest.items()))
+    return f"it is the simplest that fits: it needs {need} of {room} per GPU" + (
+        f" (too much: {failed})" if failed else ""
     )
 
 
-def _on_more(enough: Planned) -> str:
-    one = enough.candidate
-    how = (
-        ""
-        if one.options.activation_checkpointing == "none"
-        else f", {one.options.activation_checkpointing} recomputation"
-    )
-    return f"{one.gpus} GPUs ({one.name}{how}: {size_text(enough.memory.total)})"
-
-
-def _others(best: Planned, cluster: Cluster) -> str:
-    options = best.candidate.options
-    is_within = not cluster.spans_hosts(best.candidate.layout, "tensor")
-    parts = [
-        (options.tp > 1 and is_within, "layers are sharded within a host, where links are fast"),
-        (options.tp > 1 and not is_within, "layers are sharded across hosts, as --tp says"),
-        (options.pp > 1, f"stages send little{' across hosts' if cluster.hosts > 1 else ''}"),
-        (options.tp == options.pp == 1, "shards go across hosts"),
-    ]
-    return " and ".join(text for applies, text in parts if applies) + ", which is the fastest estimate of what fits"
-
-
-def _of(plans: Sequence[Planned], cluster: Cluster, level: int) -> Planned | None:
-    """The smallest of a level; it does not fit if a higher level is taken."""
-    own = [one for one in plans if _level(one, cluster) == level]
-    return min(own, key=lambda one: one.memory.total, default=None)
+def _remedies(smallest: Planned, enough: Planned | None) -> str:
+    options = smallest.candidate.options
+    found = ["a smaller batch"]
+    if enough:
+        one = enough.candidate
+        how = one.options.activation_checkpointing
+        again = "" if how == "none" else f", {how} recomputation"
+        found.insert(0, f"{one.gpus} GPUs ({one.name}{again}: {size_text(enough.memory.total)})")
+    if options.activation_checkpointing != "full":
+        found.append("--activation-checkpointing full")
+    if options.offload == "none":
+        found.append("--strategy fsdp --offload cpu")
+    return " or ".join(filter(None, (", ".join(found[:-1]), found[-1])))

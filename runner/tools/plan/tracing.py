@@ -1,4 +1,4 @@
-"""What a forward and a backward pass keep, send and compute, followed with tensors that have shapes but no memory.
+"""What a forward and a backward pass keep, followed with tensors that have shapes but no memory.
 
 The model is made on ``meta``, given fake tensors (torch's FakeTensorMode) and sharded by tensor parallelism as in a run; then
 a micro-batch goes through its pieces one by one: those that a pipeline may cut. Memory is counted by storages, so that views
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode
 
 from runner.base.errors import UsageError
 from runner.parallel import precision
@@ -31,28 +31,10 @@ from runner.parallel.sharded import loss_context, shard_layers
 from runner.parallel.support import check_steps, described, kinds_of, results
 from runner.parallel.task import Task
 from runner.parallel.trees import map_tensors, tensors_in, to_device
-from runner.tools.costs.collectives import bytes_sent
 from runner.tools.plan.as_on_gpu import as_on_gpu
 from runner.training.data.source import source_of
-from runner.versions.torch_private import (
-    FakeTensorMode,
-    TorchDispatchMode,
-    attention_on_cpus,
-    family_of,
-    identity_of,
-    tree_leaves,
-)
+from runner.versions.torch_private import FakeTensorMode, TorchDispatchMode, identity_of, tree_leaves
 
-_of_attention: Callable[..., int] = sdpa_flop_count
-
-
-def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    """As if no query shared its keys: that takes as many operations, and torch before 2.12 counts no other."""
-    batch, heads = query.shape[:2]
-    return _of_attention(query.shape, (batch, heads, *key.shape[2:]), (batch, heads, *value.shape[2:]))
-
-
-_OPERATIONS = {**flop_registry, attention_on_cpus(): _attention}
 _COST_SAMPLES = 2  # with which a run measures where to cut (parallel/pipeline/pipeline.py)
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -79,21 +61,15 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Pass:
-    """What one micro-batch does in one piece of the model, on one rank.
+    """The bytes that one micro-batch takes in one piece of the model, on one rank.
 
     Attributes:
-        kept: bytes that the backward pass needs, the outputs among them; without parameters.
-        temporary: bytes that are used for the time being, forward or backward; with checkpointing a unit's activations, too.
-        output: bytes of the outputs.
-        sent: bytes that tensor parallelism sends, forward and backward.
-        operations: floating-point operations of the forward pass; attention's without regard to a mask, as in a model's MFU.
+        kept: what the backward pass needs, with the outputs and without parameters.
+        temporary: the most that either pass uses besides; with checkpointing a unit's activations, too.
     """
 
     kept: int
     temporary: int
-    output: int
-    sent: float
-    operations: int
 
 
 @dataclass(frozen=True)
@@ -145,10 +121,11 @@ class Tracer:
             return error
         return None
 
+    @functools.cached_property
     def costs(self) -> list[float]:
-        """Of each piece, the operations by which a run balances the stages of a model that a factory makes.
+        """The operations of each piece, by which a run balances the stages of a model that a factory makes.
 
-        Where they cannot be followed, its number of parameters.
+        If the model cannot be followed: the parameters of each piece.
         """
         model = _copied(self.model, torch.device("meta"))  # it may keep what it computes
         costs: list[float] = []
@@ -243,7 +220,7 @@ class Tracer:
             if self.task.batch_loss is not None:
                 loss = functools.partial(self._batch_loss, model, batch, casts=casts)
                 one, _ = follow(loss, start, next(tensors_in(batch)), is_first=True)
-                return [one, *[Pass(0, 0, 0, 0.0, 0)] * (len(self.pieces) - 1)]  # no pipeline cuts it
+                return [one, *[Pass(0, 0)] * (len(self.pieces) - 1)]  # no pipeline cuts it
             values, targets = batch
             for number, piece in enumerate(self.pieces):
                 is_last = number == len(self.pieces) - 1
@@ -298,20 +275,18 @@ def _follow(
     *,
     is_first: bool,
 ) -> tuple[Pass, Tensor]:
-    """A piece's pass, forward and backward, and its outputs. ``start``: bytes in use that are not this piece's."""
+    """Return a piece's pass and its outputs. ``start``: bytes in use that are not this piece's."""
     if tp > 1:  # DTensor tries each new operation on tensors of the whole's shape first
         _follow(ledger, context, 1, compute, start, values, is_first=is_first)
     received = values.detach().requires_grad_(values.is_floating_point() and not is_first)
-    sent, done, ledger.peak = ledger.sent, ledger.operations, ledger.now
+    ledger.peak = ledger.now
     with context():
         outputs = compute(received)
         kept = ledger.now - start
-    operations = ledger.operations - done
     if outputs.requires_grad:
         with context():
             torch.autograd.backward(outputs, torch.ones_like(outputs))
-    one = Pass(kept, ledger.peak - start - kept, _bytes(outputs), ledger.sent - sent, operations)
-    return one, outputs.detach()
+    return Pass(kept, ledger.peak - start - kept), outputs.detach()
 
 
 def _drop_gradient(parameter: Tensor) -> None:
@@ -362,35 +337,24 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _bytes(tensor: Tensor) -> int:
-    local = _local(tensor)
-    return local.numel() * local.element_size()
-
-
 class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Adds up the memory that is in use, by storages, and what collectives send.
+    """Adds up the memory that is in use, by storages.
 
     Attributes:
-        now: bytes of all storages that operations have made and that are still there.
-        peak: the most that ``now`` has been since this was set.
-        sent: bytes.
-        operations: floating-point operations of products, on local tensors: torch's FlopCounterMode counts a sharded one as whole.
+        now: the bytes of all storages that operations have made and that still exist.
+        peak: the largest value of ``now`` since the caller last set ``peak``.
     """
 
     def __init__(self, known: Sequence[Tensor]) -> None:
-        """``known``: tensors that do not count."""
+        """Begin at zero. ``known``: tensors that do not count."""
         super().__init__()  # type: ignore[no-untyped-call]  # as above
-        self.now, self.peak, self.sent, self.operations = 0, 0, 0.0, 0
+        self.now = self.peak = 0
         self._storages: dict[int, Any] = {identity_of(t.untyped_storage()): t for t in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes again with the local tensors
         result = func(*args, **(kwargs or {}))
-        sent = bytes_sent(func, args, kwargs or {})
-        self.sent += sent
-        if (formula := _OPERATIONS.get(family_of(func))) is not None:
-            self.operations += formula(*args, **(kwargs or {}), out_val=result)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 self._add(tensor)
