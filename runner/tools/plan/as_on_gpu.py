@@ -1,7 +1,7 @@
-"""Functions of which a GPU has a fused kernel and a CPU has none, replaced by what keeps for the backward pass what the kernel keeps.
+"""Stand-ins for functions that have a fused kernel on a GPU and none on a CPU. They save for the backward pass what the kernel saves.
 
-A pass is followed with tensors that are said to be on a CPU: torch's autograd does not go backward through tensors that are said
-to be on a GPU where there is none. Only shapes and dtypes count, so nothing is computed here.
+The tracer follows a pass with fake tensors on a CPU, because torch's autograd needs a GPU to go backward through fake tensors on
+one. Only shapes and dtypes count, so the stand-ins compute nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from runner.versions.features import FEATURES, need
 
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
-    """The context of a forward and of a backward pass, in which checkpointed layers are computed again."""
+    """Use the stand-ins, in a forward pass, and in a backward pass, which computes checkpointed layers again."""
     replacements = [
         (functional, "rms_norm", _rms_norm),
         (torch, "rms_norm", _rms_norm),

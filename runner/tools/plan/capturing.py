@@ -1,4 +1,4 @@
-"""Getting hold of what a workload would train, by running its ``main`` up to the training."""
+"""Find out what a workload would train: run its ``main`` up to the training."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Captured:
-    """A task, and the options that its workload has read."""
+    """A task and the options that its workload has read."""
 
     task: Task
     options: StepSettings
 
 
 def capture(job: Job, name: str, given: Given) -> Captured:
-    """The task of a workload with what is given, as one rank would train it.
+    """Return the task of a workload with the given options, as one rank would train it.
 
     Raises:
         UsageError: it is no workload, an argument is wrong, or it trains without ``fit()``.
@@ -45,7 +45,7 @@ def capture(job: Job, name: str, given: Given) -> Captured:
 
 @contextmanager
 def fake_process_group(ranks: int) -> Iterator[None]:
-    """A default process group of so many ranks in this one process, of which it is rank 0: it exchanges nothing."""
+    """Make this process rank 0 of a default process group of so many ranks, which exchanges nothing."""
     import torch.distributed as dist
 
     from runner.versions.torch_private import FakeStore  # also registers the backend

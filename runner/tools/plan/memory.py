@@ -12,20 +12,20 @@ from runner.tools.plan.layouts import Candidate
 from runner.tools.plan.optimizers import StateRule
 from runner.tools.plan.tracing import Parameter
 
-# Where a model cannot be followed: the "high-end estimate" of the course's 24 bytes per parameter, of which weights, gradients and
-# Adam's state take the other 16.
+# Bytes, for a model that cannot be followed: the "high-end estimate" of the course's 24 bytes per parameter. Weights, gradients
+# and Adam's state take the other 16.
 PER_PARAMETER_ACTIVATIONS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes on one GPU; ``host`` is what ``--offload cpu`` has in the host's memory instead."""
+    """Bytes on one GPU; ``host``: bytes that ``--offload cpu`` moves to the host's memory."""
 
     parameters: int
     gradients: int
     optimizer: int
     activations: int
-    gathered: int  # what FSDP has of other ranks' shards for the time being
+    gathered: int  # other ranks' shards, while FSDP has them
     host: int = 0
 
     @property
@@ -33,12 +33,12 @@ class Memory:
         return self.parameters + self.gradients + self.optimizer + self.activations + self.gathered
 
     def as_dict(self) -> dict[str, int]:
-        """For JSON."""
+        """Return the parts and their sum, for JSON."""
         return asdict(self) | {"total": self.total}
 
 
 def memory_of(candidate: Candidate, parameters: Sequence[Parameter], rule: StateRule, activations: int) -> Memory:
-    """Of the rank with the largest shards, which has these parameters (under tensor parallelism its parts of them)."""
+    """Return the memory of the rank with the largest shards of these parameters (with tensor parallelism: of its parts)."""
     options, degrees = candidate.options, candidate.degrees
     local = {one.name: _shard(one.shape, degrees.shard) for one in parameters}
     own = sum(one.item * math.prod(local[one.name]) for one in parameters)
@@ -65,23 +65,23 @@ def memory_of(candidate: Candidate, parameters: Sequence[Parameter], rule: State
 
 
 def _shard(shape: Sequence[int], ranks: int) -> tuple[int, ...]:
-    """The first rank's part under fully_shard, which cuts the first dimension as ``torch.chunk`` does."""
+    """Return the shape of the first rank's part: fully_shard cuts the first dimension as ``torch.chunk`` does."""
     return (math.ceil(shape[0] / ranks), *shape[1:]) if shape else ()
 
 
 def is_wrapped(candidate: Candidate) -> bool:
-    """Whether fully_shard is at work: for shards, and for replicas of a model under tensor or pipeline parallelism (parallel/sharded.py)."""
+    """Return whether a run uses fully_shard: for shards, and for replicas of a model that is divided (parallel/sharded.py)."""
     options = candidate.options
     is_replicated = candidate.is_model_parallel and (candidate.degrees.data > 1 or options.precision != "fp32")
     return options.is_sharded or is_replicated
 
 
 def _gathered(candidate: Candidate, parameters: Sequence[Parameter]) -> int:
-    """What fully_shard has whole at a time.
+    """Return the bytes that fully_shard has whole at a time.
 
-    In the precision of computing, the parameters of two units (the next is gathered while one computes) and one unit's gradients;
-    in that of the parameters the same gradients once more, as they are summed. In a pipeline the parameters of all of the
-    stage's units, as it keeps them for the next micro-batch, and the gradients of all, which it sums over its micro-batches.
+    It has the parameters of two units (one computes, the next is gathered) and the gradients of one, in the precision of
+    computing. It has the same gradients once more in the precision of the parameters, to sum them. A pipeline stage keeps the
+    parameters of all its units for the next micro-batch, and sums the gradients of all units over its micro-batches.
     """
     if not is_wrapped(candidate):
         return 0

@@ -1,4 +1,4 @@
-"""How many bytes of state an optimizer keeps for a parameter, learnt from a step with tiny parameters."""
+"""The bytes of state that an optimizer keeps for a parameter, learnt from a step with tiny parameters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from runner.base.errors import UsageError
 from runner.parallel.support import sparse_modules
 from runner.parallel.task import OptimizerFactory
 
-_TINY = (2, 3, 5, 7, 11)  # sizes of its dimensions: different, so that a state's dimension shows which one it follows
+_TINY = (
+    2,
+    3,
+    5,
+    7,
+    11,
+)  # a parameter's dimensions: all different, so that a state's dimension shows which one it follows
 
 
 @dataclass(frozen=True)
 class StateRule:
-    """What an optimizer keeps.
+    """The state that an optimizer keeps.
 
     Attributes:
         kept: by the parameter's name: each state tensor's dtype size and dimensions; a negative one -n-1 is the parameter's n.
@@ -29,16 +35,14 @@ class StateRule:
     groups: Sequence[Sequence[str]]
 
     def bytes(self, name: str, shape: Sequence[int]) -> int:
-        """Of the state for a parameter of this shape."""
+        """Return the bytes of state for a parameter of this shape."""
         return sum(
             item * math.prod(shape[-size - 1] if size < 0 else size for size in sizes)
             for item, sizes in self.kept.get(name, ())
         )
 
     def shares(self, counts: Mapping[str, int], ranks: int) -> list[list[str]]:
-        """The parameters of each rank under ZeroRedundancyOptimizer, by their numbers of elements: the largest first, each
-        to the rank that has least.
-        """
+        """Return the parameters that ZeroRedundancyOptimizer gives each rank: the largest first, each to the rank with least."""
         loads, shares = [0] * ranks, [list[str]() for _ in range(ranks)]
         for group in self.groups:
             for name in sorted((name for name in group if name in counts), key=lambda name: counts[name], reverse=True):
@@ -49,10 +53,10 @@ class StateRule:
 
 
 def state_rule(factory: OptimizerFactory, model: nn.Module) -> StateRule:
-    """Let the optimizer do a step with parameters of as many dimensions as the model's, 2 to 11 elements long each.
+    """Let the optimizer do a step with parameters of as many dimensions as the model's, each 2 to 11 elements long.
 
-    Right for optimizers whose state has the parameter's shape (SGD, Adam, AdamW, RMSprop, …), some of its dimensions
-    (Adafactor), or a fixed one.
+    The rule is right for optimizers whose state has the parameter's shape (SGD, Adam, AdamW, RMSprop, …), some of its
+    dimensions (Adafactor), or a fixed shape.
 
     Raises:
         UsageError: the optimizer cannot do a step by itself.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -42,7 +44,7 @@ class Planner:
             form = parts_of if self._task.batch_loss is None else with_tensors
             if problem := look_at(source, keys, Reading(), check=form).problem:
                 raise problem
-        self._tracer = Tracer(self._task, own, named(own.dtype))
+        self._tracer = Tracer(self._task, named(own.dtype))
         self.model = self._tracer.model
         self._wanted = dict(wanted)
         if "precision" not in wanted and own.precision == "fp32" and of_inputs(self.model) == torch.float32:
@@ -88,24 +90,21 @@ class Planner:
         """
         each = cluster.per_host if cluster.hosts > 1 else PER_HOST
         sizes = [*range(cluster.gpus + 1, each), *range(each * (1 + cluster.gpus // each), MOST + 1, each)]
-        low, high, step, best = 0, 0, 1, None
-        while high < len(sizes) and (best := self._fitting(sizes[high], cluster, limit)) is None:
-            low, high, step = high + 1, high + step, 2 * step
-        while best is not None and low < high:
-            middle = (low + high) // 2
-            if (found := self._fitting(sizes[middle], cluster, limit)) is not None:
-                best, high = found, middle
-            else:
-                low = middle + 1
-        return best
 
-    def _fitting(self, gpus: int, cluster: Cluster, limit: float) -> Planned | None:
-        wider = Cluster.of(gpus, cluster.per_host if cluster.hosts > 1 else None)
-        try:
-            best = self.plans(wider, limit)[0][0]
-        except UsageError:
-            return None
-        return best if best.memory.total <= limit else None
+        @cache
+        def fitting(gpus: int) -> Planned | None:
+            wider = Cluster.of(gpus, cluster.per_host if cluster.hosts > 1 else None)
+            try:
+                best = self.plans(wider, limit)[0][0]
+            except UsageError:
+                return None
+            return best if best.memory.total <= limit else None
+
+        end = 1
+        while end < len(sizes) and fitting(sizes[end - 1]) is None:
+            end *= 2  # large clusters have many layouts, so they come last
+        place = bisect_left(sizes, True, hi=min(end, len(sizes)), key=lambda gpus: fitting(gpus) is not None)
+        return fitting(sizes[place]) if place < len(sizes) else None
 
 
 def _shaping(wanted: Mapping[str, Any]) -> dict[str, Any]:

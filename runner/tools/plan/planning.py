@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from runner.base.errors import UsageError
+from runner.parallel import precision
 from runner.parallel.pipeline.stages import balanced
+from runner.parallel.registry import traits_of
+from runner.parallel.support import check_divisible, check_even, check_zero, described
 from runner.tools.plan.layouts import Candidate
 from runner.tools.plan.memory import PER_PARAMETER_ACTIVATIONS, Memory, is_wrapped, memory_of
 from runner.tools.plan.optimizers import StateRule
 from runner.tools.plan.schedules import most_held
-from runner.tools.plan.support import check_supported, reported_in_one_line
 from runner.tools.plan.tracing import Parameter, Pass, Tracer
 from runner.versions.features import need
 
@@ -35,7 +38,41 @@ class Planned:
         return max(self.by_stage, key=lambda memory: memory.total)
 
 
-@reported_in_one_line()
+@contextmanager
+def _reported_in_one_line() -> Iterator[None]:
+    """Report what goes wrong in the model or in torch as the reason why a layout is left out.
+
+    Raises:
+        UsageError: something has gone wrong.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"it cannot be followed ({described(error)})") from error
+
+
+def check_supported(candidate: Candidate, tracer: Tracer) -> None:
+    """Check what a run in this layout would check of the model and its optimizer.
+
+    Raises:
+        UsageError: a run would be refused.
+    """
+    model, options = tracer.model, candidate.options
+    tracer.task.check_stages(options)
+    precision.check(model, options.precision, will_be_wrapped=is_wrapped(candidate))
+    if traits_of(options.strategy).shards_optimizer:
+        check_zero(model)
+    if is_wrapped(candidate) or options.tp > 1:
+        check_divisible(model)
+    if options.tp > 1:
+        check_even(tracer.sharded(options, casts=False).model, candidate.degrees.shard)
+    if is_wrapped(candidate) and tracer.optimizer_problem is not None:
+        raise tracer.optimizer_problem
+
+
+@_reported_in_one_line()
 def plan_layout(candidate: Candidate, tracer: Tracer, rule: StateRule) -> Planned:
     """Plan one layout.
 

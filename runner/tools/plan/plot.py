@@ -22,7 +22,7 @@ _BARS = 24
 
 
 def plot(title: str, plans: Sequence[Planned], limit: float, path: str) -> None:
-    """Draw the best layouts, the best on the left."""
+    """Draw the first layouts, the best on the left."""
     shown = plans[:_BARS]
     unit, name = (1e9, "GB") if max(one.memory.total for one in shown) >= 1e8 else (1e6, "MB")
     figure, axes = new_figure(1, 1, inches=(max(8.0, 2.5 + 0.45 * len(shown)), 5.5))

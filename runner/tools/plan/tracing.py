@@ -83,7 +83,7 @@ class Traced:
 
 @dataclass(frozen=True)
 class ShardedModel:
-    """A rank's shard of a model under tensor parallelism, in fake tensors of a mode."""
+    """A rank's shard of a model under tensor parallelism, with the fake tensors of a mode."""
 
     mode: FakeTensorMode
     model: nn.Module
@@ -94,13 +94,13 @@ class ShardedModel:
 class Tracer:
     """Follows a task's model, once for each way that matters; in one process group, to which sharded models belong."""
 
-    def __init__(self, task: Task, options: ParallelSettings, dtype: torch.dtype | None) -> None:
+    def __init__(self, task: Task, dtype: torch.dtype | None) -> None:
         """Make the model on ``meta``.
 
         Raises:
             UsageError: a parameter belongs to a module that is cut.
         """
-        self.task, self._options = task, options
+        self.task = task
         self.model = _copied(task.on_meta(dtype), torch.device("meta"))
         self._dtype = precision.of_inputs(self.model)
         own = self.model.named_parameters(remove_duplicate=False)
@@ -113,7 +113,7 @@ class Tracer:
 
     @functools.cached_property
     def optimizer_problem(self) -> UsageError | None:
-        """Why a run refuses the optimizer where parameters are sharded, in every layout; None if it does not."""
+        """Why a run refuses the optimizer with sharded parameters, in every layout; None if it does not."""
         kinds = [replace(kind, is_sharded=kind.dimensions > 0) for kind in kinds_of(self.model.parameters())]
         try:
             check_steps(self.task.optimizer, kinds, DeviceMesh("cpu", [0, 1]), compares=False)
@@ -175,7 +175,7 @@ class Tracer:
                     unit.forward = forward
 
     def sharded(self, options: ParallelSettings, *, casts: bool) -> ShardedModel:
-        """The model as one rank of a tensor-parallel group has it."""
+        """Return the model as one rank of a tensor-parallel group has it."""
         key = (options.tp, options.sequence_parallel, options.loss_parallel, options.precision if casts else "")
         if key not in self._models:
             mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -194,21 +194,16 @@ class Tracer:
 
     def _parameters(self, model: nn.Module, units: Sequence[nn.Module]) -> list[list[Parameter]]:
         unit_of = {id(parameter): number for number, unit in enumerate(units, 1) for parameter in unit.parameters()}
-        found = []
-        for piece in self.pieces:
-            own = submodel(model, self._names, piece).named_parameters()
-            found.append(
-                [
-                    Parameter(
-                        name, tuple(_local(p).shape), self._items[name], p.requires_grad, id(p), unit_of.get(id(p), 0)
-                    )
-                    for name, p in own
-                ]
-            )
-        return found
+
+        def described_as(name: str, one: nn.Parameter) -> Parameter:
+            shape = tuple(_local(one).shape)
+            return Parameter(name, shape, self._items[name], one.requires_grad, id(one), unit_of.get(id(one), 0))
+
+        parts = [submodel(model, self._names, piece) for piece in self.pieces]
+        return [[described_as(*named) for named in part.named_parameters()] for part in parts]
 
     def _passes(self, model: nn.Module, options: ParallelSettings, samples: int, *, casts: bool) -> list[Pass]:
-        context = _contexts(options, casts=casts)
+        context = functools.partial(_as_in_a_run, options, casts=casts)
         cast = _DTYPES[options.precision] if casts else None
         ledger = _Ledger([_local(t) for t in [*model.parameters(), *model.buffers()]])
         found: list[Pass] = []
@@ -235,12 +230,12 @@ class Tracer:
         return found
 
     def _with_loss(self, part: nn.Module, targets: Tensor, values: Tensor, *, casts: bool) -> Tensor:
-        """The mean loss of the outputs of the last piece."""
+        """Return the mean loss of the outputs of the last piece."""
         outputs = part(values)
         return self.task.loss_of_outputs(outputs.float() if casts else outputs, targets).mean
 
     def _batch_loss(self, model: nn.Module, batch: Any, _: Tensor, *, casts: bool) -> Tensor:
-        """The mean loss of a batch of any form."""
+        """Return the mean loss of a batch of any form."""
 
         def call(*inputs: Any, **named: Any) -> Any:
             outputs = model(*inputs, **named)
@@ -249,14 +244,14 @@ class Tracer:
         return self.task.loss_of(call, batch).mean
 
     def _first(self, samples: int) -> Any:
-        """The first batch of the data: of one sample, as pairs have one shape; else of as many as there are up to ``samples``."""
+        """Return the first batch of the data: one sample of pairs, which all have one shape, else up to ``samples``."""
         number = 1 if self.task.batch_loss is None else min(samples, source_of(self.task).length or samples)
         if number not in self._read:
             self._read[number] = self.task.first_batch(number)
         return self._read[number]
 
     def _batch(self, samples: int, dtype: torch.dtype | None) -> Any:
-        """A batch of zeros, of the form that the data has."""
+        """Return a batch of zeros in the form of the data."""
         first = self._first(samples)
         if self.task.batch_loss is None:
             made: Any = tuple(torch.zeros((samples, *one.shape[1:]), dtype=one.dtype) for one in parts_of(first))
@@ -293,13 +288,10 @@ def _drop_gradient(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def _contexts(options: ParallelSettings, *, casts: bool) -> Callable[[], AbstractContextManager[None]]:
-    @contextmanager
-    def context() -> Iterator[None]:
-        with as_on_gpu(), loss_context(options), precision.autocast("fp32" if casts else options.precision, "cpu"):
-            yield
-
-    return context
+@contextmanager
+def _as_in_a_run(options: ParallelSettings, *, casts: bool) -> Iterator[None]:
+    with as_on_gpu(), loss_context(options), precision.autocast("fp32" if casts else options.precision, "cpu"):
+        yield
 
 
 def _copied(
@@ -308,7 +300,7 @@ def _copied(
     dtype: torch.dtype | None = None,
     mode: AbstractContextManager[Any] | None = None,
 ) -> nn.Module:
-    """The model with tensors of the same shapes, made under a mode; tied ones stay tied, and nothing is copied.
+    """Return the model with new tensors of the same shapes, made under a mode. Tied tensors stay tied; no data is copied.
 
     Raises:
         UsageError: something that the model holds cannot be copied.
@@ -328,7 +320,7 @@ def _copied(
 
 
 def _signature(model: nn.Module, piece: Sequence[str], part: nn.Module, values: Tensor) -> tuple[Any, ...]:
-    """What is the same for pieces that do the same, such as a transformer's layers: then one is followed."""
+    """Return a key that is equal for pieces that do the same, such as a transformer's layers: the tracer follows one of them."""
     shapes = tuple((tuple(_local(one).shape), one.requires_grad) for one in part.parameters())
     return tuple(repr(model.get_submodule(name)) for name in piece), shapes, values.shape, values.dtype
 

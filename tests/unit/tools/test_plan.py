@@ -24,11 +24,10 @@ from runner.tools.plan.capturing import fake_process_group
 from runner.tools.plan.layouts import Candidate, Cluster, candidates
 from runner.tools.plan.memory import Memory
 from runner.tools.plan.optimizers import state_rule
-from runner.tools.plan.planning import Planned, plan_layout
+from runner.tools.plan.planning import Planned, check_supported, plan_layout
 from runner.tools.plan.ranking import ranked, reason
 from runner.tools.plan.report import flags
 from runner.tools.plan.schedules import idle_share, most_held
-from runner.tools.plan.support import check_supported
 from runner.tools.plan.tracing import Tracer
 from runner.versions.torch_build import release_of
 from tests.campaigns.sweep.cases import CASES
@@ -123,7 +122,7 @@ def test_the_state_of_an_optimizer_is_that_of_a_step(name: str) -> None:
 
 
 def test_activations_are_what_autograd_saves() -> None:
-    tracer = Tracer(task(), ParallelSettings(), torch.float32)
+    tracer = Tracer(task(), torch.float32)
     traced = tracer.trace(ParallelSettings(), 8, casts_parameters=False)
     assert traced.passes is not None
     inner, outer = 4 * 8 * 32, 4 * 8 * 16
@@ -131,7 +130,7 @@ def test_activations_are_what_autograd_saves() -> None:
     assert [one.kept for one in traced.passes[1:3]] == [inner + outer] * 2
     assert traced.passes[0].kept == inner + outer + 2 * outer  # and the batch
     again = ParallelSettings(activation_checkpointing="full")
-    kept = Tracer(task(), again, torch.float32).trace(again, 8, casts_parameters=False).passes
+    kept = Tracer(task(), torch.float32).trace(again, 8, casts_parameters=False).passes
     assert kept is not None
     assert kept[1].kept == outer
     assert kept[1].temporary >= inner
@@ -141,7 +140,7 @@ def kept(layers: list[nn.Module], checkpointing: str = "none") -> list[int]:
     """Bytes that each of the layers keeps of eight samples of 16 numbers each."""
     plan = Plan(shard=("*",), pipeline=("*",))
     options = ParallelSettings(activation_checkpointing=checkpointing)
-    tracer = Tracer(replace(task(nn.Sequential(*layers)), plan=plan), options, torch.float32)
+    tracer = Tracer(replace(task(nn.Sequential(*layers)), plan=plan), torch.float32)
     passes = tracer.trace(options, 8, casts_parameters=False).passes
     assert passes is not None
     return [one.kept for one in passes]
@@ -167,7 +166,7 @@ def test_selective_recomputation_keeps_every_second_linear_layers_result() -> No
 @pytest.mark.usefixtures("eight_ranks")
 def test_a_tensor_parallel_rank_has_a_part_of_each_layer() -> None:
     options = ParallelSettings(tp=4)
-    traced = Tracer(task(), options, torch.float32).trace(options, 8, casts_parameters=False)
+    traced = Tracer(task(), torch.float32).trace(options, 8, casts_parameters=False)
     assert traced.passes is not None
     inner, outer = 4 * 8 * 32, 4 * 8 * 16
     assert traced.passes[1].kept == inner // 4 + outer
@@ -213,7 +212,7 @@ def test_a_layout_in_which_the_model_does_not_run_is_none() -> None:
     loss = nn.Module()
     loss.forward = lambda outputs, targets: outputs.sum()  # type: ignore[method-assign]
     made = replace(task(Heads), plan=plan, loss=loss)
-    cluster, tracer = Cluster(gpus=8, hosts=1), Tracer(made, ParallelSettings(), torch.float32)
+    cluster, tracer = Cluster(gpus=8, hosts=1), Tracer(made, torch.float32)
     rule = state_rule(torch.optim.AdamW, tracer.model)
     found = candidates(cluster, plan, ParallelSettings(), {"strategy": "ddp"}, batch=8)[0]
     for one in found:
@@ -259,7 +258,7 @@ class Turned(nn.Module):
 def test_complex_weights_are_refused_in_the_precisions_in_which_a_run_refuses_them(
     strategy: str, precision: str, is_refused: bool
 ) -> None:
-    tracer = Tracer(task(Turned), ParallelSettings(), torch.float32)
+    tracer = Tracer(task(Turned), torch.float32)
     layout = {"strategy": strategy, "precision": precision, "tp": 1, "pp": 1}
     options = replace(ParallelSettings(), **layout)
     (one, *_) = candidates(Cluster(gpus=8, hosts=1), Plan(), options, layout, batch=8)[0]
@@ -276,7 +275,7 @@ def test_an_optimizer_is_tried_once_for_all_layouts() -> None:
         made.append(1)
         return torch.optim.Adafactor(parameters)
 
-    tracer = Tracer(replace(task(), optimizer=factory), ParallelSettings(), torch.float32)
+    tracer = Tracer(replace(task(), optimizer=factory), torch.float32)
     layouts = candidates(Cluster(gpus=8, hosts=1), Plan(), ParallelSettings(), {"strategy": "fsdp"}, batch=8)[0]
     assert len(layouts) > 1
     for one in layouts:
@@ -302,7 +301,7 @@ def test_where_no_layout_is_possible_the_first_reason_is_said(
 def test_a_strategy_of_another_package_is_planned_as_whole_or_with_copies_as_sharded(
     given: dict[str, Any], alike: str
 ) -> None:
-    cluster, tracer = Cluster(gpus=8, hosts=2), Tracer(task(), ParallelSettings(), torch.float32)
+    cluster, tracer = Cluster(gpus=8, hosts=2), Tracer(task(), torch.float32)
     rule = state_rule(torch.optim.AdamW, tracer.model)
     theirs, own = (plan_layout(every(cluster, strategy=name, **given)[0], tracer, rule) for name in ("theirs", alike))
     assert theirs.by_stage == own.by_stage
