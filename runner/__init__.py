@@ -25,7 +25,7 @@ _PLACES = {
     "Task": "runner.parallel.task:Task",
     "UsageError": "runner.base.errors:UsageError",
     "option": "runner.base.settings:option",
-    "start": "runner.starting:start",
+    "start": "runner.starting.start:start",
 }
 __all__ = ["__version__", *_PLACES]  # noqa: PLE0604  # all of them are texts
 

@@ -3,7 +3,7 @@ from runner.base.errors import UsageError as UsageError
 from runner.base.settings import option as option
 from runner.parallel.task import Plan as Plan
 from runner.parallel.task import Task as Task
-from runner.starting import start as start
+from runner.starting.start import start as start
 from runner.training.hooks.state import State as State
 from runner.training.loggers.logger import LoggedRun as LoggedRun
 from runner.training.loggers.logger import Logger as Logger

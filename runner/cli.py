@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
     def serve(listener: socket.socket | None, first: socket.socket, kept: bytes) -> NoReturn:
         from runner.guard import agent
-        from runner.launching import Launch
+        from runner.starting.launch import Launch
 
         agent.serve(listener, first, kept, lambda: Launch(sys.argv[1:] if argv is None else argv))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runner.command import given_in
+from runner.options.command import given_in
 from runner.parallel.mesh import Layout
 
 FSDP = pytest.param("fsdp", marks=pytest.mark.needs("fsdp"))  # a strategy

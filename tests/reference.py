@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import workloads
 from runner.base.settings import GROUPS, DeclaredSetting, settings_in
-from runner.job_settings import JobSettings
+from runner.options.job_settings import JobSettings
 from runner.tools.registry import TOOLS
 from runner.training.settings import Settings
 from runner.training.workload import settings_class

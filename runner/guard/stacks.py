@@ -29,7 +29,7 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>
 PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", PACKAGE)
-_OWN = ("launch/program.py", "dispatch.py", "cli.py", "launching.py", "__main__.py", "guard/")
+_OWN = ("launch/program.py", "starting/dispatch.py", "starting/launch.py", "cli.py", "__main__.py", "guard/")
 _BELOW = (
     *(f"{PACKAGE}{part}" for part in _OWN),
     "<frozen runpy>",

@@ -9,9 +9,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from runner.base.errors import UsageError, raised_on_all_ranks
-from runner.command import Given
 from runner.launch.modules import import_workload
 from runner.launch.target import find_target
+from runner.options.command import Given
 
 if TYPE_CHECKING:
     from runner.parallel.task import Task

@@ -15,11 +15,11 @@ from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.quantities import not_negative, positive, positive_float
 from runner.base.settings import add_options, made_of, not_an_option, option, read_file, values_in
 from runner.base.temporary import SHORTER, no_room_for_sockets
-from runner.command import Given, add_config
 from runner.job import held
 from runner.launch.detect import is_reporting
+from runner.options.command import Given, add_config
+from runner.options.parsing import ALL, Parser, add_full_help, known_in, wants
 from runner.parallel.settings import ParallelSettings
-from runner.parsing import ALL, Parser, add_full_help, known_in, wants
 from runner.training.loggers.registry import logger_text
 
 AUTO = "auto"  # --resume: the newest checkpoint that is intact

@@ -13,10 +13,10 @@ from typing import Any
 
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.settings import add_options, made_of, settings_in
-from runner.command import Given, add_config, given_in
-from runner.job_settings import JobSettings
+from runner.options.command import Given, add_config, given_in
+from runner.options.job_settings import JobSettings
+from runner.options.parsing import ALL, Parser, add_full_help, wants
 from runner.parallel.settings import LAYOUT, ParallelSettings
-from runner.parsing import ALL, Parser, add_full_help, wants
 from runner.training.loggers.registry import chosen_loggers
 from runner.training.requeue import check_requeue
 from runner.training.run import Run

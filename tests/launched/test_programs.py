@@ -221,8 +221,8 @@ import importlib.util
 assert importlib.util.find_spec("runner") is not None
 import runner.launch.launchers
 from runner.base.early_signals import EARLY
-import runner.launching
-print(runner.launching.EARLY is EARLY, runner.__spec__.name)
+import runner.starting.launch
+print(runner.starting.launch.EARLY is EARLY, runner.__spec__.name)
 """
 
 

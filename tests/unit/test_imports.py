@@ -167,7 +167,7 @@ def without_torch(tmp_path: Path) -> str:
 
 
 def test_importing_the_runner_imports_no_torch(without_torch: str) -> None:
-    done = python("-c", "import runner, runner.cli, runner.dispatch", PYTHONPATH=without_torch)
+    done = python("-c", "import runner, runner.cli, runner.starting.dispatch", PYTHONPATH=without_torch)
     assert done.returncode == 0, done.stderr
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.base.errors import UsageError
-from runner.command import parse
+from runner.options.command import parse
 
 TOOLS = {"explain": "what there is"}
 

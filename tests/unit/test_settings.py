@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from runner.base.errors import UsageError
 from runner.base.settings import as_toml, as_words, made_of, option, settings_in
-from runner.command import given_in, parse
-from runner.job_settings import JobSettings
+from runner.options.command import given_in, parse
+from runner.options.job_settings import JobSettings
 from runner.tools.registry import TOOLS, summaries
 from runner.training.settings import Every, Settings, Steps, StepSettings, every, shared_in
 from runner.training.workload import bound
@@ -497,5 +497,5 @@ def test_a_workload_has_no_option_of_the_job() -> None:
 
 
 def test_torch_is_not_imported() -> None:
-    code = "import sys, runner.training.settings, runner.command; sys.exit('torch' in sys.modules)"
+    code = "import sys, runner.training.settings, runner.options.command; sys.exit('torch' in sys.modules)"
     ok(run(sys.executable, "-c", code))

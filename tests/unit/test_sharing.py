@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runner.command import parse
-from runner.sharing import found_target, why_not_for_target
+from runner.options.command import parse
+from runner.starting.sharing import found_target, why_not_for_target
 from runner.tools.registry import summaries
 
 

@@ -28,7 +28,7 @@ from runner.backends.selection import network_backend
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.quantities import size
 from runner.job import Job
-from runner.parsing import Parser
+from runner.options.parsing import Parser
 from runner.tools.bench.bare_mpi import BareMPI
 from runner.tools.bench.measurement import Measurement
 from runner.tools.bench.plot import plot

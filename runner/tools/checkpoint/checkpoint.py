@@ -18,7 +18,7 @@ from pathlib import Path
 from runner.base.errors import UsageError
 from runner.base.quantities import nonempty_path, positive
 from runner.job import Job
-from runner.parsing import Parser
+from runner.options.parsing import Parser
 from runner.tools.tables.table import Row, print_rows
 
 

@@ -11,8 +11,8 @@ from runner.backends.registry import backends
 from runner.backends.selection import network_backend, network_backends
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.settings import settings_in
-from runner.command import given_in
 from runner.job import Job
+from runner.options.command import given_in
 from runner.parallel.mesh import Degrees, Layout, lay_out
 from runner.parallel.registry import strategy_names
 from runner.parallel.settings import ParallelSettings

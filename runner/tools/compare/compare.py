@@ -33,10 +33,10 @@ from runner.backends.process_group import start_process_group
 from runner.backends.selection import network_backend
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.quantities import positive
-from runner.command import given_in
 from runner.job import Job
+from runner.options.command import given_in
+from runner.options.parsing import Parser
 from runner.parallel.settings import LAYOUT, ParallelSettings
-from runner.parsing import Parser
 from runner.tools.compare.choices import ALONE, BACKENDS, KINDS, Choice, alone, chosen, supported
 from runner.tools.compare.comparison import Comparison
 from runner.tools.compare.plot import plot

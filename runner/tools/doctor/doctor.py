@@ -15,7 +15,7 @@ from typing import Any
 
 from runner.backends.registry import backends
 from runner.job import Job
-from runner.parsing import Parser
+from runner.options.parsing import Parser
 from runner.rendezvous.transport.control_channel import ControlChannel
 from runner.tools.doctor import (
     file_checks,

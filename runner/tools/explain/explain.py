@@ -14,9 +14,9 @@ from typing import Any
 from runner.base.settings import add_options
 from runner.hardware.resources import of_record
 from runner.job import Job
+from runner.options.parsing import ALL, Parser, add_full_help, wants
 from runner.parallel.mesh import Layout, lay_out
 from runner.parallel.settings import ParallelSettings
-from runner.parsing import ALL, Parser, add_full_help, wants
 from runner.tools.tables.table import console
 from runner.torchrun.variables import settings
 from runner.versions.features import lacking, number_of

@@ -27,7 +27,7 @@ from runner.job import Job
 from runner.launch.detect import is_reporting
 from runner.launch.outer_job import for_a_new_job
 from runner.launch.target import AS_MODULE
-from runner.parsing import Parser
+from runner.options.parsing import Parser
 from runner.tools.jobscript.request import SCHEDULERS, job_script
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from runner.base.errors import EXIT_REQUEUE, UsageError
 from runner.base.quantities import clock_text
-from runner.command import given_in
 from runner.launch.commands import MPIS, find_mpirun
 from runner.launch.target import find_target
+from runner.options.command import given_in
 from runner.tools.jobscript.template import fill_in
 from runner.tools.registry import tool_names, works_alone
 from runner.training.settings import AUTO, shared_in

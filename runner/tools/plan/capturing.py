@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runner.base.errors import UsageError
-from runner.command import Given
 from runner.job import Job
+from runner.options.command import Given
 from runner.parallel.mesh import Degrees, lay_out
 from runner.tools.workloads import load_workload, training_of
 

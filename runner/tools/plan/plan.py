@@ -26,10 +26,10 @@ from pathlib import Path
 from runner.base.errors import UsageError
 from runner.base.quantities import positive, size, size_text
 from runner.base.settings import add_options
-from runner.command import given_in
 from runner.job import Job
+from runner.options.command import given_in
+from runner.options.parsing import ALL, Parser, add_full_help, wants
 from runner.parallel.settings import ParallelSettings
-from runner.parsing import ALL, Parser, add_full_help, wants
 from runner.tools.plan.layouts import Cluster
 from runner.tools.tables.output import check_output
 from runner.tools.tables.table import console

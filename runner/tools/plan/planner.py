@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from runner.base.errors import UsageError
-from runner.command import Given
 from runner.job import Job
+from runner.options.command import Given
 from runner.parallel.batch_forms import parts_of, with_tensors
 from runner.parallel.precision import named, of_inputs
 from runner.tools.plan.capturing import capture

@@ -20,7 +20,7 @@ from pathlib import Path
 from runner.base.errors import UsageError
 from runner.base.quantities import nonempty_path, size_text
 from runner.job import Job
-from runner.parsing import Parser
+from runner.options.parsing import Parser
 from runner.versions.extras import require
 
 _NAME = "report.html"

@@ -30,7 +30,6 @@ from pathlib import Path
 
 from runner.base.errors import RunnerError, UsageError
 from runner.base.quantities import positive, positive_float, positives
-from runner.command import FORMS
 from runner.hardware.resources import resources
 from runner.job import Job
 from runner.launch.commands import find_mpirun
@@ -38,7 +37,8 @@ from runner.launch.host_lists import hosts_of_job
 from runner.launch.launcher_processes import RANK_STARTERS, launcher_process
 from runner.launch.target import AS_MODULE, find_target
 from runner.measuring.measured_run import StepsSeen, StepsWanted, read_measured
-from runner.parsing import Parser
+from runner.options.command import FORMS
+from runner.options.parsing import Parser
 from runner.tools.scale.study import Size, Study, read_study
 from runner.tools.scale.tables import print_study, write_study
 from runner.tools.tables.output import check_output

@@ -26,7 +26,7 @@ from runner.hardware.resources import resources
 from runner.job import Job
 from runner.launch.commands import MPI_SCRIPTS, find_mpirun
 from runner.launch.launcher_processes import RANK_STARTERS, launcher_process
-from runner.parsing import Parser
+from runner.options.parsing import Parser
 from runner.tools.jobscript.jobscript import request_parser, write
 from runner.tools.jobscript.request import SCHEDULERS
 from runner.tools.jobscript.template import fill_in

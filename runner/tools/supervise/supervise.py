@@ -39,10 +39,10 @@ from runner.base.environment import unset_variables
 from runner.base.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.base.locks import held
 from runner.base.quantities import nonempty_path, not_negative, positive, positive_float
-from runner.command import Request, parse
 from runner.job import Job
 from runner.launch.outer_job import places_of_step
-from runner.parsing import Parser
+from runner.options.command import Request, parse
+from runner.options.parsing import Parser
 from runner.tools.registry import summaries
 from runner.tools.supervise.attempts import Attempt, SignalRelay, passing_signals_on, read_attempts, run_attempt
 from runner.tools.supervise.command_hosts import CommandHosts, read_hosts

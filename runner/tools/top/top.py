@@ -27,7 +27,7 @@ from runner.base.errors import UsageError
 from runner.guard.rank_state import FOLDER, read_states
 from runner.job import Job
 from runner.launch.launcher_processes import on_terminal
-from runner.parsing import Parser
+from runner.options.parsing import Parser
 from runner.tools.tables.table import console
 from runner.tools.top.verdicts import facts, judge, overview
 from runner.tools.top.view import TITLE_LINES, head, table

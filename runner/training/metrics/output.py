@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runner.base.errors import UsageError
 from runner.base.settings import as_toml
-from runner.run_file import leave_run_file
+from runner.options.run_file import leave_run_file
 from runner.training.checkpoint.checkpoint_folder import Saved, steps_in
 from runner.training.checkpoint.checkpoints import Checkpoints
 from runner.training.loggers.background import BackgroundLogger

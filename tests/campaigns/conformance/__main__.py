@@ -19,7 +19,7 @@ from typing import Any
 
 from runner.base.errors import EXIT_FAILURE, EXIT_OK, RunnerError, UsageError
 from runner.base.quantities import seconds
-from runner.parsing import Parser
+from runner.options.parsing import Parser
 from tests.campaigns.conformance.jobs import IN_GLOOS_PLACE, Plan, run
 from tests.campaigns.conformance.left_out import LEFT_OUT
 from tests.campaigns.conformance.mpis import MPIS, version

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from runner.base.errors import UsageError
-from runner.parsing import Parser
+from runner.options.parsing import Parser
 from runner.training.run import Run
 from runner.training.settings import positive_float
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from runner.backends.timing import seconds_per_call
-from runner.parsing import Parser
+from runner.options.parsing import Parser
 from runner.training.run import Run
 from runner.training.settings import positive
 

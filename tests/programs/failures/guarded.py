@@ -89,8 +89,8 @@ class Guarded:
         return ""
 
     def work(self, lifeline) -> None:
+        from runner.backends.shutdown import shutdown
         from runner.guard.lifeline import Fails, Met, Seeks
-        from runner.shutdown import shutdown
 
         print("worker", os.getpid(), flush=True)
         code = 0

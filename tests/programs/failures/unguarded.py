@@ -7,7 +7,7 @@ from typing import Any
 from runner import cli
 from runner.guard.board import Board
 from runner.guard.lifeline import Lifeline
-from runner.launching import Launch
+from runner.starting.launch import Launch
 
 
 def start_alone(_: Any) -> None:

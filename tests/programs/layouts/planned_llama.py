@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from runner.base.settings import option
-from runner.command import given_in
+from runner.options.command import given_in
 from runner.parallel import make_trainer
 from runner.parallel.mesh import lay_out
 from runner.parallel.task import Plan, Task

@@ -5,10 +5,11 @@ import signal
 import sys
 from typing import Any
 
-from runner import cli, launching
+from runner import cli
+from runner.starting import launch
 
 number = signal.Signals[sys.argv.pop(1)]
-refuse_idle_options = launching.refuse_idle_options  # a worker calls it, before it looks for the others
+refuse_idle_options = launch.refuse_idle_options  # a worker calls it, before it looks for the others
 
 
 def find_and_kill(*arguments: Any, **options: Any) -> Any:
@@ -18,5 +19,5 @@ def find_and_kill(*arguments: Any, **options: Any) -> Any:
     return refuse_idle_options(*arguments, **options)
 
 
-launching.refuse_idle_options = find_and_kill
+launch.refuse_idle_options = find_and_kill
 cli.main()

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from runner.base.errors import EXIT_OK, RunnerError
-from runner.command import given_in
-from runner.outcome import outcome_of
+from runner.options.command import given_in
 from runner.parallel.mesh import lay_out
+from runner.starting.ending import outcome_of
 from runner.tools.registry import TOOLS, load_tool
 from runner.training.run import Run
 from runner.training.workload import call

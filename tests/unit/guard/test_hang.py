@@ -33,13 +33,13 @@ SLEEPING = f"""Thread 0x00007f (most recent call first):
 Current thread 0x00007e (most recent call first):
   File "/home/me/train.py", line 14 in load
   File "/home/me/train.py", line 30 in <module>
-  File "{OWN}/dispatch.py", line 77 in _run_script
+  File "{OWN}/starting/dispatch.py", line 77 in _run_script
 """
 WAITING = f"""Current thread 0x00007e (most recent call first):
   File "/opt/site-packages/torch/distributed/distributed_c10d.py", line 3913 in all_reduce
   File "/opt/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
   File "/home/me/train.py", line 31 in <module>
-  File "{OWN}/dispatch.py", line 77 in _run_script
+  File "{OWN}/starting/dispatch.py", line 77 in _run_script
 """
 
 SLOW = Reason("no progress for 30 s, after step 7")
@@ -309,7 +309,7 @@ def test_before_the_training_a_call_of_torch_distributed_is_bounded_and_preparin
     ("file_name", "function"),
     [
         ("backends/exchange.py", "load"),
-        ("dispatch.py", "load"),
+        ("starting/dispatch.py", "load"),
         ("training/metrics/meter.py", "records"),
         ("rendezvous/x.py", "f"),
     ],

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.base.errors import Policy, RefusedError, UsageError
-from runner.command import parse
 from runner.hardware.gpus import Gpus
 from runner.hardware.placement import Placement, place_all, place_host
 from runner.hardware.resources import Resources, cores_text, resources
 from runner.launch.detect import detect
 from runner.launch.launchers import LAUNCHERS
-from runner.launching import _find
+from runner.options.command import parse
+from runner.starting.launch import _find
 from runner.tools.registry import summaries
 
 OPENMPI = next(row for row in LAUNCHERS if row.name == "openmpi")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.base.errors import UsageError
-from runner.command import given_in
+from runner.options.command import given_in
 from runner.parallel.settings import SCHEDULES, ParallelSettings
 
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import TensorDataset
 
 from runner.base.errors import UsageError
-from runner.command import given_in
+from runner.options.command import given_in
 from runner.parallel.mesh import lay_out
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.task import Plan, Task

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.base.errors import UsageError
-from runner.command import given_in
+from runner.options.command import given_in
 from runner.training.metrics.profile_shares import Interval, Shares, read_shares, shares
 from runner.training.settings import shared_in
 

@@ -15,20 +15,20 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from runner.backends.process_group import stop_process_group
+from runner.backends.shutdown import delete_globals, shutdown
 from runner.base.environment import set_missing
 from runner.base.errors import EXIT_FAILURE, EXIT_OK, Policy, RunnerError
 from runner.guard.board import Board
 from runner.job import Job
-from runner.job_settings import JobSettings
-from runner.joining import job_of, place, record_of
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect
 from runner.launch.mislaunch import refuse_mislaunch
-from runner.outcome import outcome_of, refuse_launch
+from runner.options.job_settings import JobSettings
 from runner.rendezvous.methods.mpi_library import finalize_mpi
 from runner.rendezvous.records.compatibility import compare_ranks
 from runner.rendezvous.rendezvous import choose_way, rendezvous
-from runner.shutdown import delete_globals, shutdown
+from runner.starting.ending import outcome_of, refuse_launch
+from runner.starting.join import job_of, place, record_of
 from runner.torchrun.variables import settings
 
 _INTERRUPTED = 130  # 128 + SIGINT

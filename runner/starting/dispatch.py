@@ -13,11 +13,11 @@ from runner.base.collector import freeze, freeze_before_program
 from runner.base.environment import set_missing, set_variables
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.streams import as_python_has_them, ending_without_reader
-from runner.command import Given, Request
 from runner.job import Job, hold
 from runner.launch.modules import import_workload
 from runner.launch.program import put_first_on_path, put_program_on_path, run_program
 from runner.launch.target import Target
+from runner.options.command import Given, Request
 from runner.parallel.mesh import lay_out
 from runner.tools.registry import load_tool, works_alone
 from runner.torchrun.alone import tell_if_alone, tell_if_alone_after_a_minute

@@ -13,10 +13,10 @@ import runner
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.quantities import nonempty_path
 from runner.base.settings import add_options, as_words, made_of, read_file, settings_in, values_in
-from runner.job_settings import JobSettings
 from runner.launch.target import AS_CODE, AS_MODULE, NO_PYTHON, SCRIPT, Target, is_path, workload_summaries
+from runner.options.job_settings import JobSettings
+from runner.options.parsing import ALL, Parser, add_full_help, known_in, wants
 from runner.parallel.settings import LAYOUT, ParallelSettings
-from runner.parsing import ALL, Parser, add_full_help, known_in, wants
 
 DESCRIPTION = """\
 Run a PyTorch program on all ranks that mpirun, srun, torchrun, … started:

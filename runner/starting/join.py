@@ -12,8 +12,8 @@ from runner.guard.board import Board
 from runner.hardware.placement import Placement, place_all
 from runner.hardware.resources import as_record, of_record, resources
 from runner.job import Job
-from runner.job_settings import JobSettings
 from runner.launch.context import LaunchContext
+from runner.options.job_settings import JobSettings
 from runner.rendezvous.records.record import RankRecord, own_record
 from runner.rendezvous.records.topology import Topology
 from runner.rendezvous.rendezvous import Rendezvous

@@ -6,14 +6,14 @@ import sys
 import threading
 from pathlib import Path
 
-from runner.attach import attach, report_errors
 from runner.backends.process_group import start_process_group
 from runner.backends.selection import with_spare_cores
 from runner.base.early_signals import EARLY
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.job import held, hold
-from runner.job_settings import JobSettings
+from runner.options.job_settings import JobSettings
 from runner.parallel.mesh import lay_out
+from runner.starting.attach import attach, report_errors
 from runner.training.run import Run
 from runner.training.settings import Settings
 from runner.versions.extras import OF_WORKLOADS, require

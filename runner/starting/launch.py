@@ -20,15 +20,11 @@ from runner.base.early_signals import EARLY
 from runner.base.errors import Policy, RunnerError, UsageError
 from runner.base.streams import replace_characters
 from runner.base.temporary import SHORTER, no_room_for_sockets
-from runner.command import Request, parse, refuse_idle_options
-from runner.dispatch import dispatch
 from runner.guard.console import print_text
 from runner.guard.lifeline import Computes, Lifeline, Met, Seeks
 from runner.guard.origin import Origin
 from runner.guard.settings import Watched, Words
-from runner.guarding import guard_watched, guard_words, guards_address
 from runner.job import Job
-from runner.joining import job_of, place, record_of
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, is_reporting
 from runner.launch.launcher_processes import stand_for
@@ -37,14 +33,18 @@ from runner.launch.mislaunch import idle_tasks, refuse_mislaunch
 from runner.launch.parts import refuse_other_parts
 from runner.launch.program import put_program_on_path
 from runner.launch.target import EXECUTABLE, WORKLOAD, Target
-from runner.outcome import SUCCESS, end_worker, outcome_of, refusing
-from runner.parsing import keeping_help
+from runner.options.command import Request, parse, refuse_idle_options
+from runner.options.parsing import keeping_help
+from runner.options.run_file import leave_run_file
 from runner.rendezvous.records.compatibility import compare_ranks
 from runner.rendezvous.records.record import RankRecord
 from runner.rendezvous.rendezvous import RendezvousMethod, choose_way, rendezvous
 from runner.rendezvous.transport.endpoint import allow_open_files
-from runner.run_file import leave_run_file
-from runner.sharing import found_target, source_of, why_not_for_target, why_not_here
+from runner.starting.dispatch import dispatch
+from runner.starting.ending import SUCCESS, end_worker, outcome_of, refusing
+from runner.starting.guarding import guard_watched, guard_words, guards_address
+from runner.starting.join import job_of, place, record_of
+from runner.starting.sharing import found_target, source_of, why_not_for_target, why_not_here
 from runner.tools.registry import examines, shows_training, summaries, works_alone
 from runner.torchrun.import_hooks import AHEAD
 from runner.torchrun.shared_import import draw_own_numbers, import_once

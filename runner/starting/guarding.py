@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 
-from runner.command import Request
 from runner.guard.launcher import launcher_of
 from runner.guard.link import Address
 from runner.guard.settings import Watched, Words
 from runner.job import Job
-from runner.job_settings import HANG_TIMEOUT
 from runner.launch.context import LaunchContext
 from runner.launch.launchers import launchers
 from runner.launch.siblings import siblings_of
 from runner.launch.time_limit import margin, time_left
+from runner.options.command import Request
+from runner.options.job_settings import HANG_TIMEOUT
 from runner.rendezvous.methods.mpi_library import library_of_launcher
 from runner.rendezvous.rendezvous import Rendezvous, RendezvousMethod
 from runner.rendezvous.transport.interfaces import own_addresses

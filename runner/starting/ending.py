@@ -17,9 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-import runner.dispatch
 import runner.launch.modules
 import runner.launch.program
+import runner.starting.dispatch
+from runner.backends.shutdown import shutdown
 from runner.base.errors import EXIT_FAILURE, EXIT_OK, RunnerError, is_echo
 from runner.guard.advice import EVERY_STEP, after_error
 from runner.guard.lifeline import Fails, Leaves, Lifeline
@@ -30,7 +31,6 @@ from runner.launch.detect import is_reporting
 from runner.launch.hydra import end_other_ranks
 from runner.rendezvous.records.topology import ranks_text
 from runner.rendezvous.transport.secret import derived
-from runner.shutdown import shutdown
 from runner.versions.extras import missing_here
 
 # How torch begins the message of an error that a worker of a DataLoader has raised (torch._utils.ExceptionWrapper).
@@ -239,7 +239,7 @@ def _who_has_ended(job: Job | None) -> str:
 def _skip_runner(trace: TracebackType | None) -> TracebackType | None:
     """The traceback without the runner's own frames above the target."""
     # Its first frame is the command line's main().
-    way = {module.__file__ for module in (runner.dispatch, runner.launch.modules, runner.launch.program)}
+    way = {module.__file__ for module in (runner.starting.dispatch, runner.launch.modules, runner.launch.program)}
     if trace is not None:
         way.add(trace.tb_frame.f_code.co_filename)
     start = trace

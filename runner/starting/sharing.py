@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Mapping
 
 from runner.base.errors import UsageError
-from runner.command import Request
 from runner.guard.identity import is_read_by_torch
-from runner.job_settings import JobSettings
 from runner.launch.detect import detect
 from runner.launch.target import NO_PYTHON, Target, find_target
+from runner.options.command import Request
+from runner.options.job_settings import JobSettings
 from runner.tools.registry import needs_torch, tool_names
 from runner.torchrun.shared_import import APPLIED
 
