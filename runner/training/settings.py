@@ -217,7 +217,7 @@ class Settings(StepSettings):
     log_every: int = option(20, "steps between lines written together", parse=positive, group="logging")
     logger: tuple[str, ...] = option(
         (),
-        "log to csv[:FILE], tensorboard[:DIR], mlflow[:URI] or wandb[:[ENTITY/]PROJECT], too, or by another package's logger; once for each",
+        "also log to tensorboard[:DIR], mlflow[:URI], wandb[:[ENTITY/]PROJECT] or another package's logger; repeatable",
         parse=logger_text,
         metavar="NAME[:TARGET]",
         group="logging",

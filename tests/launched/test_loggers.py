@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from pathlib import Path
@@ -51,20 +50,18 @@ def others(tmp_path: Path) -> str:
 
 
 def test_loggers_get_the_same_numbers_and_one_that_fails_ends_nothing(others: str, tmp_path: Path) -> None:
-    loggers = ("--logger=csv", "--logger=tensorboard:board", "--logger=lines:mine.txt", "--logger=fails:lost.txt")
+    loggers = ("--logger=tensorboard:board", "--logger=lines:mine.txt", "--logger=fails:lost.txt")
     done = ok(mpirun(2, *RUNNER, *TRAINING, *loggers, "--epochs", "1", cwd=tmp_path, PYTHONPATH=others))
-    told = "--logger fails has failed (ConnectionResetError: the service is gone) at step 6; training continues"
+    told = "--logger fails failed at step 6 (ConnectionResetError: the service is gone); training continues"
     assert (done.stdout + done.stderr).count(told) == 1
     config = str(tmp_path / "runs" / "linear" / "settings.toml")
     done = ok(
         mpirun(2, *RUNNER, *TRAINING, "--config", config, "--epochs=2", "--resume", cwd=tmp_path, PYTHONPATH=others)
     )
-    assert (done.stdout + done.stderr).count("--logger fails has failed") == 1
+    assert (done.stdout + done.stderr).count("--logger fails failed") == 1
     lines = metrics(tmp_path / "runs" / "linear")
     losses = [line["loss"] for line in lines]
     assert len(losses) == 32
-    with open(tmp_path / "runs" / "linear" / "metrics.csv") as file:
-        assert [float(row["loss"]) for row in csv.DictReader(file)] == losses
     events = EventAccumulator(str(tmp_path / "board"))
     events.Reload()
     assert [event.value for event in events.Scalars("loss")] == pytest.approx(losses, rel=1e-6)
@@ -76,7 +73,7 @@ def test_loggers_get_the_same_numbers_and_one_that_fails_ends_nothing(others: st
 
 def test_a_server_that_cannot_be_reached_is_told_before_the_training(tmp_path: Path) -> None:
     done = mpirun(2, *RUNNER, *TRAINING, "--logger", "mlflow:http://127.0.0.1:9", cwd=tmp_path)
-    refused(done, "--logger mlflow: http://127.0.0.1:9 cannot be reached (", "; start the server, or name the address")
+    refused(done, "--logger mlflow cannot start: ", "Connection refused", "; check that its target can be reached")
     assert not metrics(tmp_path / "runs" / "linear")
 
 
@@ -94,7 +91,6 @@ def test_a_package_that_is_missing_is_one_line(tmp_path: Path) -> None:
     refused(done, "--logger tensorboard needs tensorboard, which is not installed; pip install tensorboard")
 
 
-@pytest.mark.parametrize(("logger", "target"), [("tensorboard", "/proc/board"), ("csv", "/proc/board/metrics.csv")])
-def test_a_folder_that_cannot_be_written_is_one_line(logger: str, target: str, tmp_path: Path) -> None:
-    done = mpirun(2, *RUNNER, *TRAINING, "--logger", f"{logger}:{target}", cwd=tmp_path)
-    refused(done, f"--logger {logger}: cannot write in /proc/board: ", "; name a folder that can be written")
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    done = mpirun(2, *RUNNER, *TRAINING, "--logger", "tensorboard:/proc/board", cwd=tmp_path)
+    refused(done, "--logger tensorboard: cannot write in /proc/board: ", "; name a folder that can be written")

@@ -74,7 +74,7 @@ VALUES = st.fixed_dictionaries(
         "data": st.sampled_from(["one", "two"]),
         "note": st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
         "tag": st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1)).map(tuple),
-        "logger": st.lists(st.sampled_from(["csv", "mlflow:http://a:5000", "wandb:b"]), min_size=1).map(tuple),
+        "logger": st.lists(st.sampled_from(["tensorboard", "mlflow:http://a:5000", "wandb:b"]), min_size=1).map(tuple),
         "checkpoint_dir": st.builds(Path, st.text("abc/ é.", min_size=1)),
         "clip_norm": st.none() | st.floats(0.01, 100),
         "profile": st.builds(Steps, st.integers(1, 5), st.integers(5, 9)),
@@ -142,7 +142,7 @@ def test_a_switch_of_the_file_is_switched_off() -> None:
         ('strategy = "dpp"', "strategy: 'dpp' is none of ddp,"),
         ('tag = "a"', 'tag = "a"; say a list, such as ["one", "two"]'),
         ("tag = [[]]", "tag = []; say one number or text"),
-        ('logger = ["csv", "cvs"]', "logger: 'cvs' is none of csv, tensorboard, mlflow, wandb"),
+        ('logger = ["mlflow", "mflow"]', "logger: 'mflow' is none of tensorboard, mlflow, wandb"),
         ("epochs 3", "write lines such as epochs = 3"),
         ("[a]\nlr = 1\n[b]\nlr = 2", "lr is there twice"),
     ],
@@ -365,20 +365,23 @@ def test_what_a_workloads_own_function_does_not_read_is_told_in_one_line(tmp_pat
 def test_loggers_may_be_a_default() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Bare(Settings):
-        logger: tuple = ("csv", "tensorboard:x")  # type: ignore[type-arg]  # as users write it
+        logger: tuple = ("mlflow", "tensorboard:x")  # type: ignore[type-arg]  # as users write it
 
     @dataclass(frozen=True, kw_only=True)
     class Text(Settings):
-        logger: tuple[str, ...] = "csv"  # type: ignore[assignment]
+        logger: tuple[str, ...] = "mlflow"  # type: ignore[assignment]
 
     @dataclass(frozen=True, kw_only=True)
     class Unknown(Settings):
-        logger: tuple[str, ...] = ("cvs",)
+        logger: tuple[str, ...] = ("mflow",)
 
-    assert read(kind=Bare).logger == ("csv", "tensorboard:x")
-    assert read("--logger", "csv", kind=Bare).logger == ("csv",)
-    assert '# logger = ["csv", "tensorboard:x"]' in as_toml(read(kind=Bare))
-    for kind, told in ((Text, r"default is 'csv'; write \('csv',\)"), (Unknown, "default 'cvs': 'cvs' is none of csv")):
+    assert read(kind=Bare).logger == ("mlflow", "tensorboard:x")
+    assert read("--logger", "mlflow", kind=Bare).logger == ("mlflow",)
+    assert '# logger = ["mlflow", "tensorboard:x"]' in as_toml(read(kind=Bare))
+    for kind, told in (
+        (Text, r"default is 'mlflow'; write \('mlflow',\)"),
+        (Unknown, "default 'mflow': 'mflow' is none of tensorboard"),
+    ):
         with pytest.raises(UsageError, match=told):
             read(kind=kind)
 

@@ -41,6 +41,6 @@ def _written(options: Settings) -> list[tuple[Path, str]]:
     for chosen in chosen_loggers(options.logger, options.checkpoint_dir):
         path = chosen.path_in(options.checkpoint_dir)
         if path is not None and chosen.target:  # else it is in --checkpoint-dir
-            make_writable(path if chosen.known.is_folder else path.parent, chosen.option)
+            make_writable(path, chosen.option)
             found.append((path, chosen.option))
     return found

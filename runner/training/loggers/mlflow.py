@@ -1,55 +1,67 @@
-"""``--logger mlflow[:URI]``: a run on MLflow's tracking server, or in its database in a file.
+"""``--logger mlflow[:URI]``: a run on MLflow's tracking server, or in a database in a file.
 
-Without URI it is what MLflow takes by itself (``MLFLOW_TRACKING_URI``). The experiment is ``MLFLOW_EXPERIMENT_NAME``, or the workload's.
+MLflow chooses the default URI (``MLFLOW_TRACKING_URI``). The experiment is ``MLFLOW_EXPERIMENT_NAME``, or the workload's name.
 """
 
 from __future__ import annotations
 
+import os
 import re
-import socket
 import time
 from collections.abc import Mapping
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
+from concurrent.futures import Future
+from functools import partial
 
-from runner.base.errors import UsageError
+from runner.base.environment import set_missing, unset_variables
+from runner.training.loggers.identifiers import identifier_of
+from runner.training.loggers.in_thread import call_in_thread
 from runner.training.loggers.logger import LoggedRun
 
-_AT_ONCE = 1000, 100  # values and settings in a request: MLflow's limits
-# What names may not have: other characters, and parts that make several paths one; older servers take no colon. And their length.
-_REFUSED, _LONGEST = re.compile(r"[^\w./ -]|(?<![^/])(?:/|\.{1,2}(?![^/]))|^\.\.|/$"), 240
-_EVERY = 5.0  # seconds
-_REACHED = 10.0  # seconds for a connection: MLflow itself tries again for minutes
+_SEND_EVERY_SECONDS = 5.0
+# The limits of a request at the start, where a wrong address should be told soon. Later requests are tried again for minutes.
+_START_LIMITS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+# Refused in names: other characters, and path parts that make several paths one. Older servers refuse a colon.
+_REFUSED, _NAME_CHARACTERS = re.compile(r"[^\w./ -]|(?<![^/])(?:/|\.{1,2}(?![^/]))|^\.\.|/$"), 240
 
 
 class MLflow:
-    """Values are sent together, as a request may take longer than a step. A continued run is the same run there."""
+    """Sends the values of some seconds in one request, in a thread of its own. A resumed run continues the same run.
+
+    ``log_batch(synchronous=False)`` is not used: it prints a line for each request that fails, tells nothing to the
+    caller, and its threads hold up the process at its end for as long as requests are tried again.
+    """
 
     def __init__(self, run: LoggedRun) -> None:
         from mlflow import MlflowClient
 
         self._client = MlflowClient(tracking_uri=run.target or None)
-        _check_reached(self._client.tracking_uri)
-        self._run = run.identifier(lambda: self._create(run))
-        self._client.update_run(self._run, status="RUNNING")
+        limits = {name: value for name, value in _START_LIMITS.items() if name not in os.environ}
+        set_missing(limits)
+        try:
+            self._run = identifier_of(run, partial(self._create, run))
+            self._client.update_run(self._run, status="RUNNING")
+        finally:
+            unset_variables(limits)
         self._values: list[tuple[str, float, int, int]] = []
-        self._sent = time.monotonic()
+        self._names: dict[str, str] = {}  # by which MLflow gets values, by their own names
+        self._send()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take values, and send them if there are enough, or the last were sent some seconds ago."""
         now = int(time.time() * 1000)
-        self._values += [(name, value, now, step) for name, value in values.items()]
-        if len(self._values) >= _AT_ONCE[0] or time.monotonic() > self._sent + _EVERY:
+        for name in sorted(values.keys() - self._names.keys(), key=lambda name: (_accepted(name) != name, name)):
+            new = _accepted(name)
+            while new in self._names.values():
+                new += "_"
+            self._names[name] = new
+        self._values += [(self._names[name], value, now, step) for name, value in values.items()]
+        if self._sending.done() and time.monotonic() > self._sent + _SEND_EVERY_SECONDS:
+            self._sending.result()  # raises the error of the last request
             self._send()
 
-    @staticmethod
-    def name_of(name: str) -> str:
-        """The name that MLflow takes in the place of one that it may refuse."""
-        return _REFUSED.sub("_", name)[:_LONGEST] or "_"
-
     def close(self) -> None:
-        """Send the rest; the run is finished."""
+        self._sending.result()
         self._send()
+        self._sending.result()
         self._client.set_terminated(self._run)
 
     def _create(self, run: LoggedRun) -> str:
@@ -60,33 +72,17 @@ class MLflow:
         experiment = self._client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment else self._client.create_experiment(name)
         made: str = self._client.create_run(number, run_name=run.name).info.run_id
-        settings = [Param(name, str(value)) for name, value in run.settings.items()]
-        for first in range(0, len(settings), _AT_ONCE[1]):
-            self._client.log_batch(made, params=settings[first : first + _AT_ONCE[1]])
+        self._client.log_batch(made, params=[Param(name, str(value)) for name, value in run.settings.items()])
         return made
 
     def _send(self) -> None:
         from mlflow.entities import Metric
 
-        while self._values:
-            self._client.log_batch(self._run, metrics=[Metric(*one) for one in self._values[: _AT_ONCE[0]]])
-            del self._values[: _AT_ONCE[0]]
+        metrics, self._values = [Metric(*one) for one in self._values], []
+        self._sending: Future[None] = call_in_thread(partial(self._client.log_batch, self._run, metrics=metrics))
         self._sent = time.monotonic()
 
 
-def _check_reached(uri: str) -> None:
-    """Connect to a server once, if it is one that is reached without a proxy.
-
-    Raises:
-        UsageError: nothing answers.
-    """
-    scheme, host, port = (parts := urlsplit(uri)).scheme, parts.hostname, parts.port
-    if scheme not in ("http", "https") or not host or (scheme in getproxies() and not proxy_bypass(host)):
-        return
-    try:
-        socket.create_connection((host, port or {"http": 80, "https": 443}[scheme]), _REACHED).close()
-    except OSError as error:
-        raise UsageError(
-            f"--logger mlflow: {scheme}://{host}{f':{port}' if port else ''} cannot be reached ({error})",
-            fix="start the server, or name the address of one that this host reaches",
-        ) from None
+def _accepted(name: str) -> str:
+    """Return a name that MLflow accepts in place of one that it may refuse."""
+    return _REFUSED.sub("_", name)[:_NAME_CHARACTERS] or "_"

@@ -1,4 +1,4 @@
-"""The loggers by name, beside the JSON lines that each run writes. Other packages add some by an entry point ``runner.loggers``. Imports no torch."""
+"""The loggers by name. Other packages add loggers by an entry point ``runner.loggers``. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,36 +13,8 @@ from runner.base.extensions import extensions, load_function
 from runner.training.loggers.logger import LoggedRun, Logger
 from runner.versions.extras import require
 
-
-@dataclass(frozen=True, kw_only=True)
-class KnownLogger:
-    """What is known of a logger before it is loaded.
-
-    Attributes:
-        function: what makes it of a ``LoggedRun``, as ``module:function``.
-        package: which it needs.
-        path: of what it writes, in the folder of the checkpoints, if no TARGET is given; "": its TARGET is no path.
-        is_folder: whether the path is a folder's, and not a file's.
-    """
-
-    function: str
-    package: str = ""
-    path: str = ""
-    is_folder: bool = False
-
-
-LOGGERS = {
-    "csv": KnownLogger(function="runner.training.loggers.csv_file:CSVFile", path="metrics.csv"),
-    "tensorboard": KnownLogger(
-        function="runner.training.loggers.tensorboard:TensorBoard",
-        package="tensorboard",
-        path="tensorboard",
-        is_folder=True,
-    ),
-    "mlflow": KnownLogger(function="runner.training.loggers.mlflow:MLflow", package="mlflow"),
-    "wandb": KnownLogger(function="runner.training.loggers.wandb:WeightsAndBiases", package="wandb"),
-}
-_OF_OTHERS = KnownLogger(function="")
+# The class of each logger. The class is in the module of the logger's name and needs the package of that name.
+LOGGERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WeightsAndBiases"}
 
 
 @dataclass(frozen=True)
@@ -60,63 +32,52 @@ class ChosenLogger:
         return f"--logger {self.name}"
 
     def path_in(self, folder: Path) -> Path | None:
-        """What it writes to, of a run with this folder; None if it is not known to write to a path."""
-        path = self.known.path
-        return (Path(self.target) if self.target else folder / path) if path else None
-
-    @property
-    def known(self) -> KnownLogger:
-        return LOGGERS.get(self.name, _OF_OTHERS)
+        """Return the folder that TensorBoard writes, for a run with this folder; None for loggers that write to no known path."""
+        return (Path(self.target) if self.target else folder / self.name) if self.name == "tensorboard" else None
 
     def load(self) -> Callable[[LoggedRun], Logger]:
-        """The function that makes it.
+        """Return the function that makes the logger.
 
         Raises:
-            UsageError: its package is not installed; or it is another package's, and does not load.
+            UsageError: the logger's package is not installed, or another package's logger does not load.
         """
-        known = self.known
         if self.name not in LOGGERS:
             return load_function("runner.loggers", self.name, "logger")
-        if known.package:
-            require(known.package, needed_by=self.option)
-        module, _, function = known.function.partition(":")
-        make: Callable[[LoggedRun], Logger] = getattr(importlib.import_module(module), function)
+        require(self.name, needed_by=self.option)
+        make: Callable[[LoggedRun], Logger] = getattr(
+            importlib.import_module(f"runner.training.loggers.{self.name}"), LOGGERS[self.name]
+        )
         return make
 
 
-def logger_names() -> list[str]:
-    """The names of all loggers, including those of other packages (entry point ``runner.loggers``)."""
-    return [*LOGGERS, *(point.name for point in extensions("runner.loggers"))]
-
-
 def chosen_logger(text: str) -> ChosenLogger:
-    """The logger that ``NAME`` or ``NAME:TARGET`` stands for.
+    """Return the logger that ``NAME`` or ``NAME:TARGET`` stands for.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: no logger has the name.
     """
     name, _, target = text.partition(":")
-    if name not in (names := logger_names()):
+    if name not in (names := [*LOGGERS, *(point.name for point in extensions("runner.loggers"))]):
         raise UsageError(f"--logger: {name!r} is none of {', '.join(names)}")
     return ChosenLogger(name, target)
 
 
 def chosen_loggers(texts: Iterable[str], folder: Path) -> list[ChosenLogger]:
-    """The same for several.
+    """Return the loggers that texts stand for, of a run with this folder.
 
     Raises:
-        UsageError: there is none of a name, or two would write to the same.
+        UsageError: no logger has one of the names, or two loggers would write to the same target.
     """
     found = [chosen_logger(text) for text in texts]
-    places = [one.path_in(folder) or str(one) for one in found]
-    for number, place in enumerate(places):
-        if place in places[:number]:
-            raise UsageError(f"{found[number].option}: {place} is given twice", fix="give each logger one target")
+    targets = [one.path_in(folder) or str(one) for one in found]
+    for number, target in enumerate(targets):
+        if target in targets[:number]:
+            raise UsageError(f"{found[number].option}: {target} is given twice", fix="give each logger one target")
     return found
 
 
 def logger_text(text: str) -> str:
-    """A text that stands for a logger, as argparse wants it."""
+    """Check a text that stands for a logger, as the ``type`` of an argument of argparse."""
     try:
         return str(chosen_logger(text))
     except UsageError as error:

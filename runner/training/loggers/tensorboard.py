@@ -1,4 +1,4 @@
-"""``--logger tensorboard[:DIR]``: events for TensorBoard; tensorboard/ in the folder of the checkpoints."""
+"""``--logger tensorboard[:DIR]``: events for TensorBoard; the default is tensorboard/ in the folder of the checkpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from runner.training.loggers.logger import LoggedRun
 
 
 class TensorBoard:
-    """TensorBoard shows none of what an earlier run has written there for the same and later steps."""
+    """Writes events through SummaryWriter, whose thread writes the file.
+
+    TensorBoard hides the values that an earlier run has written there for the same and later steps.
+    """
 
     def __init__(self, run: LoggedRun) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
@@ -19,10 +22,8 @@ class TensorBoard:
         self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}", run.step + 1)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add each value under its name."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what waits."""
         self._writer.close()

@@ -15,8 +15,7 @@ from runner.base.settings import as_toml
 from runner.options.run_file import leave_run_file
 from runner.training.checkpoint.checkpoint_folder import Saved, steps_in
 from runner.training.checkpoint.checkpoints import Checkpoints
-from runner.training.loggers.background import BackgroundLogger
-from runner.training.loggers.opening import open_loggers
+from runner.training.loggers.opening import GuardedLogger, open_loggers
 from runner.training.metrics.sinks import MetricsFile, StepRecord, lines_until
 from runner.training.run import Run
 from runner.training.settings import Settings
@@ -29,20 +28,17 @@ class Output:
     """What a run writes to besides checkpoints; nothing on ranks other than 0."""
 
     metrics: MetricsFile | None = None
-    loggers: Sequence[BackgroundLogger] = ()
+    loggers: Sequence[GuardedLogger] = ()
 
     def write(self, records: Sequence[StepRecord]) -> list[str]:
-        """Write records, and return lines to print about loggers.
+        """Write records, and return a line to print for each logger that fails.
 
         Raises:
             RunnerError: the metrics file cannot be written.
         """
         if self.metrics is not None:
             self.metrics.write(records)
-        for logger in self.loggers:
-            for record in records:
-                logger.log(record.step, record.values())
-        return [line for logger in self.loggers for line in logger.news()]
+        return [line for logger in self.loggers if (line := logger.log(records))]
 
 
 def open_output(run: Run, options: Settings, saved: Saved | None, checkpoints: Checkpoints, stack: ExitStack) -> Output:

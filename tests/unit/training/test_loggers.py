@@ -1,29 +1,32 @@
-"""Loggers by themselves, with the packages that they write by; and what a logger that fails or blocks does not do."""
+"""Loggers by themselves, with the packages that they write by; and the harm that a failing or blocking logger does not do."""
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from runner.base.errors import UsageError
-from runner.training.loggers import background
-from runner.training.loggers.background import BackgroundLogger
+from runner.training.loggers import mlflow, opening
+from runner.training.loggers.identifiers import identifier_of
 from runner.training.loggers.logger import LoggedRun, Logger
+from runner.training.loggers.opening import GuardedLogger
 from runner.training.loggers.registry import LOGGERS, chosen_loggers
+from runner.training.metrics.sinks import StepRecord
 from tests.polling import LIMIT, poll_until
 
 
 def run_of(folder: Path, logger: str, step: int = 0) -> LoggedRun:
-    """As the runner tells a logger of it. ``logger`` is as the command line has it."""
+    """The run as the runner describes it to a logger, which is named as on the command line."""
     (chosen,) = chosen_loggers([logger], folder)
     target = str(chosen.path_in(folder) or chosen.target)
     settings = {"lr": 0.1, "data": "digits", "compile": False, "clip_norm": None}
@@ -41,30 +44,6 @@ def log(run: LoggedRun, first: int, *losses: float, **last: float) -> None:
     for step, loss in enumerate(losses, first):
         logger.log(step, {"loss": loss} | (last if step == first + len(losses) - 1 else {}))
     logger.close()
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_a_table_gets_a_column_when_a_value_is_new_and_goes_on_from_the_step_of_a_resume(tmp_path: Path) -> None:
-    run, path = run_of(tmp_path, "csv"), tmp_path / "metrics.csv"
-    log(run, 1, 3.0, 2.0, math.nan, accuracy=0.5)
-    assert rows(path)[1:] == [
-        {"step": "2", "loss": "2.0", "accuracy": ""},
-        {"step": "3", "loss": "nan", "accuracy": "0.5"},
-    ]
-    log(replace(run, step=2), 3, 1.5, 1.25)
-    assert [(row["step"], row["loss"]) for row in rows(path)] == [
-        ("1", "3.0"),
-        ("2", "2.0"),
-        ("3", "1.5"),
-        ("4", "1.25"),
-    ]
-    log(run, 1, 9.0)
-    assert [row["loss"] for row in rows(path)] == ["9.0"]
-    assert len(rows(tmp_path / "metrics.1.csv")) == 4
 
 
 def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
@@ -117,174 +96,134 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_names_and_targets(tmp_path: Path) -> None:
-    places = [one.path_in(tmp_path) for one in chosen_loggers(["csv", "csv:b.csv", "tensorboard", "mlflow"], tmp_path)]
-    assert places == [tmp_path / "metrics.csv", Path("b.csv"), tmp_path / "tensorboard", None]
+    places = [one.path_in(tmp_path) for one in chosen_loggers(["tensorboard", "tensorboard:b", "mlflow"], tmp_path)]
+    assert places == [tmp_path / "tensorboard", Path("b"), None]
     (database,) = chosen_loggers(["mlflow:sqlite:///a.db"], tmp_path)
     assert database.target == "sqlite:///a.db"
     with pytest.raises(UsageError, match=f"^--logger: 'tensorbord' is none of {', '.join(LOGGERS)}$"):
         chosen_loggers(["tensorbord"], tmp_path)
-    with pytest.raises(UsageError, match=r"^--logger csv: .*metrics\.csv is given twice; "):
-        chosen_loggers(["csv", f"csv:{tmp_path}/metrics.csv"], tmp_path)
+    with pytest.raises(UsageError, match=r"^--logger tensorboard: .*tensorboard is given twice; "):
+        chosen_loggers(["tensorboard", f"tensorboard:{tmp_path}/tensorboard"], tmp_path)
 
 
 def test_the_identifier_of_a_run_is_kept_for_its_continuation_only(tmp_path: Path) -> None:
     run, other = run_of(tmp_path, "wandb"), run_of(tmp_path, "mlflow")
-    assert (run.identifier(lambda: "a"), other.identifier(lambda: "b")) == ("a", "b")
-    assert (replace(run, step=1).identifier(lambda: "c"), run.identifier(lambda: "d")) == ("a", "d")
+    assert (identifier_of(run, lambda: "a"), identifier_of(other, lambda: "b")) == ("a", "b")
+    assert (identifier_of(replace(run, step=1), lambda: "c"), identifier_of(run, lambda: "d")) == ("a", "d")
     (tmp_path / "loggers.json").write_text('{"format": 2, "runs": []}')
     with pytest.raises(UsageError, match=r"loggers.json is of format 2, and this runner reads 1; update the runner$"):
-        run.identifier(lambda: "e")
+        identifier_of(run, lambda: "e")
 
 
 class Faulty:
-    """Logs what it gets, until it is told to raise an error or to block."""
+    """Logs steps until step ``fails_at``, and closes when it may."""
 
-    def __init__(self) -> None:
+    def __init__(self, fails_at: int = 0) -> None:
         self.steps: list[int] = []
-        self.fails_at = 0
-        self.may_go_on = threading.Event()
-        self.may_go_on.set()
-        self.is_closed = False
+        self.fails_at = fails_at
+        self.may_close = threading.Event()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        self.may_go_on.wait(LIMIT)
         if step == self.fails_at:
             raise ConnectionError("no route\nto host")
         self.steps.append(step)
 
     def close(self) -> None:
-        self.is_closed = True
+        self.may_close.wait(LIMIT)
+        if self.fails_at < 0:
+            raise ConnectionError("no route\nto host")
 
 
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("_START", "_END", "_EARLY_END"):
-        monkeypatch.setattr(background, limit, 0.2)
-    monkeypatch.setattr(background, "_MOST", 5)
+def records(*steps: int) -> list[StepRecord]:
+    return [StepRecord(step=step, epoch=1, loss=1.0, lr=0.1, samples_per_s=1.0) for step in steps]
 
 
-@pytest.fixture
-def faulty() -> Iterator[Faulty]:
-    logger = Faulty()
-    yield logger
-    logger.may_go_on.set()
+def test_one_that_fails_says_so_once_and_gets_no_more() -> None:
+    faulty, told = Faulty(fails_at=3), list[str]()
+    logger = GuardedLogger("--logger mine", lambda: faulty, told.append)
+    line = "--logger mine failed at step 3 (ConnectionError: no route to host); training continues without it"
+    assert [logger.log(records(1)), logger.log(records(2, 3, 4)), logger.log(records(5))] == ["", line, ""]
+    logger.close()
+    assert (faulty.steps, told) == ([1, 2], [])
 
 
-def test_all_that_was_logged_is_written_at_the_end(faulty: Faulty) -> None:
-    logger = BackgroundLogger("--logger mine", lambda: faulty)
-    for step in range(1, 1001):
-        logger.log(step, {})
-    assert logger.close() == []
-    assert (faulty.steps, faulty.is_closed) == ([*range(1, 1001)], True)
-
-
-def test_one_that_fails_says_so_once_and_gets_no_more(faulty: Faulty) -> None:
-    faulty.fails_at = 3
-    logger = BackgroundLogger("--logger mine", lambda: faulty)
-    for step in range(1, 6):
-        logger.log(step, {})
-    told = logger.close()
+def test_one_that_fails_at_its_end_is_one_line() -> None:
+    faulty, told = Faulty(fails_at=-1), list[str]()
+    faulty.may_close.set()
+    GuardedLogger("--logger mine", lambda: faulty, told.append).close()
     assert told == [
-        "--logger mine has failed (ConnectionError: no route to host) at step 3; training continues without it"
+        "--logger mine failed at its end (ConnectionError: no route to host); its last values may be missing"
     ]
-    assert logger.close() == []
-    assert (faulty.steps, faulty.is_closed) == ([1, 2], True)
 
 
-@pytest.mark.usefixtures("short")
-def test_one_that_blocks_leaves_out_steps_and_ends_in_time(faulty: Faulty) -> None:
-    faulty.may_go_on.clear()
-    logger = BackgroundLogger("--logger mine", lambda: faulty)
-    for step in range(1, 9):
-        logger.log(step, {})
-    assert logger.news() == ["--logger mine does not keep up: 5 steps wait for it, and later ones are left out"]
-    assert logger.close() == [
-        "--logger mine has not finished within 0.2 s: the last of its values may be missing, 7 steps at least"
-    ]
+def test_one_that_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "_END_SECONDS", 0.2)
+    faulty, told = Faulty(), list[str]()
+    GuardedLogger("--logger mine", lambda: faulty, told.append).close()
+    assert told == ["--logger mine has not finished within 0.2 s; its last values may be missing"]
+    faulty.may_close.set()
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
-    [
-        (lambda: time.sleep(1), "--logger mine has not started within 0.2 s; see that"),
-        (lambda: {}["key"], "--logger mine cannot be started: KeyError: 'key'; see that"),
-        (lambda: exit(3), "--logger mine cannot be started: SystemExit: 3; see that"),
-    ],
+    ("make", "told"), [(lambda: {}["key"], "KeyError: 'key'; check"), (lambda: exit(3), "SystemExit: 3; check")]
 )
-@pytest.mark.usefixtures("short")
 def test_one_that_does_not_start_is_one_line(make: Callable[[], Logger], told: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        BackgroundLogger("--logger mine", make)
-    assert str(caught.value).startswith(told)
+    with pytest.raises(UsageError, match=f"^--logger mine cannot start: {told}"):
+        GuardedLogger("--logger mine", make, print)
 
 
-def test_an_exit_handler_of_one_that_did_not_end_is_not_called(
-    faulty: Faulty, monkeypatch: pytest.MonkeyPatch, short: None
-) -> None:
-    """As that of W&B, which waits for its service."""
-    import atexit
-
-    registered: list[object] = []
-    monkeypatch.setattr(atexit, "register", registered.append)
-    monkeypatch.setattr(atexit, "unregister", registered.remove)
-
-    def make() -> Logger:
-        atexit.register(faulty.close)
-        return faulty
-
-    assert BackgroundLogger("--logger mine", make).close() == []
-    assert registered == [faulty.close]
-    registered.clear()
-    faulty.may_go_on.clear()
-    logger = BackgroundLogger("--logger mine", make)
-    logger.log(1, {})
-    assert logger.close()
-    assert registered == []
-
-
-def test_an_exit_handler_of_another_thread_is_not_the_loggers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that a thread of the program registers while the logger starts stays, though the logger fails."""
-    import atexit
-
-    registered: list[object] = []
-    monkeypatch.setattr(atexit, "register", registered.append)
-    monkeypatch.setattr(atexit, "unregister", registered.remove)
-    faulty, is_starting, may_start = Faulty(), threading.Event(), threading.Event()
-    faulty.fails_at = 1
-
-    def of_the_program() -> None: ...
-
-    def make() -> Logger:
-        is_starting.set()
-        assert may_start.wait(LIMIT)
-        atexit.register(faulty.close)
-        return faulty
-
-    def meanwhile() -> None:
-        assert is_starting.wait(LIMIT)
-        atexit.register(of_the_program)
-        may_start.set()
-
-    thread = threading.Thread(target=meanwhile)
-    thread.start()
-    logger = BackgroundLogger("--logger mine", make)
-    thread.join()
-    assert registered == [of_the_program, faulty.close]
-    logger.log(1, {})
-    assert logger.close()
-    assert registered == [of_the_program]
-
-
-def test_names_that_mlflow_refuses_are_replaced_and_told_once(tmp_path: Path) -> None:
-    run = run_of(tmp_path, f"mlflow:sqlite:///{tmp_path}/mlflow.db")
-    logger = BackgroundLogger("--logger mlflow", lambda: made(run))
+def test_names_that_mlflow_refuses_are_replaced_and_stay_apart(tmp_path: Path) -> None:
+    logger = made(run_of(tmp_path, f"mlflow:sqlite:///{tmp_path}/mlflow.db"))
     odd = ["mAP@50", "mAP_50", "metrics/precision(B)", "/a", "a//b", "../a", "..a", "a:b", "größe", "", "x" * 300]
     for step in (1, 2):
         logger.log(step, {name: float(number) for number, name in enumerate(odd)})
-    told = logger.close()
-    assert len(told) == len(odd) - 2
-    assert "--logger mlflow has no name 'mAP@50': 'mAP_50_' stands for it there" in told
+    logger.close()
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         found = dict(database.execute("select key, value from metrics where step = 2"))
     assert len(found) == len(odd)
     assert (found["mAP_50"], found["mAP_50_"], found["metrics/precision_B_"]) == (1.0, 0.0, 2.0)
+
+
+@contextmanager
+def tracking_server() -> Iterator[HTTPServer]:
+    """The few answers of an MLflow server that a run needs; its ``server.paths`` are the requests."""
+    run = {"run": {"info": {"run_id": "r", "experiment_id": "1", "status": "RUNNING", "lifecycle_stage": "active"}}}
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            content = json.dumps({"experiment": {"experiment_id": "1"}, "run_info": run["run"]["info"], **run}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.filterwarnings("default")
+def test_an_mlflow_server_that_goes_away_keeps_no_step_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr(mlflow, "_SEND_EVERY_SECONDS", 0)
+    with tracking_server() as server:
+        run = run_of(tmp_path, f"mlflow:http://127.0.0.1:{server.server_port}")
+        logger = GuardedLogger("--logger mlflow", lambda: made(run), print)
+    told: list[str] = []
+
+    def fails() -> bool:
+        told.append(logger.log(records(1)))
+        return told[-1] != ""
+
+    poll_until(fails, LIMIT, "the logger fails")
+    assert "API request to" in told[-1]
+    assert told[-1].endswith("training continues without it")
+    assert logger.log(records(2)) == ""
