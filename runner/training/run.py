@@ -166,11 +166,15 @@ class Run:
             dist.gather_object(value, found, dst=0, group=group)
         return found
 
-    def scatter(self, values: Sequence[T] | None) -> T:
-        """This rank's of the values that rank 0 has, one per rank. Collective."""
+    def scatter(self, values: Sequence[T] | None, group: dist.ProcessGroup | None = None) -> T:
+        """Return this rank's value of those that rank 0 has, one per rank. Collective.
+
+        Args:
+            group: of all ranks, for a thread that has its own.
+        """
         own: list[Any] = [values[0] if values else None]
         if self.size > 1:
-            dist.scatter_object_list(own, None if values is None else list(values), src=0)
+            dist.scatter_object_list(own, None if values is None else list(values), src=0, group=group)
         value: T = own[0]
         return value
 

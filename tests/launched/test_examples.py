@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runner.training.checkpoint.checkpoint_folder import read_full
+from runner.training.checkpoint.shards import read_full
 from tests.launching import ROOT, mpirun, ok, run, runner
 from tests.layouts import case
 from tests.results import losses

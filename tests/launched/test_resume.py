@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from runner.training.checkpoint import checkpoint_folder
+from runner.training.checkpoint import checkpoint_folder, shards
 from tests.launching import PROGRAMS, ok, runner
 from tests.layouts import FSDP
 from tests.results import losses, metrics, refused
@@ -92,7 +92,7 @@ def test_an_outer_optimizer_goes_on_with_its_momentum(trained: Trained, tmp_path
     local += ["--save-every", "4steps"]
     ok(trained(2, tmp_path / "whole", *local))
     ok(trained(2, tmp_path / "parts", *local, "--max-steps", "4"))
-    tensors = checkpoint_folder.read_full(tmp_path / "parts" / "step-4")
+    tensors = shards.read_full(tmp_path / "parts" / "step-4")
     momenta = [tensor for name, tensor in tensors.items() if name.startswith("outer.")]
     assert momenta
     assert all(momentum.abs().max() > 0 for momentum in momenta)
@@ -234,7 +234,7 @@ def test_a_checkpoint_that_is_written_during_the_next_steps_is_that_of_its_step(
             checkpoint_folder.read_manifest(tmp_path / name / step) for name in ("at-once", "meanwhile")
         )
         assert replace(there, path=here.path) == here
-        expected, found = (checkpoint_folder.read_full(tmp_path / name / step) for name in ("at-once", "meanwhile"))
+        expected, found = (shards.read_full(tmp_path / name / step) for name in ("at-once", "meanwhile"))
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
@@ -243,6 +243,17 @@ def test_what_cannot_be_written_in_the_background_ends_the_job(trained: Trained,
     options = [*SHORT, "--resume", "--save-async", "--largest-file", "1000", "--max-steps", "6"]
     refused(trained(2, tmp_path, *options), f"{tmp_path}/step-6: File too large", code=1)
     assert steps_of(tmp_path) == [4]
+
+
+@pytest.mark.parametrize("how", [[], ["--save-async"]], ids=["at once", "in the background"])
+@pytest.mark.needs("fsdp")
+def test_one_rank_that_cannot_write_its_shard_ends_the_job(how: list[str], trained: Trained, tmp_path: Path) -> None:
+    options = [*SHORT, "--strategy", "fsdp", *how]
+    ok(trained(2, tmp_path, *options, "--epochs", "1"))
+    failing = ["--largest-file", "1000", "--failing-rank", "1", "--max-steps", "6"]
+    refused(trained(2, tmp_path, *options, "--resume", *failing), f"{tmp_path}/step-6: File too large", code=1)
+    assert steps_of(tmp_path) == [4]
+    assert not list(tmp_path.glob(".step-*"))
 
 
 def test_what_is_not_complete_is_passed_over(trained: Trained, tmp_path: Path) -> None:
@@ -359,9 +370,7 @@ def test_a_training_that_diverges_ends_and_keeps_its_last_good_checkpoint(
     assert done.stdout.count("the loss is inf at step ") == 1
     assert steps_of(tmp_path) == [since - 1, lines[-1]["step"] - 1]
     for step in steps_of(tmp_path):
-        assert all(
-            tensor.isfinite().all() for tensor in checkpoint_folder.read_full(tmp_path / f"step-{step}").values()
-        )
+        assert all(tensor.isfinite().all() for tensor in shards.read_full(tmp_path / f"step-{step}").values())
 
 
 def test_a_training_whose_last_loss_is_no_number_does_not_end_well(trained: Trained, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runner.training.checkpoint import checkpoint_folder
+from runner.training.checkpoint import shards
 from tests.launching import ROOT, ok
 from tests.programs.training import exact
 from tests.turns import Turns, turns_fixture
@@ -34,11 +34,6 @@ def test_a_part_that_is_missing_is_told(what: str, told: str, turns: Turns, tmp_
     assert len(re.findall(f" {told}$", done.stdout, re.MULTILINE)) == 1
 
 
-@pytest.mark.needs("fsdp")
-def test_all_ranks_are_told_why_one_cannot_write(turns: Turns, tmp_path: Path) -> None:
-    ok(turns(4, "parts", str(tmp_path), "forbidden"))
-
-
 @pytest.mark.parametrize(
     ("strategy", "written"),
     [
@@ -53,5 +48,5 @@ def test_a_checkpoint_of_another_torch_is_gone_on_from(
     options = ["--resume", str(OLD / written), "--strategy", strategy, "--max-steps", "4"]
     done = ok(turns(2, "exact", "--checkpoint-dir", str(tmp_path), *options))
     assert f"{OLD / written}, step 2" in done.stdout
-    found = checkpoint_folder.read_full(tmp_path / "step-4")
+    found = shards.read_full(tmp_path / "step-4")
     torch.testing.assert_close(found, exact.tensors_after(4), rtol=0, atol=0)

@@ -1,14 +1,12 @@
 """A checkpoint on disk: a folder ``step-N`` with tensors, and a manifest, ``checkpoint.json``, which is written last.
 
     step-660/
-        model-00001-of-00001.safetensors     tensors; if they are sharded, one file per rank: shard-00001-model-…
-        checkpoint.json                      position of the training, its settings, sizes and SHA-256 sums of the files
+        model-00001-of-00001.safetensors     tensors; a sharded checkpoint has one file per rank: shard-00001-model-…
+        checkpoint.json                      the training's position and settings, sizes and SHA-256 sums of the files
 
-Beside it is a link, ``best``, to that of the best evaluation, if the task says ``keep_best``; or a file with its name.
-
-torch.distributed.checkpoint decides which shards a rank writes and reads (``shard_storage``), for any number of ranks. Where
-shards are, rank 0 reads once for all (``shard_index``). torch's module is
-not imported for full tensors, because it also imports DTensor and sympy: 0.8 s at every start of a job that needs neither.
+Beside the folders is ``best``, a link to the checkpoint of the best evaluation, if the task says ``keep_best``. Where the file
+system has no links, ``best`` is a file with the checkpoint's name. ``shards`` writes and reads the tensors, and rank 0 reads
+once for all ranks where each shard is (``shard_index``).
 
 Nothing is pickled, so reading a checkpoint runs no code from it. A folder is written under another name and renamed once it is
 on the disk, so a folder named ``step-N`` that has its ``checkpoint.json`` is complete.
@@ -22,19 +20,14 @@ import json
 import os
 import re
 import shutil
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from runner.base.errors import UsageError
-from runner.training.checkpoint import shards
 from runner.training.checkpoint.damage import INSTEAD, DamagedError, damaged
-from runner.training.checkpoint.shard_index import FULL, Index, path_of
+from runner.training.checkpoint.shard_index import FULL
 
 MANIFEST = "checkpoint.json"
 BEST = "best"  # a link to a checkpoint, by its name
@@ -48,10 +41,10 @@ Sums = dict[str, list[Any]]  # per file: its size in bytes and its SHA-256 sum
 
 @dataclass
 class Position:
-    """How far a training has come.
+    """The progress of a training.
 
     Attributes:
-        samples: used in this epoch by all ranks together; batches, of a batch sampler or a stream that shards itself.
+        samples: samples that all ranks together have used in this epoch. For a batch sampler or a stream that shards itself: batches.
     """
 
     epoch: int = 0
@@ -61,15 +54,15 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """What a checkpoint holds besides its tensors: plain values.
+    """The content of a checkpoint besides its tensors: plain values.
 
     Attributes:
         settings: the options that determine the result.
-        groups: the optimizer's, as in ``runner.parallel.state.State``.
-        values: of the optimizer's state, as there.
-        is_finite: whether the loss was, when it was written.
-        data: each rank's place in the data, in mid-epoch, if the data tells it. Rank 0 alone has it.
-        best: the number of its evaluation that the task's ``keep_best`` names, if that was the best when it was written.
+        groups: the optimizer's parameter groups, as in ``runner.parallel.state.StateDict``.
+        values: plain values of the optimizer's and the model's state, as in ``StateDict``.
+        is_finite: whether the loss was finite when the checkpoint was written.
+        data: each rank's place in the data, in mid-epoch, if the data has one. Only rank 0 has this list.
+        best: the evaluation's number for the task's ``keep_best``, if it was the best so far.
     """
 
     path: Path
@@ -84,83 +77,33 @@ class Saved:
 
 
 def name_of(step: int) -> str:
-    """The folder's name."""
+    """Return the name of a checkpoint's folder."""
     return f"step-{step}"
 
 
 def steps_in(folder: Path) -> list[tuple[int, Path]]:
-    """(step, path) of each complete checkpoint in a folder, newest first."""
+    """Return (step, path) of each complete checkpoint in a folder, newest first."""
     return [(step, path) for step, path in named_in(folder) if (path / MANIFEST).is_file()]
 
 
 def named_in(folder: Path) -> list[tuple[int, Path]]:
-    """(step, path) of each folder with a checkpoint's name, newest first. One that is not complete has been damaged."""
+    """Return (step, path) of each folder with a checkpoint's name, newest first. A folder without a manifest has been damaged."""
     found = (path for path in folder.glob("step-*") if is_named(path))
     return sorted(((int(path.name.removeprefix("step-")), path) for path in found), reverse=True)
 
 
 def is_named(path: Path) -> bool:
-    """Whether this is a folder with a checkpoint's name."""
+    """Return whether a path is a folder with a checkpoint's name."""
     return re.fullmatch(_NAME, path.name) is not None and path.is_dir()
 
 
-def write_full(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write all tensors. Called on one rank.
-
-    Raises:
-        OSError: they cannot be written.
-        UsageError: safetensors has no such type.
-    """
-    shards.write(folder / FULL, tensors)
-
-
-def read_full(folder: Path) -> dict[str, Tensor]:
-    """All tensors, in host memory, also if several ranks wrote them. Called on one rank.
-
-    Raises:
-        UsageError: a shard is missing, or this torch lacks a type.
-    """
-    return shards.read_full(folder)
-
-
-def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: Any = None) -> None:
-    """Write this rank's shards of the tensors (DTensors). Collective, in a group of all ranks.
-
-    Raises:
-        OSError: a rank cannot write.
-        UsageError: safetensors has no such type.
-    """
-    from torch.distributed.checkpoint.state_dict_saver import save
-
-    from runner.training.checkpoint.shard_storage import ShardStorage
-
-    with _by_torch():
-        save(dict(tensors), storage_writer=ShardStorage(folder), process_group=group)
-
-
-def read_shards(folder: Path, index: Index, into: dict[str, Tensor]) -> None:
-    """Fill this rank's shards of the tensors, also if they were sharded differently.
-
-    Raises:
-        DamagedError: a shard is missing.
-    """
-    from runner.training.checkpoint import shard_storage
-
-    shard_storage.read_shards(folder, index, into)
-
-
-def shards_of(folder: Path, rank: int) -> list[Path]:
-    """The files that a rank has written."""
-    return [path for path in [path_of(folder, rank)] if path.is_file()]
-
-
 def is_sharded(folder: Path) -> bool:
-    """Whether the checkpoint was written in shards, one file per rank."""
+    """Return whether a checkpoint was written in shards, one file per rank."""
     return folder.is_dir() and not (folder / FULL).is_file()
 
 
 def sums_of(paths: Iterable[Path]) -> Sums:
-    """Sizes and SHA-256 sums of files, by name."""
+    """Return sizes and SHA-256 sums of files, by name."""
     return {path.name: [path.stat().st_size, _sha256(path)] for path in paths}
 
 
@@ -193,7 +136,7 @@ def put_in_place(staging_folder: Path, folder: Path) -> None:
 
 
 def link_best(folder: Path) -> None:
-    """Let ``best`` beside a checkpoint name it: a link, or a file with its name where the file system has no links."""
+    """Make ``best`` beside a checkpoint a link to it, or a file with its name if the file system has no links."""
     new = folder.with_name(f".{BEST}.new")
     new.unlink(missing_ok=True)
     try:
@@ -205,14 +148,14 @@ def link_best(folder: Path) -> None:
 
 
 def best_in(folder: Path) -> Path | None:
-    """The checkpoint that ``best`` names; None if there is none."""
+    """Return the checkpoint that ``best`` names; None without one."""
     link = folder / BEST
     named = folder / os.readlink(link) if link.is_symlink() else followed(link)
     return named if named != link and (named / MANIFEST).is_file() else None
 
 
 def followed(path: Path) -> Path:
-    """A checkpoint's path: the same, or, of a file ``best``, that of the checkpoint whose name it has."""
+    """Return the path, or for a file ``best`` the path of the checkpoint that the file names."""
     if path.name != BEST or not path.is_file():
         return path
     name = path.read_text(encoding="utf-8", errors="replace").strip()
@@ -221,11 +164,11 @@ def followed(path: Path) -> Path:
 
 def remove(folder: Path) -> None:
     """Remove a checkpoint."""
-    shutil.rmtree(_set_aside(folder), ignore_errors=True)  # NFS keeps the name of a file that somebody still reads
+    shutil.rmtree(_set_aside(folder), ignore_errors=True)  # NFS keeps the names of files that are still read
 
 
 def _set_aside(folder: Path) -> Path:
-    """Rename a checkpoint, if it is there, so that no incomplete folder has its name. Returns its path."""
+    """Rename a checkpoint, if it exists, so that no incomplete folder has its name. Returns the new path."""
     old = folder.with_name(f".{folder.name}.old")
     if folder.is_dir():
         shutil.rmtree(old, ignore_errors=True)
@@ -234,10 +177,10 @@ def _set_aside(folder: Path) -> Path:
 
 
 def read_manifest(folder: Path) -> tuple[Saved, Sums]:
-    """Read ``checkpoint.json``: its content, and the sums of the other files.
+    """Read ``checkpoint.json``: the content, and the sums of the other files.
 
     Raises:
-        DamagedError: it is damaged, or a later runner has written it.
+        DamagedError: the manifest is damaged, or a later runner has written it.
     """
     try:
         outer = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -271,7 +214,7 @@ def check_files(folder: Path, sums: Sums) -> None:
 
     Raises:
         DamagedError: a file is missing, cannot be read or differs from what was written.
-        UsageError: it may not be read.
+        UsageError: a file's permissions forbid reading.
     """
     for name, (size, sha256) in sums.items():
         path = folder / name
@@ -290,19 +233,6 @@ def check_files(folder: Path, sums: Sums) -> None:
             raise damaged(folder, f"the checksum of {name} is wrong")
 
 
-@contextmanager
-def _by_torch() -> Iterator[None]:
-    """Call torch.distributed.checkpoint: silence its warning about a single rank, and unwrap its errors."""
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    # For good: this may be a thread, and catch_warnings() would undo what the program filters meanwhile.
-    warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)")
-    try:
-        yield
-    except CheckpointException as error:
-        raise next(iter(error.failures.values()))[0] from None
-
-
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -316,7 +246,7 @@ def _sha256(path: Path) -> str:
 
 
 def _sync(folder: Path) -> None:
-    """Flush a folder's names to disk, on a file system that can. Others keep them by themselves, as some network file systems do."""
+    """Flush a folder's names to disk. Some network file systems refuse this call and keep the names by themselves."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

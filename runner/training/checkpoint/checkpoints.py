@@ -23,7 +23,7 @@ from runner.backends.gpu import is_gpu
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.parallel.task import Best
 from runner.parallel.trainer import Trainer
-from runner.training.checkpoint import checkpoint_folder
+from runner.training.checkpoint import checkpoint_folder, shards
 from runner.training.checkpoint.checkpoint_folder import Position, Saved, Sums
 from runner.training.checkpoint.staging import Staging
 from runner.training.checkpoint.writing import writing
@@ -36,41 +36,42 @@ from runner.training.settings import Settings
 
 @dataclass
 class SaveTimes:
-    """How long the checkpoints of a training have taken, in seconds on this rank."""
+    """The time that the checkpoints of a training have taken, in seconds on this rank."""
 
-    longest: float = 0.0  # until one is written
-    spent: float = 0.0  # of the training's time on all of them: less where they are written in the background
+    longest: float = 0.0  # from the beginning to the end of one checkpoint
+    spent: float = 0.0  # time of the training for all checkpoints: less if a thread writes them
 
 
 class Checkpoints:
-    """Writes a trainer's state. Every method is collective, but those that only ask.
+    """Writes a trainer's state. Every method is collective, except those that only ask.
 
     If all ranks have the same state, only rank 0 touches the files, so they need not be on a shared file system. If the state
-    is sharded, all ranks do.
+    is sharded, all ranks write files.
     """
 
     def __init__(self, run: Run, trainer: Trainer, options: Settings, settings: dict[str, Any]) -> None:
         self._run, self._trainer, self.options, self.settings = run, trainer, options, settings
         self._folder = options.checkpoint_dir.absolute()  # also if the program changes its working folder
         self.times = SaveTimes()
-        self.data_states: Callable[[], list[Any] | None] = lambda: (
-            None
-        )  # of all ranks, on rank 0, in mid-epoch. Collective
+        # Returns all ranks' places in the data, on rank 0, in mid-epoch. Collective.
+        self.data_states: Callable[[], list[Any] | None] = lambda: None
         self._aside: tuple[Path, list[Path]] | None = None
-        self._step, self._saved_at = -1, time.monotonic()  # of the last checkpoint that was begun
+        self._step, self._saved_at = -1, time.monotonic()  # step and time of the newest checkpoint
         self._has_saved = False
-        self._good: Path | None = None  # the last complete one of a finite loss; at first what this run begins with
-        self._odd: set[Path] = set()  # those since then
+        self._good: Path | None = (
+            None  # the last complete checkpoint with a finite loss; at first the one to resume from
+        )
+        self._odd: set[Path] = set()  # the checkpoints since then, whose loss is not finite
         self._finite: Finite
         self._see_that_own: Callable[[], None]
         self._unfinished: Callable[[], None] | None = None
         self._group: Any = None
         self._staging = Staging()
         self._best = None if trainer.task.keep_best is None else Best.of(trainer.task.keep_best)
-        self._best_number: float | None = None  # of the best evaluation so far, as rank 0 knows it
-        self._is_best = False  # whether that is of the state as it is now
-        self._is_checked = False  # the state, as the first step has made it
-        trainer.check_state()  # what cannot be saved is refused now, not after an epoch
+        self._best_number: float | None = None  # the number of the best evaluation so far, as rank 0 knows it
+        self._is_best = False  # whether the present state has that number
+        self._is_checked = False  # whether the state was checked after the first step
+        trainer.check_state()  # refuses a state that cannot be saved now, not after an epoch
         if trainer.is_sharded:
             self._check_shared_folder()
             if (
@@ -79,13 +80,13 @@ class Checkpoints:
                 self._group = dist.new_group(backend="gloo" if is_gpu(run.device) else None)
 
     def keep_aside(self, folder: Path, paths: list[Path]) -> None:
-        """Move other runs' checkpoints to a folder, but only when this run writes its first."""
+        """Move other runs' checkpoints to a folder when this run writes its first checkpoint."""
         self._aside = folder.absolute(), [path.absolute() for path in paths]
         if checkpoint_folder.best_in(self._folder) in self._aside[1]:
             self._best_number = None
 
     def begin(self, saved: Saved | None, see_that_own: Callable[[], None]) -> None:
-        """The training begins, with this checkpoint. One in its own folder is not written again before the next step.
+        """Begin the training, with this checkpoint. A checkpoint in the run's own folder is not written again before the next step.
 
         Args:
             see_that_own: called on rank 0 before anything is written; raises a RunnerError if the folder is another run's now.
@@ -114,19 +115,19 @@ class Checkpoints:
             self._check_weights(records[-1].step)
 
     def see_evaluation(self, evaluation: Evaluation) -> None:
-        """Note whether the state that was evaluated is the best so far: then it is due to be saved, and kept. Collective."""
+        """Note whether the evaluated state is the best so far. The best state is due to be saved and kept. Collective."""
         if self._best is None:
             return
         best = self._best
         number = best_number(evaluation, best)
-        # Ranks with other layers may differ in its last bits: rank 0 decides.
+        # Ranks with other layers may differ in the last bits of the number: rank 0 decides.
         self._is_best = self._run.on_main(lambda: best.is_better(number, self._best_number))
         if self._is_best:
             self._best_number = number
 
     @property
     def best_text(self) -> str:
-        """The best checkpoint and its number, as rank 0 knows them; empty if none is kept."""
+        """The best checkpoint and its number, as rank 0 knows them; empty without a best checkpoint."""
         path = checkpoint_folder.best_in(self.options.checkpoint_dir)
         if self._best is None or self._best_number is None or path is None:
             return ""
@@ -144,17 +145,17 @@ class Checkpoints:
             self._give_up(what)
 
     def see_step(self) -> None:
-        """After this run's first step, see that what it has made can be saved.
+        """Check, after this run's first step, that the state can be saved.
 
         Raises:
-            UsageError: it cannot.
+            UsageError: the state cannot be saved.
         """
         if not self._is_checked:
             self._is_checked = True
             self._trainer.check_state()
 
     def is_due(self, position: Position, *, epoch_is_over: bool = False) -> bool:
-        """Whether ``--save-every`` asks for a checkpoint at this step, or at the end of this epoch."""
+        """Return whether ``--save-every`` asks for a checkpoint at this step, or at the end of this epoch."""
         number, unit = self.options.save_every
         if self._is_best:
             return True
@@ -163,17 +164,17 @@ class Checkpoints:
         return position.step % number == 0 if unit == "steps" else epoch_is_over and position.epoch % number == 0
 
     def time_is_due(self) -> bool:
-        """Whether ``--save-every`` asks for a checkpoint now, by this rank's clock."""
+        """Return whether ``--save-every`` asks for a checkpoint now, by this rank's clock."""
         number, unit = self.options.save_every
         return unit == "s" and time.monotonic() - self._saved_at >= number
 
     def save(self, position: Position) -> None:
         """Write a checkpoint, and remove the oldest beyond ``--keep``; with ``--save-async`` while the training continues.
 
-        Does nothing if this step's was the last that was written. One after a loss that is not finite removes none that is good.
+        Does nothing if the newest checkpoint is this step's. A checkpoint after a loss that is not finite removes no good one.
 
         Raises:
-            RunnerError: weights are not finite; or this one, or the one before, cannot be written. The older ones are kept.
+            RunnerError: weights are not finite, or this checkpoint or the one before cannot be written. Older ones are kept.
         """
         if position.step != self._step:
             self._check_weights(position.step)
@@ -184,7 +185,7 @@ class Checkpoints:
         """Wait until the last checkpoint is written.
 
         Raises:
-            RunnerError: it cannot be; the older ones are kept.
+            RunnerError: the checkpoint cannot be written; the older ones are kept.
         """
         unfinished, self._unfinished = self._unfinished, None
         if unfinished is not None:
@@ -194,10 +195,10 @@ class Checkpoints:
             self._good = self._good if path in self._odd else path
 
     def _check_weights(self, step: int) -> None:
-        """See that the weights are finite. Collective.
+        """Check that the weights are finite. Collective.
 
         Raises:
-            RunnerError: they are not, so that nothing can come of them.
+            RunnerError: weights are not finite, so the training cannot recover.
         """
         (odd,) = self._run.sum(float(self._finite.has_odd_weights()), dimension=None)
         if odd:
@@ -220,7 +221,7 @@ class Checkpoints:
         began, spent = time.monotonic(), self.times.spent
         with self._run.job.board.during("saving"):
             yield
-        self.times.spent = spent + time.monotonic() - began  # with what was spent within
+        self.times.spent = spent + time.monotonic() - began  # replaces the time of a call within this one
 
     def _save(self, position: Position) -> None:
         run, trainer, is_async = self._run, self._trainer, self.options.save_async
@@ -248,9 +249,7 @@ class Checkpoints:
         tensors: Mapping[str, Tensor] = state.tensors if here else {}
         if is_async:  # the next step changes the originals
             tensors = self._staging.copy(tensors)
-        write: Callable[[], None] = functools.partial(
-            self._timed, self._write_by_all if trainer.is_sharded else self._write, saved, tensors
-        )
+        write: Callable[[], None] = functools.partial(self._write, saved, tensors)
         if is_async and here:
             write = _in_background(write, run.device).result
         self._unfinished = write if trainer.is_sharded else functools.partial(run.on_main, write)
@@ -260,51 +259,51 @@ class Checkpoints:
             with raised_on_all_ranks():
                 raise UsageError(f"{lost.message}; {saved.path} has all but that", fix=lost.fix)
 
-    def _timed(self, write: Callable[[Saved, Mapping[str, Tensor]], None], *arguments: Any) -> None:
-        """Write, and note how long that takes."""
-        began = time.monotonic()
-        write(*arguments)
-        self.times.longest = max(self.times.longest, time.monotonic() - began)
-
     def _write(self, saved: Saved, tensors: Mapping[str, Tensor]) -> None:
-        """Write all tensors. Called on rank 0."""
-        staging_folder = _staging_folder_of(saved)
-        self._begin(staging_folder)
-        try:
-            with self._writing(saved.path):
-                checkpoint_folder.write_full(staging_folder, tensors)
-                sums = checkpoint_folder.sums_of(staging_folder.iterdir())
-        except BaseException:
-            shutil.rmtree(staging_folder, ignore_errors=True)
-            raise
-        self._end(staging_folder, saved, sums)
+        """Write a checkpoint: all ranks write shards, or rank 0 alone writes whole tensors. Collective for shards."""
+        began, run, group, is_sharded = time.monotonic(), self._run, self._group, self._trainer.is_sharded
+        staging_folder = saved.path.with_name(f".{saved.path.name}.new")
 
-    def _write_by_all(self, saved: Saved, tensors: Mapping[str, Tensor]) -> None:
-        """Write this rank's shard next to those of the others. Collective."""
-        run, group, staging_folder, sums = self._run, self._group, _staging_folder_of(saved), Sums()
-        problem: RunnerError | None = None
-        run.on_main(lambda: self._begin(staging_folder), group)
+        def on_main(work: Callable[[], None]) -> None:
+            run.on_main(work, group) if is_sharded else work()
+
+        on_main(lambda: self._begin(staging_folder))
         try:
-            with self._writing(staging_folder.parent):
-                checkpoint_folder.write_shards(staging_folder, tensors, group)
-                sums = checkpoint_folder.sums_of(checkpoint_folder.shards_of(staging_folder, run.rank))
-        except RunnerError as error:
-            problem = error
-        try:
-            run.agree(problem, RunnerError, group)
-        except RunnerError:
+            sums = self._write_tensors(saved.path, staging_folder, tensors)
+            on_main(lambda: self._publish(staging_folder, saved, sums))
+        except BaseException:
             if run.is_main:
                 shutil.rmtree(staging_folder, ignore_errors=True)
             raise
-        everyone = run.gather(sums, group) or []
-        of_all = {name: values for own in everyone for name, values in own.items()}
-        run.on_main(lambda: self._end(staging_folder, saved, of_all), group)
+        self.times.longest = max(self.times.longest, time.monotonic() - began)
 
-    def _check_shared_folder(self) -> None:
-        """See that all ranks write to the same folder.
+    def _write_tensors(self, path: Path, staging_folder: Path, tensors: Mapping[str, Tensor]) -> Sums:
+        """Write this rank's files. Returns the sums of all files, on rank 0. Collective for shards.
 
         Raises:
-            UsageError: on some host it is another one.
+            RunnerError: a rank cannot write.
+        """
+        run, group, is_sharded = self._run, self._group, self._trainer.is_sharded
+        sums, problem = Sums(), None
+        try:
+            with self._writing(path):
+                written = shards.write_part(staging_folder, tensors, run if is_sharded else None, group)
+                sums = checkpoint_folder.sums_of(written)
+        except RunnerError as error:
+            problem = error
+            if not is_sharded:
+                raise
+        if not is_sharded:
+            return sums
+        run.agree(problem, RunnerError, group)
+        everyone = run.gather(sums, group) or []
+        return {name: values for own in everyone for name, values in own.items()}
+
+    def _check_shared_folder(self) -> None:
+        """Check that all ranks write to the same folder.
+
+        Raises:
+            UsageError: a host has another folder of this name.
         """
         run, folder = self._run, self._folder
         marker = folder / run.on_main(lambda: f".shared-{os.urandom(4).hex()}")
@@ -327,20 +326,21 @@ class Checkpoints:
             staging_folder.mkdir()
         self._has_saved = True
 
-    def _end(self, staging_folder: Path, saved: Saved, sums: Sums) -> None:
-        try:
-            with self._writing(saved.path):
-                checkpoint_folder.write_manifest(staging_folder, saved, sums)
-                self._move_aside()  # only now: another run's checkpoint stays where it is until this run has one
-                checkpoint_folder.put_in_place(staging_folder, saved.path)
-                if saved.best is not None:
-                    checkpoint_folder.link_best(saved.path)
-        except BaseException:
-            shutil.rmtree(staging_folder, ignore_errors=True)
-            raise
-        with self._writing(saved.path.parent):
-            best = checkpoint_folder.best_in(saved.path.parent)
-            there = [path for _, path in checkpoint_folder.steps_in(saved.path.parent)]
+    def _publish(self, staging_folder: Path, saved: Saved, sums: Sums) -> None:
+        """Write the manifest, give the checkpoint its name, and remove old checkpoints. Called on rank 0."""
+        with self._writing(saved.path):
+            checkpoint_folder.write_manifest(staging_folder, saved, sums)
+            self._move_aside()  # only now: another run's checkpoint stays where it is until this run has one
+            checkpoint_folder.put_in_place(staging_folder, saved.path)
+            if saved.best is not None:
+                checkpoint_folder.link_best(saved.path)
+        self._prune(saved.path.parent)
+
+    def _prune(self, folder: Path) -> None:
+        """Remove the oldest good checkpoints beyond ``--keep``, and as many of those that are not finite. Called on rank 0."""
+        with self._writing(folder):
+            best = checkpoint_folder.best_in(folder)
+            there = [path for _, path in checkpoint_folder.steps_in(folder)]
             odd = [path for path in there if path in self._odd]
             good = [path for path in there if path not in self._odd]
             for path in good[self.options.keep :] + odd[self.options.keep :]:
@@ -348,11 +348,11 @@ class Checkpoints:
                     checkpoint_folder.remove(path)
 
     def _number_of_best(self) -> float | None:
-        """That of the best checkpoint in this run's folder. Called on rank 0."""
+        """Return the number of the best checkpoint in this run's folder. Called on rank 0."""
         best = checkpoint_folder.best_in(self._folder)
         try:
             return None if best is None else checkpoint_folder.read_manifest(best)[0].best
-        except RunnerError:  # it is damaged, and another may become the best
+        except RunnerError:  # a damaged checkpoint: another may become the best
             return None
 
     def _path_of(self, step: int) -> Path:
@@ -370,17 +370,13 @@ class Checkpoints:
                 os.rename(path, folder / path.name)
             link = self._folder / checkpoint_folder.BEST
             is_named = link.is_symlink() or link.is_file()
-            if is_named and checkpoint_folder.best_in(self._folder) is None:  # it was one of these
+            if is_named and checkpoint_folder.best_in(self._folder) is None:  # the best was moved, too
                 link.rename(folder / link.name)
             self._aside = None
 
 
-def _staging_folder_of(saved: Saved) -> Path:
-    return saved.path.with_name(f".{saved.path.name}.new")
-
-
 def _in_background(work: Callable[[], None], device: torch.device) -> Future[None]:
-    """Call it in a thread that does not keep a failed job from its end, and has this current device."""
+    """Call ``work`` in a thread with this current device. The thread does not keep a failed job from its end."""
     future: Future[None] = Future()
 
     def call() -> None:
@@ -398,7 +394,7 @@ def _in_background(work: Callable[[], None], device: torch.device) -> Future[Non
 
 
 def _was_finite(path: Path) -> bool:
-    """Whether the loss was, when a checkpoint was written; one that cannot be read counts as good, and is kept as such."""
+    """Return whether the loss was finite when a checkpoint was written. An unreadable checkpoint counts as good and is kept."""
     try:
         return checkpoint_folder.read_manifest(path)[0].is_finite
     except RunnerError:

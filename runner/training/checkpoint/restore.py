@@ -14,7 +14,7 @@ from torch import Tensor
 from runner.base.errors import UsageError
 from runner.parallel.state import StateDict, copy_shard
 from runner.parallel.trainer import Trainer
-from runner.training.checkpoint import checkpoint_folder, resume
+from runner.training.checkpoint import checkpoint_folder, resume, shards
 from runner.training.checkpoint.checkpoint_folder import MANIFEST, Saved, Sums
 from runner.training.checkpoint.damage import INSTEAD, DamagedError
 from runner.training.checkpoint.shard_index import Index, index_of, shapes_of
@@ -85,7 +85,7 @@ def _load(
     changes = resume.check_settings(saved, settings, trainer.optimizer, own) if goes_on else []
     room = trainer.room(shapes, here)
     if is_sharded:  # every rank reads its shards
-        _agree_on_damage(run, lambda: checkpoint_folder.read_shards(path, index, room))
+        _agree_on_damage(run, lambda: shards.read_shards(path, index, room))
     else:
         for name, (shape, dtype) in shapes.items():
             _send(run, full.get(name), shape, dtype, room.get(name))
@@ -109,7 +109,7 @@ def model_weights(path: Path) -> dict[str, Tensor]:
         raise UsageError(f"there is no checkpoint in {path}", fix="train first, or name another --checkpoint-dir")
     _, sums = checkpoint_folder.read_manifest(newest)
     checkpoint_folder.check_files(newest, sums)
-    tensors = checkpoint_folder.read_full(newest)
+    tensors = shards.read_full(newest)
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
 
 
@@ -159,7 +159,7 @@ def _open(path: Path, trainer: Trainer, full: dict[str, Tensor]) -> tuple[Saved,
     if trainer.is_sharded and checkpoint_folder.is_sharded(path):
         return saved, sums
     checkpoint_folder.check_files(path, sums)
-    full.update(checkpoint_folder.read_full(path))
+    full.update(shards.read_full(path))
     return saved, {}
 
 

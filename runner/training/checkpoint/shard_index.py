@@ -151,9 +151,9 @@ def _stored(folder: Path, name: str, kind: str, table: array[int], dimensions: i
 
 
 def are_complete(begins: Any, ends: Any) -> bool:
-    """Whether shards are all of a tensor, and nothing twice.
+    """Return whether shards cover a tensor, and no cell twice.
 
-    The tensor is cut along all edges of shards. What each shard has is counted by its corners, whose sums count the cells.
+    All edges of shards cut the tensor into cells. Each shard marks its corners, and the sums of the marks count the shards of each cell.
 
     Args:
         begins: [shards, dimensions].

@@ -1,8 +1,9 @@
-"""The tensors of a checkpoint: full in one safetensors file, or sharded, one file per rank.
+"""The tensors of a checkpoint: whole in one safetensors file, or in shards, one file per rank.
 
-A file of shards says in its metadata where each begins in its tensor. Names and metadata are those of torch's
-``torch.distributed.checkpoint.hf_storage``, which wrote earlier checkpoints. That module is in torch 2.9 and newer only and
-changes between versions, so nothing here needs it: what one torch has written, any other reads.
+A file of shards says in its metadata where each shard begins in its tensor. Names and metadata are those of torch's
+``torch.distributed.checkpoint.hf_storage``, which wrote earlier checkpoints. That module changes between versions, and torch before
+2.9 lacks it. So only torch's planner is used, which knows what each rank has of a DTensor and divides the writing of replicas.
+Its import takes 0.8 s (DTensor, sympy), which a job without shards is spared.
 """
 
 from __future__ import annotations
@@ -11,40 +12,68 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from runner.base.errors import UsageError
-from runner.training.checkpoint.damage import opened
+from runner.training.checkpoint.damage import damaged, opened
 from runner.training.checkpoint.shard_index import FULL, OFFSETS, WHERE, Index, index_of, path_of
+from runner.training.run import Run
 
-Region = tuple[
-    str, Sequence[int], Sequence[int], Tensor
-]  # a tensor's name, where a part of it begins, its shape, and what to read it into
+
+class Piece(NamedTuple):
+    """A part of a tensor, or all of it."""
+
+    name: str
+    offsets: Sequence[int]
+    tensor: Tensor
+
+
+def write_part(folder: Path, tensors: Mapping[str, Tensor], run: Run | None = None, group: Any = None) -> list[Path]:
+    """Write this rank's part of the tensors. Returns the files: none if other ranks write all that this rank has.
+
+    Args:
+        run: makes the call collective, with DTensors; without it this rank writes all tensors.
+        group: a process group of all ranks, for a thread.
+
+    Raises:
+        OSError: a file cannot be written.
+        UsageError: safetensors has no such type.
+    """
+    if run is None:
+        write(folder / FULL, tensors)
+        return [folder / FULL]
+    own = _share(run, tensors, group)
+    if not own:
+        return []
+    path = path_of(folder, run.rank)
+    write(path, {piece.name: piece.tensor for piece in own}, {piece.name: piece.offsets for piece in own})
+    return [path]
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], offsets: Mapping[str, Sequence[int]] | None = None) -> None:
-    """Write a file, readable to whom the umask says, and flush it to disk.
+    """Write a file with the permissions of the umask, and flush it to disk.
 
     Args:
-        offsets: where each begins in its tensor, if they are shards.
+        offsets: where each shard begins in its tensor; None for whole tensors.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
         UsageError: safetensors has no such type.
     """
     from safetensors import SafetensorError
-    from safetensors.torch import save_file  # which copies nothing, unlike save()
+    from safetensors.torch import save_file  # copies nothing, unlike save()
 
     metadata = {"format": "pt"}
     if offsets is not None:
         where = {name: {OFFSETS: list(offset)} for name, offset in offsets.items()}
         metadata |= {WHERE: json.dumps(where), "DCP_VERSION": "1.0"}
     try:
-        path.touch()  # which obeys the umask, and safetensors does not (0.8)
+        path.touch()  # obeys the umask, unlike safetensors 0.8
         mode = path.stat().st_mode
         save_file(_separate(tensors), path, metadata)
         if path.stat().st_mode != mode:
@@ -64,38 +93,77 @@ def write(path: Path, tensors: Mapping[str, Tensor], offsets: Mapping[str, Seque
 
 
 def read_full(folder: Path) -> dict[str, Tensor]:
-    """All tensors, in host memory, also if several ranks wrote them.
+    """Return all tensors, in host memory, also if several ranks wrote them. Called on one rank.
 
     Raises:
-        UsageError: as in ``index_of``.
+        DamagedError: a file is damaged, or a shard is missing.
+        UsageError: this torch lacks a type.
     """
     index = index_of(folder)
     if (folder / FULL).is_file():
         with opened(folder / FULL) as file:
             return {name: file.get_tensor(name) for name in index}
     full = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in index.items()}
-    read_into(folder, index, ((name, [0] * len(one.shape), one.shape, full[name]) for name, one in index.items()))
+    _fill(folder, index, (Piece(name, [0] * tensor.dim(), tensor) for name, tensor in full.items()))
     return full
 
 
-def read_into(folder: Path, index: Index, regions: Iterable[Region]) -> None:
-    """Read parts of tensors. Opens only the files that have them, each once.
+def read_shards(folder: Path, index: Index, into: Mapping[str, Tensor]) -> None:
+    """Fill this rank's shards of the tensors, also if they were sharded differently. Opens only the files that have them.
 
     Raises:
         DamagedError: a file is damaged or missing.
     """
+    for name, tensor in into.items():
+        found = index[name].shape if name in index else None
+        if found != tuple(tensor.shape):  # for example because the last file is missing
+            raise damaged(folder, f"of {name} there is {found}, and not {tuple(tensor.shape)}")
+    planner = _planner(into)
+    _fill(folder, index, _pieces(planner, planner.create_local_plan()))
+
+
+def _fill(folder: Path, index: Index, pieces: Iterable[Piece]) -> None:
+    """Read pieces of tensors. Opens only the files that have them, each once."""
     files = defaultdict(list)
-    for name, offsets, lengths, target in regions:
-        for number, there, here in index[name].overlapping(offsets, lengths):
-            files[number].append((name, there, target[here]))
+    for piece in pieces:
+        for number, there, here in index[piece.name].overlapping(piece.offsets, piece.tensor.shape):
+            files[number].append((piece.name, there, piece.tensor[here]))
     for number, own in sorted(files.items()):
         with opened(path_of(folder, number - 1)) as file:
             for name, there, target in own:
                 target.copy_(file.get_slice(name)[there])
 
 
+def _share(run: Run, tensors: Mapping[str, Tensor], group: Any) -> list[Piece]:
+    """Return the pieces that this rank writes. One rank writes what several ranks have. Collective."""
+    planner = _planner(tensors)
+    plan = planner.create_local_plan()
+    plans = run.gather(plan, group)
+    names = run.scatter(plans and [_names(one) for one in planner.create_global_plan(plans)[0]], group)
+    assert len(names) == len(set(names))  # a rank has one piece of each tensor
+    return [piece for piece in _pieces(planner, plan) if piece.name in names]
+
+
+def _planner(tensors: Mapping[str, Tensor]) -> Any:
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(dict(tensors), is_coordinator=True)
+    return planner
+
+
+def _names(plan: Any) -> list[str]:
+    return [item.index.fqn for item in plan.items]
+
+
+def _pieces(planner: Any, plan: Any) -> Iterator[Piece]:
+    """Yield what this rank has of each tensor: views, so that a piece can be filled."""
+    for item in plan.items:
+        yield Piece(item.index.fqn, item.tensor_data.chunk.offsets, planner.resolve_data(item).detach())
+
+
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as safetensors takes them: in host memory, contiguous, and no two in one storage, as tied weights are."""
+    """Return tensors as safetensors takes them: in host memory, contiguous, and no two in one storage. Tied weights share one."""
     storages = set()
     separate = {}
     for name, tensor in tensors.items():

@@ -16,8 +16,8 @@ class Staging:
 
     def __init__(self) -> None:
         self._copies: dict[str, Tensor] = {}
-        self._layout: Sequence[object] = ()  # of what was copied last
-        self._shards: list[Tensor] = []  # where it was copied to
+        self._layout: Sequence[object] = ()  # names, shapes and types of the last copy
+        self._shards: list[Tensor] = []  # the memory of the last copy
 
     @torch.no_grad()
     def copy(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -51,7 +51,7 @@ def writing(path: Path, then: str = "") -> Iterator[None]:
 
 
 def _cause(error: BaseException | None) -> OSError | None:
-    """What the system reported. (torch.save() raises a RuntimeError while it handles the OSError of its file.)"""
+    """Return the system's error. torch.save() raises a RuntimeError while it handles the OSError of its file."""
     while error is not None and not isinstance(error, OSError):
         error = error.__context__
     return error

@@ -1,11 +1,10 @@
 """A workload of 4 ranks that writes tensors in parts and reads them under every other layout, or sees why it cannot.
 
-parts FOLDER [lost|torn|forbidden]
+parts FOLDER [lost|torn]
 """
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from runner.training.checkpoint import checkpoint_folder
+from runner.training.checkpoint import shards
 from runner.training.checkpoint.damage import DamagedError
 from runner.training.checkpoint.shard_index import index_of, path_of
 from runner.training.run import Run
@@ -75,27 +74,20 @@ def main(run: Run, argv: list[str]) -> None:
         for made in folders.values():
             made.mkdir()
     dist.barrier()
-    if what == "forbidden":
-        if run.rank == 2:
-            path_of(folders["rows"], run.rank).mkdir()
-        with pytest.raises(OSError, match="shard-00003") as caught:  # on every rank
-            checkpoint_folder.write_shards(folders["rows"], sharded("rows"))
-        assert caught.value.errno == errno.EISDIR
-        return
     for layout, where in folders.items():
-        checkpoint_folder.write_shards(where, sharded(layout))
+        shards.write_part(where, sharded(layout), run)
         dist.barrier()
     if what == "nothing":
         for written, read in itertools.product(LAYOUTS, repeat=2):
             found = room(read)
-            checkpoint_folder.read_shards(folders[written], index_of(folders[written]), found)
+            shards.read_shards(folders[written], index_of(folders[written]), found)
             see_all(found)
-        see_all(checkpoint_folder.read_full(folders["both"]))
+        see_all(shards.read_full(folders["both"]))
         return
     where = folders["rows"]
     if run.is_main:
         os.remove(path_of(where, 3 if what == "lost" else 1))  # the end of some, or what lies between
     dist.barrier()
     with pytest.raises(DamagedError) as damage:
-        checkpoint_folder.read_shards(where, index_of(where), room("columns"))
+        shards.read_shards(where, index_of(where), room("columns"))
     run.print(damage.value.message.removeprefix(str(where)))

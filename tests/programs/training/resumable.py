@@ -6,6 +6,7 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from runner.base.settings import option
-from runner.training.checkpoint import checkpoint_folder
+from runner.training.checkpoint import shards
 from runner.training.loop import Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings
@@ -45,12 +46,12 @@ def odd_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.mse_loss(outputs, targets) + (0 * outputs).sum().sqrt()
 
 
-def after(seconds: float, write: Callable[..., None]) -> Callable[..., None]:
+def after(seconds: float, write: Callable[..., list[Path]]) -> Callable[..., list[Path]]:
     """As on a slow disk."""
 
-    def written(*arguments: Any) -> None:
+    def written(*arguments: Any) -> list[Path]:
         time.sleep(seconds)
-        write(*arguments)
+        return write(*arguments)
 
     return written
 
@@ -67,7 +68,8 @@ class Options(Settings):
     nan_gradient: bool = option(False, "the loss is finite, and its gradient is not")
     slow_writing: float = option(0.0, "seconds before tensors are written")
     then_in: str | None = option(None, "the folder in which the program is after its first step")
-    largest_file: int | None = option(None, "bytes: the disk is as good as full", parse=int)
+    largest_file: int | None = option(None, "largest file in bytes on the failing rank", parse=int)
+    failing_rank: int = option(0, "the rank whose files are limited", parse=int)
 
 
 def main(run: Run, options: Options) -> None:
@@ -84,14 +86,13 @@ def main(run: Run, options: Options) -> None:
         test_data=TensorDataset(inputs[64:], targets[64:]),
         is_classification=False,
     )
-    writes = checkpoint_folder.write_full, checkpoint_folder.write_shards
-    checkpoint_folder.write_full, checkpoint_folder.write_shards = (
-        after(options.slow_writing, write) for write in writes
-    )
+    write = shards.write_part
+    shards.write_part = after(options.slow_writing, write)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (options.largest_file or before[0], before[1]))
+    limit = options.largest_file if run.rank == options.failing_rank else None
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit or before[0], before[1]))
     try:
         fit(run, task, options, on_step=[lambda _: os.chdir(options.then_in or ".")])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)  # for the next turn
-        checkpoint_folder.write_full, checkpoint_folder.write_shards = writes
+        shards.write_part = write

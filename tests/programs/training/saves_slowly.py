@@ -1,15 +1,15 @@
 """A workload whose checkpoints take 12 s, as on a busy file system, and whose steps may take long."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
-from runner.training.checkpoint import checkpoint_folder
+from runner.training.checkpoint import shards
 from runner.training.loop import State, Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings
@@ -25,17 +25,17 @@ class Options(Settings):
 
 
 def main(run: Run, options: Options) -> None:
-    write = checkpoint_folder.write_full
+    write = shards.write_part
 
-    def write_slowly(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    def write_slowly(*arguments: Any) -> list[Path]:
         time.sleep(SECONDS)
-        write(folder, tensors)
+        return write(*arguments)
 
     def on_step(state: State) -> None:
         (options.checkpoint_dir / "in-step").touch()
         time.sleep(options.step_seconds)
 
-    vars(checkpoint_folder)["write_full"] = write_slowly
+    vars(shards)["write_part"] = write_slowly
     torch.manual_seed(0)
     task = Task(
         model=nn.Linear(4, 1),

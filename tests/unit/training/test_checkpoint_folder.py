@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from runner.base.errors import UsageError
-from runner.training.checkpoint import checkpoint_folder
+from runner.training.checkpoint import checkpoint_folder, shards
 from runner.training.checkpoint.checkpoint_folder import Position, Saved
 from tests.launching import ROOT, ok, run
 
@@ -37,7 +37,7 @@ def written(folder: Path, step: int, tensors: dict[str, Tensor] = TENSORS) -> Pa
     path = folder / checkpoint_folder.name_of(step)
     staging_folder = folder / f".{path.name}.new"
     staging_folder.mkdir()
-    checkpoint_folder.write_full(staging_folder, tensors)
+    shards.write_part(staging_folder, tensors)
     saved = Saved(
         path=path,
         workload="workloads.test",
@@ -54,7 +54,7 @@ def written(folder: Path, step: int, tensors: dict[str, Tensor] = TENSORS) -> Pa
 def read(path: Path) -> tuple[Saved, dict[str, Tensor]]:
     saved, sums = checkpoint_folder.read_manifest(path)
     checkpoint_folder.check_files(path, sums)
-    return saved, checkpoint_folder.read_full(path)
+    return saved, shards.read_full(path)
 
 
 def test_everything_comes_back(tmp_path: Path) -> None:
@@ -123,24 +123,24 @@ def test_one_of_the_same_step_is_deleted_when_the_new_one_is_in_place(
 PEAK = """
 import resource, sys, torch
 from pathlib import Path
-from runner.training.checkpoint import checkpoint_folder
+from types import SimpleNamespace
+from runner.training.checkpoint import shards
+alone = SimpleNamespace(rank=0, gather=lambda value, _: [value], scatter=lambda values, _: values[0])
 small, large = Path(sys.argv[1], "small"), Path(sys.argv[1], "large")
 tensors = {"model.weight": torch.ones(64 << 20), "model.steps": torch.tensor(7)}  # 256 MiB
 for folder, of in ((small, {"model.steps": torch.tensor(7)}), (large, tensors)):
     folder.mkdir()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    checkpoint_folder.write_shards(folder, of)
+    written = shards.write_part(folder, of, alone)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-assert checkpoint_folder.read_full(large)["model.weight"].equal(tensors["model.weight"])
+assert shards.read_full(large)["model.weight"].equal(tensors["model.weight"])
+assert [path.name for path in written] == ["shard-00001-model-00001-of-00001.safetensors"]
 """
 
 
 def test_a_part_is_written_without_another_copy_in_memory(tmp_path: Path) -> None:
     done = ok(run(sys.executable, "-c", PEAK, str(tmp_path), cwd=ROOT))
     assert int(done.stdout) < 100 << 10, "KiB more than before"
-    assert [path.name for path in checkpoint_folder.shards_of(tmp_path / "large", 0)] == [
-        "shard-00001-model-00001-of-00001.safetensors"
-    ]
 
 
 def sync_of_folders_fails(monkeypatch: pytest.MonkeyPatch, number: int) -> None:

@@ -7,6 +7,8 @@ import os
 import struct
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy
 import pytest
@@ -25,6 +27,9 @@ from tests.launching import ROOT
 from tests.programs.training import exact
 
 OLD = ROOT / "tests" / "data" / "checkpoints"
+ALONE: Any = SimpleNamespace(
+    rank=0, gather=lambda value, _: [value], scatter=lambda values, _: values[0]
+)  # the run of one rank
 FOLDERS = [path.parent for path in sorted(OLD.glob("*/checkpoint.json"))]
 
 
@@ -35,7 +40,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 
 
 def read_shards(folder: Path, room: dict[str, Tensor]) -> None:
-    checkpoint_folder.read_shards(folder, index_of(folder), room)
+    shards.read_shards(folder, index_of(folder), room)
 
 
 def write(folder: Path, *parts: dict[str, tuple[list[int], Tensor]]) -> None:
@@ -51,7 +56,7 @@ def test_what_another_torch_has_written_is_read(folder: Path) -> None:
     saved, sums = checkpoint_folder.read_manifest(folder)
     checkpoint_folder.check_files(folder, sums)
     expected = exact.tensors_after(saved.position.step)
-    assert same(checkpoint_folder.read_full(folder), expected)
+    assert same(shards.read_full(folder), expected)
     shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in expected.items()}
     assert shapes_of(index_of(folder)) == shapes
     if checkpoint_folder.is_sharded(folder):
@@ -69,7 +74,7 @@ def test_a_file_has_the_names_and_metadata_that_torch_gives_it(tmp_path: Path) -
     (theirs,) = OLD.glob("*hf_storage")
     found = {}
     for folder in (theirs, tmp_path):
-        checkpoint_folder.write_shards(tmp_path, {"weight": torch.ones(2, 3), "step": torch.tensor(1.0)})
+        shards.write_part(tmp_path, {"weight": torch.ones(2, 3), "step": torch.tensor(1.0)}, ALONE)
         (path, *_) = sorted(folder.glob("*.safetensors"))
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
@@ -114,10 +119,9 @@ def test_every_type_comes_back_from_two_shards_or_is_refused(kind: str, tmp_path
 
 @pytest.mark.parametrize("is_sharded", [False, True])
 def test_a_type_that_cannot_be_written_is_told(is_sharded: bool, tmp_path: Path) -> None:
-    write_it = checkpoint_folder.write_shards if is_sharded else checkpoint_folder.write_full
     tensors = {"fits": torch.ones(2), "weight": torch.ones(2, dtype=torch.complex128)}
     with pytest.raises(UsageError, match=r"^weight is of torch\.complex128, which safetensors cannot hold; have the"):
-        write_it(tmp_path, tensors)
+        shards.write_part(tmp_path, tensors, ALONE if is_sharded else None)
 
 
 @pytest.mark.parametrize("name", [FULL, "shard-00001-" + FULL])
@@ -239,7 +243,7 @@ def test_others_may_read_what_the_umask_says(umask: int, mode: int, tmp_path: Pa
 def test_a_path_may_hold_any_bytes(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"\xff")
     folder.mkdir()
-    checkpoint_folder.write_full(folder, {"a": torch.arange(3)})
-    assert checkpoint_folder.read_full(folder)["a"].tolist() == [0, 1, 2]
+    shards.write_part(folder, {"a": torch.arange(3)})
+    assert shards.read_full(folder)["a"].tolist() == [0, 1, 2]
     write_weights(folder / "w.safetensors", {"a": torch.arange(3)})
     assert [name for name, _ in read_weights(folder / "w.safetensors")] == ["a"]

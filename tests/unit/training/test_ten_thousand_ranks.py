@@ -57,7 +57,7 @@ class Exchange:
             self.received += len(self.sent[0])
             values[:] = pickle.loads(self.sent.pop(0))
 
-    def scatter_object_list(self, found: list[Any], values: list[Any] | None, src: int = 0) -> None:
+    def scatter_object_list(self, found: list[Any], values: list[Any] | None, src: int = 0, group: Any = None) -> None:
         if self.rank == 0:
             assert values is not None
             assert len(values) == self.size
